@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.plugin import BackendRegister, hookimpl
+from isotrain.plugin import BackendRegistry, hookimpl
 
 _BACKENDS = {
     "torch-ddp": "isotrain.adapters.torch.adapter:TorchDDP",
@@ -14,7 +14,7 @@ _BACKENDS = {
 
 
 @hookimpl
-def isotrain_register_backends(register: BackendRegister) -> None:
+def isotrain_register_backends(register: BackendRegistry) -> None:
     """Registers each backend by reference, so that none is imported before it is used."""
     for name, reference in _BACKENDS.items():
         register.add(reference, name=name)

@@ -42,7 +42,7 @@ _ORIGINS: dict[str, ArgumentOrder] = {
 """Packages whose functions all have one order, for those of them whose parameters do not tell it."""
 
 
-def arranged(function: Any, order: ArgumentOrder | None, field: str) -> Function:
+def targets_first(function: Any, order: ArgumentOrder | None, field: str) -> Function:
     """The function as it is called here: with the targets first.
 
     Args:
@@ -53,7 +53,7 @@ def arranged(function: Any, order: ArgumentOrder | None, field: str) -> Function
     Raises:
         SpecError: Nothing tells the order.
     """
-    known = order or order_of(function)
+    known = order or argument_order_of(function)
     if known is None:
         raise SpecError(
             f"{field}: {references.describe(function)!r} takes ({', '.join(_parameters(function))}), which"
@@ -71,7 +71,7 @@ def arranged(function: Any, order: ArgumentOrder | None, field: str) -> Function
     return targets_first
 
 
-def order_of(function: Any) -> ArgumentOrder | None:
+def argument_order_of(function: Any) -> ArgumentOrder | None:
     """The order of a function's arguments: by their names, else by its package; None if unknown."""
     kinds = [_kind(name) for name in _parameters(function)[:2]]
     if len(kinds) == 2 and kinds[0] != kinds[1]:
@@ -120,7 +120,7 @@ def _packages(function: Any) -> Iterator[str]:
         yield str(module).partition(".")[0]
 
 
-def aligned(function: Function, label: str, squeeze: bool) -> Function:
+def refusing_broadcast(function: Function, label: str, squeeze: bool) -> Function:
     """A person's function, kept from broadcasting targets against predictions.
 
     Args:

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
     from isotrain.plugin import Component
 
 
-def select(given: Any, framework: str, field: str) -> Any:
+def resolve_for_framework(given: Any, framework: str, field: str) -> Any:
     """Picks this framework's entry where the spec gives one per framework, and imports it.
 
     Raises:
@@ -37,7 +37,7 @@ def snake_case(name: str) -> str:
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
 
-def constructed(make: Any, chosen: Component, field: str, **defaults: Any) -> Any:
+def instantiate(make: Any, chosen: Component, field: str, **defaults: Any) -> Any:
     """Calls a class or function with the options of the spec.
 
     Args:
@@ -57,7 +57,7 @@ def constructed(make: Any, chosen: Component, field: str, **defaults: Any) -> An
         ) from error
 
 
-def called_as(form: str, make: Any, field: str, *given: Any, **options: Any) -> Any:
+def call_checked(form: str, make: Any, field: str, *given: Any, **options: Any) -> Any:
     """Calls a person's function, once it is known to take what it is given.
 
     Args:
@@ -82,18 +82,18 @@ def called_as(form: str, make: Any, field: str, *given: Any, **options: Any) -> 
     return make(*given, **options)
 
 
-def own_name(cls: type) -> dict[str, str]:
+def name_option(cls: type) -> dict[str, str]:
     """The option `name` of a class that would count its objects instead: auc, auc_1, ..."""
     name = inspect.signature(cls).parameters.get("name")
     counts = name is not None and name.default is None
     return {"name": snake_case(cls.__name__)} if counts else {}
 
 
-def found(chosen: Component, field: str) -> Any:
+def build_custom(chosen: Component, field: str) -> Any:
     """A person's own loss or metric, its options given to it: an object of a class, or a function."""
     own = references.resolve(chosen.name)
     if isinstance(own, type):
-        return constructed(own, chosen, field, **own_name(own))
+        return instantiate(own, chosen, field, **name_option(own))
     return functools.partial(own, **chosen.options) if chosen.options else own
 
 
@@ -109,11 +109,11 @@ def as_function(
         squeeze: Whether it gets targets and predictions without a last axis of length 1 that only one of
             them has, as Keras' own losses do; without it they are refused.
     """
-    function = called.arranged(own, chosen.order, field)
-    return called.aligned(function, f"{field}: {chosen.label!r}", squeeze)
+    function = called.targets_first(own, chosen.order, field)
+    return called.refusing_broadcast(function, f"{field}: {chosen.label!r}", squeeze)
 
 
-def require_different_names(names: Sequence[str]) -> None:
+def require_unique_names(names: Sequence[str]) -> None:
     """Makes sure that each metric, and the loss beside them, is given under a name of its own.
 
     Raises:

@@ -12,16 +12,16 @@ from isotrain.plugin import SpecError
 
 
 @dataclass(frozen=True)
-class Cut:
+class ShardSpec:
     """How a tensor is cut: along its longest axis, into parts that differ by a row at most.
 
     Attributes:
         shape: Of the whole.
-        parts: Into how many.
+        num_shards: Into how many.
     """
 
     shape: Sequence[int]
-    parts: int
+    num_shards: int
 
     @functools.cached_property
     def axis(self) -> int:
@@ -29,38 +29,38 @@ class Cut:
         return max(range(len(self.shape)), key=self.shape.__getitem__)
 
     @functools.cached_property
-    def lengths(self) -> list[int]:
+    def shard_lengths(self) -> list[int]:
         """Of the parts, along the axis."""
-        least, more = divmod(self.shape[self.axis], self.parts)
-        return [least + (place < more) for place in range(self.parts)]
+        least, more = divmod(self.shape[self.axis], self.num_shards)
+        return [least + (place < more) for place in range(self.num_shards)]
 
-    def shape_of(self, place: int) -> list[int]:
+    def shard_shape(self, place: int) -> list[int]:
         """Of a part."""
         shape = [*self.shape]
-        shape[self.axis] = self.lengths[place]
+        shape[self.axis] = self.shard_lengths[place]
         return shape
 
-    def numbers(self, place: int) -> int:
+    def shard_numel(self, place: int) -> int:
         """How many are in a part."""
-        return math.prod(self.shape_of(place))
+        return math.prod(self.shard_shape(place))
 
-    def offset(self, place: int) -> list[int]:
+    def shard_offset(self, place: int) -> list[int]:
         """Where in the whole a part begins."""
         offset = [0] * len(self.shape)
-        offset[self.axis] = sum(self.lengths[:place])
+        offset[self.axis] = sum(self.shard_lengths[:place])
         return offset
 
 
-def sizes_of(cuts: Sequence[Cut]) -> list[int]:
+def shard_sizes(cuts: Sequence[ShardSpec]) -> list[int]:
     """How many numbers each replica has of some tensors.
 
     Args:
         cuts: Of the tensors, all into as many parts.
     """
-    return [sum(cut.numbers(place) for cut in cuts) for place in range(cuts[0].parts)]
+    return [sum(cut.shard_numel(place) for cut in cuts) for place in range(cuts[0].num_shards)]
 
 
-def require_apt(undivided: Sequence[str], types: Collection[str]) -> None:
+def require_shardable(undivided: Sequence[str], types: Collection[str]) -> None:
     """Refuses trainable weights of which a part cannot be kept and updated alone.
 
     Args:
@@ -70,11 +70,11 @@ def require_apt(undivided: Sequence[str], types: Collection[str]) -> None:
     Raises:
         SpecError: There are such.
     """
-    require_divided(undivided)
-    require_one_type(types)
+    require_all_sharded(undivided)
+    require_single_dtype(types)
 
 
-def require_divided(undivided: Sequence[str]) -> None:
+def require_all_sharded(undivided: Sequence[str]) -> None:
     """Refuses weights, by name, that have no part.
 
     Raises:
@@ -87,7 +87,7 @@ def require_divided(undivided: Sequence[str]) -> None:
         )
 
 
-def require_one_type(types: Collection[str]) -> None:
+def require_single_dtype(types: Collection[str]) -> None:
     """Refuses weights of several types, and of a type that is not updated in parts.
 
     Raises:
@@ -100,7 +100,7 @@ def require_one_type(types: Collection[str]) -> None:
         )
 
 
-def units_of(
+def fsdp_units(
     names: Sequence[str], sizes: Sequence[int], unit_bytes: int, separator: str
 ) -> list[list[int]]:
     """The places of weights that are joined together: of layers next to each other, as far as these fit.

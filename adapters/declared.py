@@ -9,41 +9,41 @@ from isotrain.plugin import DATA, SHARD, Capabilities, Capability
 if TYPE_CHECKING:
     from isotrain.plugin import Plan
 
-OF_WHOLE_REPLICAS = (
+REPLICATED_ONLY_CAPABILITIES = (
     Capability.LOCAL_STEP,
     Capability.GRADIENTS,
-    Capability.APPLY,
+    Capability.APPLY_GRADIENTS,
     Capability.AVERAGE_PARAMETERS,
     Capability.SEND_RECEIVE,
     Capability.COMPUTE,
     Capability.SUBGROUPS,
-    Capability.BFLOAT16_EXCHANGE,
-    Capability.SERVED_STEP,
-    Capability.PARTIAL_UPDATE,
-    Capability.GRADIENTS_IN_BUCKETS,
+    Capability.BFLOAT16_COLLECTIVES,
+    Capability.PARAMETER_SERVER_STEP,
+    Capability.UPDATE_SHARD,
+    Capability.REDUCE_SCATTER_GRADIENTS,
 )
 """What needs all weights of a replica in one process."""
-FULLY_SHARDED_GROUP = Capabilities(
+FULLY_SHARDED_CAPABILITIES = Capabilities(
     frozenset(
         {
-            Capability.SYNCHRONISED_STEP,
+            Capability.SYNCHRONOUS_STEP,
             Capability.NAMED_STATE,
-            Capability.GATHER_WEIGHTS,
-            Capability.WEIGHTS_IN_HOSTS,
+            Capability.UNSHARD_WEIGHTS,
+            Capability.HYBRID_SHARDING,
         }
     ),
     dict.fromkeys(
-        (*OF_WHOLE_REPLICAS, Capability.STAGED_STEP), "a replica has a part of each weight"
+        (*REPLICATED_ONLY_CAPABILITIES, Capability.PIPELINE_STEP), "a replica has a part of each weight"
     ),
 )
-STAGED_GROUP = Capabilities(
-    frozenset({Capability.STAGED_STEP, Capability.NAMED_STATE}),
+PIPELINE_CAPABILITIES = Capabilities(
+    frozenset({Capability.PIPELINE_STEP, Capability.NAMED_STATE}),
     dict.fromkeys(
         (
-            *OF_WHOLE_REPLICAS,
-            Capability.SYNCHRONISED_STEP,
-            Capability.GATHER_WEIGHTS,
-            Capability.WEIGHTS_IN_HOSTS,
+            *REPLICATED_ONLY_CAPABILITIES,
+            Capability.SYNCHRONOUS_STEP,
+            Capability.UNSHARD_WEIGHTS,
+            Capability.HYBRID_SHARDING,
         ),
         "a process has one stage of a replica, which takes no step alone",
     ),
@@ -61,7 +61,7 @@ def fully_sharded_bytes(plan: Plan, sums: int = 1, times: int = 1) -> float:
         sums: How much the sum of gradients moves, to an optimal one.
         times: How often gradients are summed and reduced.
     """
-    parts, hosts = plan.mesh.size(SHARD), plan.mesh.size(DATA)
-    joined = (2 * plan.accumulate + times * sums) * (parts - 1) / parts
+    parts, hosts = plan.device_mesh.size(SHARD), plan.device_mesh.size(DATA)
+    joined = (2 * plan.gradient_accumulation_steps + times * sums) * (parts - 1) / parts
     reduced = times * 2 * (hosts - 1) / hosts / parts
     return (joined + reduced) * (plan.gradient_bytes or 0)

@@ -10,14 +10,14 @@ from typing import Any
 
 from isotrain.plugin import IsotrainError
 
-LARGE = 1024
+MAX_ENTRIES = 1024
 """Entries of a container that is not looked into, such as a vocabulary."""
 _LIBRARIES = {"keras", "torch", "numpy", "tensorflow", "isotrain", *sys.stdlib_module_names}
 _OPENING = {tuple: "(", list: "[", deque: "<", dict: "{"}
 _STEP = re.compile(r"\.([^.(\[<{]+)|\((\d+)\)|\[(\d+)\]|<(\d+)>|\{([^}]*)\}")
 
 
-def held_in(
+def iter_nested(
     name: str, value: Any, is_meant: Callable[[Any], bool], known: set[int]
 ) -> Iterator[tuple[str, Any]]:
     """Finds values behind an attribute, with their paths: `hidden`, `hidden(0)`, `queues{left}[2]`.
@@ -35,14 +35,14 @@ def held_in(
         return
     for step, part in _parts(value):
         known.add(id(value))
-        yield from held_in(name + step, part, is_meant, known)
+        yield from iter_nested(name + step, part, is_meant, known)
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     kind = next((each for each in _OPENING if isinstance(value, each)), None)
     if kind is None:
-        return [(f".{n}", v) for n, v in vars(value).items()] if is_ones_own(value) else []
-    if len(value) > LARGE:
+        return [(f".{n}", v) for n, v in vars(value).items()] if is_user_object(value) else []
+    if len(value) > MAX_ENTRIES:
         return []
     if kind is dict:
         return [(f"{{{key}}}", part) for key, part in value.items() if isinstance(key, str)]
@@ -50,23 +50,23 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
     return [(f"{opening}{index}{closing}", part) for index, part in enumerate(value)]
 
 
-def is_ones_own(value: Any) -> bool:
+def is_user_object(value: Any) -> bool:
     """Whether it is an object of a class that is no library's."""
     is_object = hasattr(value, "__dict__") and not isinstance(value, type)
-    return is_object and is_own_class(type(value))
+    return is_object and is_user_class(type(value))
 
 
-def is_own_class(kind: type) -> bool:
+def is_user_class(kind: type) -> bool:
     """Whether a class is no library's."""
     return kind.__module__.partition(".")[0] not in _LIBRARIES
 
 
-def put(attributes: dict[str, Any], path: str, value: Any) -> None:
+def set_by_path(attributes: dict[str, Any], path: str, value: Any) -> None:
     """Sets what is behind an attribute; makes containers that are not there yet.
 
     Args:
         attributes: The object's attributes by name.
-        path: As `held_in` gives it.
+        path: As `iter_nested` gives it.
         value: What to put there.
 
     Raises:
@@ -88,7 +88,7 @@ def _with(held: Any, steps: list[re.Match[str]], value: Any, path: str) -> Any:
     first, rest = steps[0], steps[1:]
     attribute, *places, key = first.groups()
     if attribute is not None:
-        if not is_ones_own(held):
+        if not is_user_object(held):
             raise IsotrainError(f"{path}: there is no object to have the attribute {attribute!r}.")
         vars(held)[attribute] = _with(vars(held).get(attribute), rest, value, path)
         return held

@@ -1,6 +1,6 @@
 """Initial weights of portable models: a function of model and seed alone, the same on every framework.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ def seeded_initial_weights(seed: int) -> Iterator[None]:
     python_random.seed(seed)
     by_numpy = {name: functools.partial(_drawn_by_numpy, draw) for name, draw in draws.items()}
     try:
-        with keras_private.initial_draws(by_numpy):
+        with keras_private.replaced_initializer_draws(by_numpy):
             yield
     finally:
         python_random.setstate(state)

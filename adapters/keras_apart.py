@@ -1,6 +1,6 @@
 """Weights of a Keras model that can be taken apart.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ def named_like(path: str) -> Iterator[str]:
         yield name
 
 
-def require_apt(weights: Mapping[str, Any]) -> None:
+def require_shardable(weights: Mapping[str, Any]) -> None:
     """Refuses trainable weights of which a part cannot be kept and updated alone.
 
     Args:
@@ -39,4 +39,4 @@ def require_apt(weights: Mapping[str, Any]) -> None:
     """
     undivided = [name for name, each in weights.items() if each.constraint or not each.shape]
     types = {keras.backend.standardize_dtype(each.dtype) for each in weights.values()}
-    cuts.require_apt(undivided, types)
+    cuts.require_shardable(undivided, types)

@@ -9,10 +9,10 @@ import sys
 from importlib import metadata
 from typing import Any, Literal
 
-from isotrain.plugin import PlanError, Usability
+from isotrain.plugin import PlanError, Availability
 
-VARIABLE = "KERAS_BACKEND"
-DEFERRED = "isotrain.adapters.keras_deferred"
+ENVIRONMENT_VARIABLE = "KERAS_BACKEND"
+LAZY_IMPORT = "isotrain.adapters.keras_deferred"
 """To be imported before Keras, and before TensorFlow, which imports it: they then start sooner."""
 
 
@@ -26,7 +26,7 @@ def version() -> dict[str, str]:
     return {"keras": metadata.version("keras")} if is_installed() else {}
 
 
-def changed() -> Usability | None:
+def private_api_changes() -> Availability | None:
     """Which private parts of Keras are no longer as they were; None where all are, or it is not installed.
 
     Imports Keras, on the framework that was claimed.
@@ -35,10 +35,10 @@ def changed() -> Usability | None:
         return None
     from isotrain.adapters import keras_private, private_parts
 
-    return private_parts.changed("Keras", metadata.version("keras"), keras_private.PARTS)
+    return private_parts.private_api_changes("Keras", metadata.version("keras"), keras_private.PROBES)
 
 
-def claim(framework: str) -> None:
+def set_backend(framework: str) -> None:
     """Makes this process's Keras run on `framework`, and start soon; call before anything imports Keras.
 
     Raises:
@@ -51,14 +51,14 @@ def claim(framework: str) -> None:
                 f"Keras already runs on {running!r} in this process, and this backend needs"
                 f" {framework!r}. Keras can run on one framework per process: use isotrain.run or"
                 f" isotrain.launch, which start processes of their own, or set"
-                f" {VARIABLE}={framework} before Keras is imported."
+                f" {ENVIRONMENT_VARIABLE}={framework} before Keras is imported."
             )
         return
-    os.environ[VARIABLE] = framework
-    importlib.import_module(DEFERRED)
+    os.environ[ENVIRONMENT_VARIABLE] = framework
+    importlib.import_module(LAZY_IMPORT)
 
 
-def is_a(value: Any, kind: Literal["Layer", "Loss", "Metric"]) -> bool:
+def is_keras_instance(value: Any, kind: Literal["Layer", "Loss", "Metric"]) -> bool:
     """Whether a value is of a class of Keras; imports nothing: without Keras there is none."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(value, getattr(keras, kind))

@@ -1,6 +1,6 @@
 """Variables that Keras' layers keep and no list of weights has, such as the states of stateful RNNs.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Any
 import keras
 
 from isotrain.adapters import keras_private, portable
-from isotrain.adapters.held import held_in, is_own_class
+from isotrain.adapters.held import iter_nested, is_user_class
 
 
 def carried_variables(model: keras.Layer) -> dict[str, Any]:
@@ -27,14 +27,14 @@ def carried(model: keras.Layer, kind: type) -> Iterator[tuple[str, Any]]:
     """What layers and their classes hold of a kind, with a path; a weight may be among it."""
     owners = layer_names(model)
     known = {*map(id, owners.values()), *(id(vars(owner)) for owner in owners.values())}
-    usual = usual_attributes()
+    usual = base_layer_attributes()
     for name, owner in owners.items():
-        of_classes = [vars(each) for each in type(owner).__mro__ if is_own_class(each)]
+        of_classes = [vars(each) for each in type(owner).__mro__ if is_user_class(each)]
         for attributes in (vars(owner), *of_classes):
             for attribute, value in list(attributes.items()):
                 if attribute not in usual:
                     path = f"{name}.{attribute}".removeprefix(".")
-                    yield from held_in(path, value, lambda each: isinstance(each, kind), known)
+                    yield from iter_nested(path, value, lambda each: isinstance(each, kind), known)
 
 
 def layer_names(model: keras.Layer) -> dict[str, keras.Layer]:
@@ -52,7 +52,7 @@ class _Named:
 
 
 @functools.cache
-def usual_attributes() -> frozenset[str]:
+def base_layer_attributes() -> frozenset[str]:
     """The attributes that Keras gives every layer."""
     return frozenset(vars(keras.layers.Layer(name="any")))
 

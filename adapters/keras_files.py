@@ -1,4 +1,4 @@
-"""Models and weights in Keras' own files. Imported by adapters only after `keras_backend.claim`."""
+"""Models and weights in Keras' own files. Imported by adapters only after `keras_backend.set_backend`."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ _WRITERS: Mapping[ExportForm, Callable[[Any, Path, Any], Any]] = {
 }
 
 
-def weights_of_keras(path: Path, model: keras.Layer) -> dict[str, np.ndarray]:
+def read_keras_weights(path: Path, model: keras.Layer) -> dict[str, np.ndarray]:
     """Reads a `.weights.h5` or `.keras` file of a model of this structure, by the model's names.
 
     The file has no names of its own: Keras finds weights by the kinds and the order of layers. Layers
@@ -93,7 +93,7 @@ def weights_of_keras(path: Path, model: keras.Layer) -> dict[str, np.ndarray]:
             found[name] = _as_numpy(value)
 
     try:
-        with keras_private.assignments(note), warnings.catch_warnings():
+        with keras_private.intercept_assignments(note), warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of layers that are left out, which the report lists
             model.load_weights(path, skip_mismatch=True)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:

@@ -1,6 +1,6 @@
 """Keras' generators of random numbers that no layer has.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ UNSEEDED = "keras"
 """What the generator is called by which Keras draws where it is given no seed."""
 
 
-def generators_apart(
+def standalone_generators(
     spec: TrainingSpec, framework: str, model: Any
 ) -> dict[str, keras.random.SeedGenerator]:
     """Generators by name. Called once the model is built.
@@ -33,7 +33,7 @@ def generators_apart(
         model: Whose own generators are not meant.
     """
     found = {UNSEEDED: keras.random.SeedGenerator(spec.seed & 0x7FFFFFFF)}
-    keras_private.draw_unseeded_by(found[UNSEEDED])
+    keras_private.set_default_generator(found[UNSEEDED])
     for function in _functions(spec, framework):
         for name, value in _referred_to(function).items():
             if isinstance(value, keras.random.SeedGenerator):
@@ -45,7 +45,7 @@ def generators_apart(
 def _functions(spec: TrainingSpec, framework: str) -> Iterator[Any]:
     """The person's own objective, loss and metrics."""
     if spec.objective is not None:
-        yield choices.select(spec.objective, framework, "objective")
+        yield choices.resolve_for_framework(spec.objective, framework, "objective")
     for component in (*spec.losses(framework).values(), *spec.metrics):
         if component.is_reference:
             yield references.resolve(component.name)

@@ -1,6 +1,6 @@
 """The loss of a portable model, and by what its mean counts where targets do not count alike.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -14,33 +14,33 @@ from isotrain.adapters import called, keras_private
 from isotrain.adapters import chosen as choices
 from isotrain.adapters.keras_parts import (
     Loss,
-    OutputLoss,
+    OutputLossMetric,
     build_losses,
     build_metrics,
-    computed,
-    is_of_keras,
+    checking_shapes,
+    is_keras_builtin,
 )
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import OutputSelector
 from isotrain.plugin import Component, SpecError, TrainingSpec
 
 
-class Part(NamedTuple):
+class LossTerm(NamedTuple):
     """One loss of a slice.
 
     Attributes:
         mean: Over what counts in the slice.
-        counted: How much that is: places that no mask hides, for one; None where it is all samples.
+        loss_denominators: How much that is: places that no mask hides, for one; None where it is all samples.
     """
 
     mean: Any
-    counted: Any | None
+    loss_denominators: Any | None
 
 
-Parts = Callable[[Any, Any], list[Part]]
+LossTerms = Callable[[Any, Any], list[LossTerm]]
 """`parts(targets, predictions)`: every loss of the spec."""
 
 
-class OneLoss:
+class PerOutputLoss:
     """The loss of one output, before `loss_weights` multiplies it; that of a slice is computed once.
 
     Attributes:
@@ -56,16 +56,16 @@ class OneLoss:
         """
         self.loss = loss
         self._is_measured = output is not None
-        self._latest: tuple[Any, Part] | None = None
+        self._latest: tuple[Any, LossTerm] | None = None
 
-    def __call__(self, targets: Any, predictions: Any, weights: Any | None) -> Part:
+    def __call__(self, targets: Any, predictions: Any, weights: Any | None) -> LossTerm:
         """Computes it, and remembers it until it is measured."""
         part = _part(self.loss, targets, predictions, weights)
         if self._is_measured:
             self._latest = predictions, part
         return part
 
-    def measured(self, targets: Any, predictions: Any, weights: Any | None) -> Part:
+    def measured(self, targets: Any, predictions: Any, weights: Any | None) -> LossTerm:
         """The same of the slice that was computed last, if these are its predictions; else anew."""
         latest, self._latest = self._latest, None
         if latest is not None and latest[0] is predictions:
@@ -73,16 +73,16 @@ class OneLoss:
         return _part(self.loss, targets, predictions, weights)
 
 
-Losses = Mapping[str | None, OneLoss]
+Losses = Mapping[str | None, PerOutputLoss]
 """The losses of a spec, by output."""
 
 
-def build_each(spec: TrainingSpec, framework: str) -> dict[str | None, OneLoss]:
+def build_output_losses(spec: TrainingSpec, framework: str) -> dict[str | None, PerOutputLoss]:
     """Makes the spec's losses by output."""
-    return {o: OneLoss(loss, o) for o, loss in build_losses(spec, framework).items()}
+    return {o: PerOutputLoss(loss, o) for o, loss in build_losses(spec, framework).items()}
 
 
-def parts_of(losses: Losses, spec: TrainingSpec, outputs: Outputs) -> Parts:
+def loss_terms(losses: Losses, spec: TrainingSpec, outputs: OutputSelector) -> LossTerms:
     """Makes the function that gives every loss of a slice, one for each output where there are several.
 
     Args:
@@ -92,7 +92,7 @@ def parts_of(losses: Losses, spec: TrainingSpec, outputs: Outputs) -> Parts:
     """
     factors = spec.loss_weights or {}
 
-    def parts(targets: Any, predictions: Any) -> list[Part]:
+    def parts(targets: Any, predictions: Any) -> list[LossTerm]:
         return [
             _times(loss(*outputs.sample(targets, predictions, output)), factors.get(str(output)))
             for output, loss in losses.items()
@@ -101,11 +101,11 @@ def parts_of(losses: Losses, spec: TrainingSpec, outputs: Outputs) -> Parts:
     return parts
 
 
-def _times(part: Part, factor: float | None) -> Part:
+def _times(part: LossTerm, factor: float | None) -> LossTerm:
     return part if factor is None else part._replace(mean=part.mean * factor)
 
 
-def build_measures(
+def build_metrics_and_losses(
     spec: TrainingSpec, framework: str, losses: Losses
 ) -> tuple[list[keras.metrics.Metric], list[Component]]:
     """Makes the spec's metrics anew, and the loss of each output where it gives several.
@@ -119,28 +119,28 @@ def build_measures(
         The metrics, and what the spec says of each.
     """
     several = {output: loss for output, loss in losses.items() if output is not None}
-    own = [OutputLoss(loss.measured) for loss in several.values()]
+    own = [OutputLossMetric(loss.measured) for loss in several.values()]
     chosen = [*spec.metrics, *(Component("loss", output=output) for output in several)]
     metrics = [*build_metrics(spec, framework), *own]
     shown = [given.shown(m.name) for m, given in zip(metrics, chosen, strict=True)]
-    choices.require_different_names(shown)
+    choices.require_unique_names(shown)
     return metrics, chosen
 
 
-def _part(loss: Loss, targets: Any, predictions: Any, weights: Any | None) -> Part:
+def _part(loss: Loss, targets: Any, predictions: Any, weights: Any | None) -> LossTerm:
     counts: list[Any | None] = []
     mask = keras_private.mask_of(predictions)
     if weights is not None:
         weights = keras.ops.copy(weights)  # Keras multiplies masks into them, on torch in place
-    with keras_private.counting_losses(counts.append):
+    with keras_private.observe_loss_denominators(counts.append):
         if isinstance(loss, keras.losses.Loss):
-            call = computed("loss", loss) if is_of_keras(loss) else loss
+            call = checking_shapes("loss", loss) if is_keras_builtin(loss) else loss
             given = call(targets, predictions, weights)
         elif weights is None and mask is None:
             given = loss(targets, predictions)
         else:
             given = _reduced(loss(targets, predictions), weights, mask)
-    return Part(mean_over_samples(given), counts[0] if len(counts) == 1 else None)
+    return LossTerm(mean_over_samples(given), counts[0] if len(counts) == 1 else None)
 
 
 def _reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:
@@ -159,7 +159,7 @@ def _reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:
         mask = None  # the function has taken the mean over the places itself
     if weights is None and mask is None:
         return values
-    return keras_private.reduced(values, weights, mask)
+    return keras_private.weighted_mean(values, weights, mask)
 
 
 def mean_over_samples(loss: Any) -> Any:
@@ -172,7 +172,7 @@ def mean_over_samples(loss: Any) -> Any:
     return loss if len(loss.shape) == 0 else keras.ops.mean(loss)
 
 
-def summed(parts: Sequence[Part], added: Callable[[Any], Any]) -> Any:
+def sum_of_means(parts: Sequence[LossTerm], added: Callable[[Any], Any]) -> Any:
     """The sum of the means: the loss of a slice as if it were a whole global batch.
 
     Args:
@@ -185,7 +185,7 @@ def summed(parts: Sequence[Part], added: Callable[[Any], Any]) -> Any:
     return added(total)
 
 
-def in_rows(parts: Sequence[Part], added: Callable[[Any], Any]) -> Any:
+def means_and_denominators(parts: Sequence[LossTerm], added: Callable[[Any], Any]) -> Any:
     """The loss of a slice with what is needed to get that of the whole global batch.
 
     Args:
@@ -197,11 +197,11 @@ def in_rows(parts: Sequence[Part], added: Callable[[Any], Any]) -> Any:
         sum of the means over the samples, beside it the mean of each loss that counts by something else
         (0 for others); in the second row what these count by (0 for others).
     """
-    alike = [part for part in parts if part.counted is None]
+    alike = [part for part in parts if part.loss_denominators is None]
     if len(alike) == len(parts):
-        return summed(parts, added)
+        return sum_of_means(parts, added)
     zero = keras.ops.zeros_like(parts[0].mean)
-    means = [zero if part.counted is None else part.mean for part in parts]
-    counts = [zero if part.counted is None else part.counted for part in parts]
-    first = summed(alike, added) if alike else added(zero)
+    means = [zero if part.loss_denominators is None else part.mean for part in parts]
+    counts = [zero if part.loss_denominators is None else part.loss_denominators for part in parts]
+    first = sum_of_means(alike, added) if alike else added(zero)
     return keras.ops.stack([keras.ops.stack([first, *means]), keras.ops.stack([zero, *counts])])

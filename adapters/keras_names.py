@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
 from isotrain.adapters import chosen
-from isotrain.adapters.loss_tables import require_one_kind
+from isotrain.adapters.loss_tables import check_loss_table
 from isotrain.plugin import SpecError, unknown_name
 
 if TYPE_CHECKING:
@@ -88,7 +88,7 @@ def require_known(spec: TrainingSpec, framework: str) -> None:
     Raises:
         SpecError: One is not, or the spec gives this framework none.
     """
-    require_one_kind(spec, framework)
+    check_loss_table(spec, framework)
     for loss in spec.losses(framework).values():
         _require(loss, "loss")
     for metric in spec.metrics:

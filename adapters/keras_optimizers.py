@@ -1,6 +1,6 @@
 """The Keras optimizer of a spec, and the schedule that one of a person's own came with.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ import keras
 import numpy as np
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.chosen import called_as, select
+from isotrain.adapters.chosen import call_checked, resolve_for_framework
 from isotrain.adapters.keras_schedule import KerasSchedule
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
 
@@ -36,7 +36,7 @@ def build_optimizer(
 
     Returns:
         The optimizer, whose rate is a variable; and the schedule that it came with, for
-        `ReplicaGroup.own_rates`.
+        `ReplicaGroup.optimizer_lr_schedule`.
     """
     settings = spec.optimizer
     number = float if spec.precision != "float64" else _through_float32
@@ -69,9 +69,9 @@ def _own_optimizer(
     Raises:
         SpecError: It returned something else, an optimizer whose rate is a function, or one around others.
     """
-    factory = select(settings.custom, framework, "optimizer.custom")
+    factory = resolve_for_framework(settings.custom, framework, "optimizer.custom")
     form = "(learning_rate, **args)"
-    optimizer = called_as(form, factory, "optimizer.custom", number(settings.lr), **settings.args)
+    optimizer = call_checked(form, factory, "optimizer.custom", number(settings.lr), **settings.args)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise SpecError(
             f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"
@@ -87,7 +87,7 @@ def _own_optimizer(
             "optimizer.custom: it returned a MultiOptimizer, whose optimizers have a rate each, and a"
             " step has one. Return an optimizer that is not made of others."
         )
-    rate = keras_private.take_rate(optimizer)
+    rate = keras_private.detach_schedule(optimizer)
     if rate is not None and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
         raise SpecError(
             f"optimizer.custom: the learning_rate of its optimizer is a {type(rate).__name__!r}, which does"
@@ -156,7 +156,7 @@ def loss_scale(optimizer: keras.optimizers.Optimizer) -> Any | None:
     return optimizer.loss_scale_factor
 
 
-def weight_finaliser(
+def weight_finalizer(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]
 ) -> Callable[[], None] | None:
     """What replaces weights by the averages that an optimizer keeps of them; None where it keeps none.

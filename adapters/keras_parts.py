@@ -1,6 +1,6 @@
 """Losses and metrics of portable models: Keras' own by name, and a person's as Keras calls them.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ import numpy as np
 
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_names, keras_private, keras_shapes
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import OutputSelector
 from isotrain.plugin import (
     Component,
     SpecError,
@@ -29,7 +29,7 @@ _OF_SHAPES = (ValueError, TypeError, IndexError)
 """What Keras and the frameworks raise where shapes do not fit; torch a plain RuntimeError, too."""
 
 
-class OutputLoss(keras.metrics.Metric):
+class OutputLossMetric(keras.metrics.Metric):
     """The loss of one of several outputs, over all that counts in it, before `loss_weights` multiplies it."""
 
     def __init__(self, part: Callable[[Any, Any, Any], tuple[Any, Any | None]]) -> None:
@@ -77,11 +77,11 @@ def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metr
             metric = keras.metrics.MeanMetricWrapper(metric, name=given.label.rpartition(":")[2])
         metrics.append(metric)
     shown = [given.shown(m.name) for m, given in zip(metrics, spec.metrics, strict=True)]
-    choices.require_different_names(shown)
+    choices.require_unique_names(shown)
     return metrics
 
 
-def built_late(metrics: Iterable[keras.metrics.Metric]) -> list[str]:
+def unbuilt_metrics(metrics: Iterable[keras.metrics.Metric]) -> list[str]:
     """The names of metrics that make their variables when they see the first samples."""
     return [metric.name for metric in metrics if not keras_private.is_built(metric)]
 
@@ -107,11 +107,11 @@ def require_sums(metrics: Sequence[keras.metrics.Metric]) -> None:
     Raises:
         UnsupportedError: One makes its variables when it sees the first samples.
     """
-    late = built_late(metrics)
+    late = unbuilt_metrics(metrics)
     if late:
         raise UnsupportedError(
             f"metrics: {', '.join(late)} makes its variables when it sees samples, and so cannot be"
-            " added up over the workers of a served run. Leave it out, or give a function of your own,"
+            " added up over the workers of a parameter-server run. Leave it out, or give a function of your own,"
             " whose values are averaged."
         )
 
@@ -121,7 +121,7 @@ def update_metrics(
     targets: Any,
     predictions: Any,
     given: Sequence[Component] = (),
-    names: Outputs | None = None,
+    names: OutputSelector | None = None,
 ) -> None:
     """Adds samples to metrics.
 
@@ -137,10 +137,10 @@ def update_metrics(
         SpecError: There are metrics, and an objective that gave no predictions.
     """
     choices.require_predictions(metrics, predictions)
-    outputs = names or Outputs()
+    outputs = names or OutputSelector()
     for metric, chosen in zip(metrics, given or _SIMPLY * len(metrics), strict=True):
         *own, weights = outputs.sample(targets, predictions, chosen.output)
-        weighted = chosen.weighted or isinstance(metric, OutputLoss)
+        weighted = chosen.weighted or isinstance(metric, OutputLossMetric)
         update_metric(metric, own[0], own[1], weights if weighted else None)
 
 
@@ -148,14 +148,14 @@ def update_metric(
     metric: keras.metrics.Metric, targets: Any, predictions: Any, weights: Any | None = None
 ) -> None:
     """Adds samples, each of which counts by its weight, to one metric."""
-    call = computed("metrics", metric) if is_of_keras(metric) else metric.update_state
+    call = checking_shapes("metrics", metric) if is_keras_builtin(metric) else metric.update_state
     # Keras multiplies masks into weights, on torch in place.
     weighing = () if weights is None else (keras.ops.copy(weights),)
     with keras_private.top_k_of_all_floats():
-        call(*_in_rows(metric, targets, predictions), *weighing)
+        call(*_as_columns(metric, targets, predictions), *weighing)
 
 
-def computed(field: str, part: keras.losses.Loss | keras.metrics.Metric) -> Callable[..., Any]:
+def checking_shapes(field: str, part: keras.losses.Loss | keras.metrics.Metric) -> Callable[..., Any]:
     """A computation of Keras' own, which refuses targets and predictions that do not fit it by name.
 
     Args:
@@ -163,7 +163,7 @@ def computed(field: str, part: keras.losses.Loss | keras.metrics.Metric) -> Call
         part: Its loss or metric, which gets targets, predictions and anything else.
     """
     call = part.update_state if isinstance(part, keras.metrics.Metric) else part
-    kind, axis = type(part).__name__, keras_private.axis_of_classes(part)
+    kind, axis = type(part).__name__, keras_private.class_axis(part)
 
     def refusing(targets: Any, predictions: Any, *others: Any) -> Any:
         if not keras_shapes.fit(kind, targets, predictions, axis):
@@ -186,22 +186,22 @@ def _unfit(field: str, name: str, targets: Any, predictions: Any) -> str:
     )
 
 
-def is_of_keras(part: keras.metrics.Metric | keras.losses.Loss) -> bool:
+def is_keras_builtin(part: keras.metrics.Metric | keras.losses.Loss) -> bool:
     """Whether all that a metric or a loss calls is Keras' own."""
     is_keras = type(part).__module__.partition(".")[0] == "keras"
     return is_keras and type(part) is not keras.metrics.MeanMetricWrapper
 
 
-def _in_rows(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> tuple[Any, Any]:
+def _as_columns(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> tuple[Any, Any]:
     """Gives Keras' own metrics one number per sample as a column: a row they would take for one sample."""
-    if not is_of_keras(metric):
+    if not is_keras_builtin(metric):
         return targets, predictions
     if all(len(getattr(each, "shape", ())) == 1 for each in (targets, predictions)):
         return targets[:, None], predictions[:, None]
     return targets, predictions
 
 
-def make_ready(metrics: Sequence[keras.metrics.Metric], targets: Any, predictions: Any) -> None:
+def ensure_built(metrics: Sequence[keras.metrics.Metric], targets: Any, predictions: Any) -> None:
     """Has metrics make variables that they lack from a placeholder, which does not count."""
     for metric in metrics:
         if not keras_private.is_built(metric):
@@ -209,14 +209,14 @@ def make_ready(metrics: Sequence[keras.metrics.Metric], targets: Any, prediction
             metric.reset_state()
 
 
-def numbers(name: str, result: Any) -> Any:
+def float64_results(name: str, result: Any) -> Any:
     """What a metric gives, as a tensor of float64 or a dict of such.
 
     Raises:
         SpecError: There is something else in it.
     """
     if isinstance(result, Mapping):
-        return {key: numbers(f"{name}/{key}", part) for key, part in result.items()}
+        return {key: float64_results(f"{name}/{key}", part) for key, part in result.items()}
     if result is None or isinstance(result, str | bytes):
         raise SpecError(
             f"metrics: the result of {name!r} is {type(result).__name__!r}; expected a number, an array of"
@@ -225,7 +225,7 @@ def numbers(name: str, result: Any) -> Any:
     return keras.ops.cast(keras.ops.convert_to_tensor(result), "float64")
 
 
-def readings(name: str, result: Any) -> dict[str, float]:
+def named_results(name: str, result: Any) -> dict[str, float]:
     """The numbers that a metric gives: one by its name, or several as `name/place`.
 
     Args:
@@ -236,9 +236,9 @@ def readings(name: str, result: Any) -> dict[str, float]:
         return {
             place: value
             for key, part in result.items()
-            for place, value in readings(f"{name}/{key}", part).items()
+            for place, value in named_results(f"{name}/{key}", part).items()
         }
-    values = np.asarray(keras.ops.convert_to_numpy(numbers(name, result)))
+    values = np.asarray(keras.ops.convert_to_numpy(float64_results(name, result)))
     if values.size == 1:
         return {name: float(values.item())}
     return {
@@ -260,10 +260,10 @@ def inferred_accuracy(targets: Any, predictions: Any) -> Any:
 
 def _component(given: Any, framework: str, field: keras_names.Field) -> Any:
     """Makes a loss or metric from a Keras name, or from the person's own callable or class."""
-    chosen: Component = choices.select(given, framework, field)
+    chosen: Component = choices.resolve_for_framework(given, framework, field)
     if not chosen.is_reference:
         return _constructed(chosen, field)
-    found = choices.found(chosen, field)
+    found = choices.build_custom(chosen, field)
     if isinstance(found, keras.losses.Loss | keras.metrics.Metric):
         return found
     return choices.as_function(found, chosen, field)
@@ -271,7 +271,7 @@ def _component(given: Any, framework: str, field: keras_names.Field) -> Any:
 
 def _constructed(chosen: Component, field: keras_names.Field) -> Any:
     cls = _named(chosen.name, field)
-    return choices.constructed(cls, chosen, field, **choices.own_name(cls))
+    return choices.instantiate(cls, chosen, field, **choices.name_option(cls))
 
 
 def _named(name: str, field: keras_names.Field) -> type:

@@ -2,7 +2,7 @@
 
 What such a layer moves (seeds, moving statistics) it moves once: it is called as a function of tensors
 alone, so that the second computation gives what the first one gave.
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ def recompute(model: keras.Layer, spec: TrainingSpec, recomputed: Recomputed) ->
     Raises:
         SpecError: The spec names a layer that is not there.
     """
-    for layer in chosen(model, spec):
+    for layer in layers_to_recompute(model, spec):
         recompute_layer(layer, recomputed)
 
 
@@ -49,7 +49,7 @@ def recompute_layer(
     layer.call = _recomputed(layer, recomputed, block_of or LayerCall)
 
 
-def chosen(model: keras.Layer, spec: TrainingSpec) -> list[keras.Layer]:
+def layers_to_recompute(model: keras.Layer, spec: TrainingSpec) -> list[keras.Layer]:
     """The layers that the spec names, but for those inside of such layers.
 
     Raises:
@@ -61,7 +61,7 @@ def chosen(model: keras.Layer, spec: TrainingSpec) -> list[keras.Layer]:
 
 def _named(layer: keras.Layer, start: str = "") -> Iterator[tuple[str, keras.Layer]]:
     """The layers inside of one, at any depth, by their names."""
-    for part in keras_private.parts_of(layer):
+    for part in keras_private.sublayers_of(layer):
         if not isinstance(part, keras.layers.InputLayer):
             name = f"{start}{part.name}"
             yield name, part
@@ -80,10 +80,10 @@ def _recomputed(
         block = block_of(layer, call, (args, kwargs))
 
         def compute(*tensors: Any) -> list[Any]:
-            return block.computed(tensors)
+            return block.run_flat(tensors)
 
         compute.__name__ = layer.name
-        return block.given(recomputed(compute)(*block.weights(), *block.inputs()))
+        return block.unpack(recomputed(compute)(*block.weights(), *block.inputs()))
 
     return call_or_recompute
 
@@ -101,7 +101,7 @@ class LayerCall:
         """
         self._layer = layer
         self._call = call
-        self._surroundings = keras_private.surroundings()
+        self._surroundings = keras_private.call_context()
         self._trainable = list(layer.trainable_variables)
         self._others = list(layer.non_trainable_variables)
         with keras_private.uncast():
@@ -123,7 +123,7 @@ class LayerCall:
         """The others."""
         return [self._leaves[i] for i in self._places]
 
-    def computed(self, tensors: Sequence[Any]) -> list[Any]:
+    def run_flat(self, tensors: Sequence[Any]) -> list[Any]:
         """Calls the layer; gives outputs, their masks, moved variables and added losses in a row."""
         count = len(self._trainable)
         variables = [*self._trainable, *self._others]
@@ -136,7 +136,7 @@ class LayerCall:
         after = [scope.get_current_value(variable) for variable in self._others]
         if len(scope.state_mapping) > len(variables):
             raise SpecError(self._refusal())
-        keras_private.disown_losses(keras_private.layers_of(self._layer), scope.losses)
+        keras_private.forget_losses(keras_private.layers_of(self._layer), scope.losses)
         leaves = keras.tree.flatten(outputs)
         masks = [keras_private.mask_of(leaf) for leaf in leaves]
         self._outputs = keras.tree.map_structure(lambda leaf: None, outputs)
@@ -149,7 +149,7 @@ class LayerCall:
             *scope.losses,
         ]
 
-    def given(self, results: Sequence[Any]) -> Any:
+    def unpack(self, results: Sequence[Any]) -> Any:
         """Moves what the call moved, and gives its outputs."""
         found = iter(results)
         leaves = [next(found) for _ in keras.tree.flatten(self._outputs)]

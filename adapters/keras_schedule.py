@@ -1,6 +1,6 @@
 """A learning-rate schedule of Keras, asked for the rate of any step.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations

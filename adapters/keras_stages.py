@@ -1,6 +1,6 @@
 """A portable model, cut into chunks between the layers of its graph.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -14,10 +14,10 @@ from typing import Any
 import keras
 
 from isotrain.adapters import keras_losses, keras_private
-from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.portable import OwnLosses
-from isotrain.adapters.stage_profile import LayerCall
-from isotrain.adapters.stage_rules import MASKED_CUT, MASKED_LOSS, bounds, require_apart
+from isotrain.adapters.outputs import OutputSelector
+from isotrain.adapters.portable import LayerLosses
+from isotrain.adapters.stage_profile import ProfiledCall
+from isotrain.adapters.stage_rules import MASK_AT_SPLIT, MASKED_LOSS, chunk_bounds, require_no_shared_weights
 from isotrain.plugin import (
     LayerCost,
     ModelProfile,
@@ -35,17 +35,17 @@ class Chunk(keras.layers.Layer):
     """The layers of a model between two cuts, as a layer.
 
     Attributes:
-        takes: What it needs of the chunks before it, or passes on.
+        input_keys: What it needs of the chunks before it, or passes on.
         names: Of its layers.
-        gives: What the chunks behind it need of it and those before it; nothing of the last one.
+        output_keys: What the chunks behind it need of it and those before it; nothing of the last one.
     """
 
-    def __init__(self, nodes: Sequence[Any], takes: list[Key], gives: list[Key]) -> None:
+    def __init__(self, nodes: Sequence[Any], input_keys: list[Key], output_keys: list[Key]) -> None:
         super().__init__(autocast=False)
         self._nodes = tuple(nodes)
         self.inner = [n.operation for n in nodes if isinstance(n.operation, keras.Layer)]
         self.names = tuple(node.operation.name for node in nodes)
-        self.takes, self.gives = tuple(takes), tuple(gives)
+        self.input_keys, self.output_keys = tuple(input_keys), tuple(output_keys)
         self.built = True
 
     def call(self, tensors: Mapping[Key, Any], training: bool | None = None) -> dict[Key, Any]:
@@ -59,19 +59,19 @@ class Chunk(keras.layers.Layer):
             known |= {id(like): value for like, value in zip(node.outputs, found, strict=True)}
         return known
 
-    def crossing(self, known: Mapping[Key, Any]) -> list[Any]:
+    def boundary_tensors(self, known: Mapping[Key, Any]) -> list[Any]:
         """What it gives to those behind it, of all that it knows.
 
         Raises:
             UnsupportedError: A part of it has a mask, which would not go along.
         """
-        found = [known[key] for key in self.gives]
+        found = [known[key] for key in self.output_keys]
         if any(keras_private.mask_of(each) is not None for each in found):
-            raise UnsupportedError(MASKED_CUT)
+            raise UnsupportedError(MASK_AT_SPLIT)
         return found
 
 
-class StagedModel:
+class KerasPipelineModel:
     """A portable model, cut.
 
     Attributes:
@@ -95,11 +95,11 @@ class StagedModel:
         self.whole = _functional(model)
         self._nodes = keras_private.nodes_of(self.whole)
         self.parts = self._named(first, chunks) if first else self._balanced(chunks)
-        require_apart([_variables(nodes) for nodes in self.parts])
+        require_no_shared_weights([_variables(nodes) for nodes in self.parts])
         _require_own_weights(self.parts)
         self.chunks = self._chunks(self.parts)
 
-    def homes(self, stages: int) -> dict[int, int]:
+    def stage_of_weights(self, stages: int) -> dict[int, int]:
         """The stage of each weight, by the identity of the framework's own variable."""
         return {
             id(variable.value): number % stages
@@ -107,23 +107,23 @@ class StagedModel:
             for variable in chunk.variables
         }
 
-    def calls(self) -> list[LayerCall]:
+    def layer_calls(self) -> list[ProfiledCall]:
         """Of its layers, in their order."""
         return [_call(node, number) for number, nodes in enumerate(self.parts) for node in nodes]
 
-    def described(self, stages: int) -> list[str]:
+    def describe(self, stages: int) -> list[str]:
         """Of each chunk where it is, its layers, and what it sends: a line each."""
         sizes = {id(out): _size(out) for node in self._nodes for out in node.outputs}
         return [
             f"stage {number % stages + 1} of {stages}: {', '.join(chunk.names)};"
             f" {sum(math.prod(v.shape) for v in chunk.trainable_variables)} trainable numbers; sends"
-            f" {sum(sizes[key] for key in chunk.gives)} numbers for a sample"
+            f" {sum(sizes[key] for key in chunk.output_keys)} numbers for a sample"
             for number, chunk in enumerate(self.chunks)
         ]
 
     def inputs(self, given: Any) -> dict[Key, Any]:
         """The tensors of a slice's inputs."""
-        flat = keras_private.standardised_inputs(self.whole, given)
+        flat = keras_private.standardized_inputs(self.whole, given)
         return {id(like): value for like, value in zip(self.whole.inputs, flat, strict=True)}
 
     def outputs(self, known: Mapping[Key, Any]) -> Any:
@@ -143,7 +143,7 @@ class StagedModel:
 
     def _named(self, first: Sequence[str], chunks: int) -> list[list[Any]]:
         names = [node.operation.name for node in self._nodes]
-        return [self._nodes[a:b] for a, b in itertools.pairwise(bounds(names, first, chunks))]
+        return [self._nodes[a:b] for a, b in itertools.pairwise(chunk_bounds(names, first, chunks))]
 
     def _chunks(self, parts: list[list[Any]]) -> list[Chunk]:
         outputs = {id(out) for out in self.whole.outputs}
@@ -165,11 +165,11 @@ class StagedModel:
         return outputs | {id(tensor) for node in nodes for tensor in node.input_tensors}
 
 
-class StageLoss:
+class KerasPipelineLoss:
     """The losses of chunks: of the last one that of targets and predictions; of each, its layers'."""
 
     def __init__(
-        self, spec: TrainingSpec, staged: StagedModel, losses: keras_losses.Losses
+        self, spec: TrainingSpec, staged: KerasPipelineModel, losses: keras_losses.Losses
     ) -> None:
         """Takes the losses that are measured too: so each is computed once.
 
@@ -179,7 +179,7 @@ class StageLoss:
             losses: By output.
         """
         self._model = staged
-        self._parts = keras_losses.parts_of(losses, spec, Outputs.of_keras(staged.whole))
+        self._parts = keras_losses.loss_terms(losses, spec, OutputSelector.of_keras(staged.whole))
 
     def of(self, chunk: Chunk, known: Mapping[Key, Any], targets: Any) -> tuple[Any, Any]:
         """The mean loss of a chunk; and of the last one, the predictions.
@@ -192,11 +192,11 @@ class StageLoss:
         Raises:
             UnsupportedError: It counts targets by more than their number.
         """
-        own = OwnLosses(chunk)
+        own = LayerLosses(chunk)
         if chunk is not self._model.chunks[-1]:
-            return own.added_to(keras.ops.zeros((), dtype=keras.config.floatx())), None
+            return own.add_to_loss(keras.ops.zeros((), dtype=keras.config.floatx())), None
         predictions = self._model.outputs(known)
-        found = keras_losses.in_rows(self._parts(targets, predictions), own.added_to)
+        found = keras_losses.means_and_denominators(self._parts(targets, predictions), own.add_to_loss)
         if len(found.shape):
             raise UnsupportedError(MASKED_LOSS)
         return found, predictions
@@ -256,7 +256,7 @@ def _read_by_functions(operation: Any) -> list[Any]:
     return variables + [v for each in held if isinstance(each, keras.Layer) for v in each.variables]
 
 
-def _call(node: Any, chunk: int) -> LayerCall:
+def _call(node: Any, chunk: int) -> ProfiledCall:
     operation, takes = node.operation, [id(tensor) for tensor in node.input_tensors]
 
     def compute(*tensors: Any) -> list[Any]:
@@ -266,7 +266,7 @@ def _call(node: Any, chunk: int) -> LayerCall:
         return keras.tree.flatten(operation(*args, **kwargs))
 
     trained = [variable.value for variable in getattr(operation, "trainable_variables", ())]
-    return LayerCall(operation.name, chunk, takes, list(map(id, node.outputs)), compute, trained)
+    return ProfiledCall(operation.name, chunk, takes, list(map(id, node.outputs)), compute, trained)
 
 
 def _layer(node: Any, places: Mapping[Key, int]) -> LayerCost:

@@ -1,6 +1,6 @@
 """What the layers of a Keras model do that bears on whether runs agree.
 
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ def model_traits(model: keras.Layer, precision: str) -> list[LayerTrait]:
         precision: The spec's.
     """
     kind = type(model).__name__
-    own = [LayerTrait(Trait.OWN_TRAINING, name, kind) for name in _own_training(model)]
+    own = [LayerTrait(Trait.CUSTOM_TRAINING, name, kind) for name in _own_training(model)]
     return layer_traits(keras_private.layers_of(model), precision) + own
 
 
@@ -61,7 +61,7 @@ def _of_layer(layer: keras.Layer, precision: str) -> Iterator[Trait]:
     if keras_private.draws_random_numbers(layer) and not _never_draws(layer):
         yield Trait.RANDOM
     if precision == _WIDE and layer.weights and _computes_narrowly(layer):
-        yield Trait.NARROW
+        yield Trait.LOWER_PRECISION
 
 
 def _never_draws(layer: keras.Layer) -> bool:

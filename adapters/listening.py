@@ -11,7 +11,7 @@ _RETRY_SECONDS = 0.005
 _PATIENCE_SECONDS = 5.0
 
 
-def await_first(context: ProcessContext, patience: float = _PATIENCE_SECONDS) -> None:
+def wait_for_rank_zero(context: ProcessContext, patience: float = _PATIENCE_SECONDS) -> None:
     """Returns once somebody listens where the processes meet, or after a while; at once for rank 0.
 
     A connection that is refused costs a replica half a second in torch's store, and a second in TensorFlow's

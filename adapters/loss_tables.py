@@ -14,7 +14,7 @@ FRAMEWORKS = ("torch", "tensorflow", "jax")
 """Names that stand for a framework, beside those for which the spec gives a model."""
 
 
-def require_one_kind(spec: TrainingSpec, framework: str) -> None:
+def check_loss_table(spec: TrainingSpec, framework: str) -> None:
     """Makes sure that a table of losses says one thing, before anything starts.
 
     Args:

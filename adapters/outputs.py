@@ -10,7 +10,7 @@ from isotrain.plugin import SpecError, unweighted
 
 
 @dataclass(frozen=True)
-class Outputs:
+class OutputSelector:
     """How the outputs of a model are told apart.
 
     Attributes:
@@ -20,7 +20,7 @@ class Outputs:
     names: Sequence[str] = ()
 
     @classmethod
-    def of_keras(cls, model: Any) -> Outputs:
+    def of_keras(cls, model: Any) -> OutputSelector:
         """Those of a Keras model, as Keras calls them."""
         return cls(getattr(model, "output_names", None) or ())
 
@@ -47,7 +47,7 @@ class Outputs:
         return parts[output]
 
     def _parts(self, tree: Any) -> Mapping[str, Any]:
-        if isinstance(tree, Mapping) or isinstance(tree := plain(tree), Mapping):
+        if isinstance(tree, Mapping) or isinstance(tree := as_plain_tree(tree), Mapping):
             return tree
         several = tree if isinstance(tree, tuple | list) else [tree]
         return (
@@ -78,7 +78,7 @@ class Outputs:
         )
 
 
-def plain(found: Any) -> Any:
+def as_plain_tree(found: Any) -> Any:
     """What a model gave with its dataclasses and named tuples as dicts, by the names of their fields.
 
     Fields that are None are left out there, as libraries of models do: there is no such output.
@@ -88,11 +88,11 @@ def plain(found: Any) -> Any:
     elif isinstance(found, tuple) and hasattr(found, "_asdict"):
         found = found._asdict()
     if isinstance(found, Mapping):
-        return {name: plain(part) for name, part in found.items() if part is not None}
-    return type(found)(map(plain, found)) if type(found) in (tuple, list) else found
+        return {name: as_plain_tree(part) for name, part in found.items() if part is not None}
+    return type(found)(map(as_plain_tree, found)) if type(found) in (tuple, list) else found
 
 
-def batch_of(inputs: Any, targets: Any) -> tuple[Any, ...]:
+def objective_batch(inputs: Any, targets: Any) -> tuple[Any, ...]:
     """What an objective gets of a slice: inputs, targets, and sample weights where there are some."""
     plain, weights = unweighted(targets)
     return (inputs, plain) if weights is None else (inputs, plain, weights)

@@ -9,7 +9,7 @@ from isotrain.plugin import StateInfo
 _KIND = "optimizer/"
 
 
-def as_held(
+def mark_local_slots(
     described: Mapping[str, StateInfo], is_alone: Callable[[str], bool]
 ) -> dict[str, StateInfo]:
     """A description of state that says which slots are here and on no other replica.
@@ -19,12 +19,12 @@ def as_held(
         is_alone: Tells of a slot whether it is of a weight that this replica alone updates.
     """
     return {
-        name: info.held_alone() if name.startswith(_KIND) and is_alone(_slot(name)) else info
+        name: info.on_this_replica_only() if name.startswith(_KIND) and is_alone(_slot(name)) else info
         for name, info in described.items()
     }
 
 
-def lives_elsewhere(name: str, is_elsewhere: Callable[[str], bool]) -> bool:
+def is_remote(name: str, is_elsewhere: Callable[[str], bool]) -> bool:
     """Whether a name in state is that of a slot which only other replicas have.
 
     Args:

@@ -1,7 +1,7 @@
 """Portable (Keras 3) models: what the adapters of every framework share.
 
 The module that authors of backends get by the door: it gives what they need of the files beside it too.
-Imported by adapters only after `keras_backend.claim`.
+Imported by adapters only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -16,58 +16,58 @@ from typing import Any
 import keras
 
 from isotrain.adapters import keras_losses, keras_private
-from isotrain.adapters.chosen import select
+from isotrain.adapters.chosen import resolve_for_framework
 from isotrain.adapters.initial_weights import seeded_initial_weights
 from isotrain.adapters.keras_losses import mean_over_samples
 from isotrain.adapters.keras_optimizers import (
     build_optimizer,
     loss_scale,
     loss_scale_variables,
-    weight_finaliser,
+    weight_finalizer,
 )
 from isotrain.adapters.keras_parts import (
     build_losses,
     build_metrics,
-    built_late,
+    unbuilt_metrics,
     inferred_accuracy,
-    make_ready,
-    numbers,
-    readings,
+    ensure_built,
+    float64_results,
+    named_results,
     require_sums,
     sum_names,
     update_metrics,
 )
 from isotrain.adapters.keras_recompute import Recomputed, recompute
-from isotrain.adapters.outputs import Outputs, batch_of
-from isotrain.adapters.seeds import seed_shift
+from isotrain.adapters.outputs import OutputSelector, objective_batch
+from isotrain.adapters.seeds import seed_offset
 from isotrain.plugin import SpecError, TrainingSpec
 
 __all__ = [
     "ObjectiveLayer",
-    "OwnLosses",
+    "LayerLosses",
     "build_losses",
     "build_metrics",
     "build_model",
     "build_optimizer",
-    "built_late",
+    "unbuilt_metrics",
     "canonical_names",
     "configure_precision",
     "inferred_accuracy",
     "loss_computer",
     "loss_scale",
     "loss_scale_variables",
-    "make_ready",
+    "ensure_built",
     "mean_over_samples",
     "moving_statistics",
-    "numbers",
-    "readings",
+    "float64_results",
+    "named_results",
     "require_sums",
-    "seed_shift",
+    "seed_offset",
     "seeded_initial_weights",
-    "select",
+    "resolve_for_framework",
     "sum_names",
     "update_metrics",
-    "weight_finaliser",
+    "weight_finalizer",
 ]
 
 _POLICIES = {
@@ -87,7 +87,7 @@ def configure_precision(precision: str) -> None:
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(_POLICIES[precision])
     if precision == "float64":
-        keras_private.keep_64_bits()
+        keras_private.keep_float64()
 
 
 def build_model(
@@ -108,7 +108,7 @@ def build_model(
         SpecError: The function returned a Keras model that is not wholly built; statistics are to be
             frozen whose layer is not; or there is no layer of a name to compute again.
     """
-    builder = select(spec.model, framework, "model")
+    builder = resolve_for_framework(spec.model, framework, "model")
     keras.utils.clear_session(free_memory=False)
     configure_precision(spec.precision)  # Keras has just forgotten it
     with seeded_initial_weights(spec.seed), scope():
@@ -120,13 +120,13 @@ def build_model(
     return model
 
 
-def keep_trainable(model: Any) -> None:
+def lock_trainable(model: Any) -> None:
     """Refuses from here on that somebody changes which weights of a Keras model are trained."""
     if isinstance(model, keras.Layer):
         keras_private.watch_trainable(_with_trainable(model), _refuse_change)
 
 
-def release_trainable(model: Any) -> None:
+def unlock_trainable(model: Any) -> None:
     """Lets somebody change it again, after the run."""
     if isinstance(model, keras.Layer):
         keras_private.unwatch_trainable(_with_trainable(model))
@@ -232,7 +232,7 @@ class ObjectiveLayer(keras.layers.Layer):
 
     def call(self, inputs: Any, targets: Any = None, training: bool | None = None) -> Any:
         """Returns what the objective gives: losses, or a pair of losses and predictions."""
-        return self._objective(self.model, batch_of(inputs, targets))
+        return self._objective(self.model, objective_batch(inputs, targets))
 
 
 @dataclass(frozen=True)
@@ -255,7 +255,7 @@ class LossComputer:
 
 
 def loss_computer(
-    spec: TrainingSpec, model: Any, framework: str, training: bool, *, in_rows: bool = False
+    spec: TrainingSpec, model: Any, framework: str, training: bool, *, with_denominators: bool = False
 ) -> LossComputer:
     """Makes the function from (inputs, targets) to the loss and the predictions.
 
@@ -266,23 +266,23 @@ def loss_computer(
         model: What is called.
         framework: Whose entry of the spec is taken.
         training: The mode in which the model is called.
-        in_rows: Whether to give the loss not as the mean but as `keras_losses.in_rows` says, so that a slice
+        with_denominators: Whether to give the loss not as the mean but as `keras_losses.means_and_denominators` says, so that a slice
             with fewer places that count (masks, ignored classes) counts less in that of the global batch.
     """
-    own_losses = OwnLosses(model)
+    own_losses = LayerLosses(model)
     if spec.objective is not None:
-        called = select(spec.objective, framework, "objective")
+        called = resolve_for_framework(spec.objective, framework, "objective")
         layer = ObjectiveLayer(called, model)
 
         def objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
             given = layer(inputs, targets, training=training)
             losses, predictions = given if isinstance(given, tuple) else (given, None)
-            return own_losses.added_to(mean_over_samples(losses)), predictions
+            return own_losses.add_to_loss(mean_over_samples(losses)), predictions
 
         return LossComputer(objective, [called], {})
-    losses = keras_losses.build_each(spec, framework)
-    parts = keras_losses.parts_of(losses, spec, Outputs.of_keras(model))
-    reduced = keras_losses.in_rows if in_rows else keras_losses.summed
+    losses = keras_losses.build_output_losses(spec, framework)
+    parts = keras_losses.loss_terms(losses, spec, OutputSelector.of_keras(model))
+    reduced = keras_losses.means_and_denominators if with_denominators else keras_losses.sum_of_means
     takes_one = isinstance(model, keras.Sequential)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
@@ -292,12 +292,12 @@ def loss_computer(
                 " takes one array. Give it that array, or build a functional model with named inputs."
             )
         predictions = model(inputs, training=training)
-        return reduced(parts(targets, predictions), own_losses.added_to), predictions
+        return reduced(parts(targets, predictions), own_losses.add_to_loss), predictions
 
     return LossComputer(compute, [each.loss for each in losses.values()], losses)
 
 
-class OwnLosses:
+class LayerLosses:
     """The losses of a model's own layers: regularisers, and what they add while they are called."""
 
     def __init__(self, model: keras.Layer) -> None:
@@ -305,7 +305,7 @@ class OwnLosses:
         self._layers = keras_private.layers_of(model)
         self._regularised = any(v.regularizer is not None for v in model.trainable_variables)
 
-    def added_to(self, loss: Any) -> Any:
+    def add_to_loss(self, loss: Any) -> Any:
         """Adds them to a loss; costs next to nothing where there are none."""
         if self._regularised or keras_private.add_losses(self._layers):
             for extra in self._model.losses:
@@ -319,7 +319,7 @@ def moving_statistics(model: keras.Layer) -> list[Any]:
     Weights that are merely frozen (`layer.trainable = False`) are not among them: nothing moves them.
     """
     layers = [each for each in keras_private.layers_of(model) if not _stands_still(each)]
-    moved = {id(v) for layer in layers for v in keras_private.moved_by(layer)}
+    moved = {id(v) for layer in layers for v in keras_private.weights_updated_by(layer)}
     return [
         variable
         for variable in model.non_trainable_variables
@@ -327,10 +327,10 @@ def moving_statistics(model: keras.Layer) -> list[Any]:
     ]
 
 
-def moved_by_layers(model: keras.Layer) -> list[Any]:
+def self_updating_weights(model: keras.Layer) -> list[Any]:
     """The weights that are layers' own to move, of any type; a frozen layer's among them."""
     moved = {
-        id(v) for layer in keras_private.layers_of(model) for v in keras_private.moved_by(layer)
+        id(v) for layer in keras_private.layers_of(model) for v in keras_private.weights_updated_by(layer)
     }
     return [
         variable

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 
-from isotrain.plugin import Usability
+from isotrain.plugin import Availability
 
 
 @dataclass(frozen=True)
-class PrivatePart:
+class PrivateApiProbe:
     """One of them.
 
     Attributes:
@@ -30,7 +30,7 @@ class PrivatePart:
         return None
 
 
-def changed(library: str, version: str, parts: Iterable[PrivatePart]) -> Usability | None:
+def private_api_changes(library: str, version: str, parts: Iterable[PrivateApiProbe]) -> Availability | None:
     """Tests private parts of a library.
 
     Args:
@@ -44,7 +44,7 @@ def changed(library: str, version: str, parts: Iterable[PrivatePart]) -> Usabili
     faults = [fault for part in parts if (fault := part.fault)]
     if not faults:
         return None
-    return Usability(
+    return Availability(
         False,
         version,
         f"{library} {version} has changed parts that it does not document: {'; '.join(faults)}",

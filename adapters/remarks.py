@@ -7,14 +7,14 @@ from collections.abc import Iterator, Sequence
 from isotrain.adapters import called
 from isotrain.plugin import LayerTrait, TrainingSpec, Trait, references
 
-UNALIKE = (
+OWN_DENOMINATOR = (
     "loss: targets do not count alike (masks, classes that are ignored or weighed); what counts in each slice"
     " is exchanged in every step, so that the mean is that of the whole global batch. In local steps, and for"
     " the workers of a parameter server, each slice has the mean of its own"
 )
 
 
-def remarks(spec: TrainingSpec, framework: str, traits: Sequence[LayerTrait]) -> list[str]:
+def notes(spec: TrainingSpec, framework: str, traits: Sequence[LayerTrait]) -> list[str]:
     """Says what is not called, and in which order the arguments of a person's functions are given.
 
     Args:
@@ -26,7 +26,7 @@ def remarks(spec: TrainingSpec, framework: str, traits: Sequence[LayerTrait]) ->
 
 
 def _of_model(traits: Sequence[LayerTrait]) -> Iterator[str]:
-    own = [trait for trait in traits if trait.trait == Trait.OWN_TRAINING]
+    own = [trait for trait in traits if trait.trait == Trait.CUSTOM_TRAINING]
     if own:
         yield (
             f"model: {', '.join(trait.layer for trait in own)} of {own[0].kind} is not called: the spec's"
@@ -37,7 +37,7 @@ def _of_model(traits: Sequence[LayerTrait]) -> Iterator[str]:
 def _of_functions(spec: TrainingSpec, framework: str) -> Iterator[str]:
     given = [("loss", loss) for loss in spec.losses(framework).values()]
     for field, own in [*given, *(("metrics", metric) for metric in spec.metrics)]:
-        order = called.order_of(references.resolve(own.name)) if own.is_reference else None
+        order = called.argument_order_of(references.resolve(own.name)) if own.is_reference else None
         if order := own.order or order:
             targets_first = order == "targets-first"
             words = "(targets, predictions)" if targets_first else "(predictions, targets)"

@@ -8,11 +8,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
-from isotrain.adapters.stage_profile import LayerCall
-from isotrain.adapters.stage_rules import bounds, listed, require_apart
+from isotrain.adapters.stage_profile import ProfiledCall
+from isotrain.adapters.stage_rules import chunk_bounds, matching_names, require_no_shared_weights
 from isotrain.plugin import (
     LayerCost,
-    ModelCut,
+    PipelineSplit,
     ModelProfile,
     Partitioner,
     SpecError,
@@ -25,12 +25,12 @@ Call = Callable[..., Any]
 """`call(given, training=...)`: what modules make of a tensor, one after the other."""
 
 
-class ListedChunk:
+class SequentialChunk:
     """Modules of which each takes what the one before gives.
 
     Attributes:
-        takes: The chunk before it, of which it takes what that gives; none of the first.
-        gives: Itself; nothing of the last one.
+        input_keys: The chunk before it, of which it takes what that gives; none of the first.
+        output_keys: Itself; nothing of the last one.
         modules: Of it.
     """
 
@@ -42,8 +42,8 @@ class ListedChunk:
         call: Call,
         is_tensor: Callable[[Any], bool],
     ) -> None:
-        self.takes = (number,) if number else ()
-        self.gives = () if is_last else (number + 1,)
+        self.input_keys = (number,) if number else ()
+        self.output_keys = () if is_last else (number + 1,)
         self.modules = modules
         self._number = number
         self._call = call
@@ -53,13 +53,13 @@ class ListedChunk:
         """Computes what it gives."""
         return {**known, self._number + 1: self._call(known[self._number], training=training)}
 
-    def crossing(self, known: Mapping[int, Any]) -> list[Any]:
+    def boundary_tensors(self, known: Mapping[int, Any]) -> list[Any]:
         """What it gives to the chunk behind it.
 
         Raises:
             UnsupportedError: That is no tensor.
         """
-        found = [known[key] for key in self.gives]
+        found = [known[key] for key in self.output_keys]
         for each in found:
             if not self._is_tensor(each):
                 raise UnsupportedError(
@@ -69,7 +69,7 @@ class ListedChunk:
         return found
 
 
-class ListedModel(ABC):
+class SequentialModel(ABC):
     """Modules that a model applies one after the other, cut.
 
     Attributes:
@@ -77,10 +77,10 @@ class ListedModel(ABC):
         chunks: Of it, from the inputs on.
     """
 
-    builds: str
+    sequential_class: str
     """What a model is built as that says itself which modules these are."""
 
-    def __init__(self, model: Any, cut: ModelCut) -> None:
+    def __init__(self, model: Any, cut: PipelineSplit) -> None:
         """Cuts a model.
 
         Raises:
@@ -92,11 +92,11 @@ class ListedModel(ABC):
         self._is_compared = named == self._sequence()
         names = [name for name, _ in named]
         if cut.first:
-            ends = bounds(names, cut.first, cut.chunks)
+            ends = chunk_bounds(names, cut.first, cut.chunks)
         else:
             ends = self._balanced(named, cut.chunks)
         parts = [named[a:b] for a, b in itertools.pairwise(ends)]
-        require_apart([self._variables_of(part) for part in parts])
+        require_no_shared_weights([self._variables_of(part) for part in parts])
         last = len(parts) - 1
         self.chunks = [self._chunk(n, part, n == last) for n, part in enumerate(parts)]
 
@@ -130,7 +130,7 @@ class ListedModel(ABC):
 
     def _chunk(self, number: int, modules: Modules, is_last: bool) -> Any:
         """One that has these modules."""
-        return ListedChunk(number, modules, is_last, self._calling(modules), self._is_tensor)
+        return SequentialChunk(number, modules, is_last, self._calling(modules), self._is_tensor)
 
     @abstractmethod
     def _give_the_same(self, given: Any) -> bool:
@@ -149,7 +149,7 @@ class ListedModel(ABC):
             )
         return {0: given}
 
-    def compare(self, given: Any) -> None:
+    def check_equivalence(self, given: Any) -> None:
         """Looks once, on all weights, whether the modules one after the other compute what the model does.
 
         Raises:
@@ -165,14 +165,14 @@ class ListedModel(ABC):
                 f" ({type(self.whole).__name__}) does."
             )
 
-    def through(self, given: Any) -> Any:
+    def run_in_turn(self, given: Any) -> Any:
         """What the modules make of a slice's inputs, one after the other, and not to train."""
         known = self.inputs(given)
         for chunk in self.chunks:
             known = chunk(known, training=False)
         return known[len(self.chunks)]
 
-    def homes(self, stages: int) -> dict[int, int]:
+    def stage_of_weights(self, stages: int) -> dict[int, int]:
         """The stage of each weight, by its identity."""
         return {
             identity: number % stages
@@ -180,11 +180,11 @@ class ListedModel(ABC):
             for _, identity in self._variables_of(chunk.modules)
         }
 
-    def calls(self) -> list[LayerCall]:
+    def layer_calls(self) -> list[ProfiledCall]:
         """Of its modules, in their order."""
         placed = [(n, each) for n, chunk in enumerate(self.chunks) for each in chunk.modules]
         return [
-            LayerCall(
+            ProfiledCall(
                 module[0],
                 chunk,
                 [place],
@@ -195,7 +195,7 @@ class ListedModel(ABC):
             for place, (chunk, module) in enumerate(placed)
         ]
 
-    def described(self, stages: int) -> list[str]:
+    def describe(self, stages: int) -> list[str]:
         """Of each chunk where it is, and its modules: a line each."""
         return [
             f"stage {number % stages + 1} of {stages}: {', '.join(name for name, _ in chunk.modules)};"
@@ -216,7 +216,7 @@ class ListedModel(ABC):
         every = self._inside()
         if patterns:
             known = dict(every)
-            found = [(name, known[name]) for name in listed([name for name, _ in every], patterns)]
+            found = [(name, known[name]) for name in matching_names([name for name, _ in every], patterns)]
         elif callable(given := getattr(self.whole, "pipeline_modules", None)):
             names = {id(module): name for name, module in reversed(every)}
             found = [(names.get(id(each), _name_of(each)), each) for each in given()]
@@ -226,7 +226,7 @@ class ListedModel(ABC):
             raise UnsupportedError(
                 f"strategy pipeline: the model is a {type(self.whole).__name__}, whose modules Python calls;"
                 " a native model is cut between modules that are applied one after the other. Build it as"
-                f" {self.builds}, give it a method `pipeline_modules` that returns them, or name them by the"
+                f" {self.sequential_class}, give it a method `pipeline_modules` that returns them, or name them by the"
                 " strategy's option `modules`."
             )
         held = {identity for _, identity in self._variables_of(found)}

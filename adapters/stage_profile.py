@@ -12,7 +12,7 @@ from isotrain.plugin import LayerCost, ModelProfile
 
 Compute = Callable[..., list[Any]]
 """A layer, as a function of the tensors it takes."""
-Passes = Callable[
+BuildPasses = Callable[
     [Compute, Sequence[Any], Sequence[Any]], tuple[Callable[[], Any], Callable[[], Any]]
 ]
 """Makes of it, of tensors and of the layer's trainable variables what takes the forward pass, which gives its
@@ -21,27 +21,27 @@ _TIMES = 3
 
 
 @dataclass(frozen=True)
-class LayerCall:
+class ProfiledCall:
     """A layer, where it is called in a model.
 
     Attributes:
         name: Of the layer.
         chunk: In which it is.
-        takes: What stands for the tensors that it takes.
-        gives: The same, of those that it gives.
+        input_keys: What stands for the tensors that it takes.
+        output_keys: The same, of those that it gives.
         compute: The layer.
         trained: Its trainable variables, as the framework has them.
     """
 
     name: str
     chunk: int
-    takes: Sequence[Hashable]
-    gives: Sequence[Hashable]
+    input_keys: Sequence[Hashable]
+    output_keys: Sequence[Hashable]
     compute: Compute
     trained: Sequence[Any]
 
 
-def profiled(calls: Iterable[LayerCall], inputs: Mapping[Any, Any], passes: Passes) -> ModelProfile:
+def profile_calls(calls: Iterable[ProfiledCall], inputs: Mapping[Any, Any], passes: BuildPasses) -> ModelProfile:
     """Takes the layers of a model through both passes, each several times.
 
     Args:
@@ -53,19 +53,19 @@ def profiled(calls: Iterable[LayerCall], inputs: Mapping[Any, Any], passes: Pass
     places: dict[Hashable, int] = {}
     layers: list[LayerCost] = []
     for call in calls:
-        forward, both = passes(call.compute, [known[key] for key in call.takes], call.trained)
+        forward, both = passes(call.compute, [known[key] for key in call.input_keys], call.trained)
         found, seconds = forward(), _fastest(forward)
-        known |= dict(zip(call.gives, found, strict=True))
+        known |= dict(zip(call.output_keys, found, strict=True))
         layer = LayerCost(
             call.name,
             seconds,
             max(0.0, _fastest(both) - seconds),
             sum(map(_bytes, found)),
             sum(map(_bytes, call.trained)),
-            tuple(sorted({places[key] for key in call.takes if key in places})),
+            tuple(sorted({places[key] for key in call.input_keys if key in places})),
             call.chunk,
         )
-        places |= dict.fromkeys(call.gives, len(layers))
+        places |= dict.fromkeys(call.output_keys, len(layers))
         layers.append(layer)
     return ModelProfile(layers)
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from isotrain.plugin import SpecError, UnsupportedError
 
-MASKED_CUT = (
+MASK_AT_SPLIT = (
     "pipeline: a mask would have to go over a cut. Cut where there is none, by the option `cut`."
 )
 MASKED_LOSS = (
@@ -17,7 +17,7 @@ MASKED_LOSS = (
 )
 
 
-def require_ready(late: Sequence[str]) -> None:
+def require_built(late: Sequence[str]) -> None:
     """Refuses metrics that make their sums by the first samples they see.
 
     Args:
@@ -33,7 +33,7 @@ def require_ready(late: Sequence[str]) -> None:
         )
 
 
-def require_apart(variables: Sequence[Iterable[tuple[str, int]]]) -> None:
+def require_no_shared_weights(variables: Sequence[Iterable[tuple[str, int]]]) -> None:
     """Refuses layers whose weights would be on several stages.
 
     Args:
@@ -52,7 +52,7 @@ def require_apart(variables: Sequence[Iterable[tuple[str, int]]]) -> None:
                 )
 
 
-def bounds(names: Sequence[str], first: Sequence[str], chunks: int) -> list[int]:
+def chunk_bounds(names: Sequence[str], first: Sequence[str], chunks: int) -> list[int]:
     """Where chunks begin, and the end of all, by the names of the layers with which they begin.
 
     Raises:
@@ -66,7 +66,7 @@ def bounds(names: Sequence[str], first: Sequence[str], chunks: int) -> list[int]
     return [0, *sorted(names.index(name) for name in first), len(names)]
 
 
-def listed(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
+def matching_names(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     """The names that patterns fit, in the order of these; of what is inside of such a module, none.
 
     Args:
@@ -88,18 +88,18 @@ def listed(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
     return found
 
 
-def own_weights(homes: Mapping[int, int], trainable: Sequence[Any], stage: int) -> list[int]:
+def local_weight_indices(stage_of: Mapping[int, int], trainable: Sequence[Any], stage: int) -> list[int]:
     """The places of the trainable weights that a stage has.
 
     Args:
-        homes: The stage of each, by identity.
+        stage_of: The stage of each, by identity.
         trainable: The framework's own variables.
         stage: Which.
 
     Raises:
         SpecError: There are none.
     """
-    places = [place for place, each in enumerate(trainable) if homes.get(id(each), 0) == stage]
+    places = [place for place, each in enumerate(trainable) if stage_of.get(id(each), 0) == stage]
     if not places:
         raise SpecError(
             f"pipeline: stage {stage} has no trainable weights. Use fewer stages, or cut elsewhere, by the"

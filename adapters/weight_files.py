@@ -12,38 +12,38 @@ import numpy as np
 from isotrain.adapters import keras_backend
 from isotrain.plugin import IsotrainError, UnsupportedError
 
-OF_TORCH = (".pt", ".pth", ".bin")
-OF_KERAS = (".weights.h5", ".keras")
-OF_ONNX = ".onnx"
+TORCH_SUFFIXES = (".pt", ".pth", ".bin")
+KERAS_SUFFIXES = (".weights.h5", ".keras")
+ONNX_SUFFIX = ".onnx"
 _OWN_WEIGHTS = "_torch_params."
 """Where a Keras layer on torch has its weights, each under its Keras path."""
 
 
-def weights_in(path: Path, model: Any) -> dict[str, np.ndarray]:
+def load_weight_arrays(path: Path, model: Any) -> dict[str, np.ndarray]:
     """Reads the weights in a file; nothing in it is run, and the model stays as it is.
 
     Args:
-        path: Of a torch `state_dict` (`OF_TORCH`), a file of Keras (`OF_KERAS`), or ONNX.
+        path: Of a torch `state_dict` (`TORCH_SUFFIXES`), a file of Keras (`KERAS_SUFFIXES`), or ONNX.
         model: Which such a file of Keras must be of.
 
     Raises:
         IsotrainError: It cannot be read.
         UnsupportedError: It has another form, or is one of Keras and the model is not.
     """
-    if path.name.endswith(OF_TORCH):
+    if path.name.endswith(TORCH_SUFFIXES):
         return dict(_of_torch(path))
-    if path.name.endswith(OF_ONNX):
+    if path.name.endswith(ONNX_SUFFIX):
         return dict(_of_onnx(path))
-    if not path.name.endswith(OF_KERAS):
-        known = ", ".join((".safetensors", ".npz", *OF_KERAS, *OF_TORCH, OF_ONNX))
+    if not path.name.endswith(KERAS_SUFFIXES):
+        known = ", ".join((".safetensors", ".npz", *KERAS_SUFFIXES, *TORCH_SUFFIXES, ONNX_SUFFIX))
         raise UnsupportedError(f"initial_weights: {path}: expected a file {known}.")
-    if not keras_backend.is_a(model, "Layer"):
+    if not keras_backend.is_keras_instance(model, "Layer"):
         raise UnsupportedError(
             f"initial_weights: {path} is for a Keras model; this one is a {type(model).__name__}."
         )
-    from isotrain.adapters.keras_files import weights_of_keras
+    from isotrain.adapters.keras_files import read_keras_weights
 
-    return weights_of_keras(path, model)
+    return read_keras_weights(path, model)
 
 
 def _of_torch(path: Path) -> Iterator[tuple[str, np.ndarray]]:

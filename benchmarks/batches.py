@@ -174,7 +174,7 @@ def read_by_session(kind: Kind) -> float:
         data=kind.data,
         loss="mean_squared_error",
         optimizer={"name": "sgd", "lr": 0.1},
-        global_batch=BATCH,
+        global_batch_size=BATCH,
         epochs=EPOCHS,
         shuffle=kind.shuffle,
         threads=1,

@@ -93,7 +93,7 @@ class Run(Contender):
             "data": (samples, samples),
             "loss": "mean_squared_error",
             "optimizer": {"name": "sgd", "lr": 0.1},
-            "global_batch": 1,
+            "global_batch_size": 1,
             "steps": 1,
         }
         session = isotrain.open_session(spec, backend="torch-ddp", replicas=1)

@@ -121,7 +121,7 @@ def main() -> None:
         "data_args": {"width": given.width, "replicas": given.replicas},
         "loss": {"name": "mean_squared_error"},
         "optimizer": {"name": "sgd", "lr": _RATE},
-        "global_batch": _LOCAL_BATCH * given.replicas,
+        "global_batch_size": _LOCAL_BATCH * given.replicas,
         "steps": 10**6,
         "device": "cpu",
         "backend_options": {"tf-multiworker": size},

@@ -38,7 +38,7 @@ from typing import Any
 import numpy as np
 
 import isotrain
-from isotrain.core.cli.argument_types import choice
+from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.spec.parts import StrategyChoice
 
 _EVERY = 10
@@ -83,7 +83,7 @@ def slowly(inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
 
 
 DATA_PARALLEL: dict[str, Any] = {"name": "data-parallel", "options": {}}
-_MORE = {"pipeline": {"accumulate": 2}}
+_MORE = {"pipeline": {"gradient_accumulation_steps": 2}}
 """What the specs of some strategies have besides."""
 
 
@@ -101,10 +101,10 @@ def training(
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "metrics": ["accuracy"],
         "optimizer": {"name": "adam", "lr": 0.001},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "steps": steps,
         "threads": 1,
-        "record": record,
+        "capture": record,
         "plugins": ["isotrain.testing.reference"],
         **_MORE.get(strategy["name"], {}),
     }
@@ -140,7 +140,7 @@ class Killer:
         self._is_starting = True
         self._complete = 0
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Mapping[str, Any]) -> None:
         """Learns of processes, steps and checkpoints."""
         match event["event"]:
             case "started":
@@ -255,7 +255,7 @@ def drill(
         whole = isotrain.run(spec, on_event=lambda event: None, **options)
         options["run_directory"] = Path(folder, "killed")
         killer = Killer(kills, seed)
-        options |= {"on_event": killer.hear, "max_restarts": 2 * kills}
+        options |= {"on_event": killer.on_event, "max_restarts": 2 * kills}
         try:
             found = isotrain.run({**spec, **disturbed(background)}, **options)
         finally:
@@ -292,7 +292,7 @@ def main(given: argparse.Namespace) -> int:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--backend", nargs="+", default=["reference"])
-    parser.add_argument("--strategy", nargs="+", type=choice, default=[DATA_PARALLEL])
+    parser.add_argument("--strategy", nargs="+", type=name_with_options, default=[DATA_PARALLEL])
     parser.add_argument("--wait", action="store_true")
     parser.add_argument("--record", action="store_true")
     parser.add_argument("--kills", type=int, default=20)

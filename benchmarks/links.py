@@ -27,7 +27,7 @@ from typing import Any
 import numpy as np
 
 import isotrain
-from isotrain.core.cli.argument_types import choice
+from isotrain.core.cli.argument_types import name_with_options
 
 STRATEGIES = ("data-parallel", "hierarchical", "local-sgd,every=8")
 _CLASSES = 10
@@ -114,10 +114,10 @@ class Sizes:
             "data_args": {"shape": shape},
             "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
             "optimizer": {"name": "sgd", "lr": 0.015625},
-            "global_batch": self.batch,
-            "accumulate": self.accumulate,
+            "global_batch_size": self.batch,
+            "gradient_accumulation_steps": self.accumulate,
             "steps": _ALL_STEPS,
-            "strategy": choice(strategy),
+            "strategy": name_with_options(strategy),
             "threads": 1,
             "device": "cpu",
         }

@@ -55,7 +55,7 @@ def main(steps: int) -> None:
         "data": data,
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.1},
-        "global_batch": _BATCH,
+        "global_batch_size": _BATCH,
         "steps": steps,
         "strategy": "idle",
         "metrics": [],
@@ -65,7 +65,7 @@ def main(steps: int) -> None:
     with tempfile.TemporaryDirectory() as folder:
         directory = Path(folder) / "run"
         result = isotrain.run(
-            spec, backend="reference", run_directory=directory, on_event=seen.hear
+            spec, backend="reference", run_directory=directory, on_event=seen.on_event
         )
         on_disk = (directory / "steps.jsonl").stat().st_size
         assert len(result.history.loss) == steps
@@ -81,7 +81,7 @@ class _Seen:
         self._worker: psutil.Process | None = None
         self._began = 0.0
 
-    def hear(self, event: Any) -> None:
+    def on_event(self, event: Any) -> None:
         if event["event"] == "started":
             self._worker = psutil.Process(event["pid"])
             self._began = time.monotonic()

@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {
     "optimizer": {"name": "sgd", "lr": 0.03125},
     "steps": 6,
     "evaluation": {"every_epochs": 0},
-    "record": False,
+    "capture": False,
 }
 
 
@@ -57,7 +57,7 @@ def measured(backend: str, batch: int, recompute: str | None) -> tuple[int, floa
     """The bytes and the seconds of one run; called in a process of its own."""
     with tempfile.TemporaryDirectory() as folder:
         spec = Path(folder) / "spec.json"
-        spec.write_text(json.dumps({**SPEC, "global_batch": batch, "recompute": recompute}))
+        spec.write_text(json.dumps({**SPEC, "global_batch_size": batch, "recompute": recompute}))
         command = [sys.executable, "-m", "isotrain", "run", str(spec), "--backend", backend]
         began = time.perf_counter()
         subprocess.run(

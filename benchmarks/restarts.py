@@ -46,7 +46,7 @@ class Watch:
         self._began = time.time()
         self._is_starting, self._is_killed = True, False
 
-    def hear(self, event: Mapping[str, Any]) -> None:
+    def on_event(self, event: Mapping[str, Any]) -> None:
         """Learns of processes, steps and checkpoints."""
         match event["event"]:
             case "started":
@@ -72,7 +72,7 @@ def timed(backend: str, victim: int) -> list[float]:
             replicas=REPLICAS,
             max_restarts=1,
             run_directory=Path(folder, "run"),
-            on_event=watch.hear,
+            on_event=watch.on_event,
         )
     return watch.seconds
 

@@ -41,7 +41,7 @@ def by_isotrain(replicas: int, strategy: Any, backend: str = "torch-ddp", **chan
         "data": data,
         "loss": "mean_squared_error",
         "optimizer": {"name": "adam", "lr": RATE},
-        "global_batch": BATCH,
+        "global_batch_size": BATCH,
         "steps": STEPS,
         "threads": 1,
         "strategy": strategy,

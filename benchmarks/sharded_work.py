@@ -1,4 +1,4 @@
-"""What the programs about sharded and staged runs train, and how they time it; isotrain is not imported."""
+"""What the programs about sharded and pipeline runs train, and how they time it; isotrain is not imported."""
 
 from __future__ import annotations
 

@@ -85,7 +85,7 @@ def by_isotrain(work: Work, folder: Path) -> Iterator[Loop]:
         "data": (inputs, inputs),
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.001},
-        "global_batch": work.samples,
+        "global_batch_size": work.samples,
         "steps": work.steps + 1,
         "checkpoint": {"keep_last": 1, "folder": str(folder)},
     }
@@ -94,7 +94,7 @@ def by_isotrain(work: Work, folder: Path) -> Iterator[Loop]:
         with closing(batches):
             yield (
                 lambda: float(session.step(next(batches))),
-                lambda: session.save_if_due(best=True, beside_step=True),
+                lambda: session.save_if_due(best=True, overlap_next_step=True),
             )
         session.stop()
 

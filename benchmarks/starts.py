@@ -21,7 +21,7 @@ import psutil
 
 import isotrain
 from benchmarks import workload
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
+from isotrain.core.launching.templates import FORK_SERVERS
 
 WAYS = ("fresh", "cold", "warm")
 """Each by itself; forked from a template that starts with the run; forked from one that is there."""
@@ -65,7 +65,7 @@ def _report(backend: str, counts: Sequence[int], repeats: int) -> None:
 def _measured(backend: str, replicas: int, way: str) -> tuple[float, float, float]:
     """Seconds to the first step, MiB after it, and a replica's processor time before."""
     os.environ["ISOTRAIN_START"] = "fresh" if way == "fresh" else "forked"
-    with OF_THIS_PROGRAM.only_new(), TemporaryDirectory() as folder:
+    with FORK_SERVERS.only_new(), TemporaryDirectory() as folder:
         if way == "warm":
             _launch(backend, replicas, Path(folder) / "before")
         began = time.monotonic()

@@ -33,13 +33,13 @@ import psutil
 import isotrain
 from isotrain.core.contracts.process import Peer
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.first import beating
-from isotrain.core.joining.own_line import OwnLine
-from isotrain.core.joining.pace import Pace
+from isotrain.core.joining.first import heartbeats
+from isotrain.core.joining.own_line import LocalReporter
+from isotrain.core.joining.pace import HeartbeatInterval
 from isotrain.core.joining.watched import RemoteProcess
 from isotrain.core.launching.supervisor import Supervisor
-from isotrain.core.served.seal import Seals
-from isotrain.core.served.wire import Wire
+from isotrain.core.served.seal import MacPair
+from isotrain.core.served.wire import Connection
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -116,7 +116,7 @@ def _memory() -> int:
 
 def _channel(connection: socket.socket, *, is_caller: bool) -> Channel:
     """With a seal on each message, as in a joined run."""
-    return Channel(Wire(connection, Seals.made(b"watching", is_caller=is_caller)))
+    return Channel(Connection(connection, MacPair.derive(b"watching", is_caller=is_caller)))
 
 
 def _heard(channels: list[Channel]) -> tuple[float, int]:
@@ -126,9 +126,9 @@ def _heard(channels: list[Channel]) -> tuple[float, int]:
             RemoteProcess(channel, Peer(rank, "far", "127.0.0.1", 0, rank, (rank,)), Path(folder))
             for rank, channel in enumerate(channels)
         ]
-        line = OwnLine(0)
+        line = LocalReporter(0)
         before = time.process_time()
-        with beating(line, channels, Pace.of(len(channels), _SILENCE).beat):
+        with heartbeats(line, channels, HeartbeatInterval.of(len(channels), _SILENCE).max_seconds):
             failure = Supervisor(remote, _LIMITS, lambda event: None).run()
         assert failure is None, failure
         took, heard = time.process_time() - before, sum(each.received for each in channels)
@@ -143,7 +143,7 @@ def _say_all(port: int, ranks: int, streams: Sequence[Stream]) -> None:
     door = "127.0.0.1", port
     channels = [_channel(socket.create_connection(door), is_caller=True) for _ in range(ranks)]
     threading.Thread(target=_drop, args=(channels,), daemon=True).start()
-    pace = Pace.of(ranks, _SILENCE).news
+    pace = HeartbeatInterval.of(ranks, _SILENCE).min_seconds
     sayings = sorted(
         (
             (moment, rank, told)
@@ -248,7 +248,7 @@ def _take_part(seconds: float) -> list[Any]:
     inputs = np.zeros((1024, 4))
     spec = {"name": "watching", "model": _model, "data": lambda: (inputs, inputs[:, :2])}
     spec |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
-    spec |= {"global_batch": 1024, "epochs": 10**6, "plugins": ["isotrain.testing.reference"]}
+    spec |= {"global_batch_size": 1024, "epochs": 10**6, "plugins": ["isotrain.testing.reference"]}
     spec |= {"timeouts": {"start": 600.0}}
 
     def work(session: isotrain.Session) -> list[float]:

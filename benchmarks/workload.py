@@ -41,7 +41,7 @@ def spec(size: str, steps: int) -> dict[str, Any]:
         "data": arrays,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": RATE, "momentum": MOMENTUM},
-        "global_batch": GLOBAL_BATCH,
+        "global_batch_size": GLOBAL_BATCH,
         "steps": steps,
         "device": "cpu",
     }

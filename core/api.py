@@ -9,32 +9,32 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from isotrain.core.asked_run import AskedRun
+from isotrain.core.asked_run import RunRequest
 from isotrain.core.contracts.events import OnPlainEvent, RunFailed
 from isotrain.core.contracts.job import Work
-from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError
-from isotrain.core.launching.look import look
+from isotrain.core.launching.look import probe_run
 from isotrain.core.launching.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.planning.measured import Measured, with_measures
-from isotrain.core.planning.own_place import place_to_join
+from isotrain.core.planning.measured import ModelStats, complete_plan
+from isotrain.core.planning.own_place import detect_cluster_info
 from isotrain.core.planning.places import claim
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.result import RunResult, result_from_dict
-from isotrain.core.running.starting_point import RunBefore
+from isotrain.core.running.starting_point import PreviousRun
 from isotrain.core.running.weights_file import WEIGHTS_FILE
-from isotrain.core.running.works import LOST_WEIGHTS, describe, train
+from isotrain.core.running.works import LOST_WEIGHTS, measure_model, train
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.parts import StrategyLike
 from isotrain.core.stages.profile import LayerCost
-from isotrain.core.system.variables import variables_set
+from isotrain.core.system.variables import environ_set
 
 if TYPE_CHECKING:
     from isotrain.core.running.session import Session
@@ -81,8 +81,8 @@ def run(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    chosen = ChosenLauncher(launcher, launcher_options or {})
-    asked = AskedRun(
+    chosen = LauncherChoice(launcher, launcher_options or {})
+    asked = RunRequest(
         spec=spec,
         backend=backend,
         replicas=replicas,
@@ -95,17 +95,17 @@ def run(
         ranks=ranks,
         interface=interface,
     )
-    with asked.carried_out(train) as ended:
+    with asked.execute(train) as ended:
         told = dict(ended.returned[0])
         lost = told.pop(LOST_WEIGHTS, None)  # where isotrain ran elsewhere, it has failed there
         result = result_from_dict({**told, "restarts": ended.restarts}, ended.directory.path)
-        if ended.audience is not None:
+        if ended.dispatcher is not None:
             ended.keep({PLAN_FILE: result.plan, RESULT_FILE: result.to_dict()}, result)
-            ended.audience.result = result.to_dict()
+            ended.dispatcher.result = result.to_dict()
         if lost is not None:
             target = ended.directory.path / WEIGHTS_FILE
             words = f"all steps were taken, but {target} could not be written: {lost}. All else is there."
-            if ended.audience is not None:
+            if ended.dispatcher is not None:
                 with contextlib.suppress(OSError):  # the failure itself is what has to be told
                     ended.directory.append_event(RunFailed(time=time.time(), message=words))
             failure = RunFailedError(words)
@@ -156,8 +156,8 @@ def launch(
         PlanError: Spec, backend and replicas do not fit together.
         RunFailedError: A process failed; tells which, where and why.
     """
-    chosen = ChosenLauncher(launcher, launcher_options or {})
-    asked = AskedRun(
+    chosen = LauncherChoice(launcher, launcher_options or {})
+    asked = RunRequest(
         spec=spec,
         backend=backend,
         replicas=replicas,
@@ -170,7 +170,7 @@ def launch(
         ranks=ranks,
         interface=interface,
     )
-    with asked.carried_out(work) as ended:
+    with asked.execute(work) as ended:
         ended.keep({}, ended.returned)
         return ended.returned
 
@@ -215,12 +215,12 @@ def resume(
         IsotrainError: It has no checkpoint, or means something else than the run did.
         RunFailedError: A process failed; tells which, where and why.
     """
-    before = RunBefore.of(run_directory)
+    before = PreviousRun.of(run_directory)
     own = load_spec(before.spec if spec is None else spec, overrides, strategy=strategy)
-    chosen = ChosenLauncher(launcher or LOCAL, launcher_options or {})
-    if launcher is None and place_to_join() is None:
+    chosen = LauncherChoice(launcher or LOCAL, launcher_options or {})
+    if launcher is None and detect_cluster_info() is None:
         options = {**before.launcher.options, **chosen.options}
-        chosen = ChosenLauncher(before.launcher.name, options)
+        chosen = LauncherChoice(before.launcher.name, options)
     return run(
         own,
         backend=backend or before.backend,
@@ -255,15 +255,15 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
     """
     from isotrain.core.running.session import Session
 
-    place = place_to_join()
+    place = detect_cluster_info()
     if place is not None:
         raise UnsupportedError(
-            f"open_session: {place.engine} has started {place.world_size} processes, and a session that is"
+            f"open_session: {place.environment} has started {place.world_size} processes, and a session that is"
             " opened does not join them. Put the loop into a function and call isotrain.launch(function,"
             f" spec, backend=...), which does. {claim(place)}"
         )
     given = load_spec(spec)
-    cast = Cast(given, plugin_host(given.plugins))
+    cast = ResolvedSpec(given, plugin_manager(given.plugins))
     plan = make_plan(cast, backend=backend, replicas=replicas)
     if len(plan.processes) > 1:
         raise PlanError(
@@ -273,8 +273,8 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         )
     process = plan.processes[0]
     own = Peer(0, LOCALHOST, LOCALHOST, 0, 0, process.replicas)
-    context = ProcessContext(0, plan.replicas, tempfile.gettempdir(), (own,), mesh=plan.mesh)
-    with variables_set(plan.variables):
+    context = ProcessContext(0, plan.replicas, tempfile.gettempdir(), (own,), device_mesh=plan.device_mesh)
+    with environ_set(plan.environment_variables):
         return Session(cast, plan, context, Reporter())
 
 
@@ -299,8 +299,8 @@ def plan(
         PlanError: Spec, backend and replicas do not fit together.
     """
     given = load_spec(spec)
-    cast = Cast(given, plugin_host(given.plugins))
-    chosen = ChosenLauncher(launcher, launcher_options or {})
+    cast = ResolvedSpec(given, plugin_manager(given.plugins))
+    chosen = LauncherChoice(launcher, launcher_options or {})
     return make_plan(cast, backend=backend, replicas=replicas, launcher=chosen)
 
 
@@ -327,14 +327,14 @@ def measured_plan(
         SpecError: The loss or the transform fits one replica only.
     """
     given = load_spec(spec)
-    cast = Cast(given, plugin_host(given.plugins))
-    chosen = ChosenLauncher(launcher, launcher_options or {})
+    cast = ResolvedSpec(given, plugin_manager(given.plugins))
+    chosen = LauncherChoice(launcher, launcher_options or {})
     wanted = make_plan(cast, backend=backend, replicas=replicas, launcher=chosen)
-    found = look(describe, cast, wanted.backend)
+    found = probe_run(measure_model, cast, wanted.backend)
     for code, detail in found.pop("refused").items():
-        is_divided = wanted.replicas > 1 or (code == LOSS and given.accumulate > 1)
+        is_divided = wanted.replicas > 1 or (code == LOSS and given.gradient_accumulation_steps > 1)
         if is_divided and not given.silences(code):
             raise RefusedError(code, detail)
     layers = [LayerCost(**layer) for layer in found["layers"]]
-    measured = Measured(**{**found, "model": ModelBytes(**found["model"]), "layers": layers})
-    return with_measures(wanted, cast, measured)
+    measured = ModelStats(**{**found, "model": ModelBytes(**found["model"]), "layers": layers})
+    return complete_plan(wanted, cast, measured)

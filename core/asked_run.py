@@ -10,28 +10,28 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent
 from isotrain.core.contracts.job import Job, Work
-from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
-from isotrain.core.contracts.layout import Layout
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
+from isotrain.core.contracts.layout import ClusterLayout
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError, RunFailedError
 from isotrain.core.launching.run_directory import RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.launching.shown_ranks import shown_ranks
-from isotrain.core.launching.starter import start_template
-from isotrain.core.loggers.audience import Audience
+from isotrain.core.launching.starter import start_fork_server
+from isotrain.core.loggers.audience import EventDispatcher
 from isotrain.core.planning.launchable import require_interface_used, require_startable
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.planning.own_place import place_to_join
+from isotrain.core.planning.own_place import detect_cluster_info
 from isotrain.core.planning.places import claim
 from isotrain.core.plugins import asked
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost, plugin_host
-from isotrain.core.running.restarts import Restarts
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager, plugin_manager
+from isotrain.core.running.restarts import RestartLoop
 from isotrain.core.running.run_records import RunRecords
-from isotrain.core.running.starting_point import held_directory, starting_checkpoint
+from isotrain.core.running.starting_point import locked_run_directory, starting_checkpoint
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.standard_streams import replace_closed_streams
@@ -39,23 +39,23 @@ from isotrain.core.system.versions import versions
 
 if TYPE_CHECKING:
     from isotrain.core.checkpoints.checkpoint import Checkpoint
-    from isotrain.core.joining.party import Party
+    from isotrain.core.joining.party import WorkerGroup
 
 
 @dataclass(frozen=True)
-class Ended:
+class RunOutcome:
     """A run that has ended well.
 
     Attributes:
         returned: What `work` returned, by rank.
         directory: Where the run was.
-        audience: Will be told how it ended; None where another process does that.
+        dispatcher: Will be told how it ended; None where another process does that.
         restarts: See `RunResult`.
     """
 
     returned: list[Any]
     directory: RunDirectory
-    audience: Audience | None = None
+    dispatcher: EventDispatcher | None = None
     restarts: list[dict[str, Any]] = field(default_factory=list)
 
     def keep(self, records: Mapping[str, Mapping[str, Any]], result: Any) -> None:
@@ -78,13 +78,13 @@ class Ended:
 
 
 @dataclass(frozen=True, kw_only=True)
-class AskedRun:
+class RunRequest:
     """What `run` and `launch` are asked for: the arguments that they share."""
 
     spec: SpecLike
     backend: str
     replicas: int | None
-    launcher: ChosenLauncher
+    launcher: LauncherChoice
     run_directory: str | os.PathLike[str] | None
     on_event: OnPlainEvent | None
     port: int | None
@@ -93,25 +93,25 @@ class AskedRun:
     ranks: Sequence[int] | Literal["all"]
     interface: str | None = None
 
-    def loaded(self) -> tuple[TrainingSpec, PluginHost]:
+    def loaded(self) -> tuple[TrainingSpec, PluginManager]:
         """The spec, and the host with its plugins."""
         given = load_spec(self.spec)
-        return given, plugin_host(given.plugins)
+        return given, plugin_manager(given.plugins)
 
     @contextlib.contextmanager
-    def carried_out(self, work: Work) -> Iterator[Ended]:
+    def execute(self, work: Work) -> Iterator[RunOutcome]:
         """Runs `work` in processes of its own; or joins those that an engine has started with this one."""
         replace_closed_streams()
-        place = None if self.launcher.name != LOCAL else place_to_join()
+        place = None if self.launcher.name != LOCAL else detect_cluster_info()
         if place is None:
-            with self._launched(work, Cast(*self.loaded()), None) as ended:
+            with self._launched(work, ResolvedSpec(*self.loaded()), None) as ended:
                 yield ended
             return
-        from isotrain.core.joining.other import attend  # these import NumPy
-        from isotrain.core.joining.party import gather
+        from isotrain.core.joining.other import run_rank  # these import NumPy
+        from isotrain.core.joining.party import rendezvous
 
         self._require_no_restarts(place)
-        party = gather(
+        party = rendezvous(
             place,
             self.loaded,
             backend=self.backend,
@@ -121,26 +121,26 @@ class AskedRun:
         )
         if party.rank == 0:
             with (
-                party.meeting.telling(),
+                party.rendezvous.broadcasting_errors(),
                 self._launched(work, party.cast, party) as ended,
             ):
                 yield ended
             return
-        with party.meeting.telling():
+        with party.rendezvous.broadcasting_errors():
             plan = self._planned(party.cast, party.layout, self.replicas)
         job = Job(work, party.cast.spec, plan, b"", asked.current())
-        returned, directory = attend(party, job)
-        yield Ended(returned, RunDirectory(Path(directory)))
+        returned, directory = run_rank(party, job)
+        yield RunOutcome(returned, RunDirectory(Path(directory)))
 
-    def _require_no_restarts(self, place: Place) -> None:
+    def _require_no_restarts(self, place: ClusterInfo) -> None:
         if self.max_restarts:
             raise PlanError(
-                f"max_restarts: this process was started by {place.engine}, which alone can start it again."
+                f"max_restarts: this process was started by {place.environment}, which alone can start it again."
                 f" Ask it to, and say --resume auto (resume= in Python). {claim(place)}"
             )
 
     @contextlib.contextmanager
-    def _launched(self, work: Work, cast: Cast, party: Party | None) -> Iterator[Ended]:
+    def _launched(self, work: Work, cast: ResolvedSpec, party: WorkerGroup | None) -> Iterator[RunOutcome]:
         """Plans and launches; in the first process of a party, does its part and watches the others."""
         given, host = cast.spec, cast.host
         layout = None if party is None else party.layout
@@ -151,33 +151,33 @@ class AskedRun:
             require_startable(host.launcher(resolved.launcher, resolved.launcher_options))
         loggers = [host.logger(chosen.name, chosen.options) for chosen in given.loggers]
         with contextlib.ExitStack() as stack:
-            directory = stack.enter_context(held_directory(given, self.run_directory, self.resume))
+            directory = stack.enter_context(locked_run_directory(given, self.run_directory, self.resume))
             checkpoint = starting_checkpoint(given, directory, self.resume)
             _require_same_run(checkpoint, given, resolved)
-            start_template(resolved)  # now that nothing is refused any more: it takes longest
-            audience = Audience(host, loggers, resolved.to_dict(), directory.path)
+            start_fork_server(resolved)  # now that nothing is refused any more: it takes longest
+            dispatcher = EventDispatcher(host, loggers, resolved.to_dict(), directory.path)
             if self.resume is not None:
                 step = 0 if checkpoint is None else checkpoint.step
                 directory.rewind(step)
-                audience.rewound(step)
+                dispatcher.rewind_to(step)
             packages = versions(host.backend(resolved.backend).packages)
             directory.write_start(given, resolved, packages)
-            stack.enter_context(audience)
+            stack.enter_context(dispatcher)
             folder = checkpoint_folder(given, directory.path)
             with (
                 self._display(resolved) as display,
                 shown_ranks(directory.path, ranks, display) as show,
             ):
-                records = RunRecords(directory, audience, show)
+                records = RunRecords(directory, dispatcher, show)
                 replan = functools.partial(self._smaller, cast)
-                restarts = Restarts(
+                restarts = RestartLoop(
                     self.max_restarts, folder, checkpoint, records, given.min_replicas, replan
                 )
                 attempt = _Attempt(work, cast, directory, self.port, self.interface, party)
                 returned = restarts.run(attempt, resolved)
-                yield Ended(returned, directory, audience, restarts.made)
+                yield RunOutcome(returned, directory, dispatcher, restarts.restarts)
 
-    def _planned(self, cast: Cast, layout: Layout | None, replicas: int | None) -> Plan:
+    def _planned(self, cast: ResolvedSpec, layout: ClusterLayout | None, replicas: int | None) -> Plan:
         return make_plan(
             cast,
             backend=self.backend,
@@ -186,16 +186,16 @@ class AskedRun:
             layout=layout,
         )
 
-    def _smaller(self, cast: Cast, plan: Plan, lost_host: str | None) -> Plan:
+    def _smaller(self, cast: ResolvedSpec, plan: Plan, lost_host: str | None) -> Plan:
         """A plan without a host that was lost, or with fewer replicas."""
         if lost_host is None:
             return self._with_fewer(cast, plan.replicas)
         options = plan.launcher_options or {}
         changes = cast.host.launcher(plan.launcher, options).without(lost_host)
-        others = ChosenLauncher(plan.launcher, {**options, **changes})
+        others = LauncherChoice(plan.launcher, {**options, **changes})
         return make_plan(cast, backend=self.backend, replicas=None, launcher=others)
 
-    def _with_fewer(self, cast: Cast, replicas: int) -> Plan:
+    def _with_fewer(self, cast: ResolvedSpec, replicas: int) -> Plan:
         """The plan with the most replicas below a number: a strategy may not take every one."""
         for count in range(replicas - 1, 1, -1):
             with contextlib.suppress(PlanError):
@@ -206,10 +206,10 @@ class AskedRun:
         on_event = self.on_event
         if on_event is not None:
             return contextlib.nullcontext(lambda event: on_event(event.to_dict()))
-        from isotrain.core.showing.aside import events_aside
+        from isotrain.core.showing.aside import threaded_display
         from isotrain.core.showing.display import automatic
 
-        return events_aside(automatic(plan))
+        return threaded_display(automatic(plan))
 
 
 @dataclass(frozen=True)
@@ -217,18 +217,18 @@ class _Attempt:
     """Runs all processes of a plan once, from a checkpoint or from the start."""
 
     work: Work
-    cast: Cast
+    cast: ResolvedSpec
     directory: RunDirectory
     port: int | None
     interface: str | None
-    party: Party | None
+    party: WorkerGroup | None
 
     def __call__(self, plan: Plan, start: str | None, on_event: OnEvent) -> list[Any]:
         launcher = None
         if self.party is not None:
-            from isotrain.core.joining.first import First
+            from isotrain.core.joining.first import RankZeroLauncher
 
-            launcher = First(self.party)
+            launcher = RankZeroLauncher(self.party)
         return run_job(
             self.work,
             self.cast.spec,
@@ -268,4 +268,4 @@ def _require_same_run(checkpoint: Checkpoint | None, spec: TrainingSpec, plan: P
     if checkpoint is not None:
         from isotrain.core.running import resuming
 
-        resuming.changes(resuming.Saved(checkpoint), spec, plan)
+        resuming.changes(resuming.SavedRun(checkpoint), spec, plan)

@@ -22,7 +22,7 @@ class PlanError(IsotrainError):
     """The spec is sound but cannot run like this: the backend, strategy and replicas do not fit."""
 
 
-class PlaceError(IsotrainError):
+class ClusterInfoError(IsotrainError):
     """Who this process is cannot be told: an engine's variables are half set, or two engines claim it."""
 
 

@@ -22,7 +22,7 @@ def json_line(fields: Mapping[str, Any], default: Callable[[Any], Any] | None = 
     return json.dumps(_strict(fields), default=default, allow_nan=False)
 
 
-def marked_line(fields: Mapping[str, Any], mark: str) -> str:
+def prefixed_line(fields: Mapping[str, Any], mark: str) -> str:
     """The same behind a mark, if there is one, that tells it from all else that is printed beside it."""
     return f"{mark} {json_line(fields)}" if mark else json_line(fields)
 

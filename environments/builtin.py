@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.plugin import EnvironmentRegister, hookimpl
+from isotrain.plugin import EnvironmentRegistry, hookimpl
 
 _ENVIRONMENTS = {
     "torchrun": "isotrain.environments.torchrun:Torchrun",
@@ -23,7 +23,7 @@ _ENVIRONMENTS = {
 
 
 @hookimpl
-def isotrain_register_environments(register: EnvironmentRegister) -> None:
+def isotrain_register_environments(register: EnvironmentRegistry) -> None:
     """Registers each environment by reference, so that none is imported before it is used."""
     for name, reference in _ENVIRONMENTS.items():
         register.add(reference, name=name)

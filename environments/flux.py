@@ -11,28 +11,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.environments.nesting import SPOKEN
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.environments.nesting import PROTOCOLS
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 
-class Flux(Environment):
+class Flux(ClusterEnvironment):
     """Reads the variables of a task of a Flux job."""
 
     name = "flux"
     summary = "a task of flux run or flux submit"
-    inside = SPOKEN | {"slurm", "lsf", "pbs", "pals", "kubernetes"}
+    nested_in = PROTOCOLS | {"slurm", "lsf", "pbs", "pals", "kubernetes"}
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("FLUX_TASK_RANK", "FLUX_JOB_SIZE"):
             return None
-        size = told.required_number("FLUX_JOB_SIZE")
-        return Place(
-            engine=self.name,
-            rank=told.required_number("FLUX_TASK_RANK"),
+        size = env.required_number("FLUX_JOB_SIZE")
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("FLUX_TASK_RANK"),
             world_size=size,
-            job=told.text("FLUX_JOB_ID_PATH") or told.required_text("FLUX_JOB_ID"),
-            local_rank=told.number("FLUX_TASK_LOCAL_ID"),
-            local_world_size=size if told.number("FLUX_JOB_NNODES") == 1 else None,
-            told_by=told.told_by,
+            job=env.text("FLUX_JOB_ID_PATH") or env.required_text("FLUX_JOB_ID"),
+            local_rank=env.number("FLUX_TASK_LOCAL_ID"),
+            local_world_size=size if env.number("FLUX_JOB_NNODES") == 1 else None,
+            variables_read=env.variables_read,
         )

@@ -13,35 +13,35 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import STARTERS
-from isotrain.plugin import EngineVariables, Environment, Place, PlaceError
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, ClusterInfoError
 
 
-class Horovod(Environment):
+class Horovod(ClusterEnvironment):
     """Reads the variables of a process of `horovodrun`."""
 
     name = "horovod"
     summary = "horovodrun with Gloo"
-    inside = STARTERS
+    nested_in = STARTERS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("HOROVOD_RANK", "HOROVOD_SIZE"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("HOROVOD_RANK", "HOROVOD_SIZE"):
             return None
-        if told.text("HOROVOD_ELASTIC"):
-            raise PlaceError(
+        if env.text("HOROVOD_ELASTIC"):
+            raise ClusterInfoError(
                 "horovod: HOROVOD_ELASTIC is set: under an elastic horovodrun the ranks change while it"
                 " runs, and variables no longer tell them. Start horovodrun without --min-np, --max-np"
                 " and --host-discovery-script."
             )
-        address = told.text("HOROVOD_GLOO_RENDEZVOUS_ADDR")
-        return Place(
-            engine=self.name,
-            rank=told.required_number("HOROVOD_RANK"),
-            world_size=told.required_number("HOROVOD_SIZE"),
-            job=f"{address or self.name}:{told.text('HOROVOD_GLOO_RENDEZVOUS_PORT') or ''}",
-            local_rank=told.number("HOROVOD_LOCAL_RANK"),
-            local_world_size=told.number("HOROVOD_LOCAL_SIZE"),
-            host=told.text("HOROVOD_HOSTNAME"),
+        address = env.text("HOROVOD_GLOO_RENDEZVOUS_ADDR")
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("HOROVOD_RANK"),
+            world_size=env.required_number("HOROVOD_SIZE"),
+            job=f"{address or self.name}:{env.text('HOROVOD_GLOO_RENDEZVOUS_PORT') or ''}",
+            local_rank=env.number("HOROVOD_LOCAL_RANK"),
+            local_world_size=env.number("HOROVOD_LOCAL_SIZE"),
+            host=env.text("HOROVOD_HOSTNAME"),
             coordinator=address,
-            told_by=told.told_by,
+            variables_read=env.variables_read,
         )

@@ -20,34 +20,34 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 
-class Kubernetes(Environment):
+class Kubernetes(ClusterEnvironment):
     """Reads the variables of a pod of an Indexed Job or JobSet."""
 
     name = "kubernetes"
     summary = "a pod of an Indexed Job or a JobSet"
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "JOB_COORDINATOR"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("JOB_COMPLETION_INDEX", "JOB_COMPLETIONS", "JOB_COORDINATOR"):
             return None
-        told.all_set("JOBSET_JOB_INDEX", "JOBSET_JOBS")
-        pods, coordinator = told.required_number("JOB_COMPLETIONS"), variables["JOB_COORDINATOR"]
-        rank = told.required_number("JOB_COMPLETION_INDEX")
-        rank += pods * (told.number("JOBSET_JOB_INDEX") or 0)
-        restarts = told.number("JOBSET_RESTARTS") or 0
-        return Place(
-            engine=self.name,
+        env.all_set("JOBSET_JOB_INDEX", "JOBSET_JOBS")
+        pods, coordinator = env.required_number("JOB_COMPLETIONS"), variables["JOB_COORDINATOR"]
+        rank = env.required_number("JOB_COMPLETION_INDEX")
+        rank += pods * (env.number("JOBSET_JOB_INDEX") or 0)
+        restarts = env.number("JOBSET_RESTARTS") or 0
+        return ClusterInfo(
+            environment=self.name,
             rank=rank,
-            world_size=pods * (told.number("JOBSET_JOBS") or 1),
-            job=f"{told.text('JOB_UID') or coordinator}.{restarts}",
+            world_size=pods * (env.number("JOBSET_JOBS") or 1),
+            job=f"{env.text('JOB_UID') or coordinator}.{restarts}",
             local_rank=0,
             local_world_size=1,
             node_rank=rank,
-            host=told.text("HOSTNAME"),
+            host=env.text("HOSTNAME"),
             coordinator=coordinator,
             restarts=restarts,
-            told_by=told.told_by,
+            variables_read=env.variables_read,
         )

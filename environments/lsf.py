@@ -11,30 +11,30 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.environments.nesting import SPOKEN
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.environments.nesting import PROTOCOLS
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 
-class Lsf(Environment):
+class Lsf(ClusterEnvironment):
     """Reads the variables of a task of `jsrun`."""
 
     name = "lsf"
     summary = "a task of jsrun"
-    inside = SPOKEN
+    nested_in = PROTOCOLS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE"):
             return None
-        hosts = tuple((told.text("LSB_MCPU_HOSTS") or "").split()[2::2])
-        return Place(
-            engine=self.name,
-            rank=told.required_number("JSM_NAMESPACE_RANK"),
-            world_size=told.required_number("JSM_NAMESPACE_SIZE"),
-            job=told.required_text("LSB_JOBID"),
-            local_rank=told.number("JSM_NAMESPACE_LOCAL_RANK"),
-            local_world_size=told.number("JSM_NAMESPACE_LOCAL_SIZE"),
+        hosts = tuple((env.text("LSB_MCPU_HOSTS") or "").split()[2::2])
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("JSM_NAMESPACE_RANK"),
+            world_size=env.required_number("JSM_NAMESPACE_SIZE"),
+            job=env.required_text("LSB_JOBID"),
+            local_rank=env.number("JSM_NAMESPACE_LOCAL_RANK"),
+            local_world_size=env.number("JSM_NAMESPACE_LOCAL_SIZE"),
             hosts=hosts,
             coordinator=hosts[0] if hosts else None,
-            told_by=told.told_by,
+            variables_read=env.variables_read,
         )

@@ -10,26 +10,26 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import SCHEDULERS
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 
-class Mpich(Environment):
+class Mpich(ClusterEnvironment):
     """Reads the variables of a process of Hydra."""
 
     name = "mpich"
     summary = "mpiexec of MPICH or Intel MPI (Hydra)"
-    inside = SCHEDULERS
+    nested_in = SCHEDULERS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("MPI_LOCALRANKID", "MPI_LOCALNRANKS"):
             return None
-        return Place(
-            engine=self.name,
-            rank=told.required_number("PMI_RANK"),
-            world_size=told.required_number("PMI_SIZE"),
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("PMI_RANK"),
+            world_size=env.required_number("PMI_SIZE"),
             job=self.name,
-            local_rank=told.required_number("MPI_LOCALRANKID"),
-            local_world_size=told.required_number("MPI_LOCALNRANKS"),
-            told_by=told.told_by,
+            local_rank=env.required_number("MPI_LOCALRANKID"),
+            local_world_size=env.required_number("MPI_LOCALNRANKS"),
+            variables_read=env.variables_read,
         )

@@ -17,33 +17,33 @@ import re
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import SCHEDULERS
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 _ADDRESS = re.compile(r"[^;]+;tcp://(?P<host>[^,:]+)[,:]")
 _NAMESPACE = re.compile(r"prterun-(?P<host>.+)-\d+@\d+")
 
 
-class OpenMPI(Environment):
+class OpenMPI(ClusterEnvironment):
     """Reads the variables of a process of Open MPI, Spectrum MPI and others made of it."""
 
     name = "openmpi"
     summary = "mpirun of Open MPI"
-    inside = SCHEDULERS
+    nested_in = SCHEDULERS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_SIZE"):
             return None
-        return Place(
-            engine=self.name,
-            rank=told.required_number("OMPI_COMM_WORLD_RANK"),
-            world_size=told.required_number("OMPI_COMM_WORLD_SIZE"),
-            job=told.text("PMIX_NAMESPACE") or told.text("OMPI_MCA_ess_base_jobid") or self.name,
-            local_rank=told.number("OMPI_COMM_WORLD_LOCAL_RANK"),
-            local_world_size=told.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
-            host=told.text("PMIX_HOSTNAME"),
-            coordinator=_host_of_mpirun(told),
-            told_by=told.told_by,
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("OMPI_COMM_WORLD_RANK"),
+            world_size=env.required_number("OMPI_COMM_WORLD_SIZE"),
+            job=env.text("PMIX_NAMESPACE") or env.text("OMPI_MCA_ess_base_jobid") or self.name,
+            local_rank=env.number("OMPI_COMM_WORLD_LOCAL_RANK"),
+            local_world_size=env.number("OMPI_COMM_WORLD_LOCAL_SIZE"),
+            host=env.text("PMIX_HOSTNAME"),
+            coordinator=_host_of_mpirun(env),
+            variables_read=env.variables_read,
         )
 
     def secret(self, variables: Mapping[str, str]) -> str | None:
@@ -51,7 +51,7 @@ class OpenMPI(Environment):
         return variables.get("OMPI_MCA_orte_precondition_transports")
 
 
-def _host_of_mpirun(told: EngineVariables) -> str | None:
-    found = _ADDRESS.match(told.text("OMPI_MCA_orte_hnp_uri") or "")
-    found = found or _NAMESPACE.fullmatch(told.text("PMIX_NAMESPACE") or "")
+def _host_of_mpirun(env: EnvReader) -> str | None:
+    found = _ADDRESS.match(env.text("OMPI_MCA_orte_hnp_uri") or "")
+    found = found or _NAMESPACE.fullmatch(env.text("PMIX_NAMESPACE") or "")
     return found["host"] if found else None

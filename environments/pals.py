@@ -8,28 +8,28 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.environments.nesting import SPOKEN
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.environments.nesting import PROTOCOLS
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 
-class Pals(Environment):
+class Pals(ClusterEnvironment):
     """Reads the variables of a process of PALS."""
 
     name = "pals"
     summary = "mpiexec or aprun of HPE Cray (PALS)"
-    inside = SPOKEN | {"pbs", "slurm"}
+    nested_in = PROTOCOLS | {"pbs", "slurm"}
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("PALS_RANKID", "PALS_APID"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("PALS_RANKID", "PALS_APID"):
             return None
-        return Place(
-            engine=self.name,
-            rank=told.required_number("PALS_RANKID"),
-            world_size=told.required_number("PMI_SIZE"),
-            job=told.required_text("PALS_APID"),
-            local_rank=told.number("PALS_LOCAL_RANKID"),
-            local_world_size=told.number("PALS_LOCAL_SIZE"),
-            node_rank=told.number("PALS_NODEID"),
-            told_by=told.told_by,
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("PALS_RANKID"),
+            world_size=env.required_number("PMI_SIZE"),
+            job=env.required_text("PALS_APID"),
+            local_rank=env.number("PALS_LOCAL_RANKID"),
+            local_world_size=env.number("PALS_LOCAL_SIZE"),
+            node_rank=env.number("PALS_NODEID"),
+            variables_read=env.variables_read,
         )

@@ -12,27 +12,27 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.environments.nesting import SPOKEN
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.environments.nesting import PROTOCOLS
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 
-class Pbs(Environment):
+class Pbs(ClusterEnvironment):
     """Reads the variables of a task of `pbsdsh`."""
 
     name = "pbs"
     summary = "a task of pbsdsh, of Torque"
-    inside = SPOKEN
+    nested_in = PROTOCOLS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("PBS_JOBID", "PBS_TASKNUM") or told.number("PBS_TASKNUM") == 1:
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("PBS_JOBID", "PBS_TASKNUM") or env.number("PBS_TASKNUM") == 1:
             return None
-        told.all_set("PBS_TASKNUM", "PBS_VNODENUM", "PBS_NP")
-        return Place(
-            engine=self.name,
-            rank=told.required_number("PBS_VNODENUM"),
-            world_size=told.required_number("PBS_NP"),
-            job=told.required_text("PBS_JOBID"),
-            node_rank=told.number("PBS_NODENUM"),
-            told_by=told.told_by,
+        env.all_set("PBS_TASKNUM", "PBS_VNODENUM", "PBS_NP")
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("PBS_VNODENUM"),
+            world_size=env.required_number("PBS_NP"),
+            job=env.required_text("PBS_JOBID"),
+            node_rank=env.number("PBS_NODENUM"),
+            variables_read=env.variables_read,
         )

@@ -11,25 +11,25 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 
-class Pmi(Environment):
+class Pmi(ClusterEnvironment):
     """Reads the variables of PMI."""
 
     name = "pmi"
     summary = "any other engine that speaks PMI"
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not (told.all_set("PMI_RANK", "PMI_SIZE") or told.text("PMIX_RANK")):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not (env.all_set("PMI_RANK", "PMI_SIZE") or env.text("PMIX_RANK")):
             return None
-        return Place(
-            engine=self.name,
-            rank=told.required_number("PMI_RANK"),
-            world_size=told.required_number("PMI_SIZE"),
-            job=told.text("PMI_JOBID") or self.name,
-            local_rank=told.number("PMI_LOCAL_RANK"),
-            local_world_size=told.number("PMI_LOCAL_SIZE"),
-            told_by=told.told_by,
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("PMI_RANK"),
+            world_size=env.required_number("PMI_SIZE"),
+            job=env.text("PMI_JOBID") or self.name,
+            local_rank=env.number("PMI_LOCAL_RANK"),
+            local_world_size=env.number("PMI_LOCAL_SIZE"),
+            variables_read=env.variables_read,
         )

@@ -16,39 +16,39 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import SCHEDULERS
-from isotrain.plugin import EngineVariables, Environment, Place, PlaceError
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, ClusterInfoError
 
 _OF_NO_JOB = "ffffffff"
 
 
-class Ray(Environment):
+class Ray(ClusterEnvironment):
     """Reads the variables of a worker of Ray Train."""
 
     name = "ray"
     summary = "a worker of Ray Train that sets RAY_TRAIN_WORLD_RANK and so on"
-    inside = SCHEDULERS
+    nested_in = SCHEDULERS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("RAY_TRAIN_WORLD_RANK", "RAY_TRAIN_WORLD_SIZE"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("RAY_TRAIN_WORLD_RANK", "RAY_TRAIN_WORLD_SIZE"):
             return None
-        return Place(
-            engine=self.name,
-            rank=told.required_number("RAY_TRAIN_WORLD_RANK"),
-            world_size=told.required_number("RAY_TRAIN_WORLD_SIZE"),
-            job=_job(told) or self.name,
-            local_rank=told.number("RAY_TRAIN_LOCAL_RANK"),
-            local_world_size=told.number("RAY_TRAIN_LOCAL_WORLD_SIZE"),
-            node_rank=told.number("RAY_TRAIN_NODE_RANK"),
-            coordinator=told.required_text("RAY_TRAIN_COORDINATOR"),
-            told_by=told.told_by,
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("RAY_TRAIN_WORLD_RANK"),
+            world_size=env.required_number("RAY_TRAIN_WORLD_SIZE"),
+            job=_job(env) or self.name,
+            local_rank=env.number("RAY_TRAIN_LOCAL_RANK"),
+            local_world_size=env.number("RAY_TRAIN_LOCAL_WORLD_SIZE"),
+            node_rank=env.number("RAY_TRAIN_NODE_RANK"),
+            coordinator=env.required_text("RAY_TRAIN_COORDINATOR"),
+            variables_read=env.variables_read,
         )
 
 
-def _job(told: EngineVariables) -> str:
-    number, name = told.text("RAY_JOB_ID"), told.text("RAY_TRAIN_EXPERIMENT_NAME")
+def _job(env: EnvReader) -> str:
+    number, name = env.text("RAY_JOB_ID"), env.text("RAY_TRAIN_EXPERIMENT_NAME")
     if number == _OF_NO_JOB:
-        raise PlaceError(
+        raise ClusterInfoError(
             f"ray: RAY_JOB_ID is {number}: Ray had started this worker before its job came. Set it to"
             " ray.get_runtime_context().get_job_id(), in all workers."
         )

@@ -10,37 +10,37 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from isotrain.plugin import EngineVariables, Environment, Place, PlaceError
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, ClusterInfoError
 
 
-class SageMaker(Environment):
+class SageMaker(ClusterEnvironment):
     """Reads the variables of the script of a training job."""
 
     name = "sagemaker"
     summary = "the script of a SageMaker training job, one on each host"
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("SM_HOSTS", "SM_CURRENT_HOST"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("SM_HOSTS", "SM_CURRENT_HOST"):
             return None
-        hosts = _hosts(told.required_text("SM_HOSTS"))
-        host = told.required_text("SM_CURRENT_HOST")
+        hosts = _hosts(env.required_text("SM_HOSTS"))
+        host = env.required_text("SM_CURRENT_HOST")
         if host not in hosts:
-            raise PlaceError(
+            raise ClusterInfoError(
                 f"sagemaker: SM_CURRENT_HOST is {host!r}; expected one of SM_HOSTS: {', '.join(hosts)}."
             )
-        return Place(
-            engine=self.name,
+        return ClusterInfo(
+            environment=self.name,
             rank=hosts.index(host),
             world_size=len(hosts),
-            job=told.text("TRAINING_JOB_NAME") or self.name,
+            job=env.text("TRAINING_JOB_NAME") or self.name,
             local_rank=0,
             local_world_size=1,
             node_rank=hosts.index(host),
             host=host,
             hosts=tuple(hosts),
             coordinator=hosts[0],
-            told_by=told.told_by,
+            variables_read=env.variables_read,
         )
 
 
@@ -48,6 +48,6 @@ def _hosts(text: str) -> list[str]:
     try:
         return [str(host) for host in json.loads(text)]
     except (ValueError, TypeError) as error:
-        raise PlaceError(
+        raise ClusterInfoError(
             f"sagemaker: SM_HOSTS is {text!r}; expected a JSON list of hosts."
         ) from error

@@ -17,40 +17,40 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.environments.nesting import SPOKEN
-from isotrain.plugin import EngineVariables, Environment, Place, counts_per_host, host_list
+from isotrain.environments.nesting import PROTOCOLS
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, counts_per_host, host_list
 
 _NO_TASKS = {"4294967290", "-6", "4294967291", "-5", "4294967292", "-4"}
 """The numbers of the steps of a shell, a script, and what is external to steps, as SLURM may print them."""
 
 
-class Slurm(Environment):
+class Slurm(ClusterEnvironment):
     """Reads the variables of a task of a SLURM step."""
 
     name = "slurm"
     summary = "a task of srun, in a job of sbatch or salloc or of its own"
-    inside = SPOKEN
+    nested_in = PROTOCOLS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if told.text("SLURM_STEP_NUM_TASKS") is None or told.text("SLURM_STEP_ID") in _NO_TASKS:
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if env.text("SLURM_STEP_NUM_TASKS") is None or env.text("SLURM_STEP_ID") in _NO_TASKS:
             return None
-        told.all_set("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
-        node_rank = told.required_number("SLURM_NODEID")
-        tasks = told.required_list("SLURM_STEP_TASKS_PER_NODE", counts_per_host)
-        restarts = told.number("SLURM_RESTART_COUNT") or 0
-        hosts = told.required_list("SLURM_STEP_NODELIST", host_list)
-        return Place(
-            engine=self.name,
-            rank=told.required_number("SLURM_PROCID"),
-            world_size=told.required_number("SLURM_STEP_NUM_TASKS"),
+        env.all_set("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
+        node_rank = env.required_number("SLURM_NODEID")
+        tasks = env.required_list("SLURM_STEP_TASKS_PER_NODE", counts_per_host)
+        restarts = env.number("SLURM_RESTART_COUNT") or 0
+        hosts = env.required_list("SLURM_STEP_NODELIST", host_list)
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("SLURM_PROCID"),
+            world_size=env.required_number("SLURM_STEP_NUM_TASKS"),
             job=".".join([variables["SLURM_JOB_ID"], variables["SLURM_STEP_ID"], str(restarts)]),
-            local_rank=told.required_number("SLURM_LOCALID"),
+            local_rank=env.required_number("SLURM_LOCALID"),
             local_world_size=tasks[node_rank] if node_rank < len(tasks) else None,
             node_rank=node_rank,
-            host=told.text("SLURMD_NODENAME"),
+            host=env.text("SLURMD_NODENAME"),
             hosts=hosts,
             coordinator=hosts[0],
             restarts=restarts,
-            told_by=told.told_by,
+            variables_read=env.variables_read,
         )

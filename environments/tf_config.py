@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isotrain.environments.nesting import STARTERS
-from isotrain.plugin import EngineVariables, Environment, Place, PlaceError
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, ClusterInfoError
 
 VARIABLE = "TF_CONFIG"
 _TRAINING = ("chief", "master", "worker")
@@ -22,15 +22,15 @@ _FORM = (
 )
 
 
-class TFConfig(Environment):
+class TFConfig(ClusterEnvironment):
     """Reads `TF_CONFIG`."""
 
     name = "tf_config"
     summary = "a chief or worker by TF_CONFIG"
-    inside = STARTERS
+    nested_in = STARTERS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        text = EngineVariables(self.name, variables).text(VARIABLE)
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        text = EnvReader(self.name, variables).text(VARIABLE)
         if text is None:
             return None
         try:
@@ -41,12 +41,12 @@ class TFConfig(Environment):
             addresses = {kind: list(map(_parts, cluster[kind])) for kind in cluster}
             return _place(addresses, str(task["type"]), int(task["index"]))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise PlaceError(f"tf_config: {VARIABLE} is {text!r} ({error!r}); {_FORM}.") from error
+            raise ClusterInfoError(f"tf_config: {VARIABLE} is {text!r} ({error!r}); {_FORM}.") from error
 
 
-def _place(addresses: Mapping[str, Sequence[tuple[str, int]]], kind: str, index: int) -> Place:
+def _place(addresses: Mapping[str, Sequence[tuple[str, int]]], kind: str, index: int) -> ClusterInfo:
     if kind not in _TRAINING:
-        raise PlaceError(
+        raise ClusterInfoError(
             f"tf_config: {VARIABLE} says that this process is a {kind!r}; expected {' or '.join(_TRAINING)}."
             " Parameter servers and evaluators are isotrain's own matter: leave them out of the cluster."
         )
@@ -55,8 +55,8 @@ def _place(addresses: Mapping[str, Sequence[tuple[str, int]]], kind: str, index:
     before = sum(len(addresses.get(each, ())) for each in _TRAINING[: _TRAINING.index(kind)])
     hosts = list(dict.fromkeys(each for _, (each, _) in everyone))
     rank, (first, first_port) = before + index, everyone[0][1]
-    return Place(
-        engine=TFConfig.name,
+    return ClusterInfo(
+        environment=TFConfig.name,
         rank=rank,
         world_size=len(everyone),
         job=f"{first}:{first_port}",
@@ -67,7 +67,7 @@ def _place(addresses: Mapping[str, Sequence[tuple[str, int]]], kind: str, index:
         hosts=tuple(hosts),
         coordinator=first,
         port=first_port,
-        told_by=(VARIABLE,),
+        variables_read=(VARIABLE,),
     )
 
 

@@ -13,34 +13,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import STARTERS
-from isotrain.plugin import EngineVariables, Environment, Place
+from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
 
 
-class Torchrun(Environment):
+class Torchrun(ClusterEnvironment):
     """Reads the variables of PyTorch's launcher."""
 
     name = "torchrun"
     summary = "torchrun, or RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT set by another"
-    inside = STARTERS
+    nested_in = STARTERS
 
-    def place(self, variables: Mapping[str, str]) -> Place | None:
-        told = EngineVariables(self.name, variables)
-        if not told.all_set("RANK", "WORLD_SIZE"):
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+        env = EnvReader(self.name, variables)
+        if not env.all_set("RANK", "WORLD_SIZE"):
             return None
-        coordinator, port = told.required_text("MASTER_ADDR"), told.required_number("MASTER_PORT")
+        coordinator, port = env.required_text("MASTER_ADDR"), env.required_number("MASTER_PORT")
         # The count of restarts is each agent's own, so it cannot be part of the job's name.
-        run = told.text("TORCHELASTIC_RUN_ID") or "env"
-        return Place(
-            engine=self.name,
-            rank=told.required_number("RANK"),
-            world_size=told.required_number("WORLD_SIZE"),
+        run = env.text("TORCHELASTIC_RUN_ID") or "env"
+        return ClusterInfo(
+            environment=self.name,
+            rank=env.required_number("RANK"),
+            world_size=env.required_number("WORLD_SIZE"),
             job=f"{run}@{coordinator}:{port}",
-            local_rank=told.number("LOCAL_RANK"),
-            local_world_size=told.number("LOCAL_WORLD_SIZE"),
-            node_rank=told.number("GROUP_RANK"),
+            local_rank=env.number("LOCAL_RANK"),
+            local_world_size=env.number("LOCAL_WORLD_SIZE"),
+            node_rank=env.number("GROUP_RANK"),
             coordinator=coordinator,
             # The agents meet there, and go on using it.
-            port=None if told.text("TORCHELASTIC_USE_AGENT_STORE") == "True" else port,
-            restarts=told.number("TORCHELASTIC_RESTART_COUNT") or 0,
-            told_by=told.told_by,
+            port=None if env.text("TORCHELASTIC_USE_AGENT_STORE") == "True" else port,
+            restarts=env.number("TORCHELASTIC_RESTART_COUNT") or 0,
+            variables_read=env.variables_read,
         )

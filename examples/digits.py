@@ -64,7 +64,7 @@ spec = isotrain.TrainingSpec(
     loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
     metrics=["accuracy"],
     optimizer={"name": "sgd", "lr": 0.125, "momentum": 0.875},
-    global_batch=64,  # 64 is no multiple of 3 replicas, and the last batch of an epoch has 25
+    global_batch_size=64,  # 64 is no multiple of 3 replicas, and the last batch of an epoch has 25
     epochs=5,
 )
 

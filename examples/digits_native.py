@@ -71,7 +71,7 @@ spec = isotrain.TrainingSpec(
     loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
     metrics=["accuracy"],
     optimizer={"name": "sgd", "lr": 0.125, "momentum": 0.875},
-    global_batch=64,
+    global_batch_size=64,
     epochs=5,
 )
 

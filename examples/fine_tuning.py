@@ -52,7 +52,7 @@ pretraining = isotrain.TrainingSpec(
     loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
     metrics=["accuracy"],
     optimizer={"name": "sgd", "lr": 0.125, "momentum": 0.875},
-    global_batch=64,
+    global_batch_size=64,
     epochs=6,
 )
 from_nothing = pretraining.replace(
@@ -82,7 +82,7 @@ def main() -> None:
 
     _, pretrained = accuracy(pretraining)
     tuned, result = accuracy(fine_tuning(pretrained))
-    print("\n".join(line for line in result.plan["remarks"] if "initial_weights" in line))
+    print("\n".join(line for line in result.plan["notes"] if "initial_weights" in line))
     print(f"validation accuracy {tuned:.4f} after fine-tuning")
     print(f"validation accuracy {accuracy(from_nothing)[0]:.4f} from nothing")
 

@@ -87,7 +87,7 @@ spec = isotrain.TrainingSpec(
     optimizer={"name": "adam", "lr": 2**-8},
     schedule={"name": "cosine", "warmup_steps": 20},
     clip={"global_norm": 1.0},
-    global_batch=32,
+    global_batch_size=32,
     steps=200,
 )
 

@@ -14,13 +14,13 @@ from isotrain.core.comparison.api import compare as compare
 from isotrain.core.comparison.comparison import Comparison as Comparison
 from isotrain.core.contracts.adapter import Adapter as Adapter
 from isotrain.core.contracts.capabilities import Capability as Capability
-from isotrain.core.contracts.environment import Environment as Environment
-from isotrain.core.contracts.environment import Place as Place
+from isotrain.core.contracts.environment import ClusterEnvironment as ClusterEnvironment
+from isotrain.core.contracts.environment import ClusterInfo as ClusterInfo
 from isotrain.core.contracts.group import ReplicaGroup as ReplicaGroup
 from isotrain.core.contracts.launcher import Launcher as Launcher
 from isotrain.core.contracts.logger import Logger as Logger
 from isotrain.core.contracts.plan import Plan as Plan
-from isotrain.core.contracts.strategy import Conserved as Conserved
+from isotrain.core.contracts.strategy import Invariant as Invariant
 from isotrain.core.contracts.strategy import Strategy as Strategy
 from isotrain.core.contracts.strategy_state import StrategyState as StrategyState
 from isotrain.core.data.dataset import DataSet as DataSet
@@ -28,7 +28,7 @@ from isotrain.core.errors import BackendUnavailableError as BackendUnavailableEr
 from isotrain.core.errors import DataError as DataError
 from isotrain.core.errors import IsotrainError as IsotrainError
 from isotrain.core.errors import NotANumberError as NotANumberError
-from isotrain.core.errors import PlaceError as PlaceError
+from isotrain.core.errors import ClusterInfoError as ClusterInfoError
 from isotrain.core.errors import PlanError as PlanError
 from isotrain.core.errors import PluginError as PluginError
 from isotrain.core.errors import RunFailedError as RunFailedError

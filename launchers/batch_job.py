@@ -8,10 +8,10 @@ from pathlib import Path
 
 from isotrain.plugin import (
     Allocation,
-    EngineVariables,
-    PlaceError,
+    EnvReader,
+    ClusterInfoError,
     PlanError,
-    Share,
+    HostSlots,
     counts_per_host,
     host_list,
 )
@@ -27,8 +27,8 @@ def allocated(variables: Mapping[str, str]) -> Allocation | None:
     """
     if "SLURM_JOB_ID" in variables:
         try:
-            return Allocation(slurm_shares(variables))
-        except PlaceError as error:
+            return Allocation(slurm_host_slots(variables))
+        except ClusterInfoError as error:
             raise PlanError(f"{error} {_OTHERWISE}") from error
     if "PBS_NODEFILE" in variables:
         return _counted("PBS_NODEFILE", variables["PBS_NODEFILE"])
@@ -37,9 +37,9 @@ def allocated(variables: Mapping[str, str]) -> Allocation | None:
     return None
 
 
-def slurm_shares(
+def slurm_host_slots(
     variables: Mapping[str, str], tasks: int | None = None, gpus: int | None = None
-) -> tuple[Share, ...]:
+) -> tuple[HostSlots, ...]:
     """What each node of a job of SLURM gives.
 
     Args:
@@ -48,21 +48,21 @@ def slurm_shares(
         gpus: Of each node; None: as the job says, if it does.
 
     Raises:
-        PlaceError: The variables are half set, or do not fit each other.
+        ClusterInfoError: The variables are half set, or do not fit each other.
     """
-    told = EngineVariables("slurm", variables)
+    told = EnvReader("slurm", variables)
     job = told.text("SLURM_JOB_ID")
     hosts = told.required_list("SLURM_JOB_NODELIST", host_list)
     counts: tuple[int, ...] = (tasks or 1,) * len(hosts)
     if tasks is None and told.text("SLURM_TASKS_PER_NODE") is not None:
         counts = told.required_list("SLURM_TASKS_PER_NODE", counts_per_host)
     if len(counts) != len(hosts):
-        raise PlaceError(
+        raise ClusterInfoError(
             f"slurm: SLURM_TASKS_PER_NODE is {variables['SLURM_TASKS_PER_NODE']!r}, for {len(counts)} nodes,"
             f" and SLURM_JOB_NODELIST is {variables['SLURM_JOB_NODELIST']!r}: job {job} has {len(hosts)}."
         )
     devices = told.number("SLURM_GPUS_ON_NODE") if gpus is None else gpus
-    return tuple(Share(slots, host, devices) for host, slots in zip(hosts, counts, strict=True))
+    return tuple(HostSlots(slots, host, devices) for host, slots in zip(hosts, counts, strict=True))
 
 
 def _counted(variable: str, file: str) -> Allocation:
@@ -76,4 +76,4 @@ def _counted(variable: str, file: str) -> Allocation:
         ) from error
     if not lines:
         raise PlanError(f"{variable}: {file} has the hosts of this job, and names none.")
-    return Allocation(tuple(Share(slots, host) for host, slots in Counter(lines).items()))
+    return Allocation(tuple(HostSlots(slots, host) for host, slots in Counter(lines).items()))

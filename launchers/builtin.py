@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.plugin import LauncherRegister, hookimpl
+from isotrain.plugin import LauncherRegistry, hookimpl
 
 _LAUNCHERS = {
     "slurm": "isotrain.launchers.slurm:SlurmLauncher",
@@ -15,7 +15,7 @@ _LAUNCHERS = {
 
 
 @hookimpl
-def isotrain_register_launchers(register: LauncherRegister) -> None:
+def isotrain_register_launchers(register: LauncherRegistry) -> None:
     """Registers each launcher by reference, so that none is imported before it is used."""
     for name, reference in _LAUNCHERS.items():
         register.add(reference, name=name)

@@ -9,11 +9,11 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from isotrain.launchers.host_options import HostOptions, as_text, meeting
-from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Submission, Usability
+from isotrain.launchers.host_options import HostOptions, as_text, rendezvous_variables
+from isotrain.plugin import Allocation, SchedulerLauncher, RankCommand, Submission, Availability
 
 
-class HorovodrunLauncher(EngineLauncher):
+class HorovodrunLauncher(SchedulerLauncher):
     """Has horovodrun start the ranks, over SSH on other hosts.
 
     It writes all variables of this process on the command lines of `ssh`, and of the shells that start ranks
@@ -43,11 +43,11 @@ class HorovodrunLauncher(EngineLauncher):
         self._where = HostOptions(self.name, hosts, processes, gpus_per_host)
         self._controller = controller
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         if find_spec("horovod") is None:
             hint = "build it for the installed frameworks: python tools/horovod/build.py"
-            return Usability(False, None, "horovod is not installed", hint)
-        return Usability(True)
+            return Availability(False, None, "horovod is not installed", hint)
+        return Availability(True)
 
     def allocation(self) -> Allocation:
         return self._where.allocation(os.environ)
@@ -61,12 +61,12 @@ class HorovodrunLauncher(EngineLauncher):
         if allocation.hosts:
             size += ["-H", as_text(allocation)]
         run = (sys.executable, "-m", "horovod.runner.launch", f"--{self._controller}", *size)
-        told, files = meeting(allocation, command), {}
+        told, files = rendezvous_variables(allocation, command), {}
         if not _has_own_key(command):
             files = {"key": command.key}
             told |= {command.key_file_variable: str(command.spec.with_name("key"))}
         run = (*run, *command.arguments)
-        return Submission((run,), told, files, knows_key=False)
+        return Submission((run,), told, files, key_in_environment=False)
 
 
 def _has_own_key(command: RankCommand) -> bool:

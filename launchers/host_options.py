@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isotrain.launchers.batch_job import allocated
-from isotrain.plugin import Allocation, PlanError, RankCommand, Share, visible_gpus
+from isotrain.plugin import Allocation, PlanError, RankCommand, HostSlots, visible_gpus
 
 _HOST = re.compile(r"(?P<host>[\w.-]+)(?::(?P<slots>[1-9]\d*))?")
 
@@ -61,8 +61,8 @@ class HostOptions:
             shares = tuple(self._share(part.strip()) for part in self.hosts.split(","))
         else:
             job = allocated(variables) if self.processes is None else None
-            here = Share(self.processes or 1, devices=visible_gpus(variables))
-            shares = (here,) if job is None else job.shares
+            here = HostSlots(self.processes or 1, devices=visible_gpus(variables))
+            shares = (here,) if job is None else job.host_slots
         if self.gpus is None:
             return Allocation(shares)
         return Allocation(tuple(replace(share, devices=self.gpus) for share in shares))
@@ -76,7 +76,7 @@ class HostOptions:
         Raises:
             PlanError: It is none of them, or the only one.
         """
-        shares = self.allocation(os.environ).shares
+        shares = self.allocation(os.environ).host_slots
         left = tuple(share for share in shares if _short(share.host or "") != _short(host))
         if len(left) in (0, len(shares)):
             raise PlanError(
@@ -86,22 +86,22 @@ class HostOptions:
         known = {} if len(devices) > 1 or None in devices else {"gpus_per_host": devices.pop()}
         return {"hosts": as_text(Allocation(left)), **known}
 
-    def _share(self, text: str) -> Share:
+    def _share(self, text: str) -> HostSlots:
         match = _HOST.fullmatch(text)
         if match is None:
             raise PlanError(
                 f"{self.launcher}: hosts: expected HOST or HOST:SLOTS between commas, such as"
                 f" node1:2,node2:2, received {text!r}."
             )
-        return Share(int(match["slots"] or 1), match["host"])
+        return HostSlots(int(match["slots"] or 1), match["host"])
 
 
 def as_text(allocation: Allocation) -> str:
     """The hosts as an option, which mpirun and horovodrun write alike."""
-    return ",".join(f"{share.host or 'this machine'}:{share.slots}" for share in allocation.shares)
+    return ",".join(f"{share.host or 'this machine'}:{share.slots}" for share in allocation.host_slots)
 
 
-def meeting(
+def rendezvous_variables(
     allocation: Allocation, command: RankCommand, first: str | None = None
 ) -> dict[str, str]:
     """Says where ranks meet, for engines that do not tell, or tell where they were started themselves.
@@ -116,7 +116,7 @@ def meeting(
     return {"ISOTRAIN_COORDINATOR": first or allocation.hosts[0], "ISOTRAIN_JOB": command.name}
 
 
-def own_host(allocation: Allocation) -> str | None:
+def local_host(allocation: Allocation) -> str | None:
     """Which of the hosts this process is on, by the name that it has there; Open MPI begins with it."""
     own = _short(socket.gethostname())
     return next((host for host in allocation.hosts if _short(host) == own), None)

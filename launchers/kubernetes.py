@@ -12,12 +12,12 @@ import yaml
 
 from isotrain.plugin import (
     Allocation,
-    EngineLauncher,
+    SchedulerLauncher,
     PlanError,
     RankCommand,
-    Share,
+    HostSlots,
     Submission,
-    Usability,
+    Availability,
 )
 
 _PROGRAM = (sys.executable, "-m", "isotrain.launchers.kubernetes_program")
@@ -32,7 +32,7 @@ _JOB = "ranks"
 """The name of the one Job in a JobSet."""
 
 
-class KubernetesLauncher(EngineLauncher):
+class KubernetesLauncher(SchedulerLauncher):
     """Has `kubectl` create the spec, the key, and a Job of which each pod is a rank; follows the first."""
 
     name = "kubernetes"
@@ -71,14 +71,14 @@ class KubernetesLauncher(EngineLauncher):
         self._tls = tls
         self._kubectl = shlex.split(kubectl)
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         if shutil.which(self._kubectl[0]) is None:
             hint = "install kubectl, or give the manifest to it elsewhere"
-            return Usability(False, None, f"there is no {self._kubectl[0]}", hint)
-        return Usability(True)
+            return Availability(False, None, f"there is no {self._kubectl[0]}", hint)
+        return Availability(True)
 
     def allocation(self) -> Allocation:
-        return Allocation((Share(1, devices=self._gpus),) * self._pods)
+        return Allocation((HostSlots(1, devices=self._gpus),) * self._pods)
 
     def without(self, host: str) -> Mapping[str, Any]:
         if self._pods == 1:
@@ -103,7 +103,7 @@ class KubernetesLauncher(EngineLauncher):
         manifest = ("--manifest", str(command.spec.with_name(_MANIFEST)), "--job", job)
         follow = (*_PROGRAM, "--kubectl", shlex.join(self._kubectl), *manifest)
         files = {_MANIFEST: yaml.safe_dump_all(parts, sort_keys=False)}
-        return Submission((follow,), files=files, knows_key=False)
+        return Submission((follow,), files=files, key_in_environment=False)
 
     def _job(self, command: RankCommand) -> dict[str, Any]:
         name = command.name

@@ -8,23 +8,23 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from isotrain.launchers.host_options import HostOptions, as_text, meeting, own_host
+from isotrain.launchers.host_options import HostOptions, as_text, rendezvous_variables, local_host
 from isotrain.plugin import (
     Allocation,
-    EngineLauncher,
+    SchedulerLauncher,
     PlanError,
     RankCommand,
     Submission,
-    Usability,
+    Availability,
 )
 
 _LAST_WORDS = {"OMPI_MCA_odls_base_sigkill_timeout": "4"}
 """Seconds: Open MPI ends the other ranks when a host is lost, and gives them 1 to say what has happened."""
 
-Flavour = Literal["open-mpi", "hydra"]
+MpiFlavor = Literal["open-mpi", "hydra"]
 
 
-class MpiLauncher(EngineLauncher):
+class MpiLauncher(SchedulerLauncher):
     """Has `mpirun` start the ranks, over SSH on other hosts."""
 
     name = "mpi"
@@ -36,7 +36,7 @@ class MpiLauncher(EngineLauncher):
         processes: int | None = None,
         gpus_per_host: int | None = None,
         mpirun: str = "mpirun",
-        flavour: Flavour | None = None,
+        flavor: MpiFlavor | None = None,
     ) -> None:
         """Takes where to start.
 
@@ -46,22 +46,22 @@ class MpiLauncher(EngineLauncher):
             processes: On this machine, where no hosts are given.
             gpus_per_host: Where they cannot be looked at from here.
             mpirun: The program, by name or path.
-            flavour: `open-mpi`, or `hydra`, which is MPICH's and Intel MPI's; left out: as `mpirun` says
+            flavor: `open-mpi`, or `hydra`, which is MPICH's and Intel MPI's; left out: as `mpirun` says
                 itself, and Open MPI where there is none to ask.
         """
-        if flavour not in (None, *get_args(Flavour)):
-            known = ", ".join(get_args(Flavour))
-            raise PlanError(f"mpi: flavour: expected one of {known}, received {flavour!r}.")
+        if flavor not in (None, *get_args(MpiFlavor)):
+            known = ", ".join(get_args(MpiFlavor))
+            raise PlanError(f"mpi: flavor: expected one of {known}, received {flavor!r}.")
         self._where = HostOptions(self.name, hosts, processes, gpus_per_host)
         self._mpirun = mpirun
-        self._flavour = flavour
+        self._flavor = flavor
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         if shutil.which(self._mpirun) is None:
             hint = "install Open MPI or MPICH (Debian: sudo apt install openmpi-bin)"
-            taken = "" if self._flavour else ", and it is taken for Open MPI's"
-            return Usability(False, None, f"there is no {self._mpirun}{taken}", hint)
-        return Usability(True)
+            taken = "" if self._flavor else ", and it is taken for Open MPI's"
+            return Availability(False, None, f"there is no {self._mpirun}{taken}", hint)
+        return Availability(True)
 
     def allocation(self) -> Allocation:
         return self._where.allocation(os.environ)
@@ -72,10 +72,10 @@ class MpiLauncher(EngineLauncher):
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
         where = as_text(allocation) if allocation.hosts else ""
-        told = meeting(allocation, command)
-        if (self._flavour or flavour(self._mpirun)) == "open-mpi":
-            told |= meeting(allocation, command, first=own_host(allocation))
-            options = _open_mpi(where, (*command.variables, *told, *command.told))
+        told = rendezvous_variables(allocation, command)
+        if (self._flavor or flavor(self._mpirun)) == "open-mpi":
+            told |= rendezvous_variables(allocation, command, first=local_host(allocation))
+            options = _open_mpi(where, (*command.variables, *told, *command.secret_variables))
         else:
             options = _hydra(where, by_ssh=self._where.hosts is not None)
         count = ("-np", str(allocation.slots))
@@ -103,7 +103,7 @@ def _hydra(where: str, *, by_ssh: bool) -> list[str]:
     return [*(("-launcher", "ssh") if by_ssh else ()), "-hosts", where]
 
 
-def flavour(mpirun: str) -> Flavour:
+def flavor(mpirun: str) -> MpiFlavor:
     """Which MPI it is, as it says itself; Open MPI where it is not here.
 
     Raises:

@@ -10,12 +10,12 @@ from typing import Any, Literal, get_args
 
 from isotrain.plugin import (
     Allocation,
-    EngineLauncher,
+    SchedulerLauncher,
     PlanError,
     RankCommand,
-    Share,
+    HostSlots,
     Submission,
-    Usability,
+    Availability,
 )
 
 _PROGRAM = (sys.executable, "-m", "isotrain.launchers.ray_program")
@@ -23,7 +23,7 @@ _PROGRAM = (sys.executable, "-m", "isotrain.launchers.ray_program")
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
-class RayLauncher(EngineLauncher):
+class RayLauncher(SchedulerLauncher):
     """Has actors of Ray start the ranks, and their output come here."""
 
     name = "ray"
@@ -64,15 +64,15 @@ class RayLauncher(EngineLauncher):
         self._placement = placement
         self._address = address
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         if find_spec("ray") is None:
-            return Usability(False, None, "ray is not installed", "pip install ray")
-        return Usability(True)
+            return Availability(False, None, "ray is not installed", "pip install ray")
+        return Availability(True)
 
     def allocation(self) -> Allocation:
         if self._placement == "STRICT_PACK":
-            return Allocation((Share(self._workers, devices=self._workers * self._gpus),))
-        return Allocation((Share(1, devices=self._gpus),) * self._workers)
+            return Allocation((HostSlots(self._workers, devices=self._workers * self._gpus),))
+        return Allocation((HostSlots(1, devices=self._gpus),) * self._workers)
 
     def without(self, host: str) -> Mapping[str, Any]:
         if self._placement != "STRICT_SPREAD" or self._workers == 1:
@@ -85,6 +85,6 @@ class RayLauncher(EngineLauncher):
     def submission(self, command: RankCommand) -> Submission:
         bundle = ("--bundle", json.dumps(self._bundle))
         where = ("--placement", self._placement, "--address", self._address)
-        names = [part for name in (*command.variables, *command.told) for part in ("-x", name)]
+        names = [part for name in (*command.variables, *command.secret_variables) for part in ("-x", name)]
         size = ("--workers", str(self._workers), *bundle)
         return Submission(((*_PROGRAM, *size, *where, *names, "--", *command.arguments),))

@@ -13,15 +13,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from isotrain.launchers.batch_job import slurm_shares
+from isotrain.launchers.batch_job import slurm_host_slots
 from isotrain.plugin import (
     Allocation,
-    EngineLauncher,
+    SchedulerLauncher,
     PlanError,
     RankCommand,
-    Share,
+    HostSlots,
     Submission,
-    Usability,
+    Availability,
     host_list,
 )
 
@@ -52,7 +52,7 @@ exit "$status"\
 """
 
 
-class SlurmLauncher(EngineLauncher):
+class SlurmLauncher(SchedulerLauncher):
     """Has `srun` start the ranks; `job.sh` among its files does the same when given to `sbatch`."""
 
     name = "slurm"
@@ -87,11 +87,11 @@ class SlurmLauncher(EngineLauncher):
         self._further = shlex.split(options)
         self._requeue = requeue
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         if shutil.which("srun") is None:
             hint = "run it where SLURM's commands are, such as on a login node"
-            return Usability(False, None, "there is no srun", hint)
-        return Usability(True)
+            return Availability(False, None, "there is no srun", hint)
+        return Availability(True)
 
     @property
     def starts(self) -> bool:
@@ -105,12 +105,12 @@ class SlurmLauncher(EngineLauncher):
 
         Raises:
             PlanError: More is asked for than was allocated.
-            PlaceError: What is told of the allocation is half set, or does not fit.
+            ClusterInfoError: What is told of the allocation is half set, or does not fit.
         """
         if "SLURM_JOB_ID" not in variables:
-            share = Share(self._tasks or 1, devices=self._gpus)
+            share = HostSlots(self._tasks or 1, devices=self._gpus)
             return Allocation((share,) * (self._nodes or 1))
-        shares = slurm_shares(variables, self._tasks, self._gpus)
+        shares = slurm_host_slots(variables, self._tasks, self._gpus)
         count = self._nodes or len(shares)
         if count > len(shares):
             raise PlanError(
@@ -121,7 +121,7 @@ class SlurmLauncher(EngineLauncher):
         return Allocation(tuple(left)[:count])
 
     def without(self, host: str) -> Mapping[str, Any]:
-        nodes = len(self.allocation().shares) - 1
+        nodes = len(self.allocation().host_slots) - 1
         if nodes == 0:
             raise PlanError(f"slurm: no node is left without {host}.")
         excluded = f"{_EXCLUDE}{','.join([*self._excluded, host])}"
@@ -131,7 +131,7 @@ class SlurmLauncher(EngineLauncher):
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
         if not allocation.is_even:
-            found = ",".join(str(share.slots) for share in allocation.shares)
+            found = ",".join(str(share.slots) for share in allocation.host_slots)
             raise PlanError(
                 f"slurm: tasks_per_node: the allocation has {found} tasks on its nodes; say how many"
                 " each of them is to run."
@@ -144,10 +144,10 @@ class SlurmLauncher(EngineLauncher):
         commands = ((*step, *job, *command.arguments),) if self.starts else ()
         # What srun cannot reach, and all that it has started where it is killed, is kept when srun is gone.
         ending = _ending(command.name, os.environ.get("SLURM_JOB_ID"))
-        return Submission(commands, files={"job.sh": script}, last=(ending,))
+        return Submission(commands, files={"job.sh": script}, cleanup_commands=(ending,))
 
     def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
-        command = replace(command, following=())
+        command = replace(command, follow_options=())
         run = shlex.join([*step, *command.arguments])
         if self._requeue:
             signal = f"--signal=TERM@{self._requeue}"
@@ -174,7 +174,7 @@ class SlurmLauncher(EngineLauncher):
         return [nodes.replace("=", f"={fewest}-"), f"--mincpus={count}", *others]
 
     def _size(self, allocation: Allocation) -> list[str]:
-        shares = allocation.shares
+        shares = allocation.host_slots
         size = [f"--nodes={len(shares)}", f"--ntasks-per-node={shares[0].slots}"]
         return [*size, f"--gpus-per-node={self._gpus}"] if self._gpus else size
 
@@ -206,8 +206,8 @@ def _fewest_nodes(allocation: Allocation, command: RankCommand) -> int | None:
     """On how few nodes a job may start anew; None: on no fewer than it began."""
     if command.fewest_processes is None:
         return None
-    nodes = math.ceil(command.fewest_processes / allocation.shares[0].slots)
-    return nodes if nodes < len(allocation.shares) else None
+    nodes = math.ceil(command.fewest_processes / allocation.host_slots[0].slots)
+    return nodes if nodes < len(allocation.host_slots) else None
 
 
 def _going_on(command: RankCommand) -> RankCommand:

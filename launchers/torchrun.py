@@ -10,14 +10,14 @@ from collections.abc import Mapping
 from importlib.util import find_spec
 from typing import Any
 
-from isotrain.launchers.host_options import HostOptions, as_text, own_host
+from isotrain.launchers.host_options import HostOptions, as_text, local_host
 from isotrain.plugin import (
     Allocation,
-    EngineLauncher,
+    SchedulerLauncher,
     PlanError,
     RankCommand,
     Submission,
-    Usability,
+    Availability,
 )
 
 _AGENT = (sys.executable, "-m", "torch.distributed.run")
@@ -25,7 +25,7 @@ _REMOTE = "{reading} cd {folder} && exec env {command}"
 _READING = "IFS= read -r {variable}; export {variable};"
 
 
-class TorchrunLauncher(EngineLauncher):
+class TorchrunLauncher(SchedulerLauncher):
     """Has torchrun start the ranks: here, or over SSH on each of several hosts."""
 
     name = "torchrun"
@@ -53,17 +53,17 @@ class TorchrunLauncher(EngineLauncher):
         self._port = port
         self._ssh = shlex.split(ssh)
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         if find_spec("torch") is None:
-            return Usability(False, None, "torch is not installed", "pip install torch")
+            return Availability(False, None, "torch is not installed", "pip install torch")
         try:
             allocation = self.allocation()
         except PlanError as error:
-            return Usability(False, None, str(error).rstrip("."), "or start torchrun by hand")
-        by_ssh = {*allocation.hosts} - {own_host(allocation)}
+            return Availability(False, None, str(error).rstrip("."), "or start torchrun by hand")
+        by_ssh = {*allocation.hosts} - {local_host(allocation)}
         if by_ssh and shutil.which(self._ssh[0]) is None:
-            return Usability(False, None, f"there is no {self._ssh[0]}", "install OpenSSH")
-        return Usability(True)
+            return Availability(False, None, f"there is no {self._ssh[0]}", "install OpenSSH")
+        return Availability(True)
 
     def allocation(self) -> Allocation:
         return self._where.allocation(os.environ)
@@ -78,32 +78,32 @@ class TorchrunLauncher(EngineLauncher):
                 "torchrun: hosts: every host runs as many processes as the others; received"
                 f" {as_text(allocation)}."
             )
-        slots = f"--nproc-per-node={allocation.shares[0].slots}"
+        slots = f"--nproc-per-node={allocation.host_slots[0].slots}"
         if not allocation.hosts:
             here = (*_AGENT, "--standalone", slots, "--no-python", *command.arguments)
             return Submission((here,))
         agent = self._agent(allocation, command, slots)
         script = _reading_script(agent, command)
-        own = own_host(allocation)
+        own = local_host(allocation)
         commands = (
             ("sh", "-c", script) if host == own else (*self._ssh, host, script)
             for host in allocation.hosts
         )
-        lines = "".join(f"{text}\n" for text in command.told.values())
-        return Submission(tuple(commands), knows_key=False, stdin=lines)
+        lines = "".join(f"{text}\n" for text in command.secret_variables.values())
+        return Submission(tuple(commands), key_in_environment=False, stdin=lines)
 
     def _agent(self, allocation: Allocation, command: RankCommand, slots: str) -> tuple[str, ...]:
         hosts = allocation.hosts
-        meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0]}:{self._port}")
+        rendezvous_variables = ("--rdzv-backend=c10d", f"--rdzv-endpoint={hosts[0]}:{self._port}")
         size = (f"--nnodes={len(hosts)}", slots, f"--rdzv-id={command.name}")
-        return (*_AGENT, *size, *meeting, "--no-python", *command.arguments)
+        return (*_AGENT, *size, *rendezvous_variables, "--no-python", *command.arguments)
 
 
 def _reading_script(agent: tuple[str, ...], command: RankCommand) -> str:
     """For a shell: key and spec come by standard input, since a command line can be read by everybody."""
     variables = [f"{name}={value}" for name, value in command.variables.items()]
     return _REMOTE.format(
-        reading=" ".join(_READING.format(variable=name) for name in command.told),
+        reading=" ".join(_READING.format(variable=name) for name in command.secret_variables),
         folder=shlex.quote(os.getcwd()),
         command=shlex.join([*variables, *agent]),
     )

@@ -22,12 +22,12 @@ from isotrain.strategies import options
 WEIGHTS: tuple[StatePart, ...] = ("trainable", "statistics")
 
 
-class Drifting(Strategy):
+class LocalStepStrategy(Strategy):
     """Replicas take local steps; evaluation and the end of the run see the mean of their weights."""
 
     _total_steps: int | None = None
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling, and says what clipping means."""
         options.without_loss_scaling(
             self.name, spec, "takes local steps without a common loss scale"
@@ -41,7 +41,7 @@ class Drifting(Strategy):
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
         """Evaluates the mean of the replicas' weights, then gives each its own back."""
         own = group.compute(read_weights)
-        self.agree(group)
+        self.sync_weights(group)
         try:
             yield
         finally:
@@ -49,20 +49,20 @@ class Drifting(Strategy):
 
     def finished(self, group: ReplicaGroup) -> None:
         """Leaves every replica with the same weights."""
-        self.agree(group)
+        self.sync_weights(group)
 
-    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+    def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
         """Says that other replicas cannot have the weights of each one before."""
         if strategy_before == self.name and replicas_before != replicas:
             return [f"{self.name}: each replica's own weights: all go on from their mean"]
         return []
 
-    def per_step(self, usual: float, counted: Callable[[int], int]) -> float:
+    def exchanges_per_step(self, usual: float, counted: Callable[[int], int]) -> float:
         """Exchanges per step, the one at the end included; `usual` where the steps are not known."""
         steps = self._total_steps
         return usual if not steps else (counted(steps) + 1) / steps
 
-    def agree(self, group: ReplicaGroup) -> None:
+    def sync_weights(self, group: ReplicaGroup) -> None:
         """Gives every replica the weights that the run stands for: here their mean."""
         group.compute(average_weights)
 

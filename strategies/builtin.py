@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from isotrain.plugin import StrategyRegister, hookimpl
+from isotrain.plugin import StrategyRegistry, hookimpl
 
 
 @hookimpl
-def isotrain_register_strategies(register: StrategyRegister) -> None:
+def isotrain_register_strategies(register: StrategyRegistry) -> None:
     """Registers each strategy by reference, so that none is imported before it is used."""
     register.add("isotrain.strategies.data_parallel:DataParallel", name="data-parallel")
     register.add("isotrain.strategies.local_sgd:LocalSGD", name="local-sgd")

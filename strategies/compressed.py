@@ -18,7 +18,7 @@ from isotrain.plugin import (
     Capability,
     CompressionMethod,
     Computation,
-    Conserved,
+    Invariant,
     Plan,
     PlanError,
     Replica,
@@ -46,9 +46,9 @@ class Compressed(Strategy):
     )
     requires = frozenset(
         {
-            Capability.SYNCHRONISED_STEP,
+            Capability.SYNCHRONOUS_STEP,
             Capability.GRADIENTS,
-            Capability.APPLY,
+            Capability.APPLY_GRADIENTS,
             Capability.COMPUTE,
         }
     )
@@ -81,9 +81,9 @@ class Compressed(Strategy):
         self._start = options.whole(self.name, "start", 10 if start is None else start, 2)
         self._wants_native = options.switch(self.name, "native", native)
         if method in ("topk", "powersgd"):
-            self.conserves = frozenset({Conserved.GRADIENT_SUM})  # by error feedback
+            self.invariants = frozenset({Invariant.GRADIENT_SUM})  # by error feedback
         if method == "bf16":
-            self.requires = self.requires | {Capability.BFLOAT16_EXCHANGE}
+            self.requires = self.requires | {Capability.BFLOAT16_COLLECTIVES}
         self._is_native = False
         self._state: list[Any] = []
         self._shapes: Sequence[tuple[int, ...]] = ()
@@ -95,7 +95,7 @@ class Compressed(Strategy):
                 f" {self._method!r}."
             )
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling; notes the weights' shapes."""
         options.without_loss_scaling(self.name, spec, "compresses gradients without a loss scale")
         self._shapes = plan.weight_shapes or ()
@@ -132,7 +132,7 @@ class Compressed(Strategy):
         first = self._state[0][held:] if self._state else []
         return StrategyState(
             tensors={f"right/{i}": group.numpy(right) for i, right in enumerate(first)},
-            of_replicas={
+            per_replica={
                 replica: {f"residual/{i}": group.numpy(r) for i, r in enumerate(own[:held])}
                 for replica, own in zip(group.local_replicas, self._state, strict=False)
             },
@@ -148,12 +148,12 @@ class Compressed(Strategy):
         held = self._held_back()
         rights = [state.tensors[name] for name in sorted(state.tensors, key=_number)]
         for own, replica in zip(self._state, group.local_replicas, strict=False):
-            residuals = state.of_replicas.get(replica, {})
+            residuals = state.per_replica.get(replica, {})
             given = [residuals[name] for name in sorted(residuals, key=_number)]
             own[:held] = map(group.tensor, given) if given else own[:held]
             own[held:] = map(group.tensor, rights) if rights else own[held:]
 
-    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+    def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
         """Says what becomes of that which was held back of the gradients."""
         same = (strategy_before, replicas_before) == (self.name, replicas)
         if same or self._method not in ("topk", "powersgd"):
@@ -165,13 +165,13 @@ class Compressed(Strategy):
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Computes gradients, exchanges them compressed, and applies their mean."""
         if self._is_native or (self._method == "powersgd" and batch.step < self._start):
-            return group.synchronised_step(batch, learning_rate)
+            return group.synchronous_step(batch, learning_rate)
         gradients, loss = group.gradients(batch)
         computation, static = self._computation()
         weights = weights_of_replicas(group, batch)
         results = group.compute(computation, gradients, self._state, *weights, static=static)
         self._state = [list(state) for _, state in results]
-        group.apply([own for own, _ in results], learning_rate)
+        group.apply_gradients([own for own, _ in results], learning_rate)
         return loss
 
     def _computation(self) -> tuple[Computation, Any]:
@@ -227,11 +227,11 @@ def exchange_largest(
     average_statistics(replica, weight)
     vector = joined(replica.ops, gradients) + state[0]
     places, values = largest(replica, vector, kept(vector.shape[0], static))
-    own = replica.scatter(places, values, vector.shape[0])
+    own = replica.scatter_add(places, values, vector.shape[0])
     all_places, all_values = replica.all_gather(places), replica.all_gather(values)
     total = replica.ops.zeros_like(vector)
     for r in range(replica.replicas):  # in this order everywhere, for equal sums
-        total = total + replica.scatter(all_places[r], all_values[r], vector.shape[0])
+        total = total + replica.scatter_add(all_places[r], all_values[r], vector.shape[0])
     return separated(replica.ops, total / replica.replicas, gradients), [vector - own]
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.plugin import Batch, Capability, Conserved, ReplicaGroup, Strategy, Tensor
+from isotrain.plugin import Batch, Capability, Invariant, ReplicaGroup, Strategy, Tensor
 
 
 class DataParallel(Strategy):
@@ -10,11 +10,11 @@ class DataParallel(Strategy):
 
     name = "data-parallel"
     summary = "synchronous: gradients averaged over all replicas at every step, natively"
-    requires = frozenset({Capability.SYNCHRONISED_STEP})
+    requires = frozenset({Capability.SYNCHRONOUS_STEP})
     keeps_replicas_equal = "always"
     equals_data_parallel = True
-    conserves = frozenset({Conserved.GRADIENT_SUM})
+    invariants = frozenset({Invariant.GRADIENT_SUM})
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Runs one synchronised step on the global batch."""
-        return group.synchronised_step(batch, learning_rate)
+        return group.synchronous_step(batch, learning_rate)

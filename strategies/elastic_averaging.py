@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from isotrain.plugin import Batch, Capability, Replica, ReplicaGroup, StrategyState, Tensor
 from isotrain.strategies import options
-from isotrain.strategies.averaging import Drifting, average_statistics
+from isotrain.strategies.averaging import LocalStepStrategy, average_statistics
 
 
-class ElasticAveraging(Drifting):
+class ElasticAveraging(LocalStepStrategy):
     """Local steps; every so many of them replicas and centre move towards each other."""
 
     name = "elastic-averaging"
@@ -47,11 +47,11 @@ class ElasticAveraging(Drifting):
         given = [group.tensor(state.tensors["centre"]) for _ in group.local_replicas]
         self._centre = group.compute(as_trainable, given)
 
-    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+    def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
         """Says what becomes of the replicas and of their centre."""
         if strategy_before != self.name:
             return [f"{self.name}: the centre starts anew, where the weights are"]
-        return super().carries_over(strategy_before, replicas_before, replicas)
+        return super().resume_notes(strategy_before, replicas_before, replicas)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Takes a local step; in an exchange, the pull is that of before the step."""
@@ -68,7 +68,7 @@ class ElasticAveraging(Drifting):
         self._centre = [centre for centre, _ in found]
         return [pull for _, pull in found]
 
-    def agree(self, group: ReplicaGroup) -> None:
+    def sync_weights(self, group: ReplicaGroup) -> None:
         """Gives every replica the centre, with the mean of the moving statistics."""
         if group.replicas > 1:
             group.compute(take_centre, self._centre)
@@ -76,11 +76,11 @@ class ElasticAveraging(Drifting):
     def finished(self, group: ReplicaGroup) -> None:
         """Moves the centre once more, towards where the last steps have led, and leaves it to all."""
         self._exchange(group)
-        self.agree(group)
+        self.sync_weights(group)
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """An optimal all-reduce of the weights in each exchange, the last one at the end."""
-        exchanges = self.per_step(1 / self._every, lambda steps: (steps - 1) // self._every)
+        exchanges = self.exchanges_per_step(1 / self._every, lambda steps: (steps - 1) // self._every)
         return 2 * (replicas - 1) / replicas * gradient_bytes * exchanges
 
 

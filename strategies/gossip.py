@@ -10,7 +10,7 @@ from __future__ import annotations
 from isotrain.plugin import (
     Batch,
     Capability,
-    Conserved,
+    Invariant,
     Plan,
     Replica,
     ReplicaGroup,
@@ -18,16 +18,16 @@ from isotrain.plugin import (
     TrainingSpec,
 )
 from isotrain.strategies import graphs, options
-from isotrain.strategies.averaging import WEIGHTS, Drifting, average_weights
+from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy, average_weights
 
 
-class Gossip(Drifting):
+class Gossip(LocalStepStrategy):
     """Local steps; every so many of them a mixing with the neighbours."""
 
     name = "gossip"
     summary = "local steps; weights averaged with the neighbours in a ring, torus or other graph"
     requires = frozenset({Capability.LOCAL_STEP, Capability.COMPUTE, Capability.SEND_RECEIVE})
-    conserves = frozenset({Conserved.PARAMETER_MEAN})
+    invariants = frozenset({Invariant.PARAMETER_MEAN})
 
     def __init__(self, graph: str = "ring", every: int = 1, degree: int | None = None) -> None:
         """Checks the options.
@@ -44,11 +44,11 @@ class Gossip(Drifting):
         self._degree = options.whole(self.name, "degree", 2 if degree is None else degree, 2)
         self._mixings: tuple[graphs.Rounds, ...] = ((),)
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Draws the graph."""
         if plan.replicas > 1:
             self._mixings = graphs.mixings(self._graph, plan.replicas, self._degree, spec.seed)
-        return super().planned(spec, plan)
+        return super().configure(spec, plan)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Takes a local step, and mixes when it is time to."""
@@ -66,7 +66,7 @@ class Gossip(Drifting):
         reduced = 2 * (replicas - 1) / replicas * gradient_bytes
         rounds = sum(map(len, self._mixings)) / len(self._mixings)
         mixed = reduced if self._graph == "complete" else rounds * gradient_bytes
-        end = self.per_step(0.0, lambda steps: 0)
+        end = self.exchanges_per_step(0.0, lambda steps: 0)
         return mixed / self._every + end * reduced
 
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 from isotrain.plugin import (
     Batch,
     Capability,
-    Conserved,
+    Invariant,
     Hosts,
     Plan,
     Replica,
@@ -31,11 +31,11 @@ class Hierarchical(Strategy):
     name = "hierarchical"
     summary = "synchronous: gradients summed inside each host, between hosts, and shared inside"
     requires = frozenset(
-        {Capability.GRADIENTS, Capability.APPLY, Capability.COMPUTE, Capability.SUBGROUPS}
+        {Capability.GRADIENTS, Capability.APPLY_GRADIENTS, Capability.COMPUTE, Capability.SUBGROUPS}
     )
     keeps_replicas_equal = "always"
     equals_data_parallel = True
-    conserves = frozenset({Conserved.GRADIENT_SUM})
+    invariants = frozenset({Invariant.GRADIENT_SUM})
 
     def __init__(self, host_size: int | None = None) -> None:
         """Checks the options.
@@ -48,7 +48,7 @@ class Hierarchical(Strategy):
         )
         self._hosts: Hosts = ()
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Notes which replicas share a host."""
         options.without_loss_scaling(self.name, spec, "sums gradients without a loss scale")
         self._hosts = plan.hosts
@@ -61,7 +61,7 @@ class Hierarchical(Strategy):
         gradients, loss = group.gradients(batch)
         weights = weights_of_replicas(group, batch)
         means = group.compute(mean_in_levels, gradients, *weights, static=self._hosts)
-        group.apply(means, learning_rate)
+        group.apply_gradients(means, learning_rate)
         return loss
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
@@ -85,8 +85,8 @@ def mean_in_levels(
     if weight is not None:
         statistics = statistics * ops.cast(weight, statistics.dtype)
     tensors = [*gradients, statistics] if statistics.shape[0] else gradients
-    total = replica.sum_within(joined(ops, tensors), static)
-    total = replica.sum_within(total, [[host[0] for host in static]])
+    total = replica.all_reduce_within(joined(ops, tensors), static)
+    total = replica.all_reduce_within(total, [[host[0] for host in static]])
     total = replica.broadcast_within(total, static)
     means = separated(ops, total / replica.replicas, tensors)
     if statistics.shape[0]:

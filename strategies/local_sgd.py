@@ -23,15 +23,15 @@ from isotrain.plugin import (
     TrainingSpec,
 )
 from isotrain.strategies import options
-from isotrain.strategies.averaging import WEIGHTS, Drifting, average, shares
+from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy, average, shares
 
 
-class LocalSGD(Drifting):
+class LocalSGD(LocalStepStrategy):
     """Local steps; every so many of them the mean of all replicas' weights."""
 
     name = "local-sgd"
     summary = "local steps; every k of them the weights of all replicas are averaged"
-    requires = frozenset({Capability.LOCAL_STEP, Capability.COMPUTE, Capability.SYNCHRONISED_STEP})
+    requires = frozenset({Capability.LOCAL_STEP, Capability.COMPUTE, Capability.SYNCHRONOUS_STEP})
 
     def __init__(self, every: Any = 8, start: int = 0, average_momenta: bool = False) -> None:
         """Checks the options.
@@ -53,16 +53,16 @@ class LocalSGD(Drifting):
         self._steps = 0
         self._even = True
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Notes how many momenta the optimizer has."""
-        remarks = super().planned(spec, plan)
+        notes = super().configure(spec, plan)
         if "momenta" in self._parts:
             self._slots = len(spec.optimizer.slots)
             if spec.optimizer.name == "custom":
-                remarks.append(
+                notes.append(
                     "local-sgd: the bytes of the custom optimizer's momenta are not counted"
                 )
-        return remarks
+        return notes
 
     def is_averaged_after(self, step: int) -> bool:
         """Whether the weights are averaged after a step: a function of its number alone."""
@@ -75,7 +75,7 @@ class LocalSGD(Drifting):
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Takes a synchronous or a local step, and averages when it is time to."""
         if batch.step < self._start:
-            return group.synchronised_step(batch, learning_rate)
+            return group.synchronous_step(batch, learning_rate)
         loss = group.local_step(batch, learning_rate)
         self._count(batch)
         if self.is_averaged_after(batch.step):
@@ -102,7 +102,7 @@ class LocalSGD(Drifting):
         """Counts from here on: the replicas agree."""
         self._weights, self._steps, self._even = [], 0, True
 
-    def agree(self, group: ReplicaGroup) -> None:
+    def sync_weights(self, group: ReplicaGroup) -> None:
         """Gives every replica the mean, by the samples since they last agreed."""
         self._average(group, WEIGHTS)
 
@@ -116,11 +116,11 @@ class LocalSGD(Drifting):
             replica: {"samples": np.array(own)}
             for replica, own in zip(group.local_replicas, self._weights, strict=False)
         }
-        return StrategyState({"steps": self._steps, "even": self._even}, of_replicas=samples)
+        return StrategyState({"steps": self._steps, "even": self._even}, per_replica=samples)
 
     def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:
         """Goes on counting; replicas that have just agreed have counted nothing."""
-        own = state.of_replicas
+        own = state.per_replica
         self._forget()
         if own:
             self._steps, self._even = state.values["steps"], state.values["even"]

@@ -13,10 +13,10 @@ from typing import Any
 from isotrain.plugin import (
     Batch,
     Capability,
-    Conserved,
+    Invariant,
     Plan,
     ReplicaGroup,
-    Served,
+    ParameterServerLayout,
     Strategy,
     Tensor,
     TrainingSpec,
@@ -29,10 +29,10 @@ class ParameterServer(Strategy):
 
     name = "parameter-server"
     summary = "workers send gradients to a server, synchronously or with stale weights; may be lost"
-    requires = frozenset({Capability.SERVED_STEP, Capability.SYNCHRONISED_STEP})
-    placement = Served()
+    requires = frozenset({Capability.PARAMETER_SERVER_STEP, Capability.SYNCHRONOUS_STEP})
+    parallel_layout = ParameterServerLayout()
     keeps_replicas_equal = "always"
-    conserves = frozenset({Conserved.GRADIENT_SUM})
+    invariants = frozenset({Invariant.GRADIENT_SUM})
 
     def __init__(self, staleness: int | None = 0, servers: int = 1) -> None:
         """Checks the options.
@@ -41,25 +41,25 @@ class ParameterServer(Strategy):
             staleness: Global batches that the weights of a slice may lag behind; None for any number.
             servers: Processes that hold the parameters, on backends that have such.
         """
-        self.placement = Served(options.whole(self.name, "servers", servers, 1))
+        self.parallel_layout = ParameterServerLayout(options.whole(self.name, "servers", servers, 1))
         if staleness is not None:
             options.whole(self.name, "staleness", staleness, 0)
         self._staleness = staleness
         self.equals_data_parallel = staleness == 0
         self._group: ReplicaGroup | None = None
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling, and says what an update is."""
         options.without_loss_scaling(self.name, spec, "sends gradients without a loss scale")
         if plan.replicas == 1 or self._staleness == 0:
             return []
-        remarks = [
+        notes = [
             f"parameter-server: each of {plan.replicas} slices of a global batch is an update of its"
             f" own, with 1/{plan.replicas} of the learning rate"
         ]
         if spec.clip is not None:
-            remarks.append("parameter-server: clip is applied to each slice's own gradient")
-        return remarks
+            notes.append("parameter-server: clip is applied to each slice's own gradient")
+        return notes
 
     def started(self, group: ReplicaGroup) -> None:
         """Keeps the group for the report."""
@@ -68,10 +68,10 @@ class ParameterServer(Strategy):
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Hands the global batch out; a single replica just steps."""
         if group.replicas == 1:
-            return group.synchronised_step(batch, learning_rate)
-        return group.served_step(batch, learning_rate, self._staleness)
+            return group.synchronous_step(batch, learning_rate)
+        return group.parameter_server_step(batch, learning_rate, self._staleness)
 
-    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+    def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
         """Says what does not repeat; the weights are read once all is applied that was handed out."""
         if self._staleness == 0:
             return []
@@ -88,7 +88,7 @@ class ParameterServer(Strategy):
         """Measured staleness, slices by worker, and the workers that were lost."""
         if self._group is None or self._group.replicas == 1:
             return {}
-        return {"staleness_bound": self._staleness, **self._group.served_account()}
+        return {"staleness_bound": self._staleness, **self._group.parameter_server_stats()}
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """A worker sends its gradients in every step; the weights that it receives are not counted."""

@@ -13,15 +13,15 @@ from isotrain.plugin import (
     Action,
     Batch,
     Capability,
-    Conserved,
+    Invariant,
     ModelBytes,
-    ModelCut,
+    PipelineSplit,
     ModelProfile,
     Order,
     PipelineShape,
     Plan,
     ReplicaGroup,
-    StagedPlan,
+    PipelinePlan,
     StateBytes,
     Strategy,
     Tensor,
@@ -30,10 +30,10 @@ from isotrain.plugin import (
     pipeline_bubble,
     stage_actions,
     stage_orders,
-    staged_plan,
+    pipeline_plan,
 )
 from isotrain.strategies import options
-from isotrain.strategies.staged import Staged
+from isotrain.strategies.staged import PipelineLayout
 
 _REFUSED = {
     "objective": "it calls the whole model, which is in stages; give a loss",
@@ -49,12 +49,12 @@ class Pipeline(Strategy):
     summary = (
         "synchronous: layers in stages on processes of their own, through which micro-batches pass"
     )
-    requires = frozenset({Capability.STAGED_STEP})
-    placement = Staged(2, ModelCut(2))
+    requires = frozenset({Capability.PIPELINE_STEP})
+    parallel_layout = PipelineLayout(2, PipelineSplit(2))
     keeps_replicas_equal = "always"
     equals_data_parallel = True
-    conserves = frozenset({Conserved.GRADIENT_SUM})
-    sparing = ({"stages": 2}, {"stages": 4})
+    invariants = frozenset({Invariant.GRADIENT_SUM})
+    memory_saving = ({"stages": 2}, {"stages": 4})
 
     def __init__(
         self,
@@ -80,13 +80,13 @@ class Pipeline(Strategy):
         self._chunks = options.whole(self.name, "chunks", chunks, 1)
         self._schedule = schedule
         self._modules = _names(modules)
-        model_cut = ModelCut(stages * chunks, _names(cut), self._modules)
-        self.placement = Staged(stages, model_cut)
+        model_cut = PipelineSplit(stages * chunks, _names(cut), self._modules)
+        self.parallel_layout = PipelineLayout(stages, model_cut)
         self._bandwidth = options.positive(self.name, "gigabits", gigabits) * 1e9 / 8
         self._orders: list[Order] = []
         self._actions: list[list[Action]] = []
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses what stages cannot honour; orders the passes, and says how long stages wait.
 
         Raises:
@@ -102,32 +102,32 @@ class Pipeline(Strategy):
                 f"strategy {self.name}: modules: the model is a portable one, whose graph has its layers;"
                 " leave them out."
             )
-        shape = PipelineShape(self._stages, spec.accumulate, self._chunks)
+        shape = PipelineShape(self._stages, spec.gradient_accumulation_steps, self._chunks)
         self._orders = stage_orders(self._schedule, shape)
         self._actions = stage_actions(self._orders)
         return [
-            f"{self.name}: {self._stages} stages, {spec.accumulate} micro-batches (`accumulate`): stages wait"
+            f"{self.name}: {self._stages} stages, {spec.gradient_accumulation_steps} micro-batches (`gradient_accumulation_steps`): stages wait"
             f" {pipeline_bubble(shape):.0%} of a step where their passes take equally long",
             *([_UNRECORDED] if _is_recorded(spec, plan) else []),
         ]
 
-    def staged_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> StagedPlan:
+    def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan:
         """Draws the stages as their layers were timed."""
-        return staged_plan(profile, self._orders, slots, plan.mesh.places, self._bandwidth)
+        return pipeline_plan(profile, self._orders, slots, plan.device_mesh.total_size, self._bandwidth)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Does the actions of this process's stage."""
-        return group.staged_step(batch, learning_rate, self._actions)
+        return group.pipeline_step(batch, learning_rate, self._actions)
 
     @contextmanager
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
         """Has all weights on all processes."""
-        group.join_stages()
+        group.gather_stages()
         yield
 
     def finished(self, group: ReplicaGroup) -> None:
         """Leaves all weights on all processes."""
-        group.join_stages()
+        group.gather_stages()
 
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
         """Of the stage that has most, where the cuts leave that as little as weights in their order allow.
@@ -176,4 +176,4 @@ def _names(given: str | Sequence[str]) -> tuple[str, ...]:
 
 def _is_recorded(spec: TrainingSpec, plan: Plan) -> bool:
     """Whether without stages the model would be replayed from a record."""
-    return spec.record and plan.framework == "torch" and not isinstance(spec.model, Mapping)
+    return spec.capture and plan.framework == "torch" and not isinstance(spec.model, Mapping)

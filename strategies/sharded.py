@@ -18,13 +18,13 @@ from isotrain.plugin import (
     Batch,
     Bucket,
     Capability,
-    Conserved,
-    FullySharded,
+    Invariant,
+    FullyShardedLayout,
     Hosts,
     Hybrid,
     IsotrainError,
     ModelBytes,
-    Placement,
+    ParallelLayout,
     Plan,
     PlanError,
     Reduction,
@@ -34,20 +34,20 @@ from isotrain.plugin import (
     Strategy,
     Tensor,
     TrainingSpec,
-    place_within,
-    share_out,
+    index_within,
+    assign_shards,
 )
-from isotrain.plugin import Sharded as ShardedPlacement
+from isotrain.plugin import ShardedLayout
 from isotrain.strategies import options
 from isotrain.strategies.averaging import average_statistics, weights_of_replicas
 from isotrain.strategies.tensors import joined, separated
 
-_FULLY = frozenset({Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS})
+_FULLY = frozenset({Capability.SYNCHRONOUS_STEP, Capability.UNSHARD_WEIGHTS})
 """What stage 3 takes."""
 
 
 @dataclass(frozen=True)
-class Lot:
+class ShardBucket:
     """Weights that travel together, and where.
 
     Attributes:
@@ -58,9 +58,9 @@ class Lot:
     bucket: Bucket
     hosts: Hosts
 
-    def place(self, replica: int) -> int:
+    def index_in_host(self, replica: int) -> int:
         """Which of the replicas of its host a replica is."""
-        return place_within(replica, self.hosts)
+        return index_within(replica, self.hosts)
 
     @property
     def same(self) -> Hosts:
@@ -76,16 +76,16 @@ class Sharded(Strategy):
     summary = "synchronous: each replica updates a part of the weights, and keeps slots for it alone (ZeRO)"
     requires = frozenset(
         {
-            Capability.GRADIENTS_IN_BUCKETS,
+            Capability.REDUCE_SCATTER_GRADIENTS,
             Capability.COMPUTE,
-            Capability.PARTIAL_UPDATE,
+            Capability.UPDATE_SHARD,
         }
     )
-    placement: Placement = ShardedPlacement()
+    parallel_layout: ParallelLayout = ShardedLayout()
     keeps_replicas_equal = "always"
     equals_data_parallel = True
-    conserves = frozenset({Conserved.GRADIENT_SUM})
-    sparing = ({"stage": 1}, {"stage": 2}, {"stage": 3})
+    invariants = frozenset({Invariant.GRADIENT_SUM})
+    memory_saving = ({"stage": 1}, {"stage": 2}, {"stage": 3})
     variants = ({"stage": 3}, {"hybrid": True})
 
     def __init__(
@@ -114,16 +114,16 @@ class Sharded(Strategy):
             self.summary = (
                 "sharded, and weights lie in parts too: they are joined where they are needed"
             )
-            self.placement = FullySharded(int(self._bucket_bytes), hosts)
-            self.requires = _FULLY | ({Capability.WEIGHTS_IN_HOSTS} if hosts else set())
+            self.parallel_layout = FullyShardedLayout(int(self._bucket_bytes), hosts)
+            self.requires = _FULLY | ({Capability.HYBRID_SHARDING} if hosts else set())
         elif hosts:
             self.summary = "sharded, over the replicas of each host, and alike on all hosts"
-            self.placement = ShardedPlacement(hosts)
+            self.parallel_layout = ShardedLayout(hosts)
             self.requires = self.requires | {Capability.SUBGROUPS}
         self._clips = False
-        self._accumulate = 1
+        self._gradient_accumulation_steps = 1
         self._hosts: Hosts = ()
-        self._lots: tuple[Lot, ...] = ()
+        self._shard_buckets: tuple[ShardBucket, ...] = ()
 
     def _hybrid(self, hybrid: bool, host_size: int | None) -> Hybrid | None:
         if not options.switch(self.name, "hybrid", hybrid):
@@ -134,20 +134,20 @@ class Sharded(Strategy):
             options.whole(self.name, "host_size", host_size, 1)
         return Hybrid(host_size)
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling and an own optimizer; shares the weights out."""
         options.without_loss_scaling(self.name, spec, "reduces gradients without a loss scale")
         options.without_own_optimizer(self.name, spec)
-        self._hosts = plan.mesh.groups(SHARD)
-        self._accumulate = plan.accumulate
+        self._hosts = plan.device_mesh.groups(SHARD)
+        self._gradient_accumulation_steps = plan.gradient_accumulation_steps
         if self._stage == 3:
             return []
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         if plan.weight_shapes is not None:
-            self._share_out(list(map(math.prod, plan.weight_shapes)), plan)
+            self._assign_shards(list(map(math.prod, plan.weight_shapes)), plan)
         return []
 
-    def _share_out(self, sizes: Sequence[int], plan: Plan) -> None:
+    def _assign_shards(self, sizes: Sequence[int], plan: Plan) -> None:
         parts = len(self._hosts[0])
         if len(sizes) < parts:
             whose = "" if len(self._hosts) == 1 else " of a host"
@@ -157,17 +157,17 @@ class Sharded(Strategy):
                 " data-parallel."
             )
         width = (plan.gradient_bytes or 0) / sum(sizes)
-        shares = share_out(sizes, parts)
+        shares = assign_shards(sizes, parts)
         buckets = shares.buckets(max(1, int(self._bucket_bytes / width)))
-        self._lots = tuple(Lot(bucket, self._hosts) for bucket in buckets)
+        self._shard_buckets = tuple(ShardBucket(bucket, self._hosts) for bucket in buckets)
 
     def started(self, group: ReplicaGroup) -> None:
         """Leaves each replica the slots of its own weights, in the order of the buckets."""
         if self._stage == 3:
             return
-        group.keep_slots_of(
+        group.shard_optimizer(
             [
-                [place for lot in self._lots for place in lot.bucket.weights_of(lot.place(replica))]
+                [place for lot in self._shard_buckets for place in lot.bucket.weights_of(lot.index_in_host(replica))]
                 for replica in group.local_replicas
             ]
         )
@@ -175,14 +175,14 @@ class Sharded(Strategy):
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Sums gradients in parts, updates the own weights, and joins the weights of all."""
         if self._stage == 3:
-            return group.synchronised_step(batch, learning_rate)
-        found, loss = group.reduced_gradients(batch, self._reduction())
+            return group.synchronous_step(batch, learning_rate)
+        found, loss = group.reduce_scatter_gradients(batch, self._reduction())
         group.compute(agree_on_statistics, *weights_of_replicas(group, batch))
         norms = None
         if self._clips:
             norms = group.compute(norm_of_all, found, static=len(self._hosts))
-        group.update_own(found, learning_rate, norms)
-        group.compute(join_weights, static=self._lots)
+        group.update_shard(found, learning_rate, norms)
+        group.compute(all_gather_weights, static=self._shard_buckets)
         return loss
 
     @contextmanager
@@ -197,12 +197,12 @@ class Sharded(Strategy):
 
     def _gather(self, group: ReplicaGroup) -> None:
         if self._stage == 3 and group.replicas > 1:
-            group.gather_weights()
+            group.unshard_weights()
 
     def _reduction(self) -> Reduction:
         return Reduction(
-            tuple(lot.bucket.weights for lot in self._lots),
-            self._lots,
+            tuple(lot.bucket.weights for lot in self._shard_buckets),
+            self._shard_buckets,
             reduce_bucket,
             each_slice=self._stage > 1,
         )
@@ -213,8 +213,8 @@ class Sharded(Strategy):
         parts = self._parts_of(replicas)
         if self._stage == 3:
             return self._parts_bytes(model, parts)
-        shared_out = share_out(model.weights, parts)
-        largest = max(shared_out.shares)
+        shared_out = assign_shards(model.weights, parts)
+        largest = max(shared_out.shard_sizes)
         gradients = whole.gradients
         if self._stage > 1:
             buckets = shared_out.buckets(int(self._bucket_bytes))
@@ -225,7 +225,7 @@ class Sharded(Strategy):
         """In how many parts the state of so many lies: of those that the last plan had, or of others."""
         if sum(map(len, self._hosts)) == replicas:
             return len(self._hosts[0])
-        return self.placement.mesh(replicas).size(SHARD)
+        return self.parallel_layout.device_mesh(replicas).size(SHARD)
 
     def _parts_bytes(self, model: ModelBytes, parts: int) -> StateBytes:
         """A part of all that is trained; and of weights and gradients what a pass has whole besides.
@@ -237,7 +237,7 @@ class Sharded(Strategy):
         part = -(-trained // parts)
         unit = min(trained - part, max(int(self._bucket_bytes), *model.weights))
         weights = part + unit + model.fixed
-        gradients = part + unit if self._accumulate == 1 else whole.gradients
+        gradients = part + unit if self._gradient_accumulation_steps == 1 else whole.gradients
         return replace(whole, weights=weights, gradients=gradients, slots=part * model.slots)
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
@@ -250,20 +250,20 @@ class Sharded(Strategy):
             return None
         parts = self._parts_of(replicas)
         inside, between = (parts - 1) / parts, 2 * (1 / parts - 1 / replicas)
-        times = self._accumulate if self._stage == 2 else 1
+        times = self._gradient_accumulation_steps if self._stage == 2 else 1
         return (times * (inside + between) + inside) * gradient_bytes
 
 
-def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: Lot) -> list[Tensor]:
+def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: ShardBucket) -> list[Tensor]:
     """The means of the gradients of this replica's weights in a bucket."""
     sizes, counts, hosts = static.bucket.sizes, static.bucket.counts, static.hosts
     vector = joined(replica.ops, gradients)
     if len(hosts) == 1:
-        part = replica.sum_parts(vector, sizes)
+        part = replica.reduce_scatter(vector, sizes)
     else:
-        part = replica.sum_parts_within(vector, sizes, hosts)
-        part = replica.sum_within(part, static.same)
-    place = static.place(replica.index)
+        part = replica.reduce_scatter_within(vector, sizes, hosts)
+        part = replica.all_reduce_within(part, static.same)
+    place = static.index_in_host(replica.index)
     start = sum(counts[:place])
     own = gradients[start : start + counts[place]]
     return separated(replica.ops, part / replica.replicas, own) if own else []
@@ -288,13 +288,13 @@ def agree_on_statistics(replica: Replica, weight: Tensor | None = None) -> None:
     average_statistics(replica, weight)
 
 
-def join_weights(replica: Replica, *, static: tuple[Lot, ...]) -> None:
+def all_gather_weights(replica: Replica, *, static: tuple[ShardBucket, ...]) -> None:
     """Gives all replicas the weights that each has updated."""
     for lot in static:
         bucket = lot.bucket
-        own = replica.read_weights(bucket.weights_of(lot.place(replica.index)))
+        own = replica.read_weights(bucket.weights_of(lot.index_in_host(replica.index)))
         if len(lot.hosts) == 1:
-            whole = replica.join_parts(own, bucket.sizes)
+            whole = replica.all_gather_shards(own, bucket.sizes)
         else:
-            whole = replica.join_parts_within(own, bucket.sizes, lot.hosts)
+            whole = replica.all_gather_shards_within(own, bucket.sizes, lot.hosts)
         replica.write_weights(bucket.weights, whole)

@@ -1,4 +1,4 @@
-"""The placement of pipelines: every replica's model lies in stages on processes of their own."""
+"""The parallel layout of pipelines: every replica's model lies in stages on processes of their own."""
 
 from __future__ import annotations
 
@@ -6,25 +6,25 @@ from isotrain.plugin import (
     DATA,
     STAGE,
     Adapter,
-    Mesh,
-    ModelCut,
-    Placement,
+    DeviceMesh,
+    PipelineSplit,
+    ParallelLayout,
     ProcessContext,
     ReplicaGroup,
-    Seat,
-    Service,
-    Setting,
+    ProcessRole,
+    ServerConnection,
+    BackendConfig,
     TrainingSpec,
     UnsupportedError,
 )
 
 
-class Staged(Placement):
+class PipelineLayout(ParallelLayout):
     """The stages of a replica are neighbours; all of them have its slice of every global batch."""
 
-    name = "staged"
+    name = "pipeline"
 
-    def __init__(self, stages: int, cut: ModelCut) -> None:
+    def __init__(self, stages: int, cut: PipelineSplit) -> None:
         """Lays out so many.
 
         Args:
@@ -34,11 +34,11 @@ class Staged(Placement):
         self._stages = stages
         self._cut = cut
 
-    def mesh(self, replicas: int) -> Mesh:
+    def device_mesh(self, replicas: int) -> DeviceMesh:
         """The stages of a replica vary fastest."""
-        return Mesh({DATA: replicas, STAGE: self._stages})
+        return DeviceMesh({DATA: replicas, STAGE: self._stages})
 
-    def seats(self, adapter: Adapter, replicas: int) -> tuple[Seat, ...]:
+    def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
         """A process for each stage of each replica.
 
         Raises:
@@ -48,17 +48,17 @@ class Staged(Placement):
             raise UnsupportedError(
                 f"backend {adapter.name!r} has all replicas in one process, and stages need one each."
             )
-        mesh = self.mesh(replicas)
-        places = range(mesh.places)
-        return tuple(Seat((mesh.coordinates(place)[DATA],)) for place in places)
+        mesh = self.device_mesh(replicas)
+        places = range(mesh.total_size)
+        return tuple(ProcessRole((mesh.coordinates(place)[DATA],)) for place in places)
 
     def open(
         self,
         adapter: Adapter,
         spec: TrainingSpec,
-        setting: Setting,
+        backend_config: BackendConfig,
         context: ProcessContext,
-        service: Service | None = None,
+        server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
         """Joins the run as a stage of a replica."""
-        return adapter.start_staged(spec, setting, context, self._cut)
+        return adapter.start_pipeline(spec, backend_config, context, self._cut)

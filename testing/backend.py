@@ -13,8 +13,8 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.placement import REPLICATED
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import (
@@ -28,17 +28,17 @@ from isotrain.testing import (
     state,
     training,
 )
-from isotrain.testing.bench import Bench
-from isotrain.testing.launching import Notes, Run, attempt
-from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted, judged
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.bench import CheckContext
+from isotrain.testing.launching import Notes, Run, try_run
+from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of, outcome_of_processes
+from isotrain.testing.series import LONG_TIMEOUTS, next_session
 
-STEP = Capability.SYNCHRONISED_STEP
+STEP = Capability.SYNCHRONOUS_STEP
 STATE = Capability.NAMED_STATE
 GRADIENTS = Capability.GRADIENTS
 COMPUTE = Capability.COMPUTE
 PLACEMENT = REPLICATED.name
-"""Of the groups that are checked; those of served runs are checked through a strategy."""
+"""Of the groups that are checked; those of parameter-server runs are checked through a strategy."""
 EXIT_SECONDS = 4.0
 """From the end of the work to the end of the processes."""
 
@@ -57,7 +57,7 @@ IN_SESSION = (
     _check(training.start_is_equal, STATE),
     _check(training.start_is_of_the_seed, STATE),
     _check(training.dropout_differs, STATE, GRADIENTS),
-    _check(training.draws_anew, STATE, GRADIENTS),
+    _check(training.reseeds_dropout, STATE, GRADIENTS),
     _check(collectives.all_reduce_sum, COMPUTE),
     _check(collectives.all_reduce_mean, COMPUTE),
     _check(collectives.all_reduce_max, COMPUTE),
@@ -74,12 +74,12 @@ IN_SESSION = (
     _check(training.moving_statistics, STEP, STATE),
     _check(training.replicas_stay_equal, STEP, STATE, GRADIENTS),
     _check(training.exact_mean_of_gradients, STATE, GRADIENTS),
-    _check(training.synchronised_step, STEP, STATE),
+    _check(training.synchronous_step, STEP, STATE),
     _check(training.steps_leave_no_threads, STEP),
     _check(training.accumulation, STEP, STATE),
     _check(
         training.gradients_and_apply,
-        *(STEP, STATE, GRADIENTS, Capability.APPLY, COMPUTE),
+        *(STEP, STATE, GRADIENTS, Capability.APPLY_GRADIENTS, COMPUTE),
     ),
     _check(training.local_step, STATE, Capability.LOCAL_STEP),
     _check(training.local_step_without_samples, STATE, Capability.LOCAL_STEP),
@@ -99,12 +99,12 @@ IN_SESSION = (
     _check(computations.computation_on_state, COMPUTE, STATE),
     _check(computations.computation_collectives, COMPUTE),
     _check(computations.computation_scatters, COMPUTE),
-    _check(computations.computation_within_parts, COMPUTE, Capability.SUBGROUPS),
-    _check(computations.computation_in_bfloat16, COMPUTE, Capability.BFLOAT16_EXCHANGE),
-    _check(observing.undisturbed_gradients, STEP, STATE, GRADIENTS),
+    _check(computations.computation_in_subgroups, COMPUTE, Capability.SUBGROUPS),
+    _check(computations.computation_in_bfloat16, COMPUTE, Capability.BFLOAT16_COLLECTIVES),
+    _check(observing.gradients_preserve_state, STEP, STATE, GRADIENTS),
     _check(observing.kept_gradients, STEP, STATE, GRADIENTS),
 )
-"""Functions of a `Bench`, all made in one run.
+"""Functions of a `CheckContext`, all made in one run.
 
 Each does all that needs the other processes before it asserts, so that a process that fails does not leave
 the others waiting. The one on dropout comes before any on uneven slices, which alone would move random
@@ -121,34 +121,34 @@ def clean_exit(run: Run) -> None:
 
 
 EXIT = _check(clean_exit)
-ENDINGS = (_check(endings.crash, STEP), _check(endings.hang, STEP))
+CRASH_CHECKS = (_check(endings.crash, STEP), _check(endings.hang, STEP))
 """Functions of the backend and the number of replicas; each starts a run."""
 
-GOES_ON = _check(going_on.goes_on, STEP, STATE)
+RESUMES = _check(going_on.resumes_exactly, STEP, STATE)
 """A function of the backend, which starts runs of its own."""
 
-CHECKS = (*STATIC, *IN_SESSION, EXIT, GOES_ON, *ENDINGS)
+CHECKS = (*STATIC, *IN_SESSION, EXIT, RESUMES, *CRASH_CHECKS)
 """All of them, in the order of a scorecard."""
 
 
-def check_backend(backend: str, *, replicas: int = 2, with_endings: bool = True) -> Scorecard:
+def check_backend(backend: str, *, replicas: int = 2, with_crash_checks: bool = True) -> Scorecard:
     """Makes every check that a backend's capabilities allow.
 
     Args:
         backend: `NAME` or `NAME:COLLECTIVE`, of a registered backend.
         replicas: At least 2.
-        with_endings: Whether to make the checks that have runs of their own too: of one that goes on, and
+        with_crash_checks: Whether to make the checks that have runs of their own too: of one that goes on, and
             of those that go wrong, which take some 10 s each.
 
     Raises:
         PlanError: The backend cannot run this here.
     """
-    run = attempt(run_checks, _spec(backend), backend, replicas)
+    run = try_run(run_checks, _spec(backend), backend, replicas)
     card = _card(backend, replicas, run)
-    if not with_endings:
+    if not with_crash_checks:
         return card
-    endings = tuple(ending_outcome(check, backend, replicas) for check in ENDINGS)
-    return dataclasses.replace(card, outcomes=(*card.outcomes, going_on_outcome(backend), *endings))
+    endings = tuple(crash_outcome(check, backend, replicas) for check in CRASH_CHECKS)
+    return dataclasses.replace(card, outcomes=(*card.outcomes, resume_outcome(backend), *endings))
 
 
 def check_in_turn(backends: Sequence[str], *, replicas: int = 2) -> list[Scorecard]:
@@ -159,7 +159,7 @@ def check_in_turn(backends: Sequence[str], *, replicas: int = 2) -> list[Scoreca
         replicas: At least 2.
     """
     work = functools.partial(_run_checks_in_turn, backends=tuple(backends))
-    run = attempt(work, _spec(backends[0], timeouts=PATIENT), backends[0], replicas)
+    run = try_run(work, _spec(backends[0], timeouts=LONG_TIMEOUTS), backends[0], replicas)
     cards = []
     for place, backend in enumerate(backends):
         notes = {rank: found[place] for rank, found in enumerate(run.returned)}
@@ -169,26 +169,26 @@ def check_in_turn(backends: Sequence[str], *, replicas: int = 2) -> list[Scoreca
 
 def _spec(backend: str, **changes: Any) -> dict[str, Any]:
     """Of a run in which checks are made."""
-    return probe.spec(plugin_host().backend(split_backend(backend)[0]), **changes)
+    return probe.spec(plugin_manager().backend(split_backend(backend)[0]), **changes)
 
 
 def _card(backend: str, replicas: int, run: Run) -> Scorecard:
     """What is known of a backend after the run that made most of its checks."""
-    host, name = plugin_host(), split_backend(backend)[0]
-    cast = Cast(load_spec(_spec(backend)), host)
+    host, name = plugin_manager(), split_backend(backend)[0]
+    cast = ResolvedSpec(load_spec(_spec(backend)), host)
     plan = make_plan(cast, backend=backend, replicas=replicas)
     adapter = host.backend(name)
-    static = [attempted(check, adapter) for check in STATIC]
+    static = [outcome_of(check, adapter) for check in STATIC]
     outcomes = (*static, *run_outcomes(adapter, run, len(plan.processes)))
     return Scorecard("backend", name, backend, replicas, outcomes)
 
 
 def run_checks(session: Session) -> dict[str, str]:
     """Makes every check that the backend's capabilities allow, and notes what is wrong; a run's work."""
-    bench, notes, found = Bench(session), Notes(session), dict[str, str]()
+    context, notes, found = CheckContext(session), Notes(session), dict[str, str]()
     for check in IN_SESSION:
-        if check.needs <= bench.supported:
-            found[check.name] = _problem(check, bench)
+        if check.needs <= context.supported:
+            found[check.name] = _problem(check, context)
             notes.add(check.name, found[check.name])
     return found
 
@@ -201,10 +201,10 @@ def _run_checks_in_turn(session: Session, backends: Sequence[str]) -> list[dict[
     return found
 
 
-def _problem(check: Check, bench: Bench) -> str:
-    bench.board.share({})
+def _problem(check: Check, context: CheckContext) -> str:
+    context.board.all_gather({})
     try:
-        check.function(bench)
+        check.function(context)
     except AssertionError as error:
         return str(error) or traceback.format_exc()
     except Exception:
@@ -224,29 +224,29 @@ def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome
     """
     ended_in = None
     for check in IN_SESSION:
-        obstacle = check.obstacle(adapter.can(PLACEMENT))
+        obstacle = check.obstacle(adapter.capabilities_for(PLACEMENT))
         noted = [notes[check.name] for notes in run.notes.values() if check.name in notes]
         if obstacle:
-            yield check.not_asked(obstacle)
+            yield check.skipped(obstacle)
         elif ended_in:
-            yield check.not_asked(f"the run ended in {ended_in}")
+            yield check.skipped(f"the run ended in {ended_in}")
         elif len(noted) < processes:
             ended_in = check.name
             yield check.failed(f"the run ended in it: {run.failure}")
         else:
-            yield judged(check, noted)
-    yield EXIT.not_asked(f"the run ended in {ended_in}") if ended_in else attempted(EXIT, run)
+            yield outcome_of_processes(check, noted)
+    yield EXIT.skipped(f"the run ended in {ended_in}") if ended_in else outcome_of(EXIT, run)
 
 
-def going_on_outcome(backend: str) -> Outcome:
+def resume_outcome(backend: str) -> Outcome:
     """Makes `GOES_ON`, in runs of its own."""
-    adapter = plugin_host().backend(split_backend(backend)[0])
-    obstacle = GOES_ON.obstacle(adapter.can(PLACEMENT))
-    return GOES_ON.not_asked(obstacle) if obstacle else attempted(GOES_ON, backend)
+    adapter = plugin_manager().backend(split_backend(backend)[0])
+    obstacle = RESUMES.obstacle(adapter.capabilities_for(PLACEMENT))
+    return RESUMES.skipped(obstacle) if obstacle else outcome_of(RESUMES, backend)
 
 
-def ending_outcome(check: Check, backend: str, replicas: int) -> Outcome:
-    """Makes one of `ENDINGS`, in a run of its own."""
-    adapter = plugin_host().backend(split_backend(backend)[0])
-    obstacle = check.obstacle(adapter.can(PLACEMENT))
-    return check.not_asked(obstacle) if obstacle else attempted(check, backend, replicas)
+def crash_outcome(check: Check, backend: str, replicas: int) -> Outcome:
+    """Makes one of `CRASH_CHECKS`, in a run of its own."""
+    adapter = plugin_manager().backend(split_backend(backend)[0])
+    obstacle = check.obstacle(adapter.capabilities_for(PLACEMENT))
+    return check.skipped(obstacle) if obstacle else outcome_of(check, backend, replicas)

@@ -12,10 +12,10 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import as_source
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.testing import probe
-from isotrain.testing.board import Board
+from isotrain.testing.board import FileExchange
 
 CLOSE = 1e-12
 """Relative difference that rounding of float64 sums explains."""
@@ -38,7 +38,7 @@ class Trained:
     statistics: dict[str, np.ndarray]
 
 
-class Bench:
+class CheckContext:
     """A session under test.
 
     Attributes:
@@ -52,9 +52,9 @@ class Bench:
     def __init__(self, session: Session) -> None:
         self.session = session
         self.group = session.group
-        self.supported = plugin_host().backend(session.plan.backend).can(session.plan.placement).has
-        self.board = Board(session.run_directory, session.rank, len(session.plan.processes))
-        self.starts = self.board.share(session.read_state())
+        self.supported = plugin_manager().backend(session.plan.backend).capabilities_for(session.plan.parallel_layout).has
+        self.board = FileExchange(session.run_directory, session.rank, len(session.plan.processes))
+        self.starts = self.board.all_gather(session.read_state())
 
     def restart(self) -> None:
         """Puts weights, moving statistics and optimizer slots to the start on every replica.
@@ -82,14 +82,14 @@ class Bench:
         """In the order of `gradients`."""
         return list(self.session.read_state(("trainable",)))
 
-    def batches(self, count: int, size: int, accumulate: int = 1) -> list[Batch]:
+    def batches(self, count: int, size: int, gradient_accumulation_steps: int = 1) -> list[Batch]:
         """The first `count` samples in order, in global batches of `size`."""
-        return batches_in_order(self.group, probe.samples(count), size, accumulate)
+        return batches_in_order(self.group, probe.samples(count), size, gradient_accumulation_steps)
 
     def same_for_all(self, count: int, noise: float = 0.0) -> Batch:
         """A batch in which every replica has the very same samples."""
         inputs, targets = probe.samples(count, noise)
-        placed = Slice(self.group.place(inputs), self.group.place(targets), count, 1.0)
+        placed = Slice(self.group.to_device(inputs), self.group.to_device(targets), count, 1.0)
         size = count * self.group.replicas
         return Batch(
             0, 0, 0, size, False, True, tuple((placed,) for _ in self.group.local_replicas)
@@ -104,24 +104,24 @@ class Bench:
             for own in gradients
         ]
         shapes = {name: value.shape for name, value in probe.starting_state().items()}
-        return [_split(row, names, shapes) for row in self.board.share_rows(flat)], float(loss)
+        return [_split(row, names, shapes) for row in self.board.all_gather_rows(flat)], float(loss)
 
 
 def batches_in_order(
-    group: ReplicaGroup, samples: Any, size: int, accumulate: int = 1
+    group: ReplicaGroup, samples: Any, size: int, gradient_accumulation_steps: int = 1
 ) -> list[Batch]:
     """Global batches of `size` from all samples, for the replicas of this process."""
     loader = Loader(
         as_source(samples),
-        global_batch=size,
+        global_batch_size=size,
         replicas=group.replicas,
         local_replicas=group.local_replicas,
         seed=0,
         shuffle=False,
         drop_remainder=False,
-        accumulate=accumulate,
+        gradient_accumulation_steps=gradient_accumulation_steps,
         epochs=1,
-        place=group.place,
+        to_device=group.to_device,
     )
     return list(loader)
 

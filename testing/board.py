@@ -14,7 +14,7 @@ _PATIENCE_SECONDS = 60.0
 Arrays = Mapping[str, np.ndarray]
 
 
-class Board:
+class FileExchange:
     """Arrays that every process of a run shows to all others, through files of the run directory."""
 
     def __init__(self, folder: Path, rank: int, processes: int) -> None:
@@ -23,7 +23,7 @@ class Board:
         self._processes = processes
         self._uses = 0
 
-    def share(self, arrays: Arrays) -> list[dict[str, np.ndarray]]:
+    def all_gather(self, arrays: Arrays) -> list[dict[str, np.ndarray]]:
         """Gives the arrays of every process, by rank; returns once all have called it."""
         self._uses += 1
         own = self._path(self._rank)
@@ -32,9 +32,9 @@ class Board:
         unfinished.rename(own)
         return [self._read(self._path(rank)) for rank in range(self._processes)]
 
-    def share_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As `share`, for one array per local replica: gives those of all replicas, in order."""
-        shown = self.share({f"{place:03}": row for place, row in enumerate(rows)})
+    def all_gather_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
+        """As `all_gather`, for one array per local replica: gives those of all replicas, in order."""
+        shown = self.all_gather({f"{place:03}": row for place, row in enumerate(rows)})
         return [arrays[name] for arrays in shown for name in sorted(arrays)]
 
     def _path(self, rank: int) -> Path:

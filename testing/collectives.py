@@ -10,7 +10,7 @@ import numpy as np
 
 from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
-from isotrain.testing.bench import Bench, assert_same
+from isotrain.testing.bench import CheckContext, assert_same
 
 CASES = (
     ("float64", ()),
@@ -35,7 +35,7 @@ def value(replica: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndar
 
 
 def _compare(
-    bench: Bench,
+    context: CheckContext,
     computation: Computation,
     ways: Sequence[Any],
     given: Callable[[int, Case], np.ndarray],
@@ -45,14 +45,14 @@ def _compare(
     """Runs a collective in every way and on every case, all in one computation, and then compares.
 
     Args:
-        bench: Of this process.
+        context: Of this process.
         computation: Of the tensors of the cases, and of the ways: for each way the list of results.
         ways: The operations, roots or distances that are tried.
         given: Of a replica and a case, its input.
         expected: Of a way, a replica and a case, what it must get.
         wanted: Which cases to run.
     """
-    group, chosen = bench.group, [case for case in cases() if wanted(case)]
+    group, chosen = context.group, [case for case in cases() if wanted(case)]
     values = [[group.tensor(given(r, case)) for r in group.local_replicas] for case in chosen]
     results = group.compute(computation, *values, static=tuple(ways))
     for replica, of_ways in zip(group.local_replicas, results, strict=True):
@@ -66,8 +66,8 @@ def _own(replica: int, case: Case) -> np.ndarray:
     return value(replica, *case[1:])
 
 
-def _inputs(bench: Bench, case: Case) -> np.ndarray:
-    return np.stack([value(r, *case[1:]) for r in range(bench.group.replicas)])
+def _inputs(context: CheckContext, case: Case) -> np.ndarray:
+    return np.stack([value(r, *case[1:]) for r in range(context.group.replicas)])
 
 
 def _exact_mean(case: Case) -> bool:
@@ -79,51 +79,51 @@ def _reduce(replica: Replica, *tensors: Tensor, static: Sequence[ReduceOp]) -> A
 
 
 def _compare_reduced(
-    bench: Bench,
+    context: CheckContext,
     op: ReduceOp,
     given: Callable[[int, Case], np.ndarray],
     expected: Callable[[Case], np.ndarray],
     wanted: Callable[[Case], bool] = lambda case: True,
 ) -> None:
     """Reduces every case within a computation, and the first one outside of any as well."""
-    group, first = bench.group, next(cases())
+    group, first = context.group, next(cases())
     outside = group.all_reduce([group.tensor(given(r, first)) for r in group.local_replicas], op)
-    _compare(bench, _reduce, (op,), given, lambda way, replica, case: expected(case), wanted)
+    _compare(context, _reduce, (op,), given, lambda way, replica, case: expected(case), wanted)
     for replica, tensor in zip(group.local_replicas, outside, strict=True):
         what = f"replica {replica}, outside of a computation"
         assert_same(group.numpy(tensor), expected(first), what)
 
 
-def all_reduce_sum(bench: Bench) -> None:
+def all_reduce_sum(context: CheckContext) -> None:
     """Every replica gets the sum."""
     _compare_reduced(
-        bench, "sum", _own, lambda case: _inputs(bench, case).sum(axis=0, dtype=case[1])
+        context, "sum", _own, lambda case: _inputs(context, case).sum(axis=0, dtype=case[1])
     )
 
 
-def all_reduce_mean(bench: Bench) -> None:
+def all_reduce_mean(context: CheckContext) -> None:
     """Every replica gets the mean; inputs are multiples of the number of replicas, so it is exact."""
     _compare_reduced(
-        bench,
+        context,
         "mean",
-        lambda r, case: _own(r, case) * bench.group.replicas,
-        lambda case: _inputs(bench, case).sum(axis=0, dtype=case[1]),
+        lambda r, case: _own(r, case) * context.group.replicas,
+        lambda case: _inputs(context, case).sum(axis=0, dtype=case[1]),
         _exact_mean,
     )
 
 
-def all_reduce_max(bench: Bench) -> None:
+def all_reduce_max(context: CheckContext) -> None:
     """Every replica gets the elementwise maximum."""
-    _compare_reduced(bench, "max", _own, lambda case: _inputs(bench, case).max(axis=0))
+    _compare_reduced(context, "max", _own, lambda case: _inputs(context, case).max(axis=0))
 
 
 def _gather(replica: Replica, *tensors: Tensor, static: Sequence[str]) -> Any:
     return [[replica.all_gather(tensor) for tensor in tensors] for _ in static]
 
 
-def all_gather(bench: Bench) -> None:
+def all_gather(context: CheckContext) -> None:
     """Every replica gets the tensors of all, stacked in the order of the replicas."""
-    _compare(bench, _gather, ("all",), _own, lambda way, r, case: _inputs(bench, case))
+    _compare(context, _gather, ("all",), _own, lambda way, r, case: _inputs(context, case))
 
 
 def _share(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
@@ -132,15 +132,15 @@ def _share(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
     return [[replica.broadcast_within(tensor, part) for tensor in tensors] for part in parts]
 
 
-def broadcast_within(bench: Bench) -> None:
+def broadcast_within(context: CheckContext) -> None:
     """Each replica in turn broadcasts to all that follow it; those before it keep their tensor."""
-    roots = range(bench.group.replicas)
-    _compare(bench, _share, roots, _own, lambda root, r, case: _own(min(root, r), case))
+    roots = range(context.group.replicas)
+    _compare(context, _share, roots, _own, lambda root, r, case: _own(min(root, r), case))
 
 
-def broadcast_keeps_bits(bench: Bench) -> None:
+def broadcast_keeps_bits(context: CheckContext) -> None:
     """Negative zero, infinities, NaN and the largest and smallest normal numbers arrive as sent."""
-    group = bench.group
+    group = context.group
     special = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan, 2.0**-1022, -1e308])
     given = [np.full(special.shape, 2.0 + r) if r else special for r in group.local_replicas]
     found = group.compute(_share, list(map(group.tensor, given)), static=(0,))
@@ -156,10 +156,10 @@ def _shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
     return [[replica.send_receive(tensor, ring) for tensor in tensors] for ring in rings]
 
 
-def send_receive(bench: Bench) -> None:
+def send_receive(context: CheckContext) -> None:
     """Tensors go around the ring in both directions, and from each replica to itself."""
-    n = bench.group.replicas
-    _compare(bench, _shift, (0, 1, n - 1), _own, lambda way, r, case: _own((r - way) % n, case))
+    n = context.group.replicas
+    _compare(context, _shift, (0, 1, n - 1), _own, lambda way, r, case: _own((r - way) % n, case))
 
 
 def _exchange(
@@ -173,15 +173,15 @@ def _exchange(
 
 def _sum(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
     everybody = (tuple(range(replica.replicas)),)
-    return [[replica.sum_within(tensor, everybody) for tensor in tensors] for _ in static]
+    return [[replica.all_reduce_within(tensor, everybody) for tensor in tensors] for _ in static]
 
 
-def inputs_are_left_alone(bench: Bench) -> None:
+def inputs_are_left_alone(context: CheckContext) -> None:
     """Collectives make new tensors and do not write into those they are given."""
-    group, others = bench.group, list[tuple[Computation, Sequence[int]]]()
-    if Capability.SEND_RECEIVE in bench.supported:
+    group, others = context.group, list[tuple[Computation, Sequence[int]]]()
+    if Capability.SEND_RECEIVE in context.supported:
         others.append((_shift, (1,)))
-    if Capability.SUBGROUPS in bench.supported:
+    if Capability.SUBGROUPS in context.supported:
         others += [(_share, (0,)), (_sum, (0,))]
     given = {r: value(r, np.dtype("float64"), (6,)) for r in group.local_replicas}
     tensors = [group.tensor(array) for array in given.values()]
@@ -190,12 +190,12 @@ def inputs_are_left_alone(bench: Bench) -> None:
         assert_same(group.numpy(tensor), given[replica], f"input of replica {replica}")
 
 
-def barrier(bench: Bench) -> None:
+def barrier(context: CheckContext) -> None:
     """No process leaves the barrier before the last one has come; each in turn comes late."""
-    session = bench.session
+    session = context.session
     missing = []
     for late in range(len(session.plan.processes)):
-        bench.board.share({})
+        context.board.all_gather({})
         if session.rank == late:
             time.sleep(0.25)
         (session.run_directory / f"arrived-{late}-{session.rank}").touch()

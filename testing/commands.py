@@ -9,7 +9,7 @@ from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, unknown_name
 from isotrain.core.json_text import FORMAT, json_page
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.testing.scorecard import Scorecard
 
 
@@ -29,7 +29,7 @@ def conformance(options: argparse.Namespace) -> ExitCode:
 
 def scorecard_of(name: str, backend: str | None, replicas: int) -> Scorecard:
     """Of the backend of that name, or of the strategy; with a backend given, of the strategy."""
-    host = plugin_host()
+    host = plugin_manager()
     if backend is None and split_backend(name)[0] in host.backends.names():
         from isotrain.testing.backend import check_backend
 

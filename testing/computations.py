@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.replica import Parts, Replica, Tensor, own_part
+from isotrain.core.contracts.replica import Subgroups, Replica, Tensor, local_subgroup
 from isotrain.testing import collectives
-from isotrain.testing.bench import CLOSE, Bench, assert_same
+from isotrain.testing.bench import CLOSE, CheckContext, assert_same
 
 FLOAT64 = np.dtype("float64")
 SHAPE = (2, 3)
@@ -21,43 +21,43 @@ def given(replica: int) -> np.ndarray:
     return collectives.value(replica, FLOAT64, SHAPE)
 
 
-def _computed(bench: Bench, computation: Any, static: Hashable = None) -> list[Any]:
+def _computed(context: CheckContext, computation: Any, static: Hashable = None) -> list[Any]:
     """Runs a computation on each replica's input; the results of the local replicas."""
-    tensors = [bench.group.tensor(given(r)) for r in bench.group.local_replicas]
-    return bench.group.compute(computation, tensors, static=static)
+    tensors = [context.group.tensor(given(r)) for r in context.group.local_replicas]
+    return context.group.compute(computation, tensors, static=static)
 
 
 def _compare(
-    bench: Bench,
+    context: CheckContext,
     computation: Any,
     expected: Callable[[int], np.ndarray],
     static: Hashable = None,
 ) -> None:
-    _assert_are(bench, _computed(bench, computation, static), expected)
+    _assert_are(context, _computed(context, computation, static), expected)
 
 
-def _assert_are(bench: Bench, found: list[Any], expected: Callable[[int], np.ndarray]) -> None:
-    for replica, tensor in zip(bench.group.local_replicas, found, strict=True):
-        assert_same(bench.group.numpy(tensor), expected(replica), f"replica {replica}")
+def _assert_are(context: CheckContext, found: list[Any], expected: Callable[[int], np.ndarray]) -> None:
+    for replica, tensor in zip(context.group.local_replicas, found, strict=True):
+        assert_same(context.group.numpy(tensor), expected(replica), f"replica {replica}")
 
 
-def _inputs(bench: Bench) -> np.ndarray:
-    return np.stack([given(r) for r in range(bench.group.replicas)])
+def _inputs(context: CheckContext) -> np.ndarray:
+    return np.stack([given(r) for r in range(context.group.replicas)])
 
 
 def _add_index(replica: Replica, tensor: Tensor, *, static: float) -> Tensor:
     return tensor * static + replica.index + replica.replicas
 
 
-def computation(bench: Bench) -> None:
+def computation(context: CheckContext) -> None:
     """Each replica computes with its own values, index and the static argument."""
-    n = bench.group.replicas
+    n = context.group.replicas
     for factor in (2.0, 3.0):
 
         def expected(replica: int, factor: float = factor) -> np.ndarray:
             return given(replica) * factor + replica + n
 
-        _compare(bench, _add_index, expected, factor)
+        _compare(context, _add_index, expected, factor)
 
 
 def _double_weights(replica: Replica) -> list[Tensor]:
@@ -67,13 +67,13 @@ def _double_weights(replica: Replica) -> list[Tensor]:
     return [before, replica.read(("trainable", "statistics")), weights]
 
 
-def computation_on_state(bench: Bench) -> None:
+def computation_on_state(context: CheckContext) -> None:
     """A computation reads the weights and moving statistics of its replica as vectors, and sets them."""
-    bench.restart()
-    start = bench.session.read_state(("trainable",))
-    found = bench.group.compute(_double_weights)
-    vectors = [[bench.group.numpy(tensor) for tensor in own] for own in found]
-    after = bench.session.read_state(("trainable",))
+    context.restart()
+    start = context.session.read_state(("trainable",))
+    found = context.group.compute(_double_weights)
+    vectors = [[context.group.numpy(tensor) for tensor in own] for own in found]
+    after = context.session.read_state(("trainable",))
     own = np.sort(np.concatenate([value.ravel() for value in start.values()]))
     for before, later, weights in vectors:
         assert_same(np.sort(weights), own, "trainable")
@@ -93,10 +93,10 @@ def _collectives(replica: Replica, tensor: Tensor) -> list[Tensor]:
     ]
 
 
-def computation_collectives(bench: Bench) -> None:
+def computation_collectives(context: CheckContext) -> None:
     """Sums, means, maxima and gathers within a computation are those over all replicas."""
-    found = [[bench.group.numpy(t) for t in own] for own in _computed(bench, _collectives)]
-    inputs = _inputs(bench)
+    found = [[context.group.numpy(t) for t in own] for own in _computed(context, _collectives)]
+    inputs = _inputs(context)
     expected = (inputs.sum(axis=0), inputs.sum(axis=0), inputs.max(axis=0), inputs)
     for own in found:
         for what, result, wanted in zip(
@@ -107,31 +107,31 @@ def computation_collectives(bench: Bench) -> None:
 
 def _scatter(replica: Replica, tensor: Tensor) -> Tensor:
     places = replica.ops.cast(replica.ops.reshape(tensor, (-1,)) * 0, "int32") + replica.index
-    return replica.scatter(places, replica.ops.reshape(tensor, (-1,)), replica.replicas + 1)
+    return replica.scatter_add(places, replica.ops.reshape(tensor, (-1,)), replica.replicas + 1)
 
 
-def computation_scatters(bench: Bench) -> None:
+def computation_scatters(context: CheckContext) -> None:
     """Values that are scattered to one index are added up; all other elements are zero."""
-    width = bench.group.replicas + 1
-    _compare(bench, _scatter, lambda r: np.eye(width)[r] * given(r).sum())
+    width = context.group.replicas + 1
+    _compare(context, _scatter, lambda r: np.eye(width)[r] * given(r).sum())
 
 
 def _sum_and_share(replica: Replica, tensor: Tensor, *, static: Any) -> Tensor:
-    total = replica.sum_within(tensor, static)
+    total = replica.all_reduce_within(tensor, static)
     return replica.broadcast_within(total + replica.index, static)
 
 
-def computation_within_parts(bench: Bench) -> None:
+def computation_in_subgroups(context: CheckContext) -> None:
     """Sums and broadcasts stay within sets of replicas; one that is in no set keeps its tensor."""
-    n = bench.group.replicas
+    n = context.group.replicas
     divisions = (((0, 1),), (tuple(range(n)),), ((0,), tuple(range(1, n))))
-    found = [_computed(bench, _sum_and_share, parts) for parts in divisions]
+    found = [_computed(context, _sum_and_share, parts) for parts in divisions]
     for parts, results in zip(divisions, found, strict=True):
-        _assert_are(bench, results, partial(_sum_of_part, parts))
+        _assert_are(context, results, partial(_sum_of_part, parts))
 
 
-def _sum_of_part(parts: Parts, replica: int) -> np.ndarray:
-    part = own_part(replica, parts) or (replica,)
+def _sum_of_part(parts: Subgroups, replica: int) -> np.ndarray:
+    part = local_subgroup(replica, parts) or (replica,)
     total: np.ndarray = np.sum([given(r) for r in part], axis=0) + part[0]
     return total
 
@@ -141,10 +141,10 @@ def _short_sum(replica: Replica, tensor: Tensor) -> Tensor:
     return replica.ops.cast(replica.all_reduce(third), "float64")
 
 
-def computation_in_bfloat16(bench: Bench) -> None:
+def computation_in_bfloat16(context: CheckContext) -> None:
     """A sum of bfloat16 tensors is right to the precision of that type."""
-    found = [bench.group.numpy(tensor) for tensor in _computed(bench, _short_sum)]
-    expected = _inputs(bench).sum(axis=0) / 3
+    found = [context.group.numpy(tensor) for tensor in _computed(context, _short_sum)]
+    expected = _inputs(context).sum(axis=0) / 3
     for result in found:
-        far = np.abs(result - expected).max() / np.abs(_inputs(bench)).max()
+        far = np.abs(result - expected).max() / np.abs(_inputs(context)).max()
         assert CLOSE < far < 2.0**-6, f"relative difference {far:.3g}"

@@ -5,7 +5,7 @@ from __future__ import annotations
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.placement import REPLICATED
-from isotrain.core.contracts.usability import Usability
+from isotrain.core.contracts.usability import Availability
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import probe
@@ -17,24 +17,24 @@ def declarations(adapter: Adapter) -> None:
     """In every parallel layout, a capability is there or lacking with a reason; a collective is there."""
     declared = adapter.capabilities
     assert REPLICATED.name in declared, f"{REPLICATED.name}: nothing is declared"
-    for placement, can in declared.items():
-        _capabilities(placement, can)
+    for parallel_layout, can in declared.items():
+        _capabilities(parallel_layout, can)
     assert adapter.collectives, "no collective"
     assert adapter.replicas_per_process in ("one", "all"), adapter.replicas_per_process
-    assert isinstance(adapter.usability(), Usability), "usability() gives no Usability"
+    assert isinstance(adapter.availability(), Availability), "availability() gives no Availability"
 
 
-def _capabilities(placement: str, can: Capabilities) -> None:
+def _capabilities(parallel_layout: str, can: Capabilities) -> None:
     for capability in Capability:
         declared = (capability in can.has) + (capability in can.lacks)
         assert declared == 1, (
-            f"{placement}: {capability} is in {declared} of `has` and `lacks`; expected in one"
+            f"{parallel_layout}: {capability} is in {declared} of `has` and `lacks`; expected in one"
         )
         assert can.lacks.get(capability, "-").strip(), (
-            f"{placement}: {capability} is lacking without a reason"
+            f"{parallel_layout}: {capability} is lacking without a reason"
         )
     unknown = {*can.has, *can.lacks} - set(Capability)
-    assert not unknown, f"{placement}: no capabilities: {sorted(map(str, unknown))}"
+    assert not unknown, f"{parallel_layout}: no capabilities: {sorted(map(str, unknown))}"
 
 
 def unknown_choices_are_refused(adapter: Adapter) -> None:

@@ -14,7 +14,7 @@ from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError
 from isotrain.testing import probe
-from isotrain.testing.own_models import in_words_of
+from isotrain.testing.own_models import kit_model_fields
 
 TRAIN = 797
 """Images to train on: the last global batch of an epoch is a partial one."""
@@ -67,13 +67,13 @@ def spec(count: int = TRAIN, *, adapter: Adapter | None = None, **changes: Any) 
         "data": data,
         "data_args": {"count": count},
         "optimizer": {"name": "sgd", "lr": RATE},
-        "global_batch": GLOBAL_BATCH,
+        "global_batch_size": GLOBAL_BATCH,
         "epochs": EPOCHS,
         "seed": probe.SEED,
         "precision": "float64",
         "threads": 1,  # there is nothing to share out in a model this small
         "timeouts": {"progress": 60.0},
-        **in_words_of(adapter, model="digits_model"),
+        **kit_model_fields(adapter, model="digits_model"),
         **changes,
     }
 

@@ -10,10 +10,10 @@ from typing import Any
 
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.data.sample_random import SampleRandom
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.testing import probe
-from isotrain.testing.launching import Notes, Run, attempt
+from isotrain.testing.launching import Notes, Run, try_run
 
 STEP = 3
 """After it, the last process is killed or hangs."""
@@ -22,7 +22,7 @@ PROGRESS_SECONDS = (3.0, 12.0, 60.0)
 PATIENCE_SECONDS = 50.0
 """For the launcher to notice and to end everybody."""
 
-_OF_ONE_SIZE = {"global_batch": 6, "drop_remainder": True}
+_OF_ONE_SIZE = {"global_batch_size": 6, "drop_remainder": True}
 """For slices of one size, frameworks trace and compile once."""
 
 _hanging = False
@@ -30,12 +30,12 @@ _hanging = False
 
 def crash(backend: str, replicas: int) -> None:
     """When a process is killed, the run ends soon and says which, and how; the others blame a peer."""
-    run = attempt(_killed_late, _spec(backend), backend, replicas)
+    run = try_run(_killed_late, _spec(backend), backend, replicas)
     culprit = _told(run, PATIENCE_SECONDS)
     expected = f"{culprit} was ended by SIGKILL"
     assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
     for error in _own_errors(run):
-        raise AssertionError(f"`blames_peer` takes this for a fault of the process itself: {error}")
+        raise AssertionError(f"`is_peer_error` takes this for a fault of the process itself: {error}")
     run.forget()
 
 
@@ -43,7 +43,7 @@ def hang(backend: str, replicas: int) -> None:
     """When a process makes no progress, the run ends after the time-out and says which, and where."""
     for limit in PROGRESS_SECONDS:
         spec = _spec(backend, transform=stand_still, timeouts={"progress": limit})
-        run = attempt(_hanging_late, spec, backend, replicas)
+        run = try_run(_hanging_late, spec, backend, replicas)
         if _moments(run):
             break
     culprit = _told(run, limit + PATIENCE_SECONDS)
@@ -61,7 +61,7 @@ def stand_still(inputs: Any, targets: Any, random: SampleRandom) -> tuple[Any, A
 
 
 def _spec(backend: str, **changes: Any) -> dict[str, Any]:
-    adapter = plugin_host().backend(split_backend(backend)[0])
+    adapter = plugin_manager().backend(split_backend(backend)[0])
     return probe.spec(adapter, epochs=None, steps=100_000, **_OF_ONE_SIZE, **changes)
 
 
@@ -101,7 +101,7 @@ def _own_errors(run: Run) -> list[str]:
     """What processes raised that, as they say, is not for want of a peer."""
     lines = (run.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     failed = [event for event in map(json.loads, lines) if event["event"] == "failed"]
-    return [event["message"] for event in failed if not event["blames_peer"]]
+    return [event["message"] for event in failed if not event["is_peer_error"]]
 
 
 def _told(run: Run, limit: float) -> str:

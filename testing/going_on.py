@@ -16,8 +16,8 @@ from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import digits, probe
@@ -44,7 +44,7 @@ def first_twenty() -> DataSet:
     return DataSet(probe.samples(20, noise=0.5))
 
 
-_OF_ONE_SIZE: SpecFields = {"data": first_twenty, "global_batch": 5}
+_OF_ONE_SIZE: SpecFields = {"data": first_twenty, "global_batch_size": 5}
 """Each global batch gives one replica more than the other: frameworks trace and compile once."""
 
 
@@ -65,33 +65,33 @@ def cases(adapter: Adapter, backend: str) -> Cases:
 
 def _is_supported(spec: SpecFields, backend: str) -> bool:
     try:
-        cast = Cast(load_spec(spec), plugin_host())
+        cast = ResolvedSpec(load_spec(spec), plugin_manager())
         make_plan(cast, backend=backend, replicas=REPLICAS)
     except UnsupportedError:
         return False
     return True
 
 
-def goes_on(backend: str) -> None:
+def resumes_exactly(backend: str) -> None:
     """From the state of another run, new processes take exactly the steps of that run."""
-    adapter = plugin_host().backend(split_backend(backend)[0])
+    adapter = plugin_manager().backend(split_backend(backend)[0])
     told = [text for text in problems(cases(adapter, backend), backend).values() if text]
     assert not told, "\n".join(told)
 
 
-def strategy_goes_on(name: str, options: Mapping[str, Any], backend: str) -> None:
+def strategy_resumes_exactly(name: str, options: Mapping[str, Any], backend: str) -> None:
     """From the state of another run, new processes take exactly the steps of that run."""
-    told = problems({name: strategy_case(name, options, backend)}, backend)[name]
+    told = problems({name: strategy_resume_case(name, options, backend)}, backend)[name]
     assert not told, told
 
 
-def strategy_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFields:
+def strategy_resume_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFields:
     """What goes on with a strategy."""
-    host = plugin_host()
+    host = plugin_manager()
     adapter = host.backend(split_backend(backend)[0])
     chosen = {"name": name, "options": dict(options)}
-    placement = host.strategy(name, dict(options)).placement
-    if STAGE in placement.mesh(REPLICAS).sizes:
+    parallel_layout = host.strategy(name, dict(options)).parallel_layout
+    if STAGE in parallel_layout.device_mesh(REPLICAS).sizes:
         # none of which calls the whole model, as the probe's loss does
         momentum = {"name": "sgd", "lr": digits.RATE, "momentum": 0.5}
         count = 3 * digits.GLOBAL_BATCH + 1
@@ -173,17 +173,17 @@ def taken(session: Session) -> Taken:
         "group": {str(r): group.read_state(ALL_STATE, replica=r) for r in replicas},
         "values": dict(own.values),
         "tensors": dict(own.tensors),
-        "of_replicas": {str(r): dict(arrays) for r, arrays in own.of_replicas.items()},
+        "per_replica": {str(r): dict(arrays) for r, arrays in own.per_replica.items()},
     }
 
 
 def given_back(session: Session, state: Taken) -> None:
     """Sets it."""
-    session.group.part_weights()
+    session.group.reshard_weights()
     for replica, own in state["group"].items():
         session.group.write_state(own, replica=int(replica))
-    of_replicas = {int(replica): own for replica, own in state["of_replicas"].items()}
-    own = StrategyState(state["values"], state["tensors"], of_replicas)
+    per_replica = {int(replica): own for replica, own in state["per_replica"].items()}
+    own = StrategyState(state["values"], state["tensors"], per_replica)
     session.strategy.load_state(session.group, own)
 
 

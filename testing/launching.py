@@ -14,7 +14,7 @@ from typing import Any
 from isotrain.core import api
 from isotrain.core.errors import IsotrainError
 from isotrain.core.running.session import Session
-from isotrain.core.system.whole_file import write_whole
+from isotrain.core.system.whole_file import atomic_write
 
 SpecFields = Mapping[str, Any]
 
@@ -54,10 +54,10 @@ class Notes:
     def add(self, name: str, value: Any) -> None:
         """Notes one finding: JSON types."""
         self._found[name] = value
-        write_whole(self._path, json.dumps(self._found))
+        atomic_write(self._path, json.dumps(self._found))
 
 
-def attempt(work: Callable[[Session], Any], spec: SpecFields, backend: str, replicas: int) -> Run:
+def try_run(work: Callable[[Session], Any], spec: SpecFields, backend: str, replicas: int) -> Run:
     """Launches a run that may fail; its files are then kept, until it is told to forget them."""
     folder = Path(tempfile.mkdtemp(prefix="isotrain-conformance-"))
     finished = time.time()

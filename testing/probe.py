@@ -16,7 +16,7 @@ import numpy as np
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.data.dataset import DataSet
-from isotrain.testing.own_models import in_words_of
+from isotrain.testing.own_models import kit_model_fields
 
 SAMPLES = 22
 GLOBAL_BATCH = 7
@@ -108,12 +108,12 @@ def spec(adapter: Adapter | None = None, **changes: Any) -> dict[str, Any]:
         "data": data,
         "metrics": ["mean_absolute_error", same_sign],
         "optimizer": {"name": "sgd", "lr": RATE, "momentum": MOMENTUM},
-        "global_batch": GLOBAL_BATCH,
+        "global_batch_size": GLOBAL_BATCH,
         "epochs": EPOCHS,
         "seed": SEED,
         "precision": "float64",
         "timeouts": {"progress": 100.0},
-        **in_words_of(adapter, model="probe_model", objective="probe_objective"),
+        **kit_model_fields(adapter, model="probe_model", objective="probe_objective"),
         **changes,
     }
 

@@ -34,8 +34,8 @@ def backend_suite(
         replicas: How many, at least 2 each; a `pytest.param` may carry marks.
         without: Names of checks that are not made, such as `crash` and `hang`: some 10 s each.
     """
-    endings = {check.name: check for check in backend.ENDINGS}
-    once = {backend.GOES_ON.name, *endings}
+    endings = {check.name: check for check in backend.CRASH_CHECKS}
+    once = {backend.RESUMES.name, *endings}
     cells = [
         pytest.param(count, check.name, marks=marks, id=f"{count}-{check.name}")
         for place, (count, marks) in enumerate(map(_value_and_marks, replicas))
@@ -50,9 +50,9 @@ def backend_suite(
         def test_check(self, replicas: int, check: str) -> None:
             """It passes, or the backend says why it is not asked."""
             if check in endings:
-                _tell(backend.ending_outcome(endings[check], name, replicas))
+                _tell(backend.crash_outcome(endings[check], name, replicas))
             elif check in once:
-                _tell(backend.going_on_outcome(name))
+                _tell(backend.resume_outcome(name))
             else:
                 _tell(_of_backend(name, replicas)[check])
 
@@ -104,7 +104,7 @@ def _value_and_marks(given: Any) -> tuple[Any, Any]:
 
 @functools.cache
 def _of_backend(name: str, replicas: int) -> dict[str, Outcome]:
-    card = backend.check_backend(name, replicas=replicas, with_endings=False)
+    card = backend.check_backend(name, replicas=replicas, with_crash_checks=False)
     return {outcome.check: outcome for outcome in card.outcomes}
 
 
@@ -117,7 +117,7 @@ def _of_strategy(name: str, options: str, chosen: str | None, replicas: int) -> 
 
 
 def _tell(outcome: Outcome) -> None:
-    if outcome.verdict == "not asked":
+    if outcome.verdict == "skipped":
         pytest.skip(str(outcome.reason))
     if outcome.verdict == "failed":
         pytest.fail(f"{outcome.meaning}\n{outcome.reason}", pytrace=False)

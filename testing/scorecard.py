@@ -8,7 +8,7 @@ from typing import Any, Literal
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 
-Verdict = Literal["passed", "failed", "not asked"]
+Verdict = Literal["passed", "failed", "skipped"]
 
 
 @dataclass(frozen=True)
@@ -46,9 +46,9 @@ class Check:
         """It does not hold, and why."""
         return Outcome(self.name, self.meaning, "failed", reason)
 
-    def not_asked(self, reason: str) -> Outcome:
+    def skipped(self, reason: str) -> Outcome:
         """It was not made, and why."""
-        return Outcome(self.name, self.meaning, "not asked", reason)
+        return Outcome(self.name, self.meaning, "skipped", reason)
 
 
 @dataclass(frozen=True)
@@ -102,7 +102,7 @@ class Scorecard:
         return {**fields, "outcomes": list(fields["outcomes"]), "passed": self.passed}
 
 
-def judged(check: Check, problems: Sequence[str]) -> Outcome:
+def outcome_of_processes(check: Check, problems: Sequence[str]) -> Outcome:
     """The outcome of a check that every process made.
 
     Args:
@@ -113,7 +113,7 @@ def judged(check: Check, problems: Sequence[str]) -> Outcome:
     return check.failed("\n".join(told)) if told else check.passed()
 
 
-def attempted(check: Check, *given: Any) -> Outcome:
+def outcome_of(check: Check, *given: Any) -> Outcome:
     """Makes a check that needs no run."""
     try:
         check.function(*given)

@@ -13,17 +13,17 @@ from typing import Any
 from isotrain.core.contracts.process import from_variables
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
-from isotrain.testing.board import Board
-from isotrain.testing.launching import SpecFields, attempt
+from isotrain.testing.board import FileExchange
+from isotrain.testing.launching import SpecFields, try_run
 
 Work = Callable[[Session, str], Any]
 """What every process does in the session of a spec, whose name it is told."""
 
-PATIENT: SpecFields = {"progress": 280.0}
+LONG_TIMEOUTS: SpecFields = {"progress": 280.0}
 """Time-outs of a run whose processes take up one session after the other: only the first reports steps."""
 
 
@@ -40,12 +40,12 @@ def next_session(
         backend: Under what: one that starts processes just as the run's own does; left out, the same.
     """
     before.close()
-    context, cast = from_variables(os.environ), Cast(load_spec(spec), plugin_host())
+    context, cast = from_variables(os.environ), ResolvedSpec(load_spec(spec), plugin_manager())
     assert context is not None, "sessions follow each other in the processes of a launched run"
     folder = before.run_directory / name
     _meet(before, folder / "meeting")
     plan = make_plan(cast, backend=backend or before.plan.backend, replicas=before.replicas)
-    here = dataclasses.replace(context, run_directory=str(folder), mesh=plan.mesh)
+    here = dataclasses.replace(context, run_directory=str(folder), device_mesh=plan.device_mesh)
     with Session(cast, plan, here, Reporter(here.rank)) as session:
         yield session
 
@@ -86,9 +86,9 @@ def launched_in_turn(
     Raises:
         AssertionError: The run failed.
     """
-    spec = {**next(iter(specs.values())), "timeouts": PATIENT}
+    spec = {**next(iter(specs.values())), "timeouts": LONG_TIMEOUTS}
     turns = functools.partial(in_turn, specs=dict(specs), work=work)
-    run = attempt(turns, spec, backend, replicas)
+    run = try_run(turns, spec, backend, replicas)
     assert run.failure is None, run.failure
     return run.returned
 
@@ -96,4 +96,4 @@ def launched_in_turn(
 def _meet(closed: Session, folder: Path) -> None:
     """Waits until every process has closed its session: what comes next may use the same ports."""
     folder.mkdir(parents=True, exist_ok=True)
-    Board(folder, closed.rank, len(closed.plan.processes)).share({})
+    FileExchange(folder, closed.rank, len(closed.plan.processes)).all_gather({})

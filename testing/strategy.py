@@ -9,16 +9,16 @@ from typing import Any
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.plan import split_backend
-from isotrain.core.contracts.strategy import Conserved, Strategy
+from isotrain.core.contracts.strategy import Invariant, Strategy
 from isotrain.core.errors import PlanError
 from isotrain.core.planning.make_plan import make_plan, missing_capabilities
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager, plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import digits, going_on, strategy_checks, trials
-from isotrain.testing.launching import Run, attempt
-from isotrain.testing.scorecard import Check, Outcome, Scorecard, attempted
+from isotrain.testing.launching import Run, try_run
+from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of
 from isotrain.testing.strategy_checks import Evidence
 
 
@@ -37,16 +37,16 @@ def _where_synchronous(strategy: Strategy) -> str | None:
     return "the strategy does not say that it equals data parallelism"
 
 
-def _where_conserved(kept: Conserved) -> Callable[[Strategy], str | None]:
+def _where_conserved(kept: Invariant) -> Callable[[Strategy], str | None]:
     def reason(strategy: Strategy) -> str | None:
-        says = kept in strategy.conserves
+        says = kept in strategy.invariants
         return None if says else f"the strategy does not say that it conserves {kept}"
 
     return reason
 
 
 @dataclass(frozen=True)
-class Trial:
+class StrategyRun:
     """A run of a strategy and the checks of what it shows.
 
     Attributes:
@@ -70,8 +70,8 @@ class Trial:
 
 
 DECLARATIONS = Check(strategy_checks.strategy_declarations)
-TRIALS = (
-    Trial(
+STRATEGY_RUNS = (
+    StrategyRun(
         trials.whole_training,
         {
             Check(strategy_checks.declares_what_it_uses): _always,
@@ -81,34 +81,34 @@ TRIALS = (
             Check(strategy_checks.converges_on_digits): _always,
         },
     ),
-    Trial(trials.whole_training, {Check(strategy_checks.survives_one_replica): _always}, 1),
-    Trial(
+    StrategyRun(trials.whole_training, {Check(strategy_checks.survives_one_replica): _always}, 1),
+    StrategyRun(
         trials.one_image,
         {
             Check(strategy_checks.survives_empty_replicas): _always,
-            Check(strategy_checks.holds_what_it_says, frozenset({Capability.NAMED_STATE})): _always,
+            Check(strategy_checks.state_bytes_as_declared, frozenset({Capability.NAMED_STATE})): _always,
         },
         changes={
             "count": 1,
-            "global_batch": 1,
+            "global_batch_size": 1,
             "epochs": 4,
             "optimizer": {"name": "sgd", "lr": digits.RATE, "momentum": 0.5},
         },
     ),
-    Trial(
+    StrategyRun(
         trials.exchange_alone,
         {
             Check(
                 strategy_checks.keeps_parameter_mean,
                 frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS}),
-            ): _where_conserved(Conserved.PARAMETER_MEAN)
+            ): _where_conserved(Invariant.PARAMETER_MEAN)
         },
         changes={"epochs": 1, "optimizer": {"name": "sgd", "lr": trials.TINY_RATE}},
     ),
-    Trial(
+    StrategyRun(
         trials.steady_gradient,
         {
-            Check(strategy_checks.keeps_gradient_sum): _where_conserved(Conserved.GRADIENT_SUM),
+            Check(strategy_checks.keeps_gradient_sum): _where_conserved(Invariant.GRADIENT_SUM),
         },
         changes={
             "count": digits.GLOBAL_BATCH,
@@ -120,10 +120,10 @@ TRIALS = (
 )
 """The runs of a strategy, one after the other, each of it anew: nothing of one carries over."""
 
-GOES_ON = Check(going_on.strategy_goes_on, frozenset({Capability.NAMED_STATE}))
+RESUMES = Check(going_on.strategy_resumes_exactly, frozenset({Capability.NAMED_STATE}))
 """Has runs of its own."""
 
-CHECKS = (DECLARATIONS, *(check for trial in TRIALS for check in trial.checks), GOES_ON)
+CHECKS = (DECLARATIONS, *(check for trial in STRATEGY_RUNS for check in trial.checks), RESUMES)
 """All of them, in the order of a scorecard."""
 
 
@@ -146,39 +146,39 @@ def check_strategy(
         PlanError: The strategy and the backend do not fit together, or no backend fits.
     """
     digits.require()
-    host, given = plugin_host(), dict(options or {})
+    host, given = plugin_manager(), dict(options or {})
     strategy = host.strategy(name, given)
     chosen = backend or fitting_backend(strategy, host)
     adapter = host.backend(split_backend(chosen)[0])
-    for trial in TRIALS:
+    for trial in STRATEGY_RUNS:
         count = trial.replicas or replicas
         spec = load_spec(trial.spec(name, given, adapter))
-        make_plan(Cast(spec, host), backend=chosen, replicas=count)
-    card = [attempted(DECLARATIONS, strategy)]
-    for trial in TRIALS:
+        make_plan(ResolvedSpec(spec, host), backend=chosen, replicas=count)
+    card = [outcome_of(DECLARATIONS, strategy)]
+    for trial in STRATEGY_RUNS:
 
-        def run(trial: Trial = trial) -> Run:
+        def run(trial: StrategyRun = trial) -> Run:
             count = trial.replicas or replicas
-            return attempt(trial.work, trial.spec(name, given, adapter), chosen, count)
+            return try_run(trial.work, trial.spec(name, given, adapter), chosen, count)
 
         card += outcomes(trial, strategy, adapter, run)
-    card.append(going_on_outcome(name, given, chosen))
+    card.append(resume_outcome(name, given, chosen))
     return Scorecard("strategy", name, chosen, replicas, tuple(card))
 
 
-def going_on_outcome(name: str, options: Mapping[str, Any], backend: str) -> Outcome:
+def resume_outcome(name: str, options: Mapping[str, Any], backend: str) -> Outcome:
     """Makes `GOES_ON`."""
-    host = plugin_host()
+    host = plugin_manager()
     adapter = host.backend(split_backend(backend)[0])
     strategy = host.strategy(name, dict(options))
-    lost = " ".join(strategy.carries_over(strategy.name, going_on.REPLICAS, going_on.REPLICAS))
-    obstacle = lost or GOES_ON.obstacle(adapter.can(strategy.placement.name))
+    lost = " ".join(strategy.resume_notes(strategy.name, going_on.REPLICAS, going_on.REPLICAS))
+    obstacle = lost or RESUMES.obstacle(adapter.capabilities_for(strategy.parallel_layout.name))
     if obstacle:
-        return GOES_ON.not_asked(obstacle)
-    return attempted(GOES_ON, name, options, backend)
+        return RESUMES.skipped(obstacle)
+    return outcome_of(RESUMES, name, options, backend)
 
 
-def fitting_backend(strategy: Strategy, host: PluginHost) -> str:
+def fitting_backend(strategy: Strategy, host: PluginManager) -> str:
     """The first usable backend that has what a strategy requires.
 
     Raises:
@@ -187,18 +187,18 @@ def fitting_backend(strategy: Strategy, host: PluginHost) -> str:
     reasons = []
     for name in host.backends.names():
         adapter = host.backend(name)
-        usability = adapter.usability()
+        availability = adapter.availability()
         missing = missing_capabilities(strategy, adapter)
-        if usability.usable and not missing:
+        if availability.available and not missing:
             return name
-        reasons.append(f"{name}: {'; '.join(missing) or usability.reason}")
+        reasons.append(f"{name}: {'; '.join(missing) or availability.reason}")
     raise PlanError(
         f"no usable backend has what the strategy {strategy.name!r} requires. " + ". ".join(reasons)
     )
 
 
 def outcomes(
-    trial: Trial, strategy: Strategy, adapter: Adapter, start: Callable[[], Run]
+    trial: StrategyRun, strategy: Strategy, adapter: Adapter, start: Callable[[], Run]
 ) -> Iterator[Outcome]:
     """Of one trial.
 
@@ -208,14 +208,14 @@ def outcomes(
         adapter: Of the backend.
         start: Makes the run; not called when none of the checks applies.
     """
-    run, can = None, adapter.can(strategy.placement.name)
+    run, can = None, adapter.capabilities_for(strategy.parallel_layout.name)
     for check, inapplicable in trial.checks.items():
         obstacle = inapplicable(strategy) or check.obstacle(can)
         if obstacle:
-            yield check.not_asked(obstacle)
+            yield check.skipped(obstacle)
             continue
         run = run or start()
         if run.failure is not None:
             yield check.failed(f"the run failed: {run.failure}")
         else:
-            yield attempted(check, Evidence(strategy, run.returned))
+            yield outcome_of(check, Evidence(strategy, run.returned))

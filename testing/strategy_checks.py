@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.strategy import Conserved, Strategy
+from isotrain.core.contracts.strategy import Invariant, Strategy
 from isotrain.testing import digits, probe
 from isotrain.testing.digits import Oracle, Weights
 from isotrain.testing.trials import HALF, SMALL_RATE, WHOLE
@@ -51,8 +51,8 @@ def strategy_declarations(strategy: Strategy) -> None:
     assert strategy.keeps_replicas_equal in ("always", "finally", "never"), (
         f"keeps_replicas_equal: {strategy.keeps_replicas_equal!r}"
     )
-    other = [name for name in strategy.conserves if not isinstance(name, Conserved)]
-    assert not other, f"conserves: {other} are no members of Conserved"
+    other = [name for name in strategy.invariants if not isinstance(name, Invariant)]
+    assert not other, f"invariants: {other} are no members of Invariant"
     for replicas in (1, 2, 8):
         found = strategy.exchanged_bytes(4096, replicas)
         assert found is None or 0 <= found < math.inf, (
@@ -124,7 +124,7 @@ def survives_empty_replicas(evidence: Evidence) -> None:
     assert any(moved), "no weight has changed"
 
 
-def holds_what_it_says(evidence: Evidence) -> None:
+def state_bytes_as_declared(evidence: Evidence) -> None:
     """The replica with most state holds what `state_bytes` says; no shard is kept twice."""
     for process in evidence.processes:
         planned, held = process["planned"], process["held"]

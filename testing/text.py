@@ -13,7 +13,7 @@ def scorecard(card: Scorecard) -> str:
     """Every outcome, and below the table the whole reason of each failure."""
     counts = Counter(outcome.verdict for outcome in card.outcomes)
     where = "" if card.kind == "backend" else f" on {card.backend}"
-    told = ", ".join(f"{counts[v]} {v}" for v in ("passed", "failed", "not asked"))
+    told = ", ".join(f"{counts[v]} {v}" for v in ("passed", "failed", "skipped"))
     parts = [
         paragraph(f"{card.kind} {card.name}{where}, {card.replicas} replicas: {told}"),
         table(("check", "outcome", ""), map(_row, card.outcomes)),
@@ -26,7 +26,7 @@ def scorecard(card: Scorecard) -> str:
 
 
 def _row(outcome: Outcome) -> tuple[str, str, str]:
-    explained = outcome.reason if outcome.verdict == "not asked" else outcome.meaning
+    explained = outcome.reason if outcome.verdict == "skipped" else outcome.meaning
     return outcome.check, outcome.verdict, explained or ""
 
 

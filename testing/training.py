@@ -8,54 +8,54 @@ import psutil
 from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.replica import Replica, Tensor
 from isotrain.core.errors import UnsupportedError
-from isotrain.core.plugins.host import plugin_host
-from isotrain.core.served.placement import Served
+from isotrain.core.plugins.host import plugin_manager
+from isotrain.core.served.placement import ParameterServerLayout
 from isotrain.testing import probe
-from isotrain.testing.bench import Bench, assert_close, assert_same
+from isotrain.testing.bench import CheckContext, assert_close, assert_same
 
 
-def start_is_equal(bench: Bench) -> None:
+def start_is_equal(context: CheckContext) -> None:
     """Before the first step, every process has the same state."""
-    first, *others = bench.starts
+    first, *others = context.starts
     for rank, other in enumerate(others, start=1):
         assert_same(other, first, f"state of process {rank} before the first step")
 
 
-def start_is_of_the_seed(bench: Bench) -> None:
+def start_is_of_the_seed(context: CheckContext) -> None:
     """The initial weights are those that the seed gives on every framework."""
-    for rank, state in enumerate(bench.starts):
+    for rank, state in enumerate(context.starts):
         for name, first in probe.START.items():
             assert_close(state[name].ravel()[:2], first, f"start of {name} on process {rank}")
 
 
-def order(bench: Bench) -> None:
+def order(context: CheckContext) -> None:
     """Each replica gets its contiguous slice of each global batch, in order, in every epoch."""
-    replicas = bench.group.replicas
+    replicas = context.group.replicas
     found = []
-    for batch in bench.session.batches():
+    for batch in context.session.batches():
         for pieces in batch.slices:
-            seen = [bench.group.numpy(p.inputs["index"])[: p.count] for p in pieces]
+            seen = [context.group.numpy(p.inputs["index"])[: p.count] for p in pieces]
             found.append(np.concatenate(seen))
     expected = [
         np.array_split(rows, replicas)[replica]
         for rows in probe.all_batches()
-        for replica in bench.group.local_replicas
+        for replica in context.group.local_replicas
     ]
     assert len(found) == len(expected), f"{len(found)} slices, expected {len(expected)}"
     for number, (own, rows) in enumerate(zip(found, expected, strict=True)):
         assert own.tolist() == rows.tolist(), f"slice {number}: {own}, expected {rows}"
 
 
-def sizes(bench: Bench) -> None:
+def sizes(context: CheckContext) -> None:
     """With any number of samples and any global batch, none is lost or doubled; weights add up."""
-    replicas = bench.group.replicas
+    replicas = context.group.replicas
     for count, size in ((1, 1), (2, 5), (5, 4), (7, 7), (13, 3)):
         rows = []
-        for batch in bench.batches(count, size):
-            for replica, pieces in zip(bench.group.local_replicas, batch.slices, strict=True):
+        for batch in context.batches(count, size):
+            for replica, pieces in zip(context.group.local_replicas, batch.slices, strict=True):
                 (piece,) = pieces
                 assert abs(piece.weight * batch.size - piece.count * replicas) < 1e-9
-                own = bench.group.numpy(piece.inputs["index"])[: piece.count]
+                own = context.group.numpy(piece.inputs["index"])[: piece.count]
                 rows += [(batch.step, replica, int(index)) for index in own]
         expected = [
             (step, replica, int(index))
@@ -63,15 +63,15 @@ def sizes(bench: Bench) -> None:
             for replica, part in enumerate(
                 np.array_split(np.arange(start, min(count, start + size)), replicas)
             )
-            if replica in bench.group.local_replicas
+            if replica in context.group.local_replicas
             for index in part
         ]
         assert sorted(rows) == sorted(expected), f"{count} samples in batches of {size}: {rows}"
 
 
-def training(bench: Bench) -> None:
+def training(context: CheckContext) -> None:
     """Every loss, and at the end every weight, is what NumPy computes on whole global batches."""
-    trained = bench.trained
+    trained = context.trained
     oracle, expected = probe.Oracle.fresh(), []
     for rows in probe.all_batches():
         expected.append(oracle.losses(rows).mean())
@@ -80,9 +80,9 @@ def training(bench: Bench) -> None:
     assert_close(trained.weights, oracle.weights, "weights")
 
 
-def training_metrics(bench: Bench) -> None:
+def training_metrics(context: CheckContext) -> None:
     """Training metrics are means over the samples, each as it was when it was trained on."""
-    found = bench.trained.metrics
+    found = context.trained.metrics
     oracle = probe.Oracle.fresh()
     values: dict[str, list[np.ndarray]] = {}
     for rows in probe.all_batches():
@@ -94,34 +94,34 @@ def training_metrics(bench: Bench) -> None:
     )
 
 
-def moving_statistics(bench: Bench) -> None:
+def moving_statistics(context: CheckContext) -> None:
     """Batch normalisation's moving mean is that of whole global batches, on every process."""
-    mean = bench.trained.statistics["statistics/moving_mean"]
+    mean = context.trained.statistics["statistics/moving_mean"]
     assert_close(mean, probe.moving_mean(list(probe.all_batches())), "moving mean")
 
 
-def replicas_stay_equal(bench: Bench) -> None:
+def replicas_stay_equal(context: CheckContext) -> None:
     """After training, every process has the same state, and every replica computes the same."""
-    bench.restart()
-    for batch in bench.session.batches():
-        bench.session.step(batch)
-    states = bench.board.share(bench.session.read_state())
-    gradients, _ = bench.gradients_of_all(bench.same_for_all(1))
+    context.restart()
+    for batch in context.session.batches():
+        context.session.step(batch)
+    states = context.board.all_gather(context.session.read_state())
+    gradients, _ = context.gradients_of_all(context.same_for_all(1))
     for rank, state in enumerate(states):
         assert_same(state, states[0], f"state of process {rank} after training")
     for replica, own in enumerate(gradients):
         assert_same(own, gradients[0], f"gradients of replica {replica} for the same samples")
 
 
-def exact_mean_of_gradients(bench: Bench) -> None:
+def exact_mean_of_gradients(context: CheckContext) -> None:
     """The mean over replicas of their gradients is the gradient of the mean over the samples."""
     found = []
     for count in (7, 1):
-        bench.restart()
-        (batch,) = bench.batches(count, count)
-        gradients, loss = bench.gradients_of_all(batch)
+        context.restart()
+        (batch,) = context.batches(count, count)
+        gradients, loss = context.gradients_of_all(batch)
         mean = {
-            name: sum(own[name] for own in gradients) / bench.group.replicas
+            name: sum(own[name] for own in gradients) / context.group.replicas
             for name in gradients[0]
         }
         found.append((count, mean, gradients, loss))
@@ -130,19 +130,19 @@ def exact_mean_of_gradients(bench: Bench) -> None:
         rows = np.arange(count)
         assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
         assert_close(mean, oracle.gradients(rows), f"gradient of {count} samples")
-        for replica, part in enumerate(np.array_split(rows, bench.group.replicas)):
+        for replica, part in enumerate(np.array_split(rows, context.group.replicas)):
             counted = np.flatnonzero(gradients[replica]["seen/embeddings"])
             assert counted.tolist() == part.tolist(), f"replica {replica} counted {counted}"
 
 
-def synchronised_step(bench: Bench) -> None:
+def synchronous_step(context: CheckContext) -> None:
     """Loss and weights are as in NumPy after a step on an even, an uneven and a nearly empty batch."""
     found = []
     for count in (6, 7, 1):
-        bench.restart()
-        (batch,) = bench.batches(count, count)
-        loss = float(bench.group.synchronised_step(batch, probe.RATE))
-        found.append((count, loss, bench.session.read_state(("trainable",))))
+        context.restart()
+        (batch,) = context.batches(count, count)
+        loss = float(context.group.synchronous_step(batch, probe.RATE))
+        found.append((count, loss, context.session.read_state(("trainable",))))
     for count, loss, weights in found:
         oracle, rows = probe.Oracle.fresh(), np.arange(count)
         assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
@@ -150,28 +150,28 @@ def synchronised_step(bench: Bench) -> None:
         assert_close(weights, oracle.weights, f"weights after {count} samples")
 
 
-def steps_leave_no_threads(bench: Bench) -> None:
+def steps_leave_no_threads(context: CheckContext) -> None:
     """However many steps are taken, the process has no more threads than after the first ones."""
-    bench.restart()
-    (batch,) = bench.batches(7, 7)
+    context.restart()
+    (batch,) = context.batches(7, 7)
     counts = []
     for steps in (10, 20):
         for _ in range(steps):
-            bench.group.synchronised_step(batch, probe.RATE)
-        bench.group.barrier()
+            context.group.synchronous_step(batch, probe.RATE)
+        context.group.barrier()
         counts.append(psutil.Process().num_threads())
     early, late = counts
     assert late - early < 10, f"{early} threads after 10 steps, {late} after 30"
 
 
-def accumulation(bench: Bench) -> None:
+def accumulation(context: CheckContext) -> None:
     """Slices in two micro-batches, some of them empty, give the same step."""
     found = []
     for count in (7, 1):
-        bench.restart()
-        (batch,) = bench.batches(count, count, accumulate=2)
-        loss = float(bench.group.synchronised_step(batch, probe.RATE))
-        found.append((count, loss, bench.session.read_state(("trainable",))))
+        context.restart()
+        (batch,) = context.batches(count, count, gradient_accumulation_steps=2)
+        loss = float(context.group.synchronous_step(batch, probe.RATE))
+        found.append((count, loss, context.session.read_state(("trainable",))))
     for count, loss, weights in found:
         oracle, rows = probe.Oracle.fresh(), np.arange(count)
         assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
@@ -183,81 +183,81 @@ def _means(replica: Replica, *gradients: Tensor) -> list[Tensor]:
     return [replica.all_reduce(gradient, "mean") for gradient in gradients]
 
 
-def gradients_and_apply(bench: Bench) -> None:
+def gradients_and_apply(context: CheckContext) -> None:
     """`gradients`, an all-reduce and `apply` give the weights of the native synchronised step."""
-    batches = bench.batches(14, 7)
-    bench.restart()
+    batches = context.batches(14, 7)
+    context.restart()
     for batch in batches:
-        bench.group.synchronised_step(batch, probe.RATE)
-    native = bench.session.read_state(("trainable", "optimizer"))
-    bench.restart()
+        context.group.synchronous_step(batch, probe.RATE)
+    native = context.session.read_state(("trainable", "optimizer"))
+    context.restart()
     for batch in batches:
-        gradients, _ = bench.group.gradients(batch)
-        reduced = bench.group.compute(_means, *map(list, zip(*gradients, strict=True)))
-        bench.group.apply(reduced, probe.RATE)
-    assert_close(bench.session.read_state(("trainable", "optimizer")), native, "state")
+        gradients, _ = context.group.gradients(batch)
+        reduced = context.group.compute(_means, *map(list, zip(*gradients, strict=True)))
+        context.group.apply_gradients(reduced, probe.RATE)
+    assert_close(context.session.read_state(("trainable", "optimizer")), native, "state")
 
 
-def local_step(bench: Bench) -> None:
+def local_step(context: CheckContext) -> None:
     """Each replica follows its own slice; the loss is that of the global batch."""
-    _check_local_steps(bench, 7)
+    _check_local_steps(context, 7)
 
 
-def local_step_without_samples(bench: Bench) -> None:
+def local_step_without_samples(context: CheckContext) -> None:
     """A replica without samples keeps its weights; those with samples do not notice."""
-    _check_local_steps(bench, 1)
+    _check_local_steps(context, 1)
 
 
-def local_step_accumulated(bench: Bench) -> None:
+def local_step_accumulated(context: CheckContext) -> None:
     """Slices in two uneven micro-batches, some of them empty, give the same local step."""
-    _check_local_steps(bench, 6, 7, 1, accumulate=2)
+    _check_local_steps(context, 6, 7, 1, gradient_accumulation_steps=2)
 
 
-def _check_local_steps(bench: Bench, *counts: int, accumulate: int = 1) -> None:
+def _check_local_steps(context: CheckContext, *counts: int, gradient_accumulation_steps: int = 1) -> None:
     found = []
     for count in counts:
-        bench.restart()
-        (batch,) = bench.batches(count, count, accumulate)
-        loss = float(bench.group.local_step(batch, probe.RATE))
-        found.append((count, loss, bench.session.read_state(("trainable",))))
-    replica = bench.group.local_replicas[0]
+        context.restart()
+        (batch,) = context.batches(count, count, gradient_accumulation_steps)
+        loss = float(context.group.local_step(batch, probe.RATE))
+        found.append((count, loss, context.session.read_state(("trainable",))))
+    replica = context.group.local_replicas[0]
     for count, loss, weights in found:
         expected = probe.Oracle.fresh().losses(np.arange(count)).mean()
         assert_close(loss, expected, f"loss of {count} samples")
-        own = _after_own_slice(bench, replica, count)
+        own = _after_own_slice(context, replica, count)
         assert_close(weights, own, f"weights of replica {replica} after {count} samples")
 
 
-def average_parameters(bench: Bench) -> None:
+def average_parameters(context: CheckContext) -> None:
     """After a local step on each replica, all get the mean of the weights."""
-    bench.restart()
-    (batch,) = bench.batches(7, 7)
-    bench.group.local_step(batch, probe.RATE)
-    bench.group.average_parameters()
-    weights = bench.session.read_state(("trainable",))
-    gradients, _ = bench.gradients_of_all(bench.same_for_all(1))
-    apart = [_after_own_slice(bench, replica, 7) for replica in range(bench.group.replicas)]
+    context.restart()
+    (batch,) = context.batches(7, 7)
+    context.group.local_step(batch, probe.RATE)
+    context.group.average_parameters()
+    weights = context.session.read_state(("trainable",))
+    gradients, _ = context.gradients_of_all(context.same_for_all(1))
+    apart = [_after_own_slice(context, replica, 7) for replica in range(context.group.replicas)]
     mean = {name: np.mean([own[name] for own in apart], axis=0) for name in weights}
     assert_close(weights, mean, "averaged weights")
     for replica, own in enumerate(gradients):
         assert_same(own, gradients[0], f"gradients of replica {replica} for the same samples")
 
 
-def _after_own_slice(bench: Bench, replica: int, count: int) -> dict[str, np.ndarray]:
+def _after_own_slice(context: CheckContext, replica: int, count: int) -> dict[str, np.ndarray]:
     """One replica's weights after a local step from the start on `count` samples."""
     oracle = probe.Oracle.fresh()
-    own = np.array_split(np.arange(count), bench.group.replicas)[replica]
+    own = np.array_split(np.arange(count), context.group.replicas)[replica]
     if len(own):
         oracle.update(oracle.gradients(own))
     return oracle.weights
 
 
-def dropout_differs(bench: Bench) -> None:
+def dropout_differs(context: CheckContext) -> None:
     """Each replica draws its own dropout masks, and new ones at every step."""
-    bench.restart()
-    batch = bench.same_for_all(1, noise=1.0)
-    first, _ = bench.gradients_of_all(batch)
-    second, _ = bench.gradients_of_all(batch)
+    context.restart()
+    batch = context.same_for_all(1, noise=1.0)
+    first, _ = context.gradients_of_all(batch)
+    second, _ = context.gradients_of_all(batch)
     masks = [own["noisy/kernel"].ravel() for own in (*first, *second)]
     for mask in masks:
         assert set(np.unique(mask)) == {0.0, 2.0}, f"not a mask of rate 1/2: {mask}"
@@ -265,23 +265,23 @@ def dropout_differs(bench: Bench) -> None:
     assert len(distinct) == len(masks), f"{len(distinct)} different masks of {len(masks)}"
 
 
-def draws_anew(bench: Bench) -> None:
+def reseeds_dropout(context: CheckContext) -> None:
     """Dropout masks depend on replica and step only, not on which worker draws them or drew before."""
-    bench.restart()
-    batch = bench.same_for_all(1, noise=1.0)
+    context.restart()
+    batch = context.same_for_all(1, noise=1.0)
 
     def drawn(replica: int, step: int) -> list[bytes]:
-        bench.group.draw_anew(replica, step)
-        gradients, _ = bench.gradients_of_all(batch)
+        context.group.reseed(replica, step)
+        gradients, _ = context.gradients_of_all(batch)
         return [own["noisy/kernel"].tobytes() for own in gradients]
 
     try:
         first, later, other, again = (drawn(*unit) for unit in ((1, 3), (1, 4), (0, 3), (1, 3)))
     except UnsupportedError:
-        served = plugin_host().backend(bench.session.plan.backend).can(Served.name)
-        assert Capability.SERVED_STEP not in served.has, "workers of a served run are asked to"
+        served = plugin_manager().backend(context.session.plan.backend).capabilities_for(ParameterServerLayout.name)
+        assert Capability.PARAMETER_SERVER_STEP not in served.has, "workers of a parameter-server run are asked to"
         return
-    if len(bench.group.local_replicas) == 1:
+    if len(context.group.local_replicas) == 1:
         assert len(set(first)) == 1, f"{len(set(first))} masks of one replica and step"
     assert again == first, "the same replica and step, after others: other masks"
     for mask, unlike, same in zip(first, later, other, strict=True):

@@ -14,10 +14,10 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.mesh import DATA
 from isotrain.core.contracts.state import MODEL_STATE
 from isotrain.core.data.batch import Batch, Slice
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.testing import digits
-from isotrain.testing.watch import watching
+from isotrain.testing.watch import recording_capabilities
 
 EARLY = 3
 """Steps after each of which the replicas are looked at."""
@@ -37,7 +37,7 @@ def whole_training(session: Session) -> Found:
     start, used = _weights(session), set[Capability]()
     losses, early, fingerprints = [], [], []
     for batch in session.batches():
-        with watching(session, used):
+        with recording_capabilities(session, used):
             losses.append(float(session.step(batch)))
         if batch.step < EARLY:
             early.append(_weights(session))
@@ -110,7 +110,7 @@ def _parts(session: Session) -> list[str]:
     """What this process alone has of the state, of those that are to have other parts."""
     described = session.group.describe_state(MODEL_STATE).items()
     held = [f"{name} from {info.offset}" for name, info in described if info.offset is not None]
-    copy = session.plan.mesh.coordinates(session.rank).get(DATA, 0) if held else 0
+    copy = session.plan.device_mesh.coordinates(session.rank).get(DATA, 0) if held else 0
     return [f"{name}, copy {copy}" for name in held]
 
 
@@ -118,12 +118,12 @@ def _fingerprints(session: Session) -> list[str]:
     """Of each local replica: equal where the weights are.
 
     Where a process holds several replicas, they are told apart by the gradients that they compute for
-    the same images; without that capability, and in a served run, whose coordinator holds one state for
+    the same images; without that capability, and in a parameter-server run, whose coordinator holds one state for
     all of them, this process's state stands for all.
     """
     local = session.group.local_replicas
-    supported = plugin_host().backend(session.plan.backend).can(session.plan.placement).has
-    if len(local) == 1 or session.plan.is_served or Capability.GRADIENTS not in supported:
+    supported = plugin_manager().backend(session.plan.backend).capabilities_for(session.plan.parallel_layout).has
+    if len(local) == 1 or session.plan.uses_parameter_server or Capability.GRADIENTS not in supported:
         return [_digest(list(_weights(session).values()))] * len(local)
     gradients, _ = session.group.gradients(_same_for_all(session))
     return [_digest([session.group.numpy(part) for part in own]) for own in gradients]
@@ -137,6 +137,6 @@ def _same_for_all(session: Session, count: int = 4) -> Batch:
     """A batch in which every local replica has the very same images."""
     group = session.group
     inputs, labels = (part[:count] for part in digits.data().train)
-    placed = Slice(group.place(inputs), group.place(labels), count, 1.0)
+    placed = Slice(group.to_device(inputs), group.to_device(labels), count, 1.0)
     slices = tuple((placed,) for _ in group.local_replicas)
     return Batch(0, 0, 0, count * group.replicas, False, True, slices)

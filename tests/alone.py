@@ -9,7 +9,7 @@ from typing import Any
 import isotrain
 
 
-def alone(
+def run_isolated(
     work: Callable[[isotrain.Session], Any], spec: dict[str, Any], backend: str, folder: Path
 ) -> Any:
     """What work with a session of one replica returns; what it raises ends the test with its text.

@@ -16,7 +16,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 from isotrain.core.comparison import report
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
+from isotrain.core.launching.templates import FORK_SERVERS
 from isotrain.core.plugins import asked
 
 TESTS = str(Path(__file__).resolve().parent)
@@ -24,11 +24,11 @@ TESTS = str(Path(__file__).resolve().parent)
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
 from shared import FOLDER  # noqa: E402  # found by the path above
-from shared_templates import share  # noqa: E402
+from shared_templates import share_fork_servers  # noqa: E402
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-OF_THIS_PROGRAM.most = (
+FORK_SERVERS.most = (
     24  # every framework, portable and native, and small ones under other variables
 )
 _BESIDE: dict[str, tuple[str, ...]] = {}
@@ -39,7 +39,7 @@ if find_spec("horovod") is not None:  # a template of a framework serves all of 
         "isotrain.adapters.torch.group": (f"{horovod}.torch_adapter", *of_torch),
         "isotrain.adapters.tensorflow.group": (f"{horovod}.tf_adapter", f"{horovod}.tf_exchange"),
     }
-share(
+share_fork_servers(
     besides=(
         "isotrain.testing.pytest",
         "numpy.random",
@@ -152,7 +152,7 @@ def no_keras_here() -> Iterator[None]:
     """Keras runs on one framework per process: a file that imports it here decides what others can ask."""
     was_there = "keras" in sys.modules
     yield
-    assert was_there or "keras" not in sys.modules, "imported here: let `alone.alone` do that"
+    assert was_there or "keras" not in sys.modules, "imported here: let `isolated.run_isolated` do that"
 
 
 @pytest.fixture

@@ -7,13 +7,13 @@ from collections.abc import Iterator
 
 import psutil
 
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
+from isotrain.core.launching.templates import FORK_SERVERS
 
 
 @contextlib.contextmanager
-def leaving_nothing() -> Iterator[None]:
+def no_leftover_processes() -> Iterator[None]:
     """No process may be left behind: no child of this one, and none that a rank started."""
     before = set(psutil.Process().children(recursive=True))
     yield
     left = set(psutil.Process().children(recursive=True)) - before
-    assert not [each for each in left if each.pid not in OF_THIS_PROGRAM.pids()]
+    assert not [each for each in left if each.pid not in FORK_SERVERS.pids()]

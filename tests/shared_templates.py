@@ -5,11 +5,11 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 
-from isotrain.core.launching.template import Template
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
+from isotrain.core.launching.template import ForkServer
+from isotrain.core.launching.templates import FORK_SERVERS
 
 
-def share(
+def share_fork_servers(
     besides: Sequence[str] = (),
     beside: Mapping[str, Sequence[str]] | None = None,
     unread: Collection[str] = (),
@@ -21,11 +21,11 @@ def share(
         beside: By a module, those that whichever import it import too.
         unread: Variables that no import reads: a template serves runs that differ in them.
     """
-    get, known = OF_THIS_PROGRAM.get, beside or {}
+    get, known = FORK_SERVERS.get, beside or {}
 
-    def shared(imports: Sequence[str], variables: Mapping[str, str]) -> Template:
+    def shared(imports: Sequence[str], variables: Mapping[str, str]) -> ForkServer:
         more = itertools.chain.from_iterable(known.get(each, ()) for each in imports)
         read = {name: text for name, text in variables.items() if name not in unread}
         return get((*imports, *more, *besides), read)
 
-    OF_THIS_PROGRAM.get = shared  # type: ignore[method-assign]
+    FORK_SERVERS.get = shared  # type: ignore[method-assign]

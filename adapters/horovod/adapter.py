@@ -10,20 +10,20 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names
-from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP
+from isotrain.adapters.declared import FULLY_SHARDED_CAPABILITIES, PIPELINE_CAPABILITIES
 from isotrain.adapters.horovod import build
 from isotrain.plugin import (
     NOT_REPLICATED,
-    SERVED_GROUP,
+    PARAMETER_SERVER_CAPABILITIES,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
     PlanError,
-    ServedOverTcp,
-    Start,
+    TcpParameterServer,
+    StartMethod,
     UnsupportedError,
-    Usability,
+    Availability,
     sharded_group,
     visible_gpus,
 )
@@ -40,10 +40,10 @@ _FP16_BYTES = 2
 _REPLICATED = Capabilities(
     frozenset(
         {
-            Capability.SYNCHRONISED_STEP,
+            Capability.SYNCHRONOUS_STEP,
             Capability.LOCAL_STEP,
             Capability.GRADIENTS,
-            Capability.APPLY,
+            Capability.APPLY_GRADIENTS,
             Capability.NAMED_STATE,
             Capability.AVERAGE_PARAMETERS,
             Capability.SEND_RECEIVE,
@@ -52,20 +52,20 @@ _REPLICATED = Capabilities(
         }
     ),
     NOT_REPLICATED
-    | {Capability.BFLOAT16_EXCHANGE: "Horovod knows no bfloat16: it travels as float32"},
+    | {Capability.BFLOAT16_COLLECTIVES: "Horovod knows no bfloat16: it travels as float32"},
 )
-FRESH_UNDER_MPI = Start(why_fresh="this Horovod was built with MPI, which cannot be forked")
+FRESH_UNDER_MPI = StartMethod(why_fresh="this Horovod was built with MPI, which cannot be forked")
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 _CAPABILITIES = {
     "replicated": _REPLICATED,
-    "served": SERVED_GROUP,
+    "served": PARAMETER_SERVER_CAPABILITIES,
     "sharded": sharded_group(_REPLICATED),
-    "fully-sharded": FULLY_SHARDED_GROUP,
-    "staged": STAGED_GROUP,
+    "fully-sharded": FULLY_SHARDED_CAPABILITIES,
+    "pipeline": PIPELINE_CAPABILITIES,
 }
 
 
-class Horovod(ServedOverTcp):
+class Horovod(TcpParameterServer):
     """What both Horovod backends have in common."""
 
     collectives = {
@@ -98,84 +98,84 @@ class Horovod(ServedOverTcp):
         found = build.installed(self.framework)
         return bool(found and found.extension and build.has_collective(found.extension, "mpi"))
 
-    def _framework_usability(self) -> Usability:
+    def _framework_availability(self) -> Availability:
         raise NotImplementedError
 
-    def _framework_changed(self) -> Usability | None:
+    def _framework_private_api_changes(self) -> Availability | None:
         raise NotImplementedError
 
     def _has_gpu_build(self) -> bool:
         found = build.installed(self.framework)
         return bool(found and found.extension and build.has_collective(found.extension, "nccl"))
 
-    def usability(self) -> Usability:
-        framework = self._framework_usability()
-        if not framework.usable:
+    def availability(self) -> Availability:
+        framework = self._framework_availability()
+        if not framework.available:
             return framework
         found = build.installed(self.framework)
         if found is None:
-            return Usability(False, None, "horovod is not installed", INSTALL_HINT)
+            return Availability(False, None, "horovod is not installed", INSTALL_HINT)
         if found.extension is None:
             reason = f"this Horovod was built without {self.framework}"
-            return Usability(False, found.version, reason, REBUILD_HINT)
+            return Availability(False, found.version, reason, REBUILD_HINT)
         if found.framework_version not in (None, framework.version):
             reason = (
                 f"this Horovod was built for {self.framework} {found.framework_version}, and"
                 f" {framework.version} is installed"
             )
-            return Usability(False, found.version, reason, REBUILD_HINT)
-        return Usability(True, found.version)
+            return Availability(False, found.version, reason, REBUILD_HINT)
+        return Availability(True, found.version)
 
     def examine(self) -> Examination:
-        cheap = self.usability()
-        if not cheap.usable:
+        cheap = self.availability()
+        if not cheap.available:
             return Examination(cheap)
-        keras_backend.claim(self.framework)
+        keras_backend.set_backend(self.framework)
         try:
             hvd = importlib.import_module(f"horovod.{self.framework}")
             runtime = importlib.import_module("isotrain.adapters.horovod.runtime")
             built = {
                 name: bool(getattr(hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl")
             }
-            with runtime.alone(hvd) if built["gloo"] else contextlib.nullcontext():
+            with runtime.single_process(hvd) if built["gloo"] else contextlib.nullcontext():
                 fault = self._changed(built, str(cheap.version))
         except (Exception, SystemExit) as error:
             reason = f"horovod.{self.framework} cannot be loaded: {type(error).__name__}: {error}"
-            return Examination(Usability(False, cheap.version, reason, REBUILD_HINT))
+            return Examination(Availability(False, cheap.version, reason, REBUILD_HINT))
         if fault:
             return Examination(fault, versions=self._versions())
         return Examination(cheap, self._collectives(built), self._versions())
 
-    def _changed(self, built: Mapping[str, bool], version: str) -> Usability | None:
+    def _changed(self, built: Mapping[str, bool], version: str) -> Availability | None:
         """Which private parts of libraries are no longer as they were; Horovod runs."""
         from isotrain.adapters import private_parts
         from isotrain.adapters.horovod import private
 
-        found = self._framework_changed() or keras_backend.changed()
-        own = private.parts(self.framework, built)
-        return found or private_parts.changed("Horovod", version, own)
+        found = self._framework_private_api_changes() or keras_backend.private_api_changes()
+        own = private.probes(self.framework, built)
+        return found or private_parts.private_api_changes("Horovod", version, own)
 
-    def _collectives(self, built: Mapping[str, bool]) -> dict[str, Usability]:
+    def _collectives(self, built: Mapping[str, bool]) -> dict[str, Availability]:
         found = {name: _built(has, name) for name, has in built.items()}
         if built["mpi"] and not build.started_by_mpi():
-            found["mpi"] = Usability(False, None, "not started by mpirun", "use an MPI launcher")
+            found["mpi"] = Availability(False, None, "not started by mpirun", "use an MPI launcher")
         if built["nccl"] and not self.accelerators():
-            found["nccl"] = Usability(False, None, "no NVIDIA GPU is visible", "use gloo")
+            found["nccl"] = Availability(False, None, "no NVIDIA GPU is visible", "use gloo")
         return {"auto": found["nccl" if self.accelerators() else "gloo"], **found}
 
     def _versions(self) -> dict[str, str]:
         return {
             build.DISTRIBUTION: metadata.version(build.DISTRIBUTION),
-            self.framework: str(self._framework_usability().version),
+            self.framework: str(self._framework_availability().version),
             **keras_backend.version(),
         }
 
-    def blames_peer(self, error: BaseException) -> bool:
+    def is_peer_error(self, error: BaseException) -> bool:
         if "horovod" not in sys.modules:
             return False
         from isotrain.adapters.horovod import peers
 
-        return peers.blames_peer(error)
+        return peers.is_peer_error(error)
 
     def accelerators(self) -> int:
         return visible_gpus() if self._has_gpu_build() else 0
@@ -183,7 +183,7 @@ class Horovod(ServedOverTcp):
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
-        name = self.known_collective(requested)
+        name = self.collective_or_default(requested)
         if name == "auto":
             name = _BY_DEVICE[device]
         if (name == "nccl") != (device == "gpu") and name != "mpi":
@@ -199,11 +199,11 @@ class Horovod(ServedOverTcp):
             )
         return name
 
-    def check_options(self, spec: TrainingSpec, placement: str = "replicated") -> Mapping[str, Any]:
-        options = super().check_options(spec, placement)
-        if options and placement == "served":
+    def check_options(self, spec: TrainingSpec, parallel_layout: str = "replicated") -> Mapping[str, Any]:
+        options = super().check_options(spec, parallel_layout)
+        if options and parallel_layout == "parameter-server":
             raise UnsupportedError(
-                f"backend_options.{self.name}: served runs exchange over {self.served_over}, and Horovod"
+                f"backend_options.{self.name}: parameter-server runs exchange over {self.parameter_server_transport}, and Horovod"
                 f" is not started. Leave {', '.join(options)} out."
             )
         return options
@@ -226,11 +226,11 @@ class Horovod(ServedOverTcp):
         return [told] if rounds else []
 
 
-def _built(available: bool, what: str) -> Usability:
+def _built(available: bool, what: str) -> Availability:
     if available:
-        return Usability(True)
+        return Availability(True)
     hint = f"build it with: {_BUILT_BY.get(what, '')}python tools/horovod/build.py"
-    return Usability(False, None, f"this Horovod was built without {what}", hint)
+    return Availability(False, None, f"this Horovod was built without {what}", hint)
 
 
 def _require_number(options: Mapping[str, Any], where: str, name: str, least: float) -> None:

@@ -12,7 +12,7 @@ from typing import Any
 from horovod.runner.http.http_server import RendezvousHandler, RendezvousHTTPServer
 
 from isotrain.adapters.horovod import build
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 ARRIVALS = "isotrain"
 GATE = "all"
@@ -76,7 +76,7 @@ def _meets_others() -> None:
         server.stop()
 
 
-class Parameters:
+class ParameterStub:
     """As much of an optimizer as Horovod's wrapper looks at; a real one takes seconds to import."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
@@ -99,7 +99,7 @@ def _wraps_parameters() -> None:
 
     weight = torch.nn.Parameter(torch.ones(2))
     optimizer = hvd.DistributedOptimizer(
-        Parameters([{"params": [weight]}]),
+        ParameterStub([{"params": [weight]}]),
         named_parameters=[("weight", weight)],
         compression=hvd.Compression.none,
         backward_passes_per_step=3,
@@ -108,7 +108,7 @@ def _wraps_parameters() -> None:
     require(optimizer.backward_passes_per_step == 3, "the passes in `backward_passes_per_step`")
 
 
-def parts(framework: str, built: Mapping[str, bool]) -> tuple[PrivatePart, ...]:
+def probes(framework: str, built: Mapping[str, bool]) -> tuple[PrivateApiProbe, ...]:
     """Those that are used under a framework; to be tested while Horovod runs.
 
     Args:
@@ -123,9 +123,9 @@ def parts(framework: str, built: Mapping[str, bool]) -> tuple[PrivatePart, ...]:
         for name, has in built.items():
             require(build.has_collective(found.extension, name) == has, f"{name}: {has}")
 
-    wrapper = PrivatePart("torch.DistributedOptimizer", _wraps_parameters)
+    wrapper = PrivateApiProbe("torch.DistributedOptimizer", _wraps_parameters)
     return (
-        PrivatePart("runner.http.http_server", _meets_others),
-        PrivatePart("the names in its library", reads_the_library),
+        PrivateApiProbe("runner.http.http_server", _meets_others),
+        PrivateApiProbe("the names in its library", reads_the_library),
         *((wrapper,) if framework == "torch" else ()),
     )

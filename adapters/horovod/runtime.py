@@ -21,14 +21,14 @@ from isotrain.plugin import (
     SHARD,
     STAGE,
     IsotrainError,
-    Mesh,
-    Parts,
+    DeviceMesh,
+    Subgroups,
     PeerLostError,
     PlanError,
     ProcessContext,
-    Setting,
-    own_part,
-    variables_set,
+    BackendConfig,
+    local_subgroup,
+    environ_set,
 )
 
 _POLL_S = 0.02
@@ -37,7 +37,7 @@ _MEBIBYTE = 1 << 20
 
 
 def start(
-    hvd: Any, context: ProcessContext, setting: Setting, process_sets: Sequence[Any] = ()
+    hvd: Any, context: ProcessContext, backend_config: BackendConfig, process_sets: Sequence[Any] = ()
 ) -> None:
     """Joins all processes of the run in one Horovod world. Called by every process.
 
@@ -45,7 +45,7 @@ def start(
         hvd: The framework's Horovod module, `horovod.torch` or `horovod.tensorflow`.
         context: This process's place in the run; rank 0 opens the server at its rendezvous for the time
             of the start only.
-        setting: Collective, timeout and the options that Horovod reads when it starts.
+        backend_config: Collective, timeout and the options that Horovod reads when it starts.
         process_sets: Horovod's, the same on every process; Horovod gives each its number.
 
     Raises:
@@ -54,26 +54,26 @@ def start(
             is not asked for now.
         IsotrainError: A process did not come, or Horovod could not start.
     """
-    if setting.collective == "mpi":
+    if backend_config.collective == "mpi":
         mpi.begin(hvd.__name__.removeprefix("horovod."))
-        _initialise(hvd, _common_variables(setting) | _mpi_variables(), context, process_sets)
+        _initialise(hvd, _common_variables(backend_config) | _mpi_variables(), context, process_sets)
     else:
         mpi.require_unused()
-        with _rendezvous(context, setting.timeout):
-            variables = _common_variables(setting) | _gloo_variables(context, setting)
+        with _rendezvous(context, backend_config.timeout):
+            variables = _common_variables(backend_config) | _gloo_variables(context, backend_config)
             _initialise(hvd, variables, context, process_sets)
             _meet(hvd)
 
 
 @contextlib.contextmanager
-def alone(hvd: Any) -> Iterator[None]:
+def single_process(hvd: Any) -> Iterator[None]:
     """Starts Horovod with this process alone, exchanges once, and stops in the end."""
     alone = {
         "HOROVOD_RANK": "0",
         "HOROVOD_SIZE": "1",
         "HOROVOD_GLOO_IFACE": _interface("127.0.0.1"),
     }
-    with variables_set(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
+    with environ_set(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
         hvd.init()
     _meet(hvd)
     try:
@@ -95,25 +95,25 @@ class ProcessSets:
     """
 
     def __init__(
-        self, hvd: Any, context: ProcessContext, setting: Setting, parts: Parts = ()
+        self, hvd: Any, context: ProcessContext, backend_config: BackendConfig, parts: Subgroups = ()
     ) -> None:
         """Starts Horovod.
 
         Args:
             hvd: As for `start`, as are context and setting.
             context: This process's place in the run.
-            setting: What the plan resolved.
+            backend_config: What the plan resolved.
             parts: For which there are to be sets from the start; on every process the same.
         """
         self._hvd = hvd
         self._context = context
-        self._setting = setting
+        self._backend_config = backend_config
         everyone = tuple(range(context.world_size))
         shared = dict.fromkeys(tuple(sorted(part)) for part in parts if len(part) > 1)
         self._sets = {part: hvd.ProcessSet(list(part)) for part in shared if part != everyone}
-        start(hvd, context, setting, list(self._sets.values()))
+        start(hvd, context, backend_config, list(self._sets.values()))
 
-    def own(self, parts: Parts) -> Any:
+    def own(self, parts: Subgroups) -> Any:
         """The set of the part that this process is in; None where it is in none, or alone.
 
         Called by every process with the same parts, while it waits for no exchange.
@@ -123,7 +123,7 @@ class ProcessSets:
         new = [part for part in shared if part != everyone and part not in self._sets]
         if new:
             self._restart_with(new)
-        own = own_part(self._hvd.rank(), shared)
+        own = local_subgroup(self._hvd.rank(), shared)
         return self._sets.get(own, self._hvd.global_process_set) if own else None
 
     def _restart_with(self, new: Sequence[tuple[int, ...]]) -> None:
@@ -131,16 +131,16 @@ class ProcessSets:
         self._sets = {part: self._hvd.ProcessSet(list(part)) for part in (*self._sets, *new)}
         _meet(self._hvd)
         stop(self._hvd)
-        start(self._hvd, self._context, self._setting, list(self._sets.values()))
+        start(self._hvd, self._context, self._backend_config, list(self._sets.values()))
 
 
-def sharing_parts(mesh: Mesh) -> Parts:
+def sharding_process_sets(mesh: DeviceMesh) -> Subgroups:
     """Within which replicas exchange: all; those with the same part of the state; those with all parts."""
     return (*mesh.groups(DATA), *mesh.groups(SHARD))
 
 
-def exchanging_parts(mesh: Mesh) -> Parts:
-    """Within which processes those of a staged run exchange: of a stage, of a replica, and two by two."""
+def pipeline_process_sets(mesh: DeviceMesh) -> Subgroups:
+    """Within which processes those of a pipeline run exchange: of a stage, of a replica, and two by two."""
     replicas = mesh.groups(STAGE)
     pairs = [
         (stages[number - 1], stages[number])
@@ -171,7 +171,7 @@ def _initialise(
     process_sets: Sequence[Any],
 ) -> None:
     try:
-        with variables_set(variables):
+        with environ_set(variables):
             hvd.init(process_sets=list(process_sets) or None)
     except (ValueError, RuntimeError) as error:
         raise PeerLostError(
@@ -187,16 +187,16 @@ def _initialise(
         )
 
 
-def _common_variables(setting: Setting) -> dict[str, str]:
+def _common_variables(backend_config: BackendConfig) -> dict[str, str]:
     variables = {
-        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, math.floor(setting.timeout / 4))),
-        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, math.ceil(setting.timeout))),
+        "HOROVOD_STALL_CHECK_TIME_SECONDS": str(max(1, math.floor(backend_config.timeout / 4))),
+        "HOROVOD_STALL_SHUTDOWN_TIME_SECONDS": str(max(2, math.ceil(backend_config.timeout))),
     }
-    if "fusion_threshold_mb" in setting.options:
-        size = float(setting.options["fusion_threshold_mb"]) * _MEBIBYTE
+    if "fusion_threshold_mb" in backend_config.options:
+        size = float(backend_config.options["fusion_threshold_mb"]) * _MEBIBYTE
         variables["HOROVOD_FUSION_THRESHOLD"] = str(int(size))
-    if "cycle_time_ms" in setting.options:
-        variables["HOROVOD_CYCLE_TIME"] = str(float(setting.options["cycle_time_ms"]))
+    if "cycle_time_ms" in backend_config.options:
+        variables["HOROVOD_CYCLE_TIME"] = str(float(backend_config.options["cycle_time_ms"]))
     return variables
 
 
@@ -204,7 +204,7 @@ def _mpi_variables() -> dict[str, str]:
     return {"HOROVOD_CONTROLLER": "mpi", "HOROVOD_CPU_OPERATIONS": "mpi"}
 
 
-def _gloo_variables(context: ProcessContext, setting: Setting) -> dict[str, str]:
+def _gloo_variables(context: ProcessContext, backend_config: BackendConfig) -> dict[str, str]:
     """The variables that `horovodrun` would have set for this process."""
     host, port = context.rendezvous
     hosts = [peer.host for peer in context.peers]
@@ -224,7 +224,7 @@ def _gloo_variables(context: ProcessContext, setting: Setting) -> dict[str, str]
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
         "HOROVOD_GLOO_IFACE": _interface(context.own.address),
-        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(setting.timeout))),
+        "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(backend_config.timeout))),
     }
 
 

@@ -12,15 +12,15 @@ from isotrain.adapters.tensorflow.adapter import (
     DEFAULT_BUCKET_BYTES,
     EXPORTS,
     TENSORFLOW_DISTRIBUTIONS,
-    TENSORFLOW_LINES,
-    parted_remarks,
-    tensorflow_changed,
+    TENSORFLOW_LOG_LINES,
+    sharded_notes,
+    tensorflow_private_api_changes,
     tensorflow_preload,
-    tensorflow_usability,
-    tensorflow_variables,
+    tensorflow_availability,
+    tensorflow_environment_variables,
 )
-from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
-from isotrain.plugin import DeviceKind, ModelCut, ProcessContext, Setting, Start, Usability
+from isotrain.adapters.tensorflow.slot_forms import KerasOptimizerStateNames
+from isotrain.plugin import DeviceKind, PipelineSplit, ProcessContext, BackendConfig, StartMethod, Availability
 
 if TYPE_CHECKING:
     from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
@@ -32,78 +32,78 @@ class HorovodTF(Horovod):
     name = "horovod-tf"
     framework = "tensorflow"
     packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
-    usual_lines = TENSORFLOW_LINES
+    ignored_log_lines = TENSORFLOW_LOG_LINES
     exports = EXPORTS
     compiler = "XLA"
-    slot_forms = KerasSlotForms()
+    optimizer_state_names = KerasOptimizerStateNames()
     summary = "Horovod under TensorFlow, one process per replica"
 
-    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return parted_remarks() if placement == "fully-sharded" else []
+    def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
+        return sharded_notes() if parallel_layout == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """As any Horovod backend, or what a fully sharded run sends."""
-        if plan.placement == "fully-sharded":
-            return fully_sharded_bytes(plan, times=plan.accumulate)
+        if plan.parallel_layout == "fully-sharded":
+            return fully_sharded_bytes(plan, times=plan.gradient_accumulation_steps)
         return super().exchanged_bytes(plan, spec)
 
-    def _framework_usability(self) -> Usability:
-        return tensorflow_usability()
+    def _framework_availability(self) -> Availability:
+        return tensorflow_availability()
 
-    def _framework_changed(self) -> Usability | None:
-        return tensorflow_changed()
+    def _framework_private_api_changes(self) -> Availability | None:
+        return tensorflow_private_api_changes()
 
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return tensorflow_variables(device, threads)
+    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return tensorflow_environment_variables(device, threads)
 
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         if self._with_mpi():
             return FRESH_UNDER_MPI
         return tensorflow_preload(device, __name__, "isotrain.adapters.horovod.tf_exchange")
 
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        _use_tensorflow(setting, context)
+    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+        _use_tensorflow(backend_config, context)
         import tensorflow as tf
 
         from isotrain.adapters.tensorflow import exchange, group
 
         if context.replicas == 1:
-            alone = exchange.SingleReplica(*context.local_replicas)
+            alone = exchange.SingleReplicaCommunicator(*context.local_replicas)
             return group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
         from isotrain.adapters.horovod import runtime, tf_exchange
 
-        parts = runtime.sharing_parts(context.mesh)
-        ties = tf_exchange.HorovodExchange(context, setting, parts)
-        return tf_exchange.HorovodReplicaGroup(spec, ties, setting.options)
+        parts = runtime.sharding_process_sets(context.device_mesh)
+        ties = tf_exchange.HorovodCommunicator(context, backend_config, parts)
+        return tf_exchange.HorovodReplicaGroup(spec, ties, backend_config.options)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
-        _use_tensorflow(setting, context)
+        _use_tensorflow(backend_config, context)
         from isotrain.adapters.horovod import runtime, tf_exchange
         from isotrain.adapters.tensorflow import parted
 
-        parts = runtime.sharing_parts(context.mesh)
-        ties = tf_exchange.HorovodExchange(context, setting, parts)
-        return parted.PartedGroup(spec, ties, context.mesh, unit_bytes)
+        parts = runtime.sharding_process_sets(context.device_mesh)
+        ties = tf_exchange.HorovodCommunicator(context, backend_config, parts)
+        return parted.ShardedReplicaGroup(spec, ties, context.device_mesh, unit_bytes)
 
-    def start_staged(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    def start_pipeline(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
     ) -> ReplicaGroup:
-        _use_tensorflow(setting, context)
+        _use_tensorflow(backend_config, context)
         from isotrain.adapters.horovod import runtime, tf_exchange
         from isotrain.adapters.tensorflow import stage_exchange, staged
 
-        parts = runtime.exchanging_parts(context.mesh)
-        processes = tf_exchange.HorovodExchange(context, setting, parts)
-        ties = stage_exchange.StageExchange(processes, context, DEFAULT_BUCKET_BYTES)
-        return staged.StagedGroup(spec, ties, cut)
+        parts = runtime.pipeline_process_sets(context.device_mesh)
+        processes = tf_exchange.HorovodCommunicator(context, backend_config, parts)
+        ties = stage_exchange.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
+        return staged.PipelineReplicaGroup(spec, ties, cut)
 
 
-def _use_tensorflow(setting: Setting, context: ProcessContext) -> None:
+def _use_tensorflow(backend_config: BackendConfig, context: ProcessContext) -> None:
     """Has Keras compute with TensorFlow, and TensorFlow with this process's threads and GPU."""
-    keras_backend.claim("tensorflow")
+    keras_backend.set_backend("tensorflow")
     from isotrain.adapters.tensorflow import native
 
-    native.use_threads(setting.threads)
-    native.use_own_gpu(setting, context)
+    native.use_threads(backend_config.threads)
+    native.use_local_gpu(backend_config, context)

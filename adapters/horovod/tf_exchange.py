@@ -11,41 +11,41 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.horovod import runtime
-from isotrain.adapters.tensorflow.exchange import Exchange
-from isotrain.adapters.tensorflow.first_values import take_first
+from isotrain.adapters.tensorflow.exchange import Communicator
+from isotrain.adapters.tensorflow.first_values import broadcast_initial_values
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.state import native
 from isotrain.adapters.tensorflow.weight_update import Gradients
 from isotrain.adapters.tensorflow.weights import weights_of
 from isotrain.plugin import (
     CompressionMethod,
-    Parts,
+    Subgroups,
     ProcessContext,
     ReduceOp,
-    Setting,
+    BackendConfig,
     TrainingSpec,
-    own_part,
+    local_subgroup,
 )
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 
 
-class HorovodExchange(Exchange):
+class HorovodCommunicator(Communicator):
     """Exchanges with Horovod's operations inside traced functions.
 
     Every operation is named after what it does: replicas may have traced different functions, and
     Horovod pairs tensors by name.
     """
 
-    def __init__(self, context: ProcessContext, setting: Setting, parts: Parts = ()) -> None:
+    def __init__(self, context: ProcessContext, backend_config: BackendConfig, parts: Subgroups = ()) -> None:
         """Starts Horovod.
 
         Args:
             context: This process's place in the run.
-            setting: What the plan resolved.
+            backend_config: What the plan resolved.
             parts: Of the processes, within which something is to be exchanged.
         """
-        self._process_sets = runtime.ProcessSets(hvd, context, setting, parts)
+        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, parts)
         self.replicas = hvd.size()
         self.local_replicas = (hvd.rank(),)
         self._graph: Any = None
@@ -95,8 +95,8 @@ class HorovodExchange(Exchange):
         self._operations[kind] += 1
         return f"isotrain_{kind}_{self._operations[kind]}"
 
-    def sum_parts(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """One Horovod all-to-all; the sum is this replica's own."""
         process_set = self._set_of(within)
@@ -112,7 +112,7 @@ class HorovodExchange(Exchange):
         rows = tf.reshape(received, [len(sizes), sizes[process_set.rank()]])
         return tf.cast(tf.reduce_sum(rows, axis=0), vector.dtype), counts
 
-    def join_parts(self, part: tf.Tensor, sizes: Sequence[int], within: Parts = ()) -> tf.Tensor:
+    def all_gather_shards(self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()) -> tf.Tensor:
         """One Horovod all-gather, of parts of any sizes; for one without numbers, a number goes."""
         process_set = self._set_of(within)
         if process_set is None:
@@ -130,7 +130,7 @@ class HorovodExchange(Exchange):
         filled = [own for own, size in zip(parts, sizes, strict=True) if size]
         return tf.cast(tf.concat(filled, axis=0), part.dtype)
 
-    def _set_of(self, within: Parts) -> Any:
+    def _set_of(self, within: Subgroups) -> Any:
         """The process set of the own part; without any, of all replicas; None where it is alone."""
         return self._process_sets.own(within or [range(self.replicas)])
 
@@ -161,7 +161,7 @@ class HorovodExchange(Exchange):
         with tf.control_dependencies([check]):
             return tf.cast(tf.reshape(received, tensor.shape), tensor.dtype)
 
-    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         """One Horovod all-reduce in this replica's process set."""
         process_set = self._process_sets.own(parts)
         if process_set is None:
@@ -175,12 +175,12 @@ class HorovodExchange(Exchange):
         )
         return tf.cast(total, tensor.dtype)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         """One Horovod broadcast in this replica's process set; several may be under way at once."""
         process_set = self._process_sets.own(parts)
         if process_set is None:
             return tf.identity(tensor)
-        first = own_part(self.replica(), parts)[0]
+        first = local_subgroup(self.replica_index(), parts)[0]
         given = hvd.broadcast(
             _sendable(self._unforeseen(tensor)),
             first,
@@ -204,38 +204,38 @@ def _sent(words: np.ndarray) -> np.ndarray:
 class HorovodReplicaGroup(TensorFlowReplicaGroup):
     """One TensorFlow replica whose gradients are averaged by Horovod's grouped all-reduce."""
 
-    _exchange: HorovodExchange
+    _communicator: HorovodCommunicator
 
     def __init__(
-        self, spec: TrainingSpec, exchange: HorovodExchange, options: Mapping[str, Any]
+        self, spec: TrainingSpec, communicator: HorovodCommunicator, options: Mapping[str, Any]
     ) -> None:
         """Builds the model, and gives it the weights of replica 0.
 
         Args:
             spec: What to train.
-            exchange: Ties this replica to all others.
+            communicator: Ties this replica to all others.
             options: The backend's options, checked.
         """
-        super().__init__(spec, tf.distribute.get_strategy(), exchange)
+        super().__init__(spec, tf.distribute.get_strategy(), communicator)
         self._compression = getattr(hvd.Compression, options.get("compression", "none"))
         self._groups = options.get("groups", 1)
         trainable, others = weights_of(self.model, spec)
-        take_first([native(variable) for variable in (*trainable, *others)], _sent)
+        broadcast_initial_values([native(variable) for variable in (*trainable, *others)], _sent)
 
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
         """Exchanges the gradients in groups; the loss and moving statistics, never compressed, too."""
         present = [gradient for gradient in gradients if gradient is not None]
-        along = [loss, *self._program.weighted_statistics(share)]
+        along = [loss, *self._trainer.weighted_statistics(share)]
         if self._compression is hvd.Compression.none and self._groups == 1:
-            means = self._exchange.all_reduce([*present, *along], "mean")
+            means = self._communicator.all_reduce([*present, *along], "mean")
             present, along = means[: len(present)], means[len(present) :]
         else:
-            along = self._exchange.all_reduce(along, "mean")
+            along = self._communicator.all_reduce(along, "mean")
             present = self._reduced_in_groups(present)
         loss, *statistics = along
-        self._program.agree_on_statistics(statistics)
+        self._trainer.agree_on_statistics(statistics)
         reduced = iter(present)
         return loss, [None if gradient is None else next(reduced) for gradient in gradients]
 
@@ -251,7 +251,7 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
         means: list[tf.Tensor] = []
         for start in range(0, len(gradients), size):
             group = gradients[start : start + size]
-            means += self._exchange.reduce_group(group, "mean", self._compression)
+            means += self._communicator.reduce_group(group, "mean", self._compression)
         return means
 
 

@@ -11,15 +11,15 @@ from isotrain.adapters.horovod import build
 from isotrain.adapters.horovod.adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.torch.adapter import (
     EXPORTS,
-    parted_remarks,
-    torch_changed,
+    sharded_notes,
+    torch_private_api_changes,
     torch_preload,
-    torch_usability,
-    torch_variables,
-    weight_decay_remarks,
+    torch_availability,
+    torch_environment_variables,
+    weight_decay_notes,
 )
-from isotrain.adapters.torch.slot_forms import TorchSlotForms
-from isotrain.plugin import DeviceKind, ModelCut, ProcessContext, Setting, Start, Usability
+from isotrain.adapters.torch.slot_forms import TorchOptimizerStateNames
+from isotrain.plugin import DeviceKind, PipelineSplit, ProcessContext, BackendConfig, StartMethod, Availability
 
 if TYPE_CHECKING:
     from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
@@ -33,71 +33,71 @@ class HorovodTorch(Horovod):
     packages = (build.DISTRIBUTION, "torch", "keras")
     exports = EXPORTS
     compiler = "torch.compile"
-    slot_forms = TorchSlotForms()
+    optimizer_state_names = TorchOptimizerStateNames()
     summary = "Horovod under PyTorch, one process per replica"
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
-        return [*weight_decay_remarks(spec), *super().check(spec, options, replicas=replicas)]
+        return [*weight_decay_notes(spec), *super().check(spec, options, replicas=replicas)]
 
-    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return parted_remarks(spec) if placement == "fully-sharded" else []
+    def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
+        return sharded_notes(spec) if parallel_layout == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """As any Horovod backend, or what a fully sharded run sends."""
-        if plan.placement == "fully-sharded":
+        if plan.parallel_layout == "fully-sharded":
             return fully_sharded_bytes(plan)
         return super().exchanged_bytes(plan, spec)
 
-    def _framework_usability(self) -> Usability:
-        return torch_usability()
+    def _framework_availability(self) -> Availability:
+        return torch_availability()
 
-    def _framework_changed(self) -> Usability | None:
-        return torch_changed()
+    def _framework_private_api_changes(self) -> Availability | None:
+        return torch_private_api_changes()
 
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return torch_variables(device, threads)
+    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return torch_environment_variables(device, threads)
 
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         if self._with_mpi():
             return FRESH_UNDER_MPI
         return torch_preload(spec, device, __name__, "isotrain.adapters.horovod.torch_exchange")
 
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        keras_backend.claim("torch")
+    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+        keras_backend.set_backend("torch")
         from isotrain.adapters.torch import exchange, group
 
-        def connect() -> exchange.Exchange:
+        def connect() -> exchange.Communicator:
             if context.replicas == 1:
-                return exchange.SingleReplica(*context.local_replicas)
-            from isotrain.adapters.horovod.torch_exchange import HorovodExchange
+                return exchange.SingleReplicaCommunicator(*context.local_replicas)
+            from isotrain.adapters.horovod.torch_exchange import HorovodCommunicator
 
-            return HorovodExchange(context, setting)
+            return HorovodCommunicator(context, backend_config)
 
-        device = group.replica_device(setting, context)
+        device = group.replica_device(backend_config, context)
         is_worker = context.role == "worker"
-        return group.TorchReplicaGroup(spec, setting, device, connect, is_worker)
+        return group.TorchReplicaGroup(spec, backend_config, device, connect, is_worker)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
-        keras_backend.claim("torch")
-        from isotrain.adapters.horovod.torch_exchange import HorovodExchange
+        keras_backend.set_backend("torch")
+        from isotrain.adapters.horovod.torch_exchange import HorovodCommunicator
         from isotrain.adapters.torch import parted
 
-        def connect() -> HorovodExchange:
-            return HorovodExchange(context, setting)
+        def connect() -> HorovodCommunicator:
+            return HorovodCommunicator(context, backend_config)
 
-        return parted.PartedGroup(spec, setting, context, connect, unit_bytes)
+        return parted.ShardedReplicaGroup(spec, backend_config, context, connect, unit_bytes)
 
-    def start_staged(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    def start_pipeline(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
     ) -> ReplicaGroup:
-        keras_backend.claim("torch")
+        keras_backend.set_backend("torch")
         from isotrain.adapters.horovod import torch_stages
         from isotrain.adapters.torch import group, stage_exchange, staged
 
-        def connect() -> stage_exchange.StageExchange:
-            return torch_stages.HorovodStageExchange(setting, context)
+        def connect() -> stage_exchange.PipelineCommunicator:
+            return torch_stages.HorovodPipelineCommunicator(backend_config, context)
 
-        device = group.replica_device(setting, context)
-        return staged.StagedGroup(spec, setting, device, connect, cut)
+        device = group.replica_device(backend_config, context)
+        return staged.PipelineReplicaGroup(spec, backend_config, device, connect, cut)

@@ -10,18 +10,18 @@ import horovod.torch as hvd
 import torch
 
 from isotrain.adapters.horovod import private, runtime
-from isotrain.adapters.torch.exchange import Exchange, Wait
-from isotrain.adapters.torch.first_values import take_first
-from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.exchange import Communicator, Wait
+from isotrain.adapters.torch.first_values import broadcast_initial_values
+from isotrain.adapters.torch.program import ReplicaTrainer
 from isotrain.plugin import (
     SHARD,
     CompressionMethod,
     IsotrainError,
-    Parts,
+    Subgroups,
     ProcessContext,
     ReduceOp,
-    Setting,
-    own_part,
+    BackendConfig,
+    local_subgroup,
 )
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
@@ -31,39 +31,39 @@ _NEVER = 1 << 30
 """Backward passes until Horovod's hooks exchange: outside of a synchronised step they must not."""
 
 
-class HorovodExchange(Exchange):
-    """Gradients are averaged by Horovod, with its fusion and compression; the update is the program's."""
+class HorovodCommunicator(Communicator):
+    """Gradients are averaged by Horovod, with its fusion and compression; the update is the trainer's."""
 
-    def __init__(self, context: ProcessContext, setting: Setting) -> None:
-        parts = runtime.sharing_parts(context.mesh)
-        self._process_sets = runtime.ProcessSets(hvd, context, setting, parts)
+    def __init__(self, context: ProcessContext, backend_config: BackendConfig) -> None:
+        parts = runtime.sharding_process_sets(context.device_mesh)
+        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, parts)
         self.replicas = hvd.size()
         self.rank = hvd.rank()
-        self._options = setting.options
-        self._in_parts = SHARD in context.mesh.sizes
+        self._options = backend_config.options
+        self._in_parts = SHARD in context.device_mesh.sizes
 
-    def attach(self, program: Program) -> None:
+    def wrap(self, trainer: ReplicaTrainer) -> None:
         """Broadcasts the weights of replica 0; registers Horovod's hooks, but where state lies in parts."""
-        tensors = program.tensors()
+        tensors = trainer.tensors()
         device = next(iter(tensors.values())).device
-        take_first(
+        broadcast_initial_values(
             tensors,
             device,
             lambda vector: hvd.broadcast_(vector, 0, name="isotrain.first_values"),
         )
-        self._objective = program.objective
+        self._loss_module = trainer.loss_module
         if not self._in_parts:
-            self._gradients = _exchange_of(program.trainable, self._options)
+            self._gradients = _gradient_reducer(trainer.trainable, self._options)
         self._accumulating = False
 
     def module(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
         """A forward pass whose backward pass Horovod's hooks shall follow."""
         if not self._accumulating:
             self._gradients.follow()
-        return self._objective(inputs, targets)
+        return self._loss_module(inputs, targets)
 
     @contextlib.contextmanager
-    def accumulating(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         """Leaves Horovod's hooks waiting for further backward passes."""
         self._accumulating = True
         try:
@@ -71,16 +71,16 @@ class HorovodExchange(Exchange):
         finally:
             self._accumulating = False
 
-    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+    def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
         """Starts a sum of its own, which Horovod never fuses with (and so reorders) the gradients."""
         handle = hvd.allreduce_async_(_own_copy(scalar), name="isotrain.loss", op=hvd.Sum)
         return lambda: hvd.synchronize(handle).div_(self.replicas).to(scalar.dtype)
 
-    def begin_loss(self, share: torch.Tensor) -> Wait:
+    def reduce_loss_async(self, share: torch.Tensor) -> Wait:
         """Lets the loss travel with the gradients, unless they go in groups that it would reorder."""
-        return self._gradients.take_along(share) or self.begin_mean(share)
+        return self._gradients.take_along(share) or self.all_reduce_mean_async(share)
 
-    def finish_gradients(self) -> None:
+    def wait_gradients(self) -> None:
         """Leaves the mean of every gradient, zero where a parameter was not used."""
         self._gradients.finish()
 
@@ -94,8 +94,8 @@ class HorovodExchange(Exchange):
         row = to_sendable(value).unsqueeze(0)
         return hvd.allgather(row, name=tensor_name("all_gather", value)).to(value.dtype)
 
-    def sum_parts(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
         """One Horovod all-to-all; the sum is this replica's own."""
         process_set = self._set_of(within)
@@ -104,23 +104,23 @@ class HorovodExchange(Exchange):
         rows, _ = hvd.alltoall(
             to_sendable(vector),
             torch.tensor(sizes, dtype=torch.int32),
-            name=tensor_name(f"sum_parts.{process_set.process_set_id}", vector),
+            name=tensor_name(f"reduce_scatter.{process_set.process_set_id}", vector),
             process_set=process_set,
         )
         return rows.view(len(sizes), sizes[process_set.rank()]).sum(0).to(vector.dtype)
 
-    def join_parts(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def all_gather_shards(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
         """One Horovod all-gather, of parts of any sizes."""
         process_set = self._set_of(within)
         if process_set is None:
             return part.clone()
-        name = tensor_name(f"join_parts.{process_set.process_set_id}", part)
+        name = tensor_name(f"all_gather_shards.{process_set.process_set_id}", part)
         whole = hvd.allgather(to_sendable(part), name=name, process_set=process_set)
         return whole.to(part.dtype)
 
-    def _set_of(self, within: Parts) -> Any:
+    def _set_of(self, within: Subgroups) -> Any:
         """The process set of the own part; without any, of all replicas; None where it is alone."""
         return self._process_sets.own(within or [range(self.replicas)])
 
@@ -133,22 +133,22 @@ class HorovodExchange(Exchange):
         _check_one_sender(counts.tolist(), source)
         return received.squeeze(0).to(value.dtype)
 
-    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
         """One Horovod all-reduce in this replica's process set."""
         process_set = self._process_sets.own(parts)
         if process_set is None:
             return value.clone()
-        name = tensor_name(f"sum_within.{process_set.process_set_id}", value)
+        name = tensor_name(f"all_reduce_within.{process_set.process_set_id}", value)
         total = hvd.allreduce(to_sendable(value), name=name, op=hvd.Sum, process_set=process_set)
         return total.to(value.dtype)
 
-    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
         """One Horovod broadcast in this replica's process set."""
         process_set = self._process_sets.own(parts)
         if process_set is None:
             return value.clone()
         name = tensor_name(f"broadcast_within.{process_set.process_set_id}", value)
-        root = own_part(self.rank, parts)[0]
+        root = local_subgroup(self.rank, parts)[0]
         given = hvd.broadcast(to_sendable(value), root, name=name, process_set=process_set)
         return given.to(value.dtype)
 
@@ -177,7 +177,7 @@ class _Overlapped:
         self._groups = groups
         self._scalar: torch.Tensor | None = None
         self._optimizer = hvd.DistributedOptimizer(
-            private.Parameters([{"params": list(parameters.values())}]),
+            private.ParameterStub([{"params": list(parameters.values())}]),
             named_parameters=list(parameters.items()),
             compression=_Contiguous(compression),
             op=hvd.Average,
@@ -248,7 +248,7 @@ class _Together:
             parameter.grad = decompress(mean, context)
 
 
-def _exchange_of(
+def _gradient_reducer(
     parameters: Mapping[str, torch.Tensor], options: Mapping[str, Any]
 ) -> _Overlapped | _Together:
     """The faster way for a model of this size, unless the options name one."""

@@ -11,40 +11,40 @@ import torch
 
 from isotrain.adapters.horovod import runtime
 from isotrain.adapters.horovod.torch_exchange import tensor_name, to_sendable
-from isotrain.adapters.torch.stage_exchange import StageExchange, refused
-from isotrain.plugin import DATA, STAGE, Parts, ProcessContext, ReduceOp, Setting
+from isotrain.adapters.torch.stage_exchange import PipelineCommunicator, unsupported_collective
+from isotrain.plugin import DATA, STAGE, Subgroups, ProcessContext, ReduceOp, BackendConfig
 
 
-class HorovodStageExchange(StageExchange):
+class HorovodPipelineCommunicator(PipelineCommunicator):
     """What goes from one stage to another is a broadcast within a process set of the two."""
 
-    def __init__(self, setting: Setting, context: ProcessContext) -> None:
+    def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
         super().__init__(context)
-        mesh = context.mesh
+        mesh = context.device_mesh
         self._same_stage, self._same_replica = mesh.groups(DATA), mesh.groups(STAGE)
-        parts = runtime.exchanging_parts(mesh)
-        self._process_sets = runtime.ProcessSets(hvd, context, setting, parts)
+        parts = runtime.pipeline_process_sets(mesh)
+        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, parts)
         self._under_way: Counter[str] = Counter()
 
     def _send_first(self, vector: torch.Tensor) -> object:
         return hvd.broadcast_(vector, 0, name="isotrain.first_values")
 
-    def over_all(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_over_all(self, value: torch.Tensor) -> torch.Tensor:
         return self._summed(value, "all", hvd.global_process_set)
 
-    def largest_of_all(self, value: torch.Tensor) -> torch.Tensor:
+    def max_over_all(self, value: torch.Tensor) -> torch.Tensor:
         return hvd.allreduce(value, name="isotrain.largest", op=hvd.Max)
 
-    def over_stages(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
         return self._sum_within(value, "stages", self._same_replica)
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         if op == "max":
-            raise refused()
+            raise unsupported_collective()
         total = self._sum_within(value, "replicas", self._same_stage)
         return total / self.replicas if op == "mean" else total
 
-    def _sum_within(self, value: torch.Tensor, kind: str, parts: Parts) -> torch.Tensor:
+    def _sum_within(self, value: torch.Tensor, kind: str, parts: Subgroups) -> torch.Tensor:
         process_set = self._process_sets.own(parts)
         return value.clone() if process_set is None else self._summed(value, kind, process_set)
 
@@ -58,7 +58,7 @@ class HorovodStageExchange(StageExchange):
         process_set = self._process_sets.own(self._same_replica)
         if process_set is None:
             return
-        name = f"isotrain.from_stage.{stage}"
+        name = f"isotrain.broadcast_from_stage.{stage}"
         hvd.broadcast_(vector, self._first + stage, name=name, process_set=process_set)
 
     def _begin_sending(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
@@ -81,8 +81,8 @@ class HorovodStageExchange(StageExchange):
             process_set=self._process_sets.own([(source, destination)]),
         )
 
-    def finish_all(self) -> None:
-        super().finish_all()
+    def wait_all_sent(self) -> None:
+        super().wait_all_sent()
         self._under_way.clear()  # names are used again: Horovod remembers those that it knows
 
     def barrier(self) -> None:

@@ -11,7 +11,7 @@ import keras
 from keras.src.backend.common import global_state
 from keras.src.backend.common.stateless_scope import in_stateless_scope
 
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 _CALL, _AUTOCAST = "current_call_ctx", "autocast_scope"
 _SURROUNDINGS = (_CALL, _AUTOCAST)
@@ -34,7 +34,7 @@ def _knows_scopes() -> None:
         require(is_stateless(), "a scope")
 
 
-def surroundings() -> Callable[[], contextlib.AbstractContextManager[None]]:
+def call_context() -> Callable[[], contextlib.AbstractContextManager[None]]:
     """What is around the layer that is being called, to call it there again: whether it trains, its types."""
     around = {name: global_state.get_global_attribute(name) for name in _SURROUNDINGS}
     return lambda: _surrounded(around)
@@ -57,7 +57,7 @@ def uncast() -> contextlib.AbstractContextManager[None]:
     return _surrounded({_AUTOCAST: None})
 
 
-def as_read(variable: keras.Variable, value: Any) -> Any:
+def autocast_value(variable: keras.Variable, value: Any) -> Any:
     """A value of a variable as it is read here: in mixed precision, inside of a layer, in another type."""
     return variable._maybe_autocast(value)
 
@@ -67,11 +67,11 @@ def _calls_again() -> None:
         def call(self, inputs: Any) -> Any:
             with uncast():
                 value = self.scale.value
-            types = (value, self.scale.value, as_read(self.scale, value))
+            types = (value, self.scale.value, autocast_value(self.scale, value))
             own, cast, read = [keras.backend.standardize_dtype(each.dtype) for each in types]
             require(read == cast, "a value as it is read")
             seen.append((is_training(), own, cast))
-            self.again = surroundings()
+            self.again = call_context()
             return inputs
 
     seen: list[tuple[bool, str, str]] = []
@@ -104,8 +104,8 @@ def _names_the_layer_of_an_error() -> None:
         require(layer_of_error(str(error)) == "Lambda", "the layer's class in the message")
 
 
-PARTS = (
-    PrivatePart("Layer._get_call_context, AutocastScope and _maybe_autocast", _calls_again),
-    PrivatePart("backend.common.stateless_scope.in_stateless_scope", _knows_scopes),
-    PrivatePart("messages of errors in layers", _names_the_layer_of_an_error),
+PROBES = (
+    PrivateApiProbe("Layer._get_call_context, AutocastScope and _maybe_autocast", _calls_again),
+    PrivateApiProbe("backend.common.stateless_scope.in_stateless_scope", _knows_scopes),
+    PrivateApiProbe("messages of errors in layers", _names_the_layer_of_an_error),
 )

@@ -12,14 +12,14 @@ from keras.src import backend
 from keras.src.backend.common import global_state
 from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, draw_seed
 
-from isotrain.adapters.keras_private.replacing import replaced
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.keras_private.replacing import patched_attribute
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 _SEED_STATE = "seed_generator_state"
 
 
 @contextlib.contextmanager
-def initial_draws(draws: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+def replaced_initializer_draws(draws: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
     """Replaces the functions that initializers draw with.
 
     Args:
@@ -28,7 +28,7 @@ def initial_draws(draws: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
     with contextlib.ExitStack() as stack:
         for name, made in draws.items():
             original = getattr(backend.random, name)
-            stack.enter_context(replaced(backend.random, name, made(original)))
+            stack.enter_context(patched_attribute(backend.random, name, made(original)))
         yield
 
 
@@ -41,27 +41,27 @@ def _draws_otherwise() -> None:
         "uniform": keras.initializers.RandomUniform,
         "truncated_normal": keras.initializers.TruncatedNormal,
     }
-    with initial_draws(dict.fromkeys(makers, ones)):
+    with replaced_initializer_draws(dict.fromkeys(makers, ones)):
         for name, maker in makers.items():
             drawn = keras.ops.convert_to_numpy(maker(seed=1)((2,)))
             require(bool((drawn == 1).all()), f"initializers draw with backend.random.{name}")
 
 
 @contextlib.contextmanager
-def moved_seeds(moved: Callable[[Any], Any]) -> Iterator[None]:
+def shifted_seeds(moved: Callable[[Any], Any]) -> Iterator[None]:
     """Makes random layers draw with `moved(seed)`; the generators' states stay as they are."""
     original = keras.random.SeedGenerator.next
 
     def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> Any:
         return moved(original(generator, ordered))
 
-    with replaced(keras.random.SeedGenerator, "next", drawn):
+    with patched_attribute(keras.random.SeedGenerator, "next", drawn):
         yield
 
 
 def _moves_seeds() -> None:
     def draw(shift: int) -> np.ndarray:
-        with moved_seeds(lambda seed: seed + shift):
+        with shifted_seeds(lambda seed: seed + shift):
             drawn = keras.random.uniform((4,), seed=keras.random.SeedGenerator(1))
         return np.asarray(keras.ops.convert_to_numpy(drawn))
 
@@ -69,7 +69,7 @@ def _moves_seeds() -> None:
     require(bool((draw(0) != draw(1)).any()), "other numbers from a moved seed")
 
 
-def draw_unseeded_by(generator: keras.random.SeedGenerator | None) -> None:
+def set_default_generator(generator: keras.random.SeedGenerator | None) -> None:
     """Makes a generator the one that this thread draws by where Keras is given no seed."""
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
@@ -77,9 +77,9 @@ def draw_unseeded_by(generator: keras.random.SeedGenerator | None) -> None:
 def _draws_by_the_global_generator() -> None:
     before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     generator = keras.random.SeedGenerator(5)
-    draw_unseeded_by(generator)
+    set_default_generator(generator)
     keras.random.uniform((1,))
-    draw_unseeded_by(before)
+    set_default_generator(before)
     state = keras.ops.convert_to_numpy(generator.state.value)
     require(state.tolist() != [5, 0], "a draw without a seed moves the global generator")
 
@@ -90,7 +90,7 @@ def seeded_generators(made: Callable[[Any, Any], Any]) -> contextlib.AbstractCon
     Args:
         made: From the two numbers of a drawn seed, which are tensors, to a generator.
     """
-    return replaced(backend.random, "torch_seed_generator", lambda seed: made(*draw_seed(seed)))
+    return patched_attribute(backend.random, "torch_seed_generator", lambda seed: made(*draw_seed(seed)))
 
 
 def _makes_generators() -> None:
@@ -124,10 +124,10 @@ def _names_seeds() -> None:
     require(state.tolist() == [5, 0], "(seed, draws so far)")
 
 
-PARTS = (
-    PrivatePart("backend.random", _draws_otherwise),
-    PrivatePart("SeedGenerator.next", _moves_seeds),
-    PrivatePart("random.seed_generator.GLOBAL_SEED_GENERATOR", _draws_by_the_global_generator),
-    PrivatePart("backend.torch.random.torch_seed_generator", _makes_generators),
-    PrivatePart("SeedGenerator.state", _names_seeds),
+PROBES = (
+    PrivateApiProbe("backend.random", _draws_otherwise),
+    PrivateApiProbe("SeedGenerator.next", _moves_seeds),
+    PrivateApiProbe("random.seed_generator.GLOBAL_SEED_GENERATOR", _draws_by_the_global_generator),
+    PrivateApiProbe("backend.torch.random.torch_seed_generator", _makes_generators),
+    PrivateApiProbe("SeedGenerator.state", _names_seeds),
 )

@@ -8,7 +8,7 @@ import keras
 import numpy as np
 from keras.src.models.functional import Functional
 
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 
 def is_functional(model: Any) -> bool:
@@ -23,7 +23,7 @@ def nodes_of(model: keras.Model) -> list[Any]:
     return [node for node in ordered if node.operation and not node.is_input]
 
 
-def standardised_inputs(model: keras.Model, inputs: Any) -> list[Any]:
+def standardized_inputs(model: keras.Model, inputs: Any) -> list[Any]:
     """The inputs of a functional model as it calls its first layers with them, one after the other."""
     return list(model._standardize_inputs(inputs))
 
@@ -36,7 +36,7 @@ def _knows_graphs() -> None:
     require(is_functional(model) and not is_functional(keras.Sequential()), "graphs of layers")
     nodes = nodes_of(model)
     require([node.operation for node in nodes[:2]] == [first, second], "layers in their order")
-    known = {id(inputs): standardised_inputs(model, np.ones((1, 3)))[0]}
+    known = {id(inputs): standardized_inputs(model, np.ones((1, 3)))[0]}
     for node in nodes:
         args, kwargs = node.arguments.fill_in(known)
         known[id(node.outputs[0])] = node.operation(*args, **kwargs)
@@ -44,4 +44,4 @@ def _knows_graphs() -> None:
     require(bool(keras.ops.all(found == model(np.ones((1, 3))))), "the model, call by call")
 
 
-PARTS = (PrivatePart("Functional._nodes_by_depth and _standardize_inputs", _knows_graphs),)
+PROBES = (PrivateApiProbe("Functional._nodes_by_depth and _standardize_inputs", _knows_graphs),)

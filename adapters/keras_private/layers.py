@@ -9,8 +9,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from isotrain.adapters.keras_private.replacing import replaced
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.keras_private.replacing import patched_attribute
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
@@ -25,7 +25,7 @@ def _finds_inner_layers() -> None:
     require(found[0] is outer and any(each is inner for each in found), "layers at any depth")
 
 
-def parts_of(layer: keras.Layer) -> list[keras.Layer]:
+def sublayers_of(layer: keras.Layer) -> list[keras.Layer]:
     """The layers that are right inside of a layer."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
@@ -34,9 +34,9 @@ def _finds_parts() -> None:
     dense, inner = keras.layers.Dense(1), keras.Sequential(name="inner")
     inner.add(dense)
     inner.build((None, 2))
-    found = parts_of(keras.Sequential([inner]))
+    found = sublayers_of(keras.Sequential([inner]))
     require([each for each in found if each is not inner] == [], "no more than the layers inside")
-    require(any(each is dense for each in parts_of(inner)), "a layer in a Sequential")
+    require(any(each is dense for each in sublayers_of(inner)), "a layer in a Sequential")
 
 
 def draws_random_numbers(layer: keras.Layer) -> bool:
@@ -49,7 +49,7 @@ def _knows_who_draws() -> None:
     require(not draws_random_numbers(keras.layers.Dense(1)), "no generator in Dense")
 
 
-def moved_by(layer: keras.Layer) -> list[Any]:
+def weights_updated_by(layer: keras.Layer) -> list[Any]:
     """The weights that a layer itself moves, whether it is frozen or not."""
     return list(layer._non_trainable_variables)
 
@@ -58,7 +58,7 @@ def _knows_who_moves() -> None:
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
     layer.trainable = False
-    moved = {id(variable) for variable in moved_by(layer)}
+    moved = {id(variable) for variable in weights_updated_by(layer)}
     require(
         moved == {id(layer.moving_mean), id(layer.moving_variance)}, "the moving mean and variance"
     )
@@ -76,7 +76,7 @@ def _notices_added_losses() -> None:
     require(add_losses([layer]), "a loss after the call")
 
 
-def disown_losses(layers: Iterable[keras.Layer], losses: Iterable[Any]) -> None:
+def forget_losses(layers: Iterable[keras.Layer], losses: Iterable[Any]) -> None:
     """Has layers forget that losses which they added within a `StatelessScope` are theirs."""
     added = set(map(id, losses))
     for layer in layers:
@@ -89,20 +89,20 @@ def _forgets_losses() -> None:
         layer.call(first)
         layer.add_loss(keras.ops.sum(first))
         require(len(layer.losses) == 1, "a loss that a layer has added")
-        disown_losses([layer], scope.losses)
+        forget_losses([layer], scope.losses)
         require(not layer.losses, "none once it is disowned")
 
 
-def assignments(note: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[None]:
+def intercept_assignments(note: Callable[[Any, Any], None]) -> contextlib.AbstractContextManager[None]:
     """Has `note(variable, value)` called in place of every assignment to a variable, which stays as it is."""
-    return replaced(keras.Variable, "assign", note)
+    return patched_attribute(keras.Variable, "assign", note)
 
 
 def _notes_assignments() -> None:
     layer, seen = keras.layers.BatchNormalization(), []
     layer.build((None, 2))
     before = keras.ops.convert_to_numpy(layer.gamma)
-    with assignments(lambda variable, value: seen.append(id(variable))):
+    with intercept_assignments(lambda variable, value: seen.append(id(variable))):
         layer.load_own_variables({str(place): np.full(2, 7.0) for place in range(4)})
     require(seen == [id(v) for v in layer.variables], "each variable of a layer is assigned to")
     require(bool((keras.ops.convert_to_numpy(layer.gamma) == before).all()), "and none is changed")
@@ -145,14 +145,14 @@ def _registers_weights() -> None:
     )
 
 
-PARTS = (
-    PrivatePart("Layer._flatten_layers", _finds_inner_layers),
-    PrivatePart("Layer._flatten_layers, not recursive", _finds_parts),
-    PrivatePart("Layer._seed_generators", _knows_who_draws),
-    PrivatePart("Layer._non_trainable_variables", _knows_who_moves),
-    PrivatePart("Layer._losses and Layer._loss_ids", _notices_added_losses),
-    PrivatePart("Layer._loss_ids by identity", _forgets_losses),
-    PrivatePart("Layer.load_own_variables by Variable.assign", _notes_assignments),
-    PrivatePart("Layer._forward_hooks", _knows_hooks),
-    PrivatePart("TorchLayer._track_variables", _registers_weights),
+PROBES = (
+    PrivateApiProbe("Layer._flatten_layers", _finds_inner_layers),
+    PrivateApiProbe("Layer._flatten_layers, not recursive", _finds_parts),
+    PrivateApiProbe("Layer._seed_generators", _knows_who_draws),
+    PrivateApiProbe("Layer._non_trainable_variables", _knows_who_moves),
+    PrivateApiProbe("Layer._losses and Layer._loss_ids", _notices_added_losses),
+    PrivateApiProbe("Layer._loss_ids by identity", _forgets_losses),
+    PrivateApiProbe("Layer.load_own_variables by Variable.assign", _notes_assignments),
+    PrivateApiProbe("Layer._forward_hooks", _knows_hooks),
+    PrivateApiProbe("TorchLayer._track_variables", _registers_weights),
 )

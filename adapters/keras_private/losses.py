@@ -11,13 +11,13 @@ from keras.src import backend
 from keras.src.losses import loss as loss_module
 
 from isotrain.adapters.keras_private.masks import set_mask
-from isotrain.adapters.keras_private.replacing import replaced
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.keras_private.replacing import patched_attribute
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 
-def plain_losses() -> contextlib.AbstractContextManager[None]:
+def local_mean_losses() -> contextlib.AbstractContextManager[None]:
     """Makes losses give the mean over the samples they get, also under a strategy of TensorFlow."""
-    return replaced(loss_module, "scale_loss_for_distribution", lambda value: value)
+    return patched_attribute(loss_module, "scale_loss_for_distribution", lambda value: value)
 
 
 def _scales_losses() -> None:
@@ -25,13 +25,13 @@ def _scales_losses() -> None:
         return value * 2
 
     ones, zeros = keras.ops.ones((2, 1)), keras.ops.zeros((2, 1))
-    with replaced(loss_module, "scale_loss_for_distribution", doubled):
+    with patched_attribute(loss_module, "scale_loss_for_distribution", doubled):
         loss = keras.losses.MeanSquaredError()(ones, zeros)
     require(float(loss) == 2.0, "losses are scaled by losses.loss.scale_loss_for_distribution")
 
 
 @contextlib.contextmanager
-def counting_losses(counted: Callable[[Any | None], None]) -> Iterator[None]:
+def observe_loss_denominators(counted: Callable[[Any | None], None]) -> Iterator[None]:
     """Tells of every loss that is reduced to a mean what that mean counts by.
 
     Args:
@@ -49,11 +49,11 @@ def counting_losses(counted: Callable[[Any | None], None]) -> Iterator[None]:
         counted(None if is_alike else keras.ops.sum(keras.ops.cast(weights, values.dtype)))
         return original(values, sample_weight, mask, reduction, dtype)
 
-    with replaced(loss_module, "reduce_weighted_values", noted):
+    with patched_attribute(loss_module, "reduce_weighted_values", noted):
         yield
 
 
-def reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:
+def weighted_mean(values: Any, weights: Any | None, mask: Any | None) -> Any:
     """The mean of values over the places that a mask leaves, each times its sample's weight."""
     return loss_module.reduce_weighted_values(
         values,
@@ -68,11 +68,11 @@ def _counts_losses() -> None:
     found: list[Any] = []
     plain, masked = keras.ops.ones((2, 1)), keras.ops.ones((2, 1))
     set_mask(masked, keras.ops.convert_to_tensor([True, False]))
-    with counting_losses(found.append):
+    with observe_loss_denominators(found.append):
         for predictions in (plain, masked):
             keras.losses.MeanSquaredError()(keras.ops.zeros((2, 1)), predictions)
     require(found[0] is None and float(found[1]) == 1.0, "what counts in a loss with a mask")
-    weighed = reduced(plain[:, 0], keras.ops.convert_to_tensor([3.0, 1.0]), None)
+    weighed = weighted_mean(plain[:, 0], keras.ops.convert_to_tensor([3.0, 1.0]), None)
     require(float(weighed) == 2.0, "the mean of weighed values")
 
 
@@ -101,7 +101,7 @@ def top_k_of_all_floats() -> contextlib.AbstractContextManager[None]:
         higher = keras.ops.sum(keras.ops.cast(predictions > own, "int32"), axis=-1)
         return keras.ops.logical_and(keras.ops.isfinite(own[:, 0]), higher < k)
 
-    return replaced(backend.math, "in_top_k", in_top_k)
+    return patched_attribute(backend.math, "in_top_k", in_top_k)
 
 
 def _takes_the_top_k() -> None:
@@ -113,7 +113,7 @@ def _takes_the_top_k() -> None:
         require(float(metric.result()) == 0.5, f"the highest of predictions of {dtype}")
 
 
-def axis_of_classes(part: keras.losses.Loss | keras.metrics.Metric) -> int:
+def class_axis(part: keras.losses.Loss | keras.metrics.Metric) -> int:
     """The axis of predictions along which a loss or metric takes the classes to lie; else the last."""
     axis: int = getattr(part, "_fn_kwargs", {}).get("axis", -1)
     return axis
@@ -125,15 +125,15 @@ def _knows_axes_of_classes() -> None:
         keras.metrics.SparseCategoricalCrossentropy,
     )
     for maker in makers:
-        require(axis_of_classes(maker(axis=1)) == 1, f"the axis that {maker.__name__} was given")
-        require(axis_of_classes(maker()) == -1, f"the last axis of {maker.__name__}")
-    require(axis_of_classes(keras.metrics.SparseCategoricalAccuracy()) == -1, "the last axis else")
+        require(class_axis(maker(axis=1)) == 1, f"the axis that {maker.__name__} was given")
+        require(class_axis(maker()) == -1, f"the last axis of {maker.__name__}")
+    require(class_axis(keras.metrics.SparseCategoricalAccuracy()) == -1, "the last axis else")
 
 
-PARTS = (
-    PrivatePart("losses.loss.scale_loss_for_distribution", _scales_losses),
-    PrivatePart("losses.loss.reduce_weighted_values", _counts_losses),
-    PrivatePart("Metric._built", _knows_what_is_built),
-    PrivatePart("backend.math.in_top_k", _takes_the_top_k),
-    PrivatePart("LossFunctionWrapper._fn_kwargs", _knows_axes_of_classes),
+PROBES = (
+    PrivateApiProbe("losses.loss.scale_loss_for_distribution", _scales_losses),
+    PrivateApiProbe("losses.loss.reduce_weighted_values", _counts_losses),
+    PrivateApiProbe("Metric._built", _knows_what_is_built),
+    PrivateApiProbe("backend.math.in_top_k", _takes_the_top_k),
+    PrivateApiProbe("LossFunctionWrapper._fn_kwargs", _knows_axes_of_classes),
 )

@@ -7,7 +7,7 @@ from typing import Any
 import keras
 from keras.src.backend.common.masking import get_keras_mask, set_keras_mask
 
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 
 def mask_of(tensor: Any) -> Any:
@@ -29,4 +29,4 @@ def _hangs_masks() -> None:
     require(float(loss) == 1.0, "a loss without the masked sample")
 
 
-PARTS = (PrivatePart("backend.common.masking", _hangs_masks),)
+PROBES = (PrivateApiProbe("backend.common.masking", _hangs_masks),)

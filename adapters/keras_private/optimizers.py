@@ -6,11 +6,11 @@ from typing import Any
 
 import keras
 
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 from isotrain.plugin import UnsupportedError
 
 
-def apply_as_given(optimizer: keras.optimizers.Optimizer) -> None:
+def disable_gradient_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     """Turns off the sum over replicas that an optimizer does on TensorFlow after it has clipped.
 
     Raises:
@@ -33,13 +33,13 @@ def _reduces_where_expected() -> None:
         summed.append(pairs)
         return pairs
 
-    apply_as_given(optimizer)
+    disable_gradient_reduction(optimizer)
     optimizer._all_reduce_sum_gradients = note
     optimizer.apply([keras.ops.ones(1)], [keras.Variable([1.0])])
     require(len(summed) == 1, "gradients are summed over replicas by this method alone")
 
 
-def take_rate(optimizer: keras.optimizers.Optimizer) -> Any | None:
+def detach_schedule(optimizer: keras.optimizers.Optimizer) -> Any | None:
     """Takes the schedule or function that gives an optimizer's rate, and leaves a variable in its place.
 
     Returns:
@@ -61,8 +61,8 @@ def take_rate(optimizer: keras.optimizers.Optimizer) -> Any | None:
 def _gives_its_rate_away() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(8.0, 1, 0.5)
     optimizer, weight = keras.optimizers.SGD(schedule), keras.Variable([1.0])
-    require(take_rate(optimizer) is schedule, "an optimizer keeps its schedule")
-    require(take_rate(optimizer) is None, "a rate that is a variable")
+    require(detach_schedule(optimizer) is schedule, "an optimizer keeps its schedule")
+    require(detach_schedule(optimizer) is None, "a rate that is a variable")
     optimizer.build([weight])
     paths = [variable.path for variable in optimizer.variables]
     own = keras.optimizers.SGD(0.5, name=optimizer.name)
@@ -132,9 +132,9 @@ def _finds_the_momentum() -> None:
     require(list(map(id, found)) == list(map(id, slots)), "the momentum of each weight")
 
 
-PARTS = (
-    PrivatePart("Optimizer._learning_rate", _gives_its_rate_away),
-    PrivatePart("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
-    PrivatePart("slots of optimizers", _keeps_slots),
-    PrivatePart("Optimizer._get_variable_index", _finds_the_momentum),
+PROBES = (
+    PrivateApiProbe("Optimizer._learning_rate", _gives_its_rate_away),
+    PrivateApiProbe("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
+    PrivateApiProbe("slots of optimizers", _keeps_slots),
+    PrivateApiProbe("Optimizer._get_variable_index", _finds_the_momentum),
 )

@@ -8,8 +8,8 @@ import sys
 import keras
 from keras.src.utils import module_utils
 
-from isotrain.adapters.keras_private.replacing import replaced
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.keras_private.replacing import patched_attribute
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 _TENSORFLOW = "tensorflow"
 
@@ -22,7 +22,7 @@ def without_tensorflow() -> contextlib.AbstractContextManager[None]:
     """
     if _TENSORFLOW in sys.modules:
         return contextlib.nullcontext()
-    return replaced(module_utils.tensorflow, "_available", False)
+    return patched_attribute(module_utils.tensorflow, "_available", False)
 
 
 def _writes_without_tensorflow() -> None:
@@ -32,4 +32,4 @@ def _writes_without_tensorflow() -> None:
     require(was_there == (_TENSORFLOW in sys.modules), "a layer is written without TensorFlow")
 
 
-PARTS = (PrivatePart("utils.module_utils.tensorflow", _writes_without_tensorflow),)
+PROBES = (PrivateApiProbe("utils.module_utils.tensorflow", _writes_without_tensorflow),)

@@ -8,7 +8,7 @@ from typing import Any
 
 
 @contextlib.contextmanager
-def replaced(owner: Any, name: str, value: Any) -> Iterator[None]:
+def patched_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
     """Within it, an attribute has another value."""
     original = getattr(owner, name)
     setattr(owner, name, value)

@@ -9,7 +9,7 @@ from typing import Any
 
 import keras
 
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 Refuse = Callable[[Any], None]
 _watched: dict[int, tuple[weakref.ref[Any], Refuse]] = {}
@@ -69,4 +69,4 @@ def _watches() -> None:
     require(len(seen) == 2, "nothing is said of what is watched no more")
 
 
-PARTS = (PrivatePart("the setters of Layer.trainable and Variable.trainable", _watches),)
+PROBES = (PrivateApiProbe("the setters of Layer.trainable and Variable.trainable", _watches),)

@@ -10,24 +10,24 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
-from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP, fully_sharded_bytes
+from isotrain.adapters.declared import FULLY_SHARDED_CAPABILITIES, PIPELINE_CAPABILITIES, fully_sharded_bytes
 from isotrain.adapters.tensorflow.build import is_cuda_build
-from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
+from isotrain.adapters.tensorflow.slot_forms import KerasOptimizerStateNames
 from isotrain.plugin import (
     NOT_REPLICATED,
-    SERVED_GROUP,
+    PARAMETER_SERVER_CAPABILITIES,
     Adapter,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
-    ModelCut,
+    PipelineSplit,
     PlanError,
     ProcessContext,
-    Setting,
-    Start,
+    BackendConfig,
+    StartMethod,
     UnsupportedError,
-    Usability,
+    Availability,
     sharded_group,
     visible_gpus,
 )
@@ -36,35 +36,35 @@ if TYPE_CHECKING:
     import tensorflow as tf
 
     from isotrain.adapters.tensorflow import exchange
-    from isotrain.adapters.tensorflow.first_values import FirstValues
-    from isotrain.plugin import ExportForm, Plan, ReplicaGroup, Service, TrainingSpec
+    from isotrain.adapters.tensorflow.first_values import InitialValues
+    from isotrain.plugin import ExportForm, Plan, ReplicaGroup, ServerConnection, TrainingSpec
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "saved-model"})
 INSTALL_HINT = "install TensorFlow: pip install tensorflow"
 
 TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
-TENSORFLOW_LINES = (
+TENSORFLOW_LOG_LINES = (
     "WARNING: All log messages before absl",
     "To enable the following instructions",
     r"([0-9: .-]+)?[IW]([0-9]{4} [0-9:. ]+)? ",
 )
-"""Remarks and warnings that TensorFlow writes whatever it does; see `Adapter.usual_lines`."""
+"""Remarks and warnings that TensorFlow writes whatever it does; see `Adapter.ignored_log_lines`."""
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
 _MIRRORED = Capabilities.none("a variable of a MirroredStrategy is on every replica alike")
 _REPLICATED = Capabilities(
     frozenset(
         {
-            Capability.SYNCHRONISED_STEP,
+            Capability.SYNCHRONOUS_STEP,
             Capability.LOCAL_STEP,
             Capability.GRADIENTS,
-            Capability.APPLY,
+            Capability.APPLY_GRADIENTS,
             Capability.NAMED_STATE,
             Capability.AVERAGE_PARAMETERS,
             Capability.SEND_RECEIVE,
             Capability.COMPUTE,
             Capability.SUBGROUPS,
-            Capability.BFLOAT16_EXCHANGE,
+            Capability.BFLOAT16_COLLECTIVES,
         }
     ),
     NOT_REPLICATED,
@@ -74,36 +74,36 @@ _REPLICATED = Capabilities(
 class _TensorFlowAdapter(Adapter):
     framework = "tensorflow"
     packages = (*TENSORFLOW_DISTRIBUTIONS, "keras")
-    usual_lines = TENSORFLOW_LINES
+    ignored_log_lines = TENSORFLOW_LOG_LINES
     exports = EXPORTS
     compiler = "XLA"
-    slot_forms = KerasSlotForms()
+    optimizer_state_names = KerasOptimizerStateNames()
     replicated_options = frozenset({_BUCKET_OPTION})
     options = {
         _BUCKET_OPTION: "tensors of less than half as many bytes are joined into buckets of this many"
         " before they are exchanged (4194304)",
     }
-    synchronised_statistics = frozenset({"cpu", "gpu"})
+    sync_batchnorm_devices = frozenset({"cpu", "gpu"})
     cpu_collective: ClassVar[str]
 
-    def usability(self) -> Usability:
-        return tensorflow_usability()
+    def availability(self) -> Availability:
+        return tensorflow_availability()
 
     def examine(self) -> Examination:
-        keras_backend.claim("tensorflow")
+        keras_backend.set_backend("tensorflow")
         import keras
         import tensorflow as tf
 
         versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-        fault = tensorflow_changed() or keras_backend.changed()
+        fault = tensorflow_private_api_changes() or keras_backend.private_api_changes()
         if fault:
             return Examination(fault, versions=versions)
         gpus = len(tf.config.list_physical_devices("GPU"))
         collectives = {
-            name: nccl_usability(gpus) if name == "nccl" else Usability(True)
+            name: nccl_availability(gpus) if name == "nccl" else Availability(True)
             for name in self.collectives
         }
-        return Examination(Usability(True, tf.__version__), collectives, versions)
+        return Examination(Availability(True, tf.__version__), collectives, versions)
 
     def accelerators(self) -> int:
         return visible_gpus() if is_cuda_build() else 0
@@ -111,7 +111,7 @@ class _TensorFlowAdapter(Adapter):
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
-        name = self.known_collective(requested)
+        name = self.collective_or_default(requested)
         if name == "auto":
             return "nccl" if device == "gpu" else self.cpu_collective
         if name == "nccl" and device == "cpu":
@@ -128,49 +128,49 @@ class _TensorFlowAdapter(Adapter):
         keras_names.require_known(spec, self.framework)
         return []
 
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         return tensorflow_preload(device)
 
-    def blames_peer(self, error: BaseException) -> bool:
+    def is_peer_error(self, error: BaseException) -> bool:
         if "tensorflow" not in sys.modules:
             return False
         from isotrain.adapters.tensorflow import peers
 
-        return peers.blames_peer(error)
+        return peers.is_peer_error(error)
 
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
+    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+        keras_backend.set_backend("tensorflow")
         import tensorflow as tf
 
         from isotrain.adapters.tensorflow import native
-        from isotrain.adapters.tensorflow.exchange import SingleReplica
+        from isotrain.adapters.tensorflow.exchange import SingleReplicaCommunicator
         from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
 
-        native.use_threads(setting.threads * len(context.local_replicas))
+        native.use_threads(backend_config.threads * len(context.local_replicas))
         if context.replicas == 1:
-            native.use_own_gpu(setting, context)
-            alone = SingleReplica(*context.local_replicas)
+            native.use_local_gpu(backend_config, context)
+            alone = SingleReplicaCommunicator(*context.local_replicas)
             return TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
-        strategy = self.build_strategy(spec, setting, context)
-        limit = bucket_bytes(setting.options, self.name)
-        ties = self.connect(setting, context, limit)
-        return TensorFlowReplicaGroup(spec, strategy, ties, self.first_values(strategy, context))
+        strategy = self.build_strategy(spec, backend_config, context)
+        limit = bucket_bytes(backend_config.options, self.name)
+        ties = self.connect(backend_config, context, limit)
+        return TensorFlowReplicaGroup(spec, strategy, ties, self.initial_values(strategy, context))
 
-    def first_values(
+    def initial_values(
         self, strategy: tf.distribute.Strategy, context: ProcessContext
-    ) -> FirstValues | None:
+    ) -> InitialValues | None:
         """What makes the variables in the place of the native strategy, if anything does."""
         return None
 
     @abstractmethod
     def connect(
-        self, setting: Setting, context: ProcessContext, bucket_bytes: int
-    ) -> exchange.Exchange:
+        self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
+    ) -> exchange.Communicator:
         """Makes the ties between several replicas."""
 
     @abstractmethod
     def build_strategy(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> tf.distribute.Strategy:
         """Makes the native strategy of several replicas."""
 
@@ -189,17 +189,17 @@ class TFMirrored(_TensorFlowAdapter):
     replicas_per_process = "all"
     capabilities = {
         "replicated": _REPLICATED,
-        "served": Capabilities.none("all its replicas live in one process and step together"),
+        "parameter-server": Capabilities.none("all its replicas live in one process and step together"),
         "sharded": _MIRRORED,
         "fully-sharded": _MIRRORED,
-        "staged": Capabilities.none(
+        "pipeline": Capabilities.none(
             "all its replicas live in one process, and stages need one each"
         ),
     }
     cpu_collective = "one-device"
 
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return tensorflow_variables(device, threads * replicas)
+    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return tensorflow_environment_variables(device, threads * replicas)
 
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
@@ -214,18 +214,18 @@ class TFMirrored(_TensorFlowAdapter):
         return name
 
     def build_strategy(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> tf.distribute.Strategy:
         from isotrain.adapters.tensorflow import native
 
-        return native.mirrored_strategy(setting, context)
+        return native.mirrored_strategy(backend_config, context)
 
     def connect(
-        self, setting: Setting, context: ProcessContext, bucket_bytes: int
-    ) -> exchange.Exchange:
-        from isotrain.adapters.tensorflow.native_exchange import MirroredExchange
+        self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
+    ) -> exchange.Communicator:
+        from isotrain.adapters.tensorflow.native_exchange import MirroredCommunicator
 
-        return MirroredExchange(context.replicas, context.local_replicas, bucket_bytes)
+        return MirroredCommunicator(context.replicas, context.local_replicas, bucket_bytes)
 
 
 class TFMultiWorker(_TensorFlowAdapter):
@@ -241,103 +241,103 @@ class TFMultiWorker(_TensorFlowAdapter):
     replicas_per_process = "one"
     capabilities = {
         "replicated": _REPLICATED,
-        "served": SERVED_GROUP,
+        "served": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
-        "staged": STAGED_GROUP,
-        "fully-sharded": FULLY_SHARDED_GROUP,
+        "pipeline": PIPELINE_CAPABILITIES,
+        "fully-sharded": FULLY_SHARDED_CAPABILITIES,
     }
     cpu_collective = "ring"
-    served_over = "grpc"
+    parameter_server_transport = "grpc"
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
-        remarks = super().check(spec, options, replicas=replicas)
+        notes = super().check(spec, options, replicas=replicas)
         if replicas > 1:
-            remarks.append(
+            notes.append(
                 "tf-multiworker: TensorFlow's server listens on every network interface, whatever"
                 " address it is given; keep its ports behind a firewall."
             )
-        return remarks
+        return notes
 
-    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return parted_remarks() if placement == "fully-sharded" else []
+    def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
+        return sharded_notes() if parallel_layout == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """An optimal all-reduce, or what a fully sharded run sends."""
-        if plan.placement == "fully-sharded":
-            return fully_sharded_bytes(plan, times=plan.accumulate)
+        if plan.parallel_layout == "fully-sharded":
+            return fully_sharded_bytes(plan, times=plan.gradient_accumulation_steps)
         return super().exchanged_bytes(plan, spec)
 
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return tensorflow_variables(device, threads)
+    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return tensorflow_environment_variables(device, threads)
 
     def servers(self, asked: int) -> int:
         return asked
 
-    def start_served(self, spec: TrainingSpec, setting: Setting, service: Service) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
+    def start_parameter_server(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> ReplicaGroup:
+        keras_backend.set_backend("tensorflow")
         from isotrain.adapters.tensorflow import served
 
-        return served.start_coordinator(spec, setting, service)
+        return served.start_coordinator(spec, backend_config, server_connection)
 
-    def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
-        keras_backend.claim("tensorflow")
+    def serve(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> None:
+        keras_backend.set_backend("tensorflow")
         from isotrain.adapters.tensorflow import served
 
-        served.serve(setting, service)
+        served.serve(backend_config, server_connection)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
+        keras_backend.set_backend("tensorflow")
         from isotrain.adapters.tensorflow import native, native_exchange, parted
 
-        native.use_threads(setting.threads)
-        native.multi_worker_strategy(setting, context, spec.timeouts.start)  # for its server
-        ties = native_exchange.ProcessExchange(context, setting, DEFAULT_BUCKET_BYTES)
-        return parted.PartedGroup(spec, ties, context.mesh, unit_bytes)
+        native.use_threads(backend_config.threads)
+        native.multi_worker_strategy(backend_config, context, spec.timeouts.start)  # for its server
+        ties = native_exchange.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
+        return parted.ShardedReplicaGroup(spec, ties, context.device_mesh, unit_bytes)
 
-    def start_staged(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    def start_pipeline(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
     ) -> ReplicaGroup:
-        keras_backend.claim("tensorflow")
+        keras_backend.set_backend("tensorflow")
         from isotrain.adapters.tensorflow import native, native_exchange, stage_exchange, staged
 
-        native.use_threads(setting.threads)
-        native.multi_worker_strategy(setting, context, spec.timeouts.start)  # for its server
-        processes = native_exchange.ProcessExchange(context, setting, DEFAULT_BUCKET_BYTES)
-        ties = stage_exchange.StageExchange(processes, context, DEFAULT_BUCKET_BYTES)
-        return staged.StagedGroup(spec, ties, cut)
+        native.use_threads(backend_config.threads)
+        native.multi_worker_strategy(backend_config, context, spec.timeouts.start)  # for its server
+        processes = native_exchange.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
+        ties = stage_exchange.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
+        return staged.PipelineReplicaGroup(spec, ties, cut)
 
     def build_strategy(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> tf.distribute.Strategy:
         from isotrain.adapters.tensorflow import native
 
-        return native.multi_worker_strategy(setting, context, spec.timeouts.start)
+        return native.multi_worker_strategy(backend_config, context, spec.timeouts.start)
 
-    def first_values(
+    def initial_values(
         self, strategy: tf.distribute.Strategy, context: ProcessContext
-    ) -> FirstValues | None:
+    ) -> InitialValues | None:
         from isotrain.adapters.tensorflow import first_values
 
-        return first_values.FirstValues(strategy, context.rank)
+        return first_values.InitialValues(strategy, context.rank)
 
     def connect(
-        self, setting: Setting, context: ProcessContext, bucket_bytes: int
-    ) -> exchange.Exchange:
-        from isotrain.adapters.tensorflow.native_exchange import WorkerExchange
+        self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
+    ) -> exchange.Communicator:
+        from isotrain.adapters.tensorflow.native_exchange import MultiWorkerCommunicator
 
-        return WorkerExchange(context, setting, bucket_bytes)
+        return MultiWorkerCommunicator(context, backend_config, bucket_bytes)
 
 
-def parted_remarks() -> list[str]:
+def sharded_notes() -> list[str]:
     """What a plan says of weights in parts on TensorFlow."""
     return [
         "layers with weights are computed again in the backward pass, for which these are joined once more"
     ]
 
 
-def tensorflow_variables(device: DeviceKind, threads: int) -> dict[str, str]:
+def tensorflow_environment_variables(device: DeviceKind, threads: int) -> dict[str, str]:
     """Variables that every process with TensorFlow replicas starts with.
 
     Args:
@@ -345,7 +345,7 @@ def tensorflow_variables(device: DeviceKind, threads: int) -> dict[str, str]:
         threads: Compute threads of the whole process.
     """
     variables = {
-        keras_backend.VARIABLE: "tensorflow",
+        keras_backend.ENVIRONMENT_VARIABLE: "tensorflow",
         "TF_NUM_INTRAOP_THREADS": str(threads),
         "TF_NUM_INTEROP_THREADS": str(threads),
         "OMP_NUM_THREADS": str(threads),
@@ -354,35 +354,35 @@ def tensorflow_variables(device: DeviceKind, threads: int) -> dict[str, str]:
     return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": "-1"}
 
 
-def tensorflow_preload(device: DeviceKind, *modules: str) -> Start:
+def tensorflow_preload(device: DeviceKind, *modules: str) -> StartMethod:
     """What a process with TensorFlow replicas imports, `modules` besides; GPUs are left to fresh ones."""
     if device == "gpu":
-        return Start(why_fresh="a process that has seen a GPU cannot be forked")
+        return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
     package = "isotrain.adapters.tensorflow"
     of_package = (f"{package}.group", f"{package}.native", f"{package}.native_exchange")
     own = (__name__, *of_package, *modules)
-    return Start((keras_backend.DEFERRED, "tensorflow", "keras", *own))
+    return StartMethod((keras_backend.LAZY_IMPORT, "tensorflow", "keras", *own))
 
 
-def tensorflow_changed() -> Usability | None:
+def tensorflow_private_api_changes() -> Availability | None:
     """Which private parts of TensorFlow are no longer as they were, if any; imports TensorFlow."""
     import tensorflow as tf
 
     from isotrain.adapters.tensorflow import private
 
-    return private_parts.changed("TensorFlow", tf.__version__, private.PARTS)
+    return private_parts.private_api_changes("TensorFlow", tf.__version__, private.PROBES)
 
 
-def tensorflow_usability() -> Usability:
+def tensorflow_availability() -> Availability:
     """Whether TensorFlow and Keras are installed; imports neither."""
     for package in ("tensorflow", "keras"):
         if importlib.util.find_spec(package) is None:
-            return Usability(False, None, f"{package} is not installed", INSTALL_HINT)
+            return Availability(False, None, f"{package} is not installed", INSTALL_HINT)
     version = _installed_version()
     if version is None:
         reason = "a folder named tensorflow can be imported, but no such package is installed"
-        return Usability(False, None, reason, INSTALL_HINT)
-    return Usability(True, version)
+        return Availability(False, None, reason, INSTALL_HINT)
+    return Availability(True, version)
 
 
 def _installed_version() -> str | None:
@@ -394,11 +394,11 @@ def _installed_version() -> str | None:
     return None
 
 
-def nccl_usability(gpus: int) -> Usability:
+def nccl_availability(gpus: int) -> Availability:
     """Whether TensorFlow's NCCL collectives can work with so many visible GPUs."""
     if gpus:
-        return Usability(True)
-    return Usability(False, None, "TensorFlow sees no NVIDIA GPU", "use auto")
+        return Availability(True)
+    return Availability(False, None, "TensorFlow sees no NVIDIA GPU", "use auto")
 
 
 def bucket_bytes(options: Mapping[str, Any], backend: str) -> int:

@@ -8,10 +8,10 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.plugin import Parts, ReduceOp, place_within
+from isotrain.plugin import Subgroups, ReduceOp, index_within
 
 
-class Exchange(ABC):
+class Communicator(ABC):
     """The ties of the replicas of one process to all others.
 
     All but `close` are called while a `tf.function` is traced, within a replica, by every replica
@@ -25,13 +25,13 @@ class Exchange(ABC):
     replicas: int
     local_replicas: tuple[int, ...]
 
-    def position(self) -> int:
+    def local_index(self) -> int:
         """Which of the local replicas is being traced, from 0."""
         return 0
 
-    def replica(self) -> int:
+    def replica_index(self) -> int:
         """The index of the replica that is being traced."""
-        return self.local_replicas[self.position()]
+        return self.local_replicas[self.local_index()]
 
     @abstractmethod
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
@@ -41,8 +41,8 @@ class Exchange(ABC):
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
-    def sum_parts(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sums a vector over all replicas, or those of the own set, each of which gets its part.
 
@@ -50,18 +50,18 @@ class Exchange(ABC):
             The part, which may be empty; and a tensor that is not, and that only the exchange gives.
         """
         if within:
-            total, place = self.sum_within(vector, within), place_within(self.replica(), within)
+            total, place = self.all_reduce_within(vector, within), index_within(self.replica_index(), within)
         else:
-            total, place = self.all_reduce([vector], "sum")[0], self.replica()
+            total, place = self.all_reduce([vector], "sum")[0], self.replica_index()
         return tf.split(total, sizes)[place], total[:1]
 
-    def join_parts(self, part: tf.Tensor, sizes: Sequence[int], within: Parts = ()) -> tf.Tensor:
+    def all_gather_shards(self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()) -> tf.Tensor:
         """Joins the parts of all replicas, or those of the own set, into one vector."""
         if within:
-            place = place_within(self.replica(), within)
+            place = index_within(self.replica_index(), within)
             filled = tf.pad(part, [[sum(sizes[:place]), sum(sizes[place + 1 :])]])
-            return self.sum_within(filled, within)
-        rows = self.all_gather(tf.pad(part, [[0, max(sizes) - sizes[self.replica()]]]))
+            return self.all_reduce_within(filled, within)
+        rows = self.all_gather(tf.pad(part, [[0, max(sizes) - sizes[self.replica_index()]]]))
         return tf.concat([rows[place, :size] for place, size in enumerate(sizes)], axis=0)
 
     @abstractmethod
@@ -69,11 +69,11 @@ class Exchange(ABC):
         """Sends to one replica while receiving a tensor of equal shape from another."""
 
     @abstractmethod
-    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         """Sums over the replicas of each part; one that is in no part keeps its own."""
 
     @abstractmethod
-    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         """Gives each part the tensor of its first replica."""
 
     def close(self) -> None:
@@ -81,7 +81,7 @@ class Exchange(ABC):
         return None
 
 
-class SingleReplica(Exchange):
+class SingleReplicaCommunicator(Communicator):
     """The null object: one replica, no strategy, no server, no port."""
 
     replicas = 1
@@ -99,14 +99,14 @@ class SingleReplica(Exchange):
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         return tf.identity(tensor)
 
-    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         return tf.identity(tensor)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         return tf.identity(tensor)
 
 
-class StrategyExchange(Exchange):
+class StrategyCommunicator(Communicator):
     """Exchanges with the native all-reduce of a `tf.distribute` strategy."""
 
     def __init__(self, replicas: int, local_replicas: tuple[int, ...], bucket_bytes: int) -> None:
@@ -123,7 +123,7 @@ class StrategyExchange(Exchange):
         # One pack per tensor it is given: the tensors are buckets already.
         self._options = tf.distribute.experimental.CommunicationOptions(bytes_per_pack=1)
 
-    def position(self) -> int:
+    def local_index(self) -> int:
         context = tf.distribute.get_replica_context()
         replica = int(tf.get_static_value(context.replica_id_in_sync_group))
         return self.local_replicas.index(replica)

@@ -11,14 +11,14 @@ import tensorflow as tf
 
 from isotrain.adapters.tensorflow.private import copies
 
-Send = Callable[[np.ndarray], np.ndarray]
+BroadcastFirst = Callable[[np.ndarray], np.ndarray]
 """Gives every process the whole numbers that replica 0 has; called by all with arrays of equal length."""
 _WORD_BYTES = 8
 _MOST_BYTES = 1 << 26
 _MOST_WORDS = _MOST_BYTES // _WORD_BYTES
 
 
-class FirstValues:
+class InitialValues:
     """Variables under a MultiWorkerMirroredStrategy, which would itself send the value of each as it is made.
 
     That takes every process milliseconds for each, however small. Here a variable has the value that its
@@ -64,7 +64,7 @@ class FirstValues:
     def share(self) -> None:
         """Gives what was made within the scope the values of replica 0. Called by every process."""
         made, self._made = self._made, []
-        take_first(made, self._sent)
+        broadcast_initial_values(made, self._sent)
 
     def _sent(self, words: np.ndarray) -> np.ndarray:
         """The sum over all processes, of which only replica 0 gives other numbers than 0."""
@@ -73,7 +73,7 @@ class FirstValues:
         return total
 
 
-def take_first(variables: Sequence[tf.Variable], send: Send) -> None:
+def broadcast_initial_values(variables: Sequence[tf.Variable], send: BroadcastFirst) -> None:
     """Gives variables the values of replica 0. Called by every process; not traced.
 
     Args:
@@ -94,7 +94,7 @@ def take_first(variables: Sequence[tf.Variable], send: Send) -> None:
         _take(bundle, send)
 
 
-def _take(bundle: Sequence[tuple[tf.Variable, np.ndarray]], send: Send) -> None:
+def _take(bundle: Sequence[tuple[tf.Variable, np.ndarray]], send: BroadcastFirst) -> None:
     size = sum(value.nbytes for _, value in bundle)
     own = np.zeros(-(-size // _WORD_BYTES), np.int64)
     first = np.empty_like(own)

@@ -11,19 +11,19 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import own_slots, portable
-from isotrain.adapters.remarks import UNALIKE, remarks
+from isotrain.adapters.remarks import OWN_DENOMINATOR, notes
 from isotrain.adapters.tensorflow import exports
-from isotrain.adapters.tensorflow.exchange import Exchange
-from isotrain.adapters.tensorflow.first_values import FirstValues
+from isotrain.adapters.tensorflow.exchange import Communicator
+from isotrain.adapters.tensorflow.first_values import InitialValues
 from isotrain.adapters.tensorflow.private import copies
-from isotrain.adapters.tensorflow.program import Program
+from isotrain.adapters.tensorflow.program import ReplicaTrainer
 from isotrain.adapters.tensorflow.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.state import part_of, to_numpy
 from isotrain.adapters.tensorflow.traced_metrics import TracedMetrics
-from isotrain.adapters.tensorflow.tracing import Pieces, Traced, Weights, row
+from isotrain.adapters.tensorflow.tracing import MicroBatches, TracedFunctions, Weights, row
 from isotrain.adapters.tensorflow.traits import model_traits
 from isotrain.adapters.tensorflow.weight_update import Gradients
-from isotrain.adapters.weight_files import weights_in
+from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.plugin import (
     MODEL_STATE,
     Batch,
@@ -55,80 +55,80 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self,
         spec: TrainingSpec,
         strategy: tf.distribute.Strategy,
-        exchange: Exchange,
-        holder: tf.distribute.Strategy | FirstValues | None = None,
+        communicator: Communicator,
+        holder: tf.distribute.Strategy | InitialValues | None = None,
     ) -> None:
         """Builds the model on every local replica.
 
         Args:
             spec: What to train.
             strategy: Holds the local replicas; the default strategy where there is one.
-            exchange: Ties them to all others.
+            communicator: Ties them to all others.
             holder: Where the variables are to be created, if not by `strategy`.
         """
         self.strategy = strategy
         self._spec = spec
-        self._exchange = exchange
-        self.replicas = exchange.replicas
-        self.local_replicas = exchange.local_replicas
-        self._program = self._build(spec, (holder or strategy).scope)
-        if isinstance(holder, FirstValues):
+        self._communicator = communicator
+        self.replicas = communicator.replicas
+        self.local_replicas = communicator.local_replicas
+        self._trainer = self._build(spec, (holder or strategy).scope)
+        if isinstance(holder, InitialValues):
             holder.share()
-        self._program.note_generators()
+        self._trainer.note_generators()
         self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
         on_host = not tf.config.list_logical_devices("GPU")
         self._placed_types = {*_WHOLE_NUMBERS, self._rate_type} if on_host else set()
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_type)
-        self._traced = Traced(strategy, exchange, self._program.draw_unseeded)
-        self._metrics = TracedMetrics(self._program, self._traced, self._totals)
+        self._traced = TracedFunctions(strategy, communicator, self._trainer.use_default_generator)
+        self._metrics = TracedMetrics(self._trainer, self._traced, self._totals)
         self._late: list[tuple[dict[str, np.ndarray], int | None]] = []
         self._updates_own = False
 
     def _build(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
-    ) -> Program:
-        return Program(spec, scope)
+    ) -> ReplicaTrainer:
+        return ReplicaTrainer(spec, scope)
 
     @property
     def model(self) -> Any:
         """The model; under a strategy with several local replicas its weights are mirrored."""
-        return self._program.model
+        return self._trainer.model
 
     @property
-    def program(self) -> Program:
+    def trainer(self) -> ReplicaTrainer:
         """What is traced."""
-        return self._program
+        return self._trainer
 
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         return map_tree(tf.constant, arrays)  # quicker than convert_to_tensor and tf.nest
 
-    def is_placed(self, value: Any) -> bool:
+    def is_on_device(self, value: Any) -> bool:
         return isinstance(value, tf.Tensor) and value.dtype in self._placed_types
 
-    def own_rates(self) -> Callable[[int], float] | None:
-        return self._program.update.own_rates
+    def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
+        return self._trainer.update.optimizer_lr_schedule
 
-    def weight_finaliser(self) -> Callable[[], None] | None:
-        return self._program.update.weight_finaliser()
+    def weight_finalizer(self) -> Callable[[], None] | None:
+        return self._trainer.update.weight_finalizer()
 
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
         if learning_rate != self._rate:
             self._set_rate(learning_rate)
         return self._on_batch("step", self._trace_step, batch, self._rate_tensor)
 
     def _trace_step(
-        self, holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor
+        self, holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
         def replica(position: int) -> tf.Tensor:
-            program, own = self._program, row(weights, position)
-            loss, gradients = program.contribution(pieces[position], own, holes, self._total)
+            trainer, own = self._trainer, row(weights, position)
+            loss, gradients = trainer.contribution(micro_batches[position], own, holes, self._total)
             share = None if own is None else tf.reduce_sum(own)
             loss, gradients = self._reduced(loss, gradients, share)
-            program.update.apply(gradients)
+            trainer.update.apply(gradients)
             return loss
 
-        with self._program.update.learning_rate(rate):
+        with self._trainer.update.learning_rate(rate):
             return self._traced.on_replicas(replica, trains=True)[0]
 
     def _reduced(
@@ -137,11 +137,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         """Exchanges loss, gradients and moving statistics together; sets the latter."""
         if self.replicas == 1:
             return loss, gradients
-        program = self._program
+        trainer = self._trainer
         present = [gradient for gradient in gradients if gradient is not None]
-        statistics = program.weighted_statistics(share)
-        loss, *means = self._exchange.all_reduce([loss, *present, *statistics], "mean")
-        program.agree_on_statistics(means[len(present) :])
+        statistics = trainer.weighted_statistics(share)
+        loss, *means = self._communicator.all_reduce([loss, *present, *statistics], "mean")
+        trainer.agree_on_statistics(means[len(present) :])
         reduced = iter(means)
         return loss, [None if gradient is None else next(reduced) for gradient in gradients]
 
@@ -150,94 +150,94 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._on_batch("local step", self._trace_local_step, batch, self._rate_tensor)
 
     def _trace_local_step(
-        self, holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor
+        self, holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
         def replica(position: int) -> tf.Tensor:
-            program, own = self._program, row(weights, position)
-            loss, gradients = program.contribution(
-                pieces[position], own, holes, self._total, local=True
+            trainer, own = self._trainer, row(weights, position)
+            loss, gradients = trainer.contribution(
+                micro_batches[position], own, holes, self._total, local=True
             )
             if own is not None and holes:
-                program.update.apply_unless(tf.equal(tf.reduce_sum(own), 0), gradients)
+                trainer.update.apply_unless(tf.equal(tf.reduce_sum(own), 0), gradients)
             else:
-                program.update.apply(gradients)
+                trainer.update.apply(gradients)
             return self._mean(loss)
 
-        with self._program.update.learning_rate(rate):
+        with self._trainer.update.learning_rate(rate):
             return self._traced.on_replicas(replica, trains=True)[0]
 
     def _mean(self, value: tf.Tensor) -> tf.Tensor:
-        return self._exchange.all_reduce([value], "mean")[0]
+        return self._communicator.all_reduce([value], "mean")[0]
 
     def _total(self, value: tf.Tensor) -> tf.Tensor:
-        return self._exchange.all_reduce([value], "sum")[0]
+        return self._communicator.all_reduce([value], "sum")[0]
 
     def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over all processes."""
-        return self._exchange.all_reduce(tensors, "sum")
+        return self._communicator.all_reduce(tensors, "sum")
 
     def gradients(self, batch: Batch) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
         results = self._on_batch("gradients", self._trace_gradients, batch)
         return [list(gradients) for gradients, _ in results], results[0][1]
 
-    def _trace_gradients(self, holes: bool, pieces: Pieces, weights: Weights) -> Any:
+    def _trace_gradients(self, holes: bool, micro_batches: MicroBatches, weights: Weights) -> Any:
         def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor]:
             own = row(weights, position)
-            loss, gradients = self._program.contribution(pieces[position], own, holes, self._total)
-            return self._program.update.unscaled(gradients), self._mean(loss)
+            loss, gradients = self._trainer.contribution(micro_batches[position], own, holes, self._total)
+            return self._trainer.update.unscaled(gradients), self._mean(loss)
 
         return self._traced.on_replicas(replica, trains=True)
 
-    def apply(self, gradients: Sequence[Sequence[tf.Tensor]], learning_rate: float) -> None:
+    def apply_gradients(self, gradients: Sequence[Sequence[tf.Tensor]], learning_rate: float) -> None:
         self._set_rate(learning_rate)
         given = [list(own) for own in gradients]
         self._traced.function("apply", self._trace_apply)(given, self._rate_tensor)
 
     def _trace_apply(self, gradients: list[list[tf.Tensor]], rate: tf.Tensor) -> None:
         def replica(position: int) -> None:
-            update = self._program.update
+            update = self._trainer.update
             update.apply([update.scaled(gradient) for gradient in gradients[position]])
 
-        with self._program.update.learning_rate(rate):
+        with self._trainer.update.learning_rate(rate):
             self._traced.on_replicas(replica)
 
-    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+    def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         self._updates_own = True
         (own,) = weights  # variables of several replicas in a process have the same slots on each
-        self._program.update.keep_slots_of(own)
+        self._trainer.update.shard_optimizer(own)
 
-    def reduced_gradients(
+    def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
-        def trace(holes: bool, pieces: Pieces, weights: Weights) -> Any:
-            return self._trace_reduced(reduction, holes, pieces, weights)
+        def trace(holes: bool, micro_batches: MicroBatches, weights: Weights) -> Any:
+            return self._trace_reduced(reduction, holes, micro_batches, weights)
 
         results = self._on_batch(f"reduced gradients, {reduction.each_slice}", trace, batch)
         return [list(kept) for kept, _, _ in results], results[0][1]
 
     def _trace_reduced(
-        self, reduction: Reduction, holes: bool, pieces: Pieces, weights: Weights
+        self, reduction: Reduction, holes: bool, micro_batches: MicroBatches, weights: Weights
     ) -> Any:
         def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-            seen, own = TensorFlowReplica(self._program, self._exchange), row(weights, position)
+            seen, own = TensorFlowReplica(self._trainer, self._communicator), row(weights, position)
 
             def take(gradients: Gradients) -> Gradients:
-                dense, kept = self._program.update.unscaled(gradients), []
+                dense, kept = self._trainer.update.unscaled(gradients), []
                 for bucket, static in zip(reduction.buckets, reduction.statics, strict=True):
                     given = [dense[place] for place in bucket]
                     kept += reduction.reduce(seen, given, static=static)
                 return kept
 
             each = take if reduction.each_slice else list
-            loss, sums = self._program.contribution(
-                pieces[position], own, holes, self._total, take=each
+            loss, sums = self._trainer.contribution(
+                micro_batches[position], own, holes, self._total, take=each
             )
             kept = sums if reduction.each_slice else take(sums)
-            return kept, self._mean(loss), seen.proofs
+            return kept, self._mean(loss), seen.keepalive_outputs
 
         return self._traced.on_replicas(replica, trains=True)
 
-    def update_own(
+    def update_shard(
         self,
         gradients: Sequence[Sequence[tf.Tensor]],
         learning_rate: float,
@@ -253,30 +253,30 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     ) -> None:
         def replica(position: int) -> None:
             norm = None if norms is None else norms[position]
-            self._program.update.apply_own(gradients[position], norm)
+            self._trainer.update.apply_shard(gradients[position], norm)
 
-        with self._program.update.learning_rate(rate):
+        with self._trainer.update.learning_rate(rate):
             self._traced.on_replicas(replica)
 
     @contextlib.contextmanager
-    def undisturbed(self) -> Iterator[None]:
-        with self._program.undisturbed():
+    def preserving_training_state(self) -> Iterator[None]:
+        with self._trainer.preserving_training_state():
             yield
 
     @contextlib.contextmanager
-    def unmoved(self) -> Iterator[None]:
-        with self._program.unmoved():
+    def preserving_state(self) -> Iterator[None]:
+        with self._trainer.preserving_state():
             yield
 
     def keep_gradients(self) -> bool:
         if self._updates_own:
             return False
-        self._program.update.keep_gradients(self.strategy.scope)
+        self._trainer.update.keep_gradients(self.strategy.scope)
         self._traced.forget()  # what was traced before keeps nothing
         return True
 
     def kept_gradients(self) -> list[list[tf.Tensor]]:
-        variables = [copies(variable) for variable in self._program.update.kept]
+        variables = [copies(variable) for variable in self._trainer.update.kept]
         if not variables:
             return super().kept_gradients()
         return [[tf.identity(value) for value in own] for own in zip(*variables, strict=True)]
@@ -288,9 +288,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         def trace(*given: Sequence[Any]) -> list[Any]:
             def replica(position: int) -> tuple[Any, list[tf.Tensor]]:
-                seen = TensorFlowReplica(self._program, self._exchange)
+                seen = TensorFlowReplica(self._trainer, self._communicator)
                 own = [value[position] for value in given]
-                return computation(seen, *own, **options), seen.proofs
+                return computation(seen, *own, **options), seen.keepalive_outputs
 
             return self._traced.on_replicas(replica)
 
@@ -298,12 +298,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return [found for found, _ in function(*map(list, values))]
 
     def evaluation_step(self, batch: Batch) -> None:
-        self._program.measures.make_ready()
+        self._trainer.metrics.ensure_built()
         self._traced.on_counts(self._trace_evaluation, batch)
 
-    def _trace_evaluation(self, holes: bool, pieces: Pieces, counts: tf.Tensor) -> None:
+    def _trace_evaluation(self, holes: bool, micro_batches: MicroBatches, counts: tf.Tensor) -> None:
         def replica(position: int) -> None:
-            self._program.evaluate(pieces[position], counts[position], holes)
+            self._trainer.evaluate(micro_batches[position], counts[position], holes)
 
         self._traced.on_replicas(replica)
 
@@ -311,82 +311,82 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._traced.function("predict", self._trace_predictions)(list(inputs))
 
     def _trace_predictions(self, inputs: list[Any]) -> list[Any]:
-        return self._traced.on_replicas(lambda position: self._program.predict(inputs[position]))
+        return self._traced.on_replicas(lambda position: self._trainer.predict(inputs[position]))
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         if phase == "evaluation":
-            self._program.measures.make_ready()
+            self._trainer.metrics.ensure_built()
         return self._metrics.collect(phase)
 
-    def take_metrics(self) -> np.ndarray:
+    def pop_metric_state(self) -> np.ndarray:
         return self._metrics.take()
 
-    def add_metrics(self, sums: np.ndarray) -> None:
+    def add_metric_state(self, sums: np.ndarray) -> None:
         self._metrics.add(sums)
 
     def traits(self) -> list[LayerTrait]:
         return model_traits(self.model, self._spec.precision)
 
-    def remarks(self) -> list[str]:
-        return remarks(self._spec, "tensorflow", self.traits())
+    def plan_notes(self) -> list[str]:
+        return notes(self._spec, "tensorflow", self.traits())
 
-    def step_remarks(self, batch: Batch) -> list[str]:
+    def step_notes(self, batch: Batch) -> list[str]:
         unalike = []
 
-        def trace(holes: bool, pieces: Pieces, weights: Weights) -> None:
-            program = self._program
+        def trace(holes: bool, micro_batches: MicroBatches, weights: Weights) -> None:
+            trainer = self._trainer
             self._traced.on_replicas(
-                lambda own: unalike.append(program.counts_unalike(pieces[own][0]))
+                lambda own: unalike.append(trainer.has_own_denominator(micro_batches[own][0]))
             )
 
         self._traced.only_trace(trace, batch)
-        return [UNALIKE] if any(unalike) else []
+        return [OWN_DENOMINATOR] if any(unalike) else []
 
-    def draw_anew(self, replica: int, step: int) -> None:
-        self._program.draw_anew(replica, step, self.local_replicas[0])
+    def reseed(self, replica: int, step: int) -> None:
+        self._trainer.reseed(replica, step, self.local_replicas[0])
 
-    def not_carried(self) -> list[str]:
-        return self._program.not_carried()
+    def not_checkpointed(self) -> list[str]:
+        return self._trainer.not_checkpointed()
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        self.place_of(replica)
-        return own_slots.as_held(self._program.state.describe(kinds), self._program.update.is_alone)
+        self.local_index(replica)
+        return own_slots.mark_local_slots(self._trainer.state.describe(kinds), self._trainer.update.is_local_slot)
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
         if self._rate >= 0:
-            self._program.update.note_learning_rate(self._rate)
-        return self._program.state.read(kinds, self.place_of(replica))
+            self._trainer.update.note_learning_rate(self._rate)
+        return self._trainer.state.read(kinds, self.local_index(replica))
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        place = None if replica is None else self.place_of(replica)
-        state = {n: value for n, value in state.items() if not self.lives_elsewhere(n)}
-        late = part_of(state, self._program.measures.late)
+        place = None if replica is None else self.local_index(replica)
+        state = {n: value for n, value in state.items() if not self.is_remote(n)}
+        late = part_of(state, self._trainer.metrics.unbuilt)
         if late:
             self._late.append((late, place))
-        self._program.state.write({n: v for n, v in state.items() if n not in late}, place)
+        self._trainer.state.write({n: v for n, v in state.items() if n not in late}, place)
 
-    def lives_elsewhere(self, name: str) -> bool:
-        return own_slots.lives_elsewhere(name, self._program.update.is_elsewhere)
+    def is_remote(self, name: str) -> bool:
+        return own_slots.is_remote(name, self._trainer.update.is_remote_slot)
 
     def _write_late(self, batch: Batch) -> None:
         """Has metrics make the variables that a state was written for, by samples that do not count."""
         late, self._late = self._late, []
 
-        def trace(holes: bool, pieces: Pieces, weights: Weights) -> None:
-            program = self._program
-            self._traced.on_replicas(lambda own: program.make_metrics(pieces[own][0]), trains=True)
+        def trace(holes: bool, micro_batches: MicroBatches, weights: Weights) -> None:
+            trainer = self._trainer
+            self._traced.on_replicas(lambda own: trainer.make_metrics(micro_batches[own][0]), trains=True)
 
-        with self.undisturbed():
+        with self.preserving_training_state():
             self._traced.on_batch("make metrics", trace, batch)
         for state, place in late:
-            self._program.state.write(state, place)
+            self._trainer.state.write(state, place)
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
-        return weights_in(path, self.model)
+        return load_weight_arrays(path, self.model)
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
         exports.write(self.model, form, target, inputs)
@@ -396,9 +396,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def _trace_average(self) -> None:
         def mean(tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-            return self._exchange.all_reduce(tensors, "mean")
+            return self._communicator.all_reduce(tensors, "mean")
 
-        self._traced.on_replicas(lambda position: self._program.average_parameters(mean))
+        self._traced.on_replicas(lambda position: self._trainer.average_parameters(mean))
 
     def tensor(self, array: np.ndarray) -> tf.Tensor:
         return tf.convert_to_tensor(array)
@@ -410,15 +410,15 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         ones = [tf.ones((), tf.float32) for _ in self.local_replicas]
         self.all_reduce(ones)[0].numpy()
 
-    def synchronise_device(self) -> None:
+    def synchronize_device(self) -> None:
         if tf.config.list_logical_devices("GPU"):
             tf.test.experimental.sync_devices()
 
     def close(self) -> None:
-        portable.release_trainable(self.model)
+        portable.unlock_trainable(self.model)
         self.barrier()
         self._traced.forget()
-        self._exchange.close()
+        self._communicator.close()
 
     def _set_rate(self, rate: float) -> None:
         if rate != self._rate:

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import tensorflow as tf
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.seeds import seed_shift
+from isotrain.adapters.seeds import seed_offset
 
 
 def random_streams(replica: Callable[[], int]) -> contextlib.AbstractContextManager[None]:
@@ -16,23 +16,23 @@ def random_streams(replica: Callable[[], int]) -> contextlib.AbstractContextMana
 
     The seeds' states stay equal on all replicas, and replica 0 draws what one replica alone draws.
     """
-    return moved_seeds(lambda: shift_of(replica()))
+    return shifted_seeds(lambda: seed_offset_of(replica()))
 
 
-def shift_of(replica: int, step: int = 0) -> tf.Tensor:
+def seed_offset_of(replica: int, step: int = 0) -> tf.Tensor:
     """By what the seeds of a replica's random layers are moved in a step: shape `[2]`, int64."""
-    return tf.constant([seed_shift(replica, step), 0], tf.int64)
+    return tf.constant([seed_offset(replica, step), 0], tf.int64)
 
 
-def moved_seeds(shift: Callable[[], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
+def shifted_seeds(shift: Callable[[], tf.Tensor]) -> contextlib.AbstractContextManager[None]:
     """Moves the seeds that random layers draw with in what is traced within it; not their states."""
-    return keras_private.moved_seeds(lambda seed: seed + tf.cast(shift(), seed.dtype))
+    return keras_private.shifted_seeds(lambda seed: seed + tf.cast(shift(), seed.dtype))
 
 
-def plain_losses() -> contextlib.AbstractContextManager[None]:
+def local_mean_losses() -> contextlib.AbstractContextManager[None]:
     """Makes Keras losses give the mean over the samples they get in what is traced within it.
 
     Under a strategy they would divide it by the number of replicas (rounded to float32), while a
     person's own loss function would not.
     """
-    return keras_private.plain_losses()
+    return keras_private.local_mean_losses()

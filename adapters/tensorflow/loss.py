@@ -11,41 +11,41 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_losses, portable
-from isotrain.adapters.outputs import Outputs, batch_of
+from isotrain.adapters.outputs import OutputSelector, objective_batch
 from isotrain.adapters.portable import LossComputer
 from isotrain.plugin import TrainingSpec
 
 
 def loss_computer(spec: TrainingSpec, model: Any, training: bool) -> LossComputer:
-    """Makes the function from (inputs, targets) to loss (see `keras_losses.in_rows`) and predictions."""
+    """Makes the function from (inputs, targets) to loss (see `keras_losses.means_and_denominators`) and predictions."""
     if isinstance(model, keras.Layer):
-        return portable.loss_computer(spec, model, "tensorflow", training, in_rows=True)
+        return portable.loss_computer(spec, model, "tensorflow", training, with_denominators=True)
     if spec.objective is not None:
-        objective = portable.select(spec.objective, "tensorflow", "objective")
+        objective = portable.resolve_for_framework(spec.objective, "tensorflow", "objective")
 
         def compute_objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
-            given = objective(model, batch_of(inputs, targets))
+            given = objective(model, objective_batch(inputs, targets))
             losses, predictions = given if isinstance(given, tuple) else (given, None)
             return portable.mean_over_samples(losses), predictions
 
         return LossComputer(compute_objective, [objective], {})
-    losses = keras_losses.build_each(spec, "tensorflow")
-    parts = keras_losses.parts_of(losses, spec, Outputs())
+    losses = keras_losses.build_output_losses(spec, "tensorflow")
+    parts = keras_losses.loss_terms(losses, spec, OutputSelector())
     called = forward(model, training)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
         predictions = called(inputs)
-        return keras_losses.in_rows(parts(targets, predictions), tf.identity), predictions
+        return keras_losses.means_and_denominators(parts(targets, predictions), tf.identity), predictions
 
     return LossComputer(compute, [each.loss for each in losses.values()], losses)
 
 
 def forward(model: Any, training: bool) -> Callable[[Any], Any]:
     """The call of a model, which is told whether it is training if it wants to know."""
-    return functools.partial(model, training=training) if is_told(model) else model
+    return functools.partial(model, training=training) if accepts_training(model) else model
 
 
-def is_told(module: Any) -> bool:
+def accepts_training(module: Any) -> bool:
     """Whether something that is called, a model or a module, wants to know whether it is training."""
     is_layer = isinstance(module, keras.Layer)
     return is_layer or "training" in inspect.signature(module.__call__).parameters

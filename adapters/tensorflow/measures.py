@@ -15,14 +15,14 @@ import tensorflow as tf
 
 from isotrain.adapters import keras_losses, portable
 from isotrain.adapters.keras_losses import Losses
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import OutputSelector
 from isotrain.adapters.tensorflow.loss import evaluated_rows
 from isotrain.adapters.tensorflow.state import native
-from isotrain.adapters.tensorflow.variables import joined, value_of
+from isotrain.adapters.tensorflow.variables import flatten, value_of
 from isotrain.plugin import Phase, TrainingSpec
 
 
-class Measures:
+class MetricCollection:
     """What the replicas of this process measure while they train and are evaluated."""
 
     def __init__(
@@ -44,14 +44,14 @@ class Measures:
         self._evaluated: tf.Variable | None = None
         self._sums = (2, 1 + len(spec.losses("tensorflow")))
         self._model = model
-        training, self._given = keras_losses.build_measures(spec, "tensorflow", losses["train"])
-        evaluation, _ = keras_losses.build_measures(spec, "tensorflow", losses["evaluation"])
+        training, self._given = keras_losses.build_metrics_and_losses(spec, "tensorflow", losses["train"])
+        evaluation, _ = keras_losses.build_metrics_and_losses(spec, "tensorflow", losses["evaluation"])
         self._metrics: dict[Phase, list[keras.metrics.Metric]] = {
             "train": training,
             "evaluation": evaluation,
         }
 
-    def make_ready(self) -> None:
+    def ensure_built(self) -> None:
         """Makes what the losses of evaluations are summed up in, where they are not yet; not traced.
 
         Every process calls it before its first evaluation is traced: no training waits for that.
@@ -72,14 +72,14 @@ class Measures:
         return {given.shown(metric.name): metric for metric, given in pairs}
 
     @property
-    def late(self) -> list[str]:
+    def unbuilt(self) -> list[str]:
         """The training metrics that make their variables when they see the first samples."""
         shown = self.shown.items()
-        return [name for name, metric in shown if portable.built_late([metric])]
+        return [name for name, metric in shown if portable.unbuilt_metrics([metric])]
 
     def update(self, phase: Phase, targets: Any, predictions: Any) -> None:
         """Adds a slice to the sums of a phase."""
-        names = Outputs.of_keras(self._model)
+        names = OutputSelector.of_keras(self._model)
         portable.update_metrics(self._metrics[phase], targets, predictions, self._given, names)
 
     def add_loss(self, loss: tf.Tensor, count: tf.Tensor) -> None:
@@ -106,7 +106,7 @@ class Measures:
         for metric, given in zip(self._metrics[phase], self._given, strict=True):
             sums = total([value_of(native(v)) for v in metric.variables])
             name = given.shown(metric.name)
-            results[name] = portable.numbers(name, metric.stateless_result(sums))
+            results[name] = portable.float64_results(name, metric.stateless_result(sums))
             metric.reset_state()
         return results
 
@@ -114,7 +114,7 @@ class Measures:
         """The sums of this replica's training metrics in one float64 vector; they start anew."""
         portable.require_sums(self._metrics["train"])
         values = [value_of(variable) for variable in self.accumulators("train")]
-        taken = joined([tf.zeros(0, tf.float64), *values], tf.float64)
+        taken = flatten([tf.zeros(0, tf.float64), *values], tf.float64)
         with tf.control_dependencies([taken]):
             for metric in self._metrics["train"]:
                 metric.reset_state()

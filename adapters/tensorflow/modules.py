@@ -36,7 +36,7 @@ def named_modules(module: Any, kinds: tuple[type, ...] = (tf.Module,)) -> list[t
     return [(name, value) for _, name, value in sorted(found, key=lambda each: each[0])]
 
 
-def parts_of(module: tf.Module, start: str = "") -> Iterator[tuple[str, tf.Module]]:
+def submodules_of(module: tf.Module, start: str = "") -> Iterator[tuple[str, tf.Module]]:
     """As `named_modules`, without those inside of others that can be called, and each once.
 
     Args:

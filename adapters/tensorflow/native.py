@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator
 
 import tensorflow as tf
 
-from isotrain.adapters.listening import await_first
-from isotrain.adapters.tensorflow.private import blame_no_silent_worker
-from isotrain.plugin import Peer, PlanError, ProcessContext, Setting
+from isotrain.adapters.listening import wait_for_rank_zero
+from isotrain.adapters.tensorflow.private import disable_silence_limit
+from isotrain.plugin import Peer, PlanError, ProcessContext, BackendConfig
 
 _CROSS_DEVICE_OPS = {
     "hierarchical-copy": tf.distribute.HierarchicalCopyAllReduce,
@@ -41,13 +41,13 @@ def use_threads(threads: int) -> None:
         )
 
 
-def use_own_gpu(setting: Setting, context: ProcessContext) -> None:
+def use_local_gpu(backend_config: BackendConfig, context: ProcessContext) -> None:
     """Leaves this process the GPU of its local rank, and no more of its memory than it needs.
 
     Raises:
         PlanError: There are fewer GPUs than processes on this host.
     """
-    if setting.device == "cpu":
+    if backend_config.device == "cpu":
         return
     gpus = tf.config.list_physical_devices("GPU")
     if context.local_rank >= len(gpus):
@@ -59,10 +59,10 @@ def use_own_gpu(setting: Setting, context: ProcessContext) -> None:
     tf.config.experimental.set_memory_growth(gpus[context.local_rank], True)
 
 
-def mirrored_strategy(setting: Setting, context: ProcessContext) -> tf.distribute.Strategy:
+def mirrored_strategy(backend_config: BackendConfig, context: ProcessContext) -> tf.distribute.Strategy:
     """One replica per device of this process: GPUs, or logical CPUs."""
     count = len(context.local_replicas)
-    kind = setting.device.upper()
+    kind = backend_config.device.upper()
     if kind == "CPU":
         split_cpu(count)
     else:
@@ -77,7 +77,7 @@ def mirrored_strategy(setting: Setting, context: ProcessContext) -> tf.distribut
         )
     return tf.distribute.MirroredStrategy(
         [f"{kind}:{index}" for index in range(count)],
-        cross_device_ops=_CROSS_DEVICE_OPS[setting.collective](),
+        cross_device_ops=_CROSS_DEVICE_OPS[backend_config.collective](),
     )
 
 
@@ -91,20 +91,20 @@ def split_cpu(count: int) -> None:
 
 
 def multi_worker_strategy(
-    setting: Setting, context: ProcessContext, start_timeout: float
+    backend_config: BackendConfig, context: ProcessContext, start_timeout: float
 ) -> tf.distribute.Strategy:
     """One replica in each process. Called by every process; returns once all have called it.
 
     TensorFlow's own limit on a collective stays off: it keeps a thread asleep for that long after every
     single one, tens of thousands in a minute of small steps. The launcher watches the progress instead.
     """
-    use_own_gpu(setting, context)
-    gpus = 1 if setting.device == "gpu" else 0
-    pass_by_proxies(context.peers)
-    with ended_after(start_timeout):
-        await_first(context)
+    use_local_gpu(backend_config, context)
+    gpus = 1 if backend_config.device == "gpu" else 0
+    bypass_proxies(context.peers)
+    with abort_after(start_timeout):
+        wait_for_rank_zero(context)
         addresses = addresses_of(context.peers)
-        return _cluster_strategy(addresses, context.rank, gpus, setting.collective)
+        return _cluster_strategy(addresses, context.rank, gpus, backend_config.collective)
 
 
 def addresses_of(peers: Iterable[Peer]) -> tuple[str, ...]:
@@ -112,7 +112,7 @@ def addresses_of(peers: Iterable[Peer]) -> tuple[str, ...]:
     return tuple(f"{peer.address}:{peer.port}" for peer in peers)
 
 
-def pass_by_proxies(peers: Iterable[Peer]) -> None:
+def bypass_proxies(peers: Iterable[Peer]) -> None:
     """Has gRPC connect the processes of a run without a proxy; all else that it connects to goes as before.
 
     gRPC reads the variables whenever it connects, as long as this process lives.
@@ -139,12 +139,12 @@ def _cluster_strategy(
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=_COMMUNICATION[collective.upper()],
     )
-    blame_no_silent_worker(len(addresses))
+    disable_silence_limit(len(addresses))
     return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
 
 
 @contextlib.contextmanager
-def ended_after(seconds: float) -> Iterator[None]:
+def abort_after(seconds: float) -> Iterator[None]:
     """Ends the process, with a traceback, if its body takes longer.
 
     The body may wait in native code for a peer that never starts; nothing else can interrupt it.

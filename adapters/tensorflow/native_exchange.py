@@ -9,24 +9,24 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.adapters.tensorflow.exchange import StrategyExchange
-from isotrain.plugin import Parts, ProcessContext, Setting, own_part
+from isotrain.adapters.tensorflow.exchange import StrategyCommunicator
+from isotrain.plugin import Subgroups, ProcessContext, BackendConfig, local_subgroup
 
 
-class MirroredExchange(StrategyExchange):
+class MirroredCommunicator(StrategyCommunicator):
     """All replicas live in this process, which sees the tensors of all while it traces."""
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         return tf.identity(self._of_all(tensor)[source])
 
-    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         values = self._of_all(tensor)
-        part = own_part(self.replica(), parts)
+        part = local_subgroup(self.replica_index(), parts)
         return tf.add_n([values[replica] for replica in part]) if part else tf.identity(tensor)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         values = self._of_all(tensor)
-        part = own_part(self.replica(), parts)
+        part = local_subgroup(self.replica_index(), parts)
         return tf.identity(values[part[0]] if part else tensor)
 
     def _of_all(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -36,12 +36,12 @@ class MirroredExchange(StrategyExchange):
         return tf.distribute.get_replica_context().merge_call(collect, args=(tensor,))
 
 
-class WorkerExchange(StrategyExchange):
+class MultiWorkerCommunicator(StrategyCommunicator):
     """One replica in each process: TensorFlow's own collective operations, between some of them."""
 
-    def __init__(self, context: ProcessContext, setting: Setting, bucket_bytes: int) -> None:
+    def __init__(self, context: ProcessContext, backend_config: BackendConfig, bucket_bytes: int) -> None:
         super().__init__(context.replicas, context.local_replicas, bucket_bytes)
-        self._hint = {"communication_hint": setting.collective, "timeout_seconds": setting.timeout}
+        self._hint = {"communication_hint": backend_config.collective, "timeout_seconds": backend_config.timeout}
         self._graph: Any = None
         self._operations: Counter[Any] = Counter()
 
@@ -64,7 +64,7 @@ class WorkerExchange(StrategyExchange):
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         """Two broadcasts among two replicas, both under way at once: each waits for its other end."""
-        own = self.replica()
+        own = self.replica_index()
         if destination == source == own:
             return tf.identity(tensor)
         sent = self._send(tensor, self._keys("send", (own, destination), tensor))
@@ -72,27 +72,27 @@ class WorkerExchange(StrategyExchange):
         with tf.control_dependencies([sent]):
             return tf.identity(received)
 
-    def sum_parts(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Each sends every other its part: half of what an all-reduce moves."""
         parts, members = tf.split(vector, list(sizes)), self._members(within)
-        own = parts[members.index(self.replica())]
+        own = parts[members.index(self.replica_index())]
         received = self._exchanged("sum parts", members, parts, [own] * len(members))
         with tf.control_dependencies(received):
             return tf.add_n(received), tf.ones(())
 
-    def join_parts(self, part: tf.Tensor, sizes: Sequence[int], within: Parts = ()) -> tf.Tensor:
+    def all_gather_shards(self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()) -> tf.Tensor:
         """Each sends every other its own."""
         members = self._members(within)
         like = [tf.zeros(size, part.dtype) for size in sizes]
         given = [part] * len(members)
         return tf.concat(self._exchanged("join parts", members, given, like), axis=0)
 
-    def _members(self, within: Parts) -> tuple[int, ...]:
+    def _members(self, within: Subgroups) -> tuple[int, ...]:
         """The replicas of the own set; without any, all."""
-        own = self.replica()
-        return (own_part(own, within) or (own,)) if within else tuple(range(self.replicas))
+        own = self.replica_index()
+        return (local_subgroup(own, within) or (own,)) if within else tuple(range(self.replicas))
 
     def _exchanged(
         self,
@@ -102,7 +102,7 @@ class WorkerExchange(StrategyExchange):
         like: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
         """Sends each of some replicas a tensor, and gives those that came; empty ones do not travel."""
-        own, sent = self.replica(), []
+        own, sent = self.replica_index(), []
         found = [given[i] if r == own else like[i] for i, r in enumerate(members)]
         with tf.control_dependencies(given):  # what is to come takes memory once it is asked for
             for place, other in enumerate(members):
@@ -124,7 +124,7 @@ class WorkerExchange(StrategyExchange):
         )
         return tf.ensure_shape(received, like.shape)
 
-    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         def add(keys: dict[str, int], root: int) -> tf.Tensor:
             return tf.raw_ops.CollectiveReduceV2(
                 input=tensor, ordering_token=[], merge_op="Add", final_op="Id", **keys, **self._hint
@@ -132,9 +132,9 @@ class WorkerExchange(StrategyExchange):
 
         return self._within("sum", tensor, parts, add)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         def share(keys: dict[str, int], root: int) -> tf.Tensor:
-            own = self.replica() == root
+            own = self.replica_index() == root
             return self._send(tensor, keys) if own else self._receive(tensor, keys)
 
         return self._within("broadcast", tensor, parts, share)
@@ -143,31 +143,31 @@ class WorkerExchange(StrategyExchange):
         self,
         kind: str,
         tensor: tf.Tensor,
-        parts: Parts,
+        parts: Subgroups,
         operation: Callable[[dict[str, int], int], tf.Tensor],
     ) -> tf.Tensor:
-        part = own_part(self.replica(), parts)
+        part = local_subgroup(self.replica_index(), parts)
         if not part:
             return tf.identity(tensor)
         return tf.ensure_shape(operation(self._keys(kind, part, tensor), part[0]), tensor.shape)
 
 
-class ProcessExchange(WorkerExchange):
+class ProcessCommunicator(MultiWorkerCommunicator):
     """Exchanges within parts of all processes, each as if it were a replica; no strategy knows of them."""
 
-    def __init__(self, context: ProcessContext, setting: Setting, bucket_bytes: int) -> None:
-        super().__init__(context, setting, bucket_bytes)
+    def __init__(self, context: ProcessContext, backend_config: BackendConfig, bucket_bytes: int) -> None:
+        super().__init__(context, backend_config, bucket_bytes)
         self.replicas, self.local_replicas = context.world_size, (context.rank,)
 
-    def position(self) -> int:
+    def local_index(self) -> int:
         return 0
 
     def _sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
-        return [self.sum_within(tensor, (self._members(()),)) for tensor in tensors]
+        return [self.all_reduce_within(tensor, (self._members(()),)) for tensor in tensors]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         size = tensor.shape.num_elements()
-        rows = self.join_parts(tf.reshape(tensor, [-1]), [size] * self.replicas)
+        rows = self.all_gather_shards(tf.reshape(tensor, [-1]), [size] * self.replicas)
         return tf.reshape(rows, [self.replicas, *tensor.shape])
 
 

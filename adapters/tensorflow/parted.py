@@ -8,77 +8,77 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.adapters.tensorflow.exchange import Exchange
+from isotrain.adapters.tensorflow.exchange import Communicator
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
-from isotrain.adapters.tensorflow.parted_program import PartedProgram
-from isotrain.adapters.tensorflow.tracing import Pieces, Weights
+from isotrain.adapters.tensorflow.parted_program import ShardedTrainer
+from isotrain.adapters.tensorflow.tracing import MicroBatches, Weights
 from isotrain.adapters.tensorflow.weight_update import Gradients
-from isotrain.plugin import Batch, Mesh, TrainingSpec
+from isotrain.plugin import Batch, DeviceMesh, TrainingSpec
 
 
-class PartedGroup(TensorFlowReplicaGroup):
+class ShardedReplicaGroup(TensorFlowReplicaGroup):
     """One replica, which has a part of every weight and slot between steps."""
 
-    _program: PartedProgram
+    _trainer: ShardedTrainer
 
-    def __init__(self, spec: TrainingSpec, exchange: Exchange, mesh: Mesh, unit_bytes: int) -> None:
+    def __init__(self, spec: TrainingSpec, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int) -> None:
         """Builds the model, and takes its weights apart; called by every process.
 
         Args:
             spec: What to train.
-            exchange: Ties this replica to all others; no strategy knows of them.
+            communicator: Ties this replica to all others; no strategy knows of them.
             mesh: How parts lie over the replicas.
             unit_bytes: Of weights that are joined together, where layers allow it.
         """
         self._mesh = mesh
         self._unit_bytes = unit_bytes
-        super().__init__(spec, tf.distribute.get_strategy(), exchange)
+        super().__init__(spec, tf.distribute.get_strategy(), communicator)
 
     def _build(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
-    ) -> PartedProgram:
-        return PartedProgram(spec, self._exchange, self._mesh, self._unit_bytes)
+    ) -> ShardedTrainer:
+        return ShardedTrainer(spec, self._communicator, self._mesh, self._unit_bytes)
 
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
-        self.part_weights()
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
+        self.reshard_weights()
         self._set_rate(learning_rate)
-        loss, _ = self._on_batch("step", self._trace_parted_step, batch, self._rate_tensor)
+        loss, _ = self._on_batch("step", self._trace_sharded_step, batch, self._rate_tensor)
         return loss
 
-    def _trace_parted_step(
-        self, holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor
+    def _trace_sharded_step(
+        self, holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
-        proofs = self._program.weights.proofs = []
-        return self._trace_step(holes, pieces, weights, rate), list(proofs)
+        keepalive_outputs = self._trainer.weights.keepalive_outputs = []
+        return self._trace_step(holes, micro_batches, weights, rate), list(keepalive_outputs)
 
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
         """Those of the parts are means already."""
-        program = self._program
-        along = [loss, *program.weighted_statistics(share)]
-        loss, *statistics = self._exchange.all_reduce(along, "mean")
-        program.agree_on_statistics(statistics)
+        trainer = self._trainer
+        along = [loss, *trainer.weighted_statistics(share)]
+        loss, *statistics = self._communicator.all_reduce(along, "mean")
+        trainer.agree_on_statistics(statistics)
         return loss, gradients
 
-    def part_weights(self) -> None:
-        self._program.weights.let_go()
+    def reshard_weights(self) -> None:
+        self._trainer.weights.reshard()
 
-    def gather_weights(self) -> None:
-        weights = self._program.weights
-        if not weights.is_whole:
-            self._traced.function("gather weights", self._program.trace_gathering)()
-            weights.gathered()
+    def unshard_weights(self) -> None:
+        weights = self._trainer.weights
+        if not weights.is_unsharded:
+            self._traced.function("gather weights", self._trainer.trace_unshard)()
+            weights.mark_unsharded()
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """Gathers the weights for it, and leaves them as they were."""
-        was_whole = self._program.weights.is_whole
-        self.gather_weights()
+        was_whole = self._trainer.weights.is_unsharded
+        self.unshard_weights()
         try:
             return super().predict(inputs)
         finally:
             if not was_whole:
-                self.part_weights()
+                self.reshard_weights()
 
     def keep_gradients(self) -> bool:
         return False

@@ -11,13 +11,13 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_private, keras_recompute
-from isotrain.adapters.tensorflow.parted_weights import PartedWeights
+from isotrain.adapters.tensorflow.parted_weights import ShardedWeights
 from isotrain.adapters.tensorflow.recompute import (
-    Turns,
-    computed_again,
+    TraceOrder,
+    recomputed_in_order,
     operations,
     recomputed,
-    unrepeatable,
+    unrepeatable_operations,
 )
 from isotrain.adapters.tensorflow.state import native
 from isotrain.adapters.tensorflow.variables import nbytes
@@ -27,14 +27,14 @@ _UNDIVIDED = (keras.layers.RNN, keras.layers.TimeDistributed)
 """Layers that call those inside of them again and again."""
 
 
-class PartedLayers:
+class ShardedLayers:
     """The layers of a model, of which each that is joined as a whole is computed again in the backward pass.
 
     The weights of one of them are here at a time, forward and backward: each waits for the one before.
     """
 
     def __init__(
-        self, model: keras.Layer, weights: PartedWeights, unit_bytes: int, is_called: bool = True
+        self, model: keras.Layer, weights: ShardedWeights, unit_bytes: int, is_called: bool = True
     ) -> None:
         """Has layers join their weights as they are called.
 
@@ -45,7 +45,7 @@ class PartedLayers:
             is_called: Whether it is always the model that is called, and not some of its layers.
         """
         self._weights = weights
-        self._turns = Turns()
+        self._turns = TraceOrder()
         self._graph: Any = None
         self._regularized = [each for each in weights.of_model if each.regularizer is not None]
         self._regularizers = {id(each): each.regularizer for each in self._regularized}
@@ -55,7 +55,7 @@ class PartedLayers:
             layer.call = self._joining(layer)
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def gather_on_read(self) -> Iterator[None]:
         """Within it, where a forward pass is traced, the model computes with weights that lie in parts.
 
         Raises:
@@ -98,10 +98,10 @@ class PartedLayers:
                 block_of = functools.partial(_OwnCall, weights=self._weights)
                 keras_recompute.recompute_layer(layer, recomputed, block_of)
                 return
-            for part in keras_private.parts_of(layer):
+            for part in keras_private.sublayers_of(layer):
                 compute_again(part)
 
-        for layer in keras_recompute.chosen(model, spec):
+        for layer in keras_recompute.layers_to_recompute(model, spec):
             compute_again(layer)
 
     def _joining(self, layer: keras.Layer) -> Callable[..., Any]:
@@ -117,14 +117,14 @@ class PartedLayers:
             )
 
             def compute(*tensors: Any) -> list[Any]:
-                return block.computed(tensors)
+                return block.run_flat(tensors)
 
             compute.__name__ = layer.name
             parts = block.weights()
-            again = computed_again(compute, self._turns, late=len(parts))
+            again = recomputed_in_order(compute, self._turns, late=len(parts))
             results = again(*parts, *block.inputs())
             self._turns.note(results)
-            return block.given(results)
+            return block.unpack(results)
 
         return call_or_join
 
@@ -169,13 +169,13 @@ class _OwnCall(keras_recompute.LayerCall):
     """One call of a layer that reads no weights of others."""
 
     def __init__(
-        self, layer: keras.Layer, call: Callable[..., Any], given: Any, weights: PartedWeights
+        self, layer: keras.Layer, call: Callable[..., Any], given: Any, weights: ShardedWeights
     ) -> None:
         super().__init__(layer, call, given)
-        self._parted = weights
+        self._sharded_weights = weights
 
     def _scope(self, values: Sequence[tuple[keras.Variable, Any]]) -> keras.StatelessScope:
-        return _Own(self._parted, values)
+        return _Own(self._sharded_weights, values)
 
 
 class _JoiningCall(_OwnCall):
@@ -186,7 +186,7 @@ class _JoiningCall(_OwnCall):
         layer: keras.Layer,
         call: Callable[..., Any],
         given: Any,
-        weights: PartedWeights,
+        weights: ShardedWeights,
         penalties: dict[int, Callable[[Any], Any]],
     ) -> None:
         super().__init__(layer, call, given, weights)
@@ -194,15 +194,15 @@ class _JoiningCall(_OwnCall):
         self._trained = [weights.place_of(variable) for variable in self._trainable]
 
     def weights(self) -> list[tf.Tensor]:
-        return [tf.convert_to_tensor(self._parted.parts[place]) for place in self._trained]
+        return [tf.convert_to_tensor(self._sharded_weights.local_shards[place]) for place in self._trained]
 
-    def computed(self, tensors: Sequence[Any]) -> list[Any]:
+    def run_flat(self, tensors: Sequence[Any]) -> list[Any]:
         """Joins the weights first; what regularizes them comes last."""
         count = len(self._trained)
-        whole = self._parted.joined(self._trained, tensors[:count])
+        whole = self._sharded_weights.all_gather(self._trained, tensors[:count])
         before = operations()
-        results = super().computed([*whole, *tensors[count:]])
-        if found := unrepeatable(before):
+        results = super().run_flat([*whole, *tensors[count:]])
+        if found := unrepeatable_operations(before):
             raise SpecError(
                 f"strategy sharded: the layer {self._layer.name} has the operation {found}, which draws,"
                 " assigns or exchanges, or is a function of which nobody can tell; with stage=3 the layer is"
@@ -222,7 +222,7 @@ class _Own(keras.StatelessScope):
     """Gives a layer its weights, and no others."""
 
     def __init__(
-        self, weights: PartedWeights, values: Sequence[tuple[keras.Variable, Any]] = ()
+        self, weights: ShardedWeights, values: Sequence[tuple[keras.Variable, Any]] = ()
     ) -> None:
         super().__init__(values, collect_losses=True)
         self._weights = weights
@@ -265,7 +265,7 @@ def _units(model: keras.Layer, unit_bytes: int, is_called: bool) -> list[keras.L
     found: dict[int, keras.Layer] = {}
 
     def find(layer: keras.Layer) -> None:
-        weights, parts = layer.trainable_variables, keras_private.parts_of(layer)
+        weights, parts = layer.trainable_variables, keras_private.sublayers_of(layer)
         if not weights:
             return
         inside = {id(variable) for part in parts for variable in part.trainable_variables}

@@ -10,29 +10,29 @@ from typing import Any
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow import private
-from isotrain.adapters.tensorflow.modules import named_modules, parts_of
-from isotrain.adapters.tensorflow.parted_weights import PartedWeights
+from isotrain.adapters.tensorflow.modules import named_modules, submodules_of
+from isotrain.adapters.tensorflow.parted_weights import ShardedWeights
 from isotrain.adapters.tensorflow.recompute import (
-    Turns,
-    call_otherwise,
-    computed_again,
+    TraceOrder,
+    override_call,
+    recomputed_in_order,
     operations,
     recompute_module,
-    unrepeatable,
+    unrepeatable_operations,
 )
-from isotrain.adapters.tensorflow.stand_ins import StandIns
+from isotrain.adapters.tensorflow.stand_ins import VariableOverlay
 from isotrain.adapters.tensorflow.variables import nbytes
 from isotrain.plugin import SpecError, TrainingSpec
 
 
-class PartedModules:
+class ShardedModules:
     """The modules of a model, of which each that is joined as a whole is computed again in the backward pass.
 
     The weights of one of them are here at a time, forward and backward: each waits for the one before.
     """
 
     def __init__(
-        self, model: tf.Module, weights: PartedWeights, unit_bytes: int, is_called: bool = True
+        self, model: tf.Module, weights: ShardedWeights, unit_bytes: int, is_called: bool = True
     ) -> None:
         """Has modules join their weights as they are called.
 
@@ -53,15 +53,15 @@ class PartedModules:
             )
         self._weights = weights
         self._others = [each for each in model.variables if not weights.has(each)]
-        self._turns = Turns()
+        self._turns = TraceOrder()
         self._graph: Any = None
-        self._stand_ins = StandIns(weights.of_model)
+        self._overlay = VariableOverlay(weights.of_model)
         self._units = _units(model, weights, unit_bytes, is_called)
         for name, module in self._units:
-            call_otherwise(module, self._joining(name, type(module).__call__))
+            override_call(module, self._joining(name, type(module).__call__))
 
     @contextlib.contextmanager
-    def reading(self) -> Iterator[None]:
+    def gather_on_read(self) -> Iterator[None]:
         """Within it, where a forward pass is traced, the model computes with weights that lie in parts.
 
         Raises:
@@ -69,7 +69,7 @@ class PartedModules:
         """
         self._graph = tf.compat.v1.get_default_graph()
         try:
-            with self._stand_ins.apart():
+            with self._overlay.apart():
                 yield
         finally:
             self._graph = None
@@ -80,7 +80,7 @@ class PartedModules:
         weights = self._weights.of_model
         zeros = {id(each): tf.zeros(each.shape, each.dtype) for each in weights}
         values = _values(self._others)
-        with self._stand_ins.given(zeros, self._others, values):
+        with self._overlay.given(zeros, self._others, values):
             yield
 
     def recompute(self, model: tf.Module, spec: TrainingSpec) -> None:
@@ -96,7 +96,7 @@ class PartedModules:
             if not any(map(self._weights.has, module.trainable_variables)):
                 recompute_module(name, module)
                 return
-            for part in parts_of(module, f"{name}."):
+            for part in submodules_of(module, f"{name}."):
                 compute_again(*part)
 
         modules = dict(named_modules(model))
@@ -110,16 +110,16 @@ class PartedModules:
                 return call(module, *args, **kwargs)
             self._require_outermost(name)
             own = functools.partial(self._alone, call, module)
-            block = _JoiningCall(name, module, own, (args, kwargs), self._weights, self._stand_ins)
+            block = _JoiningCall(name, module, own, (args, kwargs), self._weights, self._overlay)
 
             def compute(*tensors: Any) -> list[Any]:
-                return block.computed(tensors)
+                return block.run_flat(tensors)
 
             parts = block.parts()
-            again = computed_again(compute, self._turns, late=len(parts))
+            again = recomputed_in_order(compute, self._turns, late=len(parts))
             results = again(*parts, *block.inputs())
             self._turns.note(results)
-            return block.given(results)
+            return block.unpack(results)
 
         return call_or_join
 
@@ -155,8 +155,8 @@ class _JoiningCall:
         module: tf.Module,
         call: Callable[..., Any],
         given: Any,
-        weights: PartedWeights,
-        stand_ins: StandIns,
+        weights: ShardedWeights,
+        overlay: VariableOverlay,
     ) -> None:
         """Notes what the module is called with.
 
@@ -166,12 +166,12 @@ class _JoiningCall:
             call: Its own, of what it is called with.
             given: Positional arguments, and others by name.
             weights: Of the model.
-            stand_ins: Give them to the module.
+            overlay: Give them to the module.
         """
         self._name = name
         self._call = call
         self._weights = weights
-        self._stand_ins = stand_ins
+        self._overlay = overlay
         self._trained = [each for each in module.trainable_variables if weights.has(each)]
         self._others = [each for each in module.variables if not weights.has(each)]
         self._before = _values(self._others)
@@ -187,26 +187,26 @@ class _JoiningCall:
 
     def parts(self) -> list[tf.Tensor]:
         """The first tensors that its results are differentiated by."""
-        return [tf.convert_to_tensor(self._weights.parts[place]) for place in self._places]
+        return [tf.convert_to_tensor(self._weights.local_shards[place]) for place in self._places]
 
     def inputs(self) -> list[tf.Tensor]:
         """The others."""
         return [self._leaves[place] for place in self._inputs]
 
-    def computed(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def run_flat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """Joins the weights, and calls the module; gives outputs and what it moved in a row."""
         count = len(self._places)
-        whole = self._weights.joined(self._places, tensors[:count])
+        whole = self._weights.all_gather(self._places, tensors[:count])
         trained = {id(each): value for each, value in zip(self._trained, whole, strict=True)}
         leaves = list(self._leaves)
         for place, tensor in zip(self._inputs, tensors[count:], strict=True):
             leaves[place] = tensor
         args, kwargs = tf.nest.pack_sequence_as(self._given, leaves)
         before = operations()
-        with self._stand_ins.given(trained, self._others, self._before):
+        with self._overlay.given(trained, self._others, self._before):
             outputs = self._call(*args, **kwargs)
-            after = [self._stand_ins.value(each) for each in self._others]
-        if found := unrepeatable(before):
+            after = [self._overlay.value(each) for each in self._others]
+        if found := unrepeatable_operations(before):
             raise SpecError(
                 f"strategy sharded: the module {self._name} has the operation {found}, which draws, assigns"
                 " or exchanges, or is a function of which nobody can tell; with stage=3 a module with weights"
@@ -222,7 +222,7 @@ class _JoiningCall:
         moved = [now for _, now, was in pairs if now is not was]
         return [*(each for each in results if tf.is_tensor(each)), *moved]
 
-    def given(self, results: Sequence[tf.Tensor]) -> Any:
+    def unpack(self, results: Sequence[tf.Tensor]) -> Any:
         """Moves what the call moved, and gives its outputs."""
         found = iter(results)
         leaves = [next(found) if each is None else each for each in self._results]
@@ -240,7 +240,7 @@ def _is_differentiable(leaf: Any) -> bool:
 
 
 def _units(
-    model: tf.Module, weights: PartedWeights, unit_bytes: int, is_called: bool
+    model: tf.Module, weights: ShardedWeights, unit_bytes: int, is_called: bool
 ) -> list[tuple[str, tf.Module]]:
     """The modules that are joined as a whole: the largest that are no larger; the model only if it is called.
 
@@ -261,7 +261,7 @@ def _units(
         trained = [each for each in module.trainable_variables if weights.has(each)]
         if not trained:
             return
-        parts = list(parts_of(module, f"{name}." if name else ""))
+        parts = list(submodules_of(module, f"{name}." if name else ""))
         inside = {id(each) for _, part in parts for each in part.trainable_variables}
         has_own = any(id(each) not in inside for each in trained)
         fits = sum(map(nbytes, trained)) <= unit_bytes and (is_called or module is not model)

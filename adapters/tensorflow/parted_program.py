@@ -12,40 +12,40 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
-from isotrain.adapters.keras_apart import require_apt
+from isotrain.adapters.keras_apart import require_shardable
 from isotrain.adapters.tensorflow.compiling import Compute
-from isotrain.adapters.tensorflow.exchange import Exchange
-from isotrain.adapters.tensorflow.parted_layers import PartedLayers
-from isotrain.adapters.tensorflow.parted_modules import PartedModules
-from isotrain.adapters.tensorflow.parted_update import PartedUpdate
-from isotrain.adapters.tensorflow.parted_weights import PartedWeights
-from isotrain.adapters.tensorflow.program import Piece, Program
+from isotrain.adapters.tensorflow.exchange import Communicator
+from isotrain.adapters.tensorflow.parted_layers import ShardedLayers
+from isotrain.adapters.tensorflow.parted_modules import ShardedModules
+from isotrain.adapters.tensorflow.parted_update import ShardedUpdate
+from isotrain.adapters.tensorflow.parted_weights import ShardedWeights
+from isotrain.adapters.tensorflow.program import MicroBatch, ReplicaTrainer
 from isotrain.adapters.tensorflow.state import NamedState, canonical_names, native
 from isotrain.adapters.tensorflow.variables import assign_all, value_of
-from isotrain.plugin import Mesh, StateInfo, StateKind, TrainingSpec
+from isotrain.plugin import DeviceMesh, StateInfo, StateKind, TrainingSpec
 
 
-class PartedProgram(Program):
+class ShardedTrainer(ReplicaTrainer):
     """Computes with weights that are joined layer by layer, or module by module, and updates the own parts.
 
     Attributes:
         weights: They.
     """
 
-    weights: PartedWeights
-    update: PartedUpdate
-    _layers: PartedLayers | PartedModules
+    weights: ShardedWeights
+    update: ShardedUpdate
+    _layers: ShardedLayers | ShardedModules
 
-    def __init__(self, spec: TrainingSpec, exchange: Exchange, mesh: Mesh, unit_bytes: int) -> None:
+    def __init__(self, spec: TrainingSpec, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int) -> None:
         """Builds everything; called by every replica.
 
         Args:
             spec: What to train.
-            exchange: Ties this replica to the others.
+            communicator: Ties this replica to the others.
             mesh: How parts lie over the replicas.
             unit_bytes: Of weights that are joined together, where layers allow it.
         """
-        self._exchange = exchange
+        self._communicator = communicator
         self._mesh = mesh
         self._unit_bytes = unit_bytes
         super().__init__(spec)
@@ -57,25 +57,25 @@ class PartedProgram(Program):
         """Layers are computed again by those that join them."""
         return portable.build_model(spec.replace(recompute=()), "tensorflow", scope)
 
-    def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> PartedUpdate:
+    def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> ShardedUpdate:
         """Takes the weights apart first: there are never slots for all of them."""
-        require_apt(dict(zip(canonical_names(trainable), trainable, strict=True)))
+        require_shardable(dict(zip(canonical_names(trainable), trainable, strict=True)))
         self._start_alike()
-        self.weights = PartedWeights(trainable, self._exchange, self._mesh)
-        self._values = self.weights.parts
+        self.weights = ShardedWeights(trainable, self._communicator, self._mesh)
+        self._values = self.weights.local_shards
         is_called = spec.objective is None  # which may call some of its layers
-        parted = PartedLayers if isinstance(self.model, keras.Layer) else PartedModules
+        parted = ShardedLayers if isinstance(self.model, keras.Layer) else ShardedModules
         self._layers = parted(self.model, self.weights, self._unit_bytes, is_called)
         self._layers.recompute(self.model, spec)
-        return PartedUpdate(spec, self.weights)
+        return ShardedUpdate(spec, self.weights)
 
     def _start_alike(self) -> None:
         """Gives all the weights of replica 0."""
-        variables, everyone = [*self._values, *self.others], range(self._exchange.replicas)
+        variables, everyone = [*self._values, *self.others], range(self._communicator.replicas)
 
         def start() -> None:
             found = [
-                self._exchange.broadcast_within(value_of(each), (tuple(everyone),))
+                self._communicator.broadcast_within(value_of(each), (tuple(everyone),))
                 for each in variables
             ]
             assign_all(variables, found)
@@ -88,26 +88,26 @@ class PartedProgram(Program):
         others: Sequence[Any],
         kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
     ) -> NamedState:
-        return PartedState(trainable, others, kinds, self.weights, self.update.lying_slots)
+        return ShardedState(trainable, others, kinds, self.weights, self.update.sharded_slots)
 
     def _in_parts(self, compute: Compute) -> Compute:
         def computed(inputs: Any, targets: Any) -> tuple[Any, Any]:
-            with self._layers.reading():
+            with self._layers.gather_on_read():
                 return compute(inputs, targets)
 
         return computed
 
-    def _counted(self, piece: Piece) -> tf.Tensor:
+    def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
         """Whatever the weights are: of those that are elsewhere it sees none."""
         with self._layers.without_numbers():
-            return self._compute[False](*piece)[0][1, 1:]
+            return self._compute[False](*micro_batch)[0][1, 1:]
 
-    def trace_gathering(self) -> None:
+    def trace_unshard(self) -> None:
         """Gives this replica all weights, while this is traced by all."""
-        self.weights.trace_gathering(self._unit_bytes)
+        self.weights.trace_unshard(self._unit_bytes)
 
 
-class PartedState(NamedState):
+class ShardedState(NamedState):
     """The state that a replica has: its parts of weights and slots; all weights, while they are here."""
 
     def __init__(
@@ -115,7 +115,7 @@ class PartedState(NamedState):
         trainable: Sequence[Any],
         others: Sequence[Any],
         kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
-        weights: PartedWeights,
+        weights: ShardedWeights,
         slots: Callable[[], list[list[Any]]],
     ) -> None:
         """Names variables, as `NamedState` does.
@@ -128,15 +128,15 @@ class PartedState(NamedState):
             slots: Gives those of the optimizer: of one kind after the other, in the order of the weights.
         """
         super().__init__(trainable, others, kinds)
-        self._parted = weights
+        self._sharded_weights = weights
         self._named = list(self._weights["trainable"])
         lying = [weights.variables, *slots()]
         self._places = {id(native(v)): place for each in lying for place, v in enumerate(each)}
 
     def _found(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
         found = super()._found(kinds)
-        if "trainable" in kinds and not self._parted.is_whole:
-            found |= dict(zip(self._named, self._parted.parts, strict=True))
+        if "trainable" in kinds and not self._sharded_weights.is_unsharded:
+            found |= dict(zip(self._named, self._sharded_weights.local_shards, strict=True))
         return found
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
@@ -149,20 +149,20 @@ class PartedState(NamedState):
     def _described(self, info: StateInfo, place: int | None) -> StateInfo:
         if place is None:
             return info
-        cut, own = self._parted.cuts[place], self._parted.place
-        offset, part = tuple(cut.offset(own)), tuple(cut.shape_of(own))
+        cut, own = self._sharded_weights.shard_specs[place], self._sharded_weights.shard_index
+        offset, part = tuple(cut.shard_offset(own)), tuple(cut.shard_shape(own))
         return replace(info, shape=tuple(cut.shape), offset=offset, part=part)
 
     def write(self, state: Mapping[str, np.ndarray], place: int | None = None) -> None:
         known = self._found((*self._weights, *self._kinds))
         super().write({name: self._own(known.get(name), a) for name, a in state.items()}, place)
-        if self._parted.is_whole:
-            self._parted.take_over([each for each, n in enumerate(self._named) if n in state])
+        if self._sharded_weights.is_unsharded:
+            self._sharded_weights.refresh_shards([each for each, n in enumerate(self._named) if n in state])
 
     def _own(self, variable: tf.Variable | None, array: np.ndarray) -> np.ndarray:
         """Of what lies in parts, the own one, where all of it is given."""
         place = None if variable is None else self._places.get(id(variable))
-        if place is None or np.shape(array) != tuple(self._parted.cuts[place].shape):
+        if place is None or np.shape(array) != tuple(self._sharded_weights.shard_specs[place].shape):
             return array
-        own: np.ndarray = self._parted.own_part(place, array)
+        own: np.ndarray = self._sharded_weights.local_shard_of(place, array)
         return own

@@ -8,15 +8,15 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.tensorflow.parted_weights import PartedWeights
+from isotrain.adapters.tensorflow.parted_weights import ShardedWeights
 from isotrain.adapters.tensorflow.weight_update import Gradients, WeightUpdate
 from isotrain.plugin import TrainingSpec
 
 
-class PartedUpdate(WeightUpdate):
+class ShardedUpdate(WeightUpdate):
     """Updates the own parts of weights, clipped as the whole of them would be."""
 
-    def __init__(self, spec: TrainingSpec, weights: PartedWeights) -> None:
+    def __init__(self, spec: TrainingSpec, weights: ShardedWeights) -> None:
         """Makes the optimizer, and slots for the parts.
 
         Args:
@@ -25,14 +25,14 @@ class PartedUpdate(WeightUpdate):
         """
         super().__init__(spec, weights.variables)
         self._norms = weights.norms
-        self._places = {id(part): place for place, part in enumerate(weights.parts)}
+        self._places = {id(part): place for place, part in enumerate(weights.local_shards)}
         optimizer = self._optimizer
         self._bound, optimizer.global_clipnorm = optimizer.global_clipnorm, None
         self._bound_of_each, optimizer.clipnorm = optimizer.clipnorm, None
         if isinstance(optimizer, keras.optimizers.Lamb):
             optimizer.update_step = self._lamb
 
-    def lying_slots(self) -> list[list[Any]]:
+    def sharded_slots(self) -> list[list[Any]]:
         """The slots that lie as weights do: those of one kind after the other, in the weights' order."""
         return list(keras_private.slots_of(self._optimizer).values())
 
@@ -43,7 +43,7 @@ class PartedUpdate(WeightUpdate):
             factors = self._bound_of_each / tf.maximum(self._norms(dense), self._bound_of_each)
             pairs = zip(dense, tf.unstack(factors), strict=True)
             dense = [each * tf.cast(factor, each.dtype) for each, factor in pairs]
-        self.apply_own(dense, tf.norm(self._norms(dense)) if self._bound else None)
+        self.apply_shard(dense, tf.norm(self._norms(dense)) if self._bound else None)
 
     def _lamb(self, gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:
         """Keras' own step, with the norms of the whole weight and of the whole update."""

@@ -12,6 +12,6 @@ _CLASSES = (
 )
 
 
-def blames_peer(error: BaseException) -> bool:
+def is_peer_error(error: BaseException) -> bool:
     """Whether it tells that another process is gone, or did not answer in time."""
     return isinstance(error, _CLASSES)

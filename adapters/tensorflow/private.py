@@ -8,7 +8,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 from isotrain.adapters.tensorflow.build import is_cuda_build
 
 
@@ -81,7 +81,7 @@ def _knows_graphs() -> None:
 _SILENCE_MS = 30 * 24 * 3600 * 1000
 
 
-def blame_no_silent_worker(workers: int) -> None:
+def disable_silence_limit(workers: int) -> None:
     """Lets workers be silent for a month, before the strategy is made: isotrain watches them itself.
 
     TensorFlow's limit of 10 s goes by the wall clock: a step of it, or a pause of the whole machine, would
@@ -110,11 +110,11 @@ def _has_a_limit_of_silence() -> None:
     require(hasattr(Context, "coordination_service"), "who has said how long that is")
 
 
-PARTS = (
-    PrivatePart("eager.context.Context.configure_coordination_service", _has_a_limit_of_silence),
-    PrivatePart("DistributedVariable.values", _has_copies),
-    PrivatePart("Module._flatten", _finds_layers),
-    PrivatePart("Module._flatten of generators", _finds_generators),
-    PrivatePart("platform/build_info.py", _knows_the_build),
-    PrivatePart("__internal__.FuncGraph", _knows_graphs),
+PROBES = (
+    PrivateApiProbe("eager.context.Context.configure_coordination_service", _has_a_limit_of_silence),
+    PrivateApiProbe("DistributedVariable.values", _has_copies),
+    PrivateApiProbe("Module._flatten", _finds_layers),
+    PrivateApiProbe("Module._flatten of generators", _finds_generators),
+    PrivateApiProbe("platform/build_info.py", _knows_the_build),
+    PrivateApiProbe("__internal__.FuncGraph", _knows_graphs),
 )

@@ -14,44 +14,44 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters import keras_private, portable
-from isotrain.adapters.keras_generators import UNSEEDED, generators_apart
+from isotrain.adapters.keras_generators import UNSEEDED, standalone_generators
 from isotrain.adapters.keras_losses import Losses
-from isotrain.adapters.outputs import plain
-from isotrain.adapters.seeds import seed_shift
+from isotrain.adapters.outputs import as_plain_tree
+from isotrain.adapters.seeds import seed_offset
 from isotrain.adapters.tensorflow import private
 from isotrain.adapters.tensorflow.compiling import Compute, compiled
-from isotrain.adapters.tensorflow.keras_tracing import moved_seeds
+from isotrain.adapters.tensorflow.keras_tracing import shifted_seeds
 from isotrain.adapters.tensorflow.loss import forward, loss_computer
-from isotrain.adapters.tensorflow.measures import Measures
+from isotrain.adapters.tensorflow.measures import MetricCollection
 from isotrain.adapters.tensorflow.private import copies
 from isotrain.adapters.tensorflow.recompute import recompute, recomputed
-from isotrain.adapters.tensorflow.shares import Shares, Total
+from isotrain.adapters.tensorflow.shares import SliceWeights, Total
 from isotrain.adapters.tensorflow.state import NamedState, native, sums
-from isotrain.adapters.tensorflow.variables import assign_all, joined, undone_where, value_of
+from isotrain.adapters.tensorflow.variables import assign_all, flatten, undo_where, value_of
 from isotrain.adapters.tensorflow.weight_update import Gradients, WeightUpdate
 from isotrain.adapters.tensorflow.weights import (
     carried_variables,
     moving_statistics,
-    own_state,
+    self_updating,
     require_precision,
     weights_of,
 )
 from isotrain.plugin import Phase, StateKind, StatePart, TrainingSpec
 
-Piece = tuple[Any, Any]
+MicroBatch = tuple[Any, Any]
 """The inputs and the targets of one slice."""
 
 
-class Program:
+class ReplicaTrainer:
     """Model, loss, optimizer and metrics of the replicas of this process.
 
     Attributes:
         model: The model as the person's function built it.
         statistics: The weights that forward passes move; replicas must agree on them.
-        others: The weights that are not trained, which `undisturbed` gives back.
+        others: The weights that are not trained, which `preserving_training_state` gives back.
         state: Its named state.
         losses: That its steps compute, by output; none where an objective gives them.
-        measures: What it measures while it trains and is evaluated.
+        metrics: What it measures while it trains and is evaluated.
         update: How its weights are updated.
     """
 
@@ -89,9 +89,9 @@ class Program:
         self._moved = moving_statistics(self.model)
         self.statistics = [native(variable) for variable in self._moved]
         self._carried = carried_variables(self.model)
-        self._own = [*self._carried.values(), *map(native, own_state(self.model, others))]
+        self._own = [*self._carried.values(), *map(native, self_updating(self.model, others))]
         self.update = self._update_of(spec, trainable)
-        apart = generators_apart(spec, "tensorflow", self.model)
+        apart = standalone_generators(spec, "tensorflow", self.model)
         self._unseeded = apart[UNSEEDED]
         self._generators = {name: generator.state for name, generator in apart.items()}
         seeds = [v for v in others if keras_private.is_seed(getattr(v, "path", v.name))]
@@ -105,7 +105,7 @@ class Program:
                 "optimizer": self.update.slots,
                 "loss-scale": self.update.loss_scale,
                 "random": lambda: self._generators,
-                "metrics": lambda: sums(self.measures.shown),
+                "metrics": lambda: sums(self.metrics.shown),
                 "carry": lambda: self._carried,
             },
         )
@@ -118,11 +118,11 @@ class Program:
             "train": training.losses,
             "evaluation": evaluation.losses,
         }
-        self.measures = Measures(spec, self.model, self.losses, scope)
-        portable.keep_trainable(self.model)
+        self.metrics = MetricCollection(spec, self.model, self.losses, scope)
+        portable.lock_trainable(self.model)
 
     def note_generators(self) -> None:
-        """Notes the states of generators, for `draw_anew`; once they are those that training begins with."""
+        """Notes the states of generators, for `reseed`; once they are those that training begins with."""
         self._first_seeds = _as_they_are(self._seeds)
         self._first_keys = _as_they_are(self._keyed)
 
@@ -137,7 +137,7 @@ class Program:
     ) -> NamedState:
         return NamedState(trainable, others, kinds)
 
-    def not_carried(self) -> list[str]:
+    def not_checkpointed(self) -> list[str]:
         """What steps of a tf.Module may depend on, and no variable holds."""
         if isinstance(self.model, keras.Layer):
             return []
@@ -148,7 +148,7 @@ class Program:
 
     def contribution(
         self,
-        pieces: Sequence[Piece],
+        micro_batches: Sequence[MicroBatch],
         weights: tf.Tensor | None,
         holes: bool,
         total: Total,
@@ -158,8 +158,8 @@ class Program:
         """Computes a replica's share of the loss and its gradients.
 
         Args:
-            pieces: The replica's slices, one after the other.
-            weights: The weight of each, shape `[pieces]`; None when all are 1.
+            micro_batches: The replica's slices, one after the other.
+            weights: The weight of each, shape `[micro_batches]`; None when all are 1.
             holes: Whether a slice may be a placeholder, which is one of weight 0.
             total: Sums a tensor over all replicas.
             local: Whether the gradients are to be those of this replica's own mean.
@@ -169,46 +169,46 @@ class Program:
             The sum over the slices of weight * mean loss, and its gradients (of the scaled loss,
             where the precision needs loss scaling).
         """
-        shares = Shares(weights, lambda: [self._counted(piece) for piece in pieces], total, local)
+        slice_weights = SliceWeights(weights, lambda: [self._loss_denominators(micro_batch) for micro_batch in micro_batches], total, local)
         loss: tf.Tensor | None = None
         sums: Gradients = []
-        for index, piece in enumerate(pieces):
+        for index, micro_batch in enumerate(micro_batches):
             weight = None if weights is None else weights[index]
             before = [] if loss is None else [loss, *(g for g in sums if g is not None)]
             with tf.control_dependencies(before), self.kept_where(holes, weight, "train"):
-                share, gradients = self._forward_and_backward(piece, shares, index)
+                share, gradients = self._forward_and_backward(micro_batch, slice_weights, index)
                 gradients = take(gradients)
                 loss = share if loss is None else loss + share
                 sums = gradients if not sums else list(map(_add, sums, gradients))
         assert loss is not None
         return loss, sums
 
-    def counts_unalike(self, piece: Piece) -> bool:
+    def has_own_denominator(self, micro_batch: MicroBatch) -> bool:
         """Whether the loss of such slices counts targets by more than their number."""
-        return bool(self._compute[False](*piece)[0].shape.rank)
+        return bool(self._compute[False](*micro_batch)[0].shape.rank)
 
-    def make_metrics(self, piece: Piece) -> None:
+    def make_metrics(self, micro_batch: MicroBatch) -> None:
         """Has training metrics make the variables that they make when they see a slice; without gradients."""
-        self.measures.update("train", piece[1], self._compute[True](*piece)[1])
+        self.metrics.update("train", micro_batch[1], self._compute[True](*micro_batch)[1])
 
-    def _counted(self, piece: Piece) -> tf.Tensor:
+    def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
         """What the losses that do not count all targets alike count by in a slice; nothing moves.
 
         For a Keras model no variable is assigned to, not even what it has: others may train it meanwhile.
         """
         is_keras = isinstance(self.model, keras.Layer)
         moved = list(self._carried.values()) if is_keras else self.statistics
-        undone = undone_where(tf.constant(True), moved)
+        undone = undo_where(tf.constant(True), moved)
         with undone, keras.StatelessScope() if is_keras else contextlib.nullcontext():
-            return self._compute[False](*piece)[0][1, 1:]
+            return self._compute[False](*micro_batch)[0][1, 1:]
 
-    def contribution_aside(
-        self, pieces: Sequence[Piece], weights: tf.Tensor, shift: tf.Tensor
+    def stateless_contribution(
+        self, micro_batches: Sequence[MicroBatch], weights: tf.Tensor, shift: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
         """As `contribution` for a Keras model, but assigns to no variable: it may be traced for others.
 
         Args:
-            pieces: The slices, none a placeholder.
+            micro_batches: The slices, none a placeholder.
             weights: Of each.
             shift: What the seeds of random layers are moved by, shape `[2]`.
 
@@ -216,11 +216,11 @@ class Program:
             The loss; gradients and then changes of the moving statistics in one vector; and the sums of
             the training metrics over these slices.
         """
-        metrics = self.measures.variables("train")
-        with keras.StatelessScope() as scope, moved_seeds(lambda: shift):
+        metrics = self.metrics.variables("train")
+        with keras.StatelessScope() as scope, shifted_seeds(lambda: shift):
             for variable in metrics:
                 scope.add_update((variable, tf.zeros(variable.shape, native(variable).dtype)))
-            loss, gradients = self.contribution(pieces, weights, holes=False, total=tf.identity)
+            loss, gradients = self.contribution(micro_batches, weights, holes=False, total=tf.identity)
             after = [scope.get_current_value(variable) for variable in self._moved]
             sums = [scope.get_current_value(variable) for variable in metrics]
         changes = [
@@ -229,19 +229,19 @@ class Program:
         ]
         return (
             loss,
-            joined([*self.update.unscaled(gradients), *changes], self._values[0].dtype),
-            joined([tf.zeros(0, tf.float64), *sums], tf.float64),
+            flatten([*self.update.unscaled(gradients), *changes], self._values[0].dtype),
+            flatten([tf.zeros(0, tf.float64), *sums], tf.float64),
         )
 
     def _forward_and_backward(
-        self, piece: Piece, shares: Shares, index: int
+        self, micro_batch: MicroBatch, slice_weights: SliceWeights, index: int
     ) -> tuple[tf.Tensor, Gradients]:
         with tf.GradientTape() as tape:
-            loss, predictions = self._compute[True](*piece)
-            loss, share = shares.of(index, loss)
+            loss, predictions = self._compute[True](*micro_batch)
+            loss, share = slice_weights.of(index, loss)
             scaled = self.update.scaled(loss)
         gradients = tape.gradient(scaled, self._values)
-        self.measures.update("train", piece[1], predictions)
+        self.metrics.update("train", micro_batch[1], predictions)
         # Adam and its kin treat the rows of a sparse gradient wrongly where an index occurs twice.
         return share, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
 
@@ -256,18 +256,18 @@ class Program:
             return
         assert weight is not None
         carried = self._carried.values()
-        moved = [*self.statistics, *carried, *self.measures.accumulators(phase)]
-        with undone_where(tf.equal(weight, 0), moved):
+        moved = [*self.statistics, *carried, *self.metrics.accumulators(phase)]
+        with undo_where(tf.equal(weight, 0), moved):
             yield
 
     @contextlib.contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def preserving_training_state(self) -> Iterator[None]:
         """Gives the non-trainable state and the training metrics back their values; not traced."""
-        moved = (*self.others, *self._carried.values(), *self.measures.accumulators("train"))
+        moved = (*self.others, *self._carried.values(), *self.metrics.accumulators("train"))
         with self._given_back(moved):
             yield
 
-    def unmoved(self) -> contextlib.AbstractContextManager[None]:
+    def preserving_state(self) -> contextlib.AbstractContextManager[None]:
         """Gives what the model itself moves back its values; not traced."""
         return self._given_back(self._own)
 
@@ -282,7 +282,7 @@ class Program:
         finally:
             assign_all(variables, before)
 
-    def draw_anew(self, replica: int, step: int, own: int) -> None:
+    def reseed(self, replica: int, step: int, own: int) -> None:
         """Draws from here on what a replica draws in a step, whatever was drawn before; not traced.
 
         Args:
@@ -290,15 +290,15 @@ class Program:
             step: Of the run.
             own: The replica here, by which Keras' seeds are moved where they are drawn with.
         """
-        shift = seed_shift(replica, step)
+        shift = seed_offset(replica, step)
         for seed, first in self._first_seeds:
-            seed.assign([first[0] + shift - seed_shift(own), *first[1:]])
+            seed.assign([first[0] + shift - seed_offset(own), *first[1:]])
         for key, first in self._first_keys:
             key.assign([*first[:-1], (first[-1] + shift) % 2**63])
 
-    def draw_unseeded(self) -> None:
+    def use_default_generator(self) -> None:
         """Lets this thread, where a replica is traced, draw by the generator that is part of the state."""
-        keras_private.draw_unseeded_by(self._unseeded)
+        keras_private.set_default_generator(self._unseeded)
 
     def average_parameters(self, mean: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
         """Replaces every trainable weight by what `mean` makes of it."""
@@ -324,18 +324,18 @@ class Program:
         """Sets the moving statistics."""
         assign_all(self.statistics, values)
 
-    def evaluate(self, pieces: Sequence[Piece], counts: tf.Tensor, holes: bool) -> None:
-        """Adds slices to this replica's evaluation accumulators; `counts` has shape `[pieces]`."""
-        for index, piece in enumerate(pieces):
+    def evaluate(self, micro_batches: Sequence[MicroBatch], counts: tf.Tensor, holes: bool) -> None:
+        """Adds slices to this replica's evaluation accumulators; `counts` has shape `[micro_batches]`."""
+        for index, micro_batch in enumerate(micro_batches):
             count = counts[index]
             with self.kept_where(holes, count, "evaluation"):
-                loss, predictions = self._compute[False](*piece)
-                self.measures.update("evaluation", piece[1], predictions)
-            self.measures.add_loss(loss, count)
+                loss, predictions = self._compute[False](*micro_batch)
+                self.metrics.update("evaluation", micro_batch[1], predictions)
+            self.metrics.add_loss(loss, count)
 
     def predict(self, inputs: Any) -> Any:
         """What the model gives in evaluation mode."""
-        return plain(self._forward(inputs))
+        return as_plain_tree(self._forward(inputs))
 
 
 def _as_they_are(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]]:

@@ -23,7 +23,7 @@ _HARMLESS = {
 """Operations that count as stateful, and may well be made twice."""
 
 
-class Turns:
+class TraceOrder:
     """Has what is traced in one graph happen one after the other, also where nothing needs what is before."""
 
     def __init__(self) -> None:
@@ -44,12 +44,12 @@ class Turns:
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function that a backward pass computes again; it is traced within a `tf.function`."""
-    again = computed_again(function, Turns())
+    again = recomputed_in_order(function, TraceOrder())
 
     def call(*tensors: Any) -> Any:
         before = operations()
         results = again(*tensors)
-        if found := unrepeatable(before):
+        if found := unrepeatable_operations(before):
             raise SpecError(
                 f"recompute: {function.__name__} has the operation {found}, which draws, assigns or"
                 " exchanges, or is a function of which nobody can tell; computed again, it would do so a"
@@ -60,7 +60,7 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
     return call
 
 
-def computed_again(function: Callable[..., Any], turns: Turns, late: int = 0) -> Callable[..., Any]:
+def recomputed_in_order(function: Callable[..., Any], turns: TraceOrder, late: int = 0) -> Callable[..., Any]:
     """As `tf.recompute_grad`, but for how it waits: an optimizer of graphs folds that away.
 
     Args:
@@ -111,7 +111,7 @@ def operations() -> int:
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
-def unrepeatable(before: int) -> str | None:
+def unrepeatable_operations(before: int) -> str | None:
     """Which of the operations that were traced since would be another, or happen twice, when computed again.
 
     One that draws, assigns or exchanges.
@@ -138,10 +138,10 @@ def recompute(model: tf.Module, spec: TrainingSpec) -> None:
 
 def recompute_module(name: str, module: tf.Module) -> None:
     """Has one computed again in the backward pass; the name is for messages."""
-    call_otherwise(module, _recomputed(name, type(module).__call__))
+    override_call(module, _recomputed(name, type(module).__call__))
 
 
-def call_otherwise(module: tf.Module, call: Callable[..., Any]) -> None:
+def override_call(module: tf.Module, call: Callable[..., Any]) -> None:
     """Has a module computed by a function of it and what it is called with."""
     own = type(module)
     module.__class__ = type(own.__name__, (own,), {"__call__": call})

@@ -7,28 +7,28 @@ from collections.abc import Sequence
 import tensorflow as tf
 from keras import ops
 
-from isotrain.adapters.tensorflow.exchange import Exchange
-from isotrain.adapters.tensorflow.program import Program
+from isotrain.adapters.tensorflow.exchange import Communicator
+from isotrain.adapters.tensorflow.program import ReplicaTrainer
 from isotrain.adapters.tensorflow.variables import value_of
-from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
+from isotrain.plugin import Subgroups, ReduceOp, Replica, StatePart
 
 
 class TensorFlowReplica(Replica):
     """Reads and writes a program's variables; exchanges within the graph.
 
     Attributes:
-        proofs: For whoever traces to return: without them, TensorFlow would leave out a sum of which no part
+        keepalive_outputs: For whoever traces to return: without them, TensorFlow would leave out a sum of which no part
             is this replica's, while others wait for its share.
     """
 
     ops = ops
 
-    def __init__(self, program: Program, exchange: Exchange) -> None:
-        self.index = exchange.replica()
-        self.replicas = exchange.replicas
-        self.proofs: list[tf.Tensor] = []
-        self._program = program
-        self._exchange = exchange
+    def __init__(self, trainer: ReplicaTrainer, communicator: Communicator) -> None:
+        self.index = communicator.replica_index()
+        self.replicas = communicator.replicas
+        self.keepalive_outputs: list[tf.Tensor] = []
+        self._trainer = trainer
+        self._communicator = communicator
 
     def read(self, parts: Sequence[StatePart]) -> tf.Tensor:
         variables = self._variables(parts)
@@ -42,52 +42,52 @@ class TensorFlowReplica(Replica):
         _write(self._variables(parts), vector)
 
     def read_weights(self, places: Sequence[int]) -> tf.Tensor:
-        weights = self._program.part("trainable")
+        weights = self._trainer.part("trainable")
         widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.size)
         own = [tf.cast(value_of(weights[place]), widest) for place in places]
         return tf.concat([tf.zeros(0, widest), *(tf.reshape(w, [-1]) for w in own)], axis=0)
 
     def write_weights(self, places: Sequence[int], vector: tf.Tensor) -> None:
-        weights = self._program.part("trainable")
+        weights = self._trainer.part("trainable")
         _write([weights[place] for place in places], vector)
 
-    def sum_parts(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        part, proof = self._exchange.sum_parts(vector, sizes)
-        self.proofs.append(proof)
+    def reduce_scatter(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        part, proof = self._communicator.reduce_scatter(vector, sizes)
+        self.keepalive_outputs.append(proof)
         return part
 
-    def join_parts(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        return self._exchange.join_parts(part, sizes)
+    def all_gather_shards(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        return self._communicator.all_gather_shards(part, sizes)
 
-    def sum_parts_within(self, vector: tf.Tensor, sizes: Sequence[int], within: Parts) -> tf.Tensor:
-        part, proof = self._exchange.sum_parts(vector, sizes, within)
-        self.proofs.append(proof)
+    def reduce_scatter_within(self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups) -> tf.Tensor:
+        part, proof = self._communicator.reduce_scatter(vector, sizes, within)
+        self.keepalive_outputs.append(proof)
         return part
 
-    def join_parts_within(self, part: tf.Tensor, sizes: Sequence[int], within: Parts) -> tf.Tensor:
-        return self._exchange.join_parts(part, sizes, within)
+    def all_gather_shards_within(self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups) -> tf.Tensor:
+        return self._communicator.all_gather_shards(part, sizes, within)
 
     def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
-        return [variable for part in parts for variable in self._program.part(part)]
+        return [variable for part in parts for variable in self._trainer.part(part)]
 
-    def scatter(self, places: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
+    def scatter_add(self, places: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
         return tf.scatter_nd(places[:, tf.newaxis], values, [length])
 
     def all_reduce(self, tensor: tf.Tensor, op: ReduceOp = "sum") -> tf.Tensor:
-        return self._exchange.all_reduce([tensor], op)[0]
+        return self._communicator.all_reduce([tensor], op)[0]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        return self._exchange.all_gather(tensor)
+        return self._communicator.all_gather(tensor)
 
     def send_receive(self, tensor: tf.Tensor, destinations: Sequence[int]) -> tf.Tensor:
         source = list(destinations).index(self.index)
-        return self._exchange.send_receive(tensor, destinations[self.index], source)
+        return self._communicator.send_receive(tensor, destinations[self.index], source)
 
-    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
-        return self._exchange.sum_within(tensor, parts)
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+        return self._communicator.all_reduce_within(tensor, parts)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
-        return self._exchange.broadcast_within(tensor, parts)
+    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+        return self._communicator.broadcast_within(tensor, parts)
 
 
 def _write(variables: Sequence[tf.Variable], vector: tf.Tensor) -> None:

@@ -16,22 +16,22 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow import native
-from isotrain.adapters.tensorflow.exchange import SingleReplica
+from isotrain.adapters.tensorflow.exchange import SingleReplicaCommunicator
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
-from isotrain.adapters.tensorflow.keras_tracing import plain_losses, shift_of
-from isotrain.adapters.tensorflow.peers import blames_peer
-from isotrain.adapters.tensorflow.program import Piece
+from isotrain.adapters.tensorflow.keras_tracing import local_mean_losses, seed_offset_of
+from isotrain.adapters.tensorflow.peers import is_peer_error
+from isotrain.adapters.tensorflow.program import MicroBatch
 from isotrain.plugin import (
-    Answer,
-    Attendance,
-    ServedGroup,
-    Service,
-    Setting,
+    WorkResult,
+    WorkerLiveness,
+    CoordinatorGroup,
+    ServerConnection,
+    BackendConfig,
     TrainingSpec,
-    Unit,
+    WorkItem,
     UnsupportedError,
-    WireError,
-    Workforce,
+    ConnectionLostError,
+    WorkerPool,
     connect,
     events,
     map_tree,
@@ -42,76 +42,76 @@ _JOBS = {"coordinator": "chief", "worker": "worker", "server": "ps"}
 """What a process of each role is called in TensorFlow's cluster."""
 
 
-def start_coordinator(spec: TrainingSpec, setting: Setting, service: Service) -> ServedGroup:
+def start_coordinator(spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> CoordinatorGroup:
     """Connects to workers and servers, and builds the model on the servers."""
-    _prepare(setting, service)
+    _prepare(backend_config, server_connection)
     tf.config.set_visible_devices([], "GPU")
-    attendance = Attendance(service)
+    attendance = WorkerLiveness(server_connection)
     attendance.await_all()
-    with native.ended_after(service.start_timeout):
-        strategy = tf.distribute.ParameterServerStrategy(_resolver(service))
+    with native.abort_after(server_connection.start_timeout):
+        strategy = tf.distribute.ParameterServerStrategy(_resolver(server_connection))
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    own = _OnServers(spec, tf.distribute.get_strategy(), SingleReplica(), strategy)
-    _require_stateless(own.model, own.program.statistics)
+    own = _OnServers(spec, tf.distribute.get_strategy(), SingleReplicaCommunicator(), strategy)
+    _require_stateless(own.model, own.trainer.statistics)
     with strategy.scope():
         version = tf.Variable(0, dtype=tf.int64, trainable=False)
-    workforce = _Cluster(coordinator, own, version, attendance, service)
-    return ServedGroup(own, service.context.replicas, workforce)
+    workforce = _Cluster(coordinator, own, version, attendance, server_connection)
+    return CoordinatorGroup(own, server_connection.context.replicas, workforce)
 
 
-def serve(setting: Setting, service: Service) -> None:
+def serve(backend_config: BackendConfig, server_connection: ServerConnection) -> None:
     """Runs a worker's or server's part of TensorFlow's cluster until the coordinator is gone."""
-    _prepare(setting, service)
-    if service.context.role == "worker":
-        native.use_own_gpu(setting, service.alone())
+    _prepare(backend_config, server_connection)
+    if server_connection.context.role == "worker":
+        native.use_local_gpu(backend_config, server_connection.single_replica_context())
     else:
         tf.config.set_visible_devices([], "GPU")
-    job, task = _task(service)
+    job, task = _task(server_connection)
     threads = tf.compat.v1.ConfigProto(
-        intra_op_parallelism_threads=setting.threads,
-        inter_op_parallelism_threads=_waiting_threads(service),
+        intra_op_parallelism_threads=backend_config.threads,
+        inter_op_parallelism_threads=_waiting_threads(server_connection),
     )
-    server = tf.distribute.Server(_cluster(service), job, task, _PROTOCOL, threads)
-    wire = connect(service)
+    server = tf.distribute.Server(_cluster(server_connection), job, task, _PROTOCOL, threads)
+    wire = connect(server_connection)
     try:
-        service.reporter.emit(events.Ready())
-        service.reporter.enter("serve")
+        server_connection.reporter.emit(events.Ready())
+        server_connection.reporter.enter("serve")
         wire.receive()
-    except WireError:
+    except ConnectionLostError:
         return
     finally:
         del server
 
 
-def _prepare(setting: Setting, service: Service) -> None:
-    native.use_threads(setting.threads)
-    tf.config.threading.set_inter_op_parallelism_threads(_waiting_threads(service))
-    native.pass_by_proxies(service.context.peers)
+def _prepare(backend_config: BackendConfig, server_connection: ServerConnection) -> None:
+    native.use_threads(backend_config.threads)
+    tf.config.threading.set_inter_op_parallelism_threads(_waiting_threads(server_connection))
+    native.bypass_proxies(server_connection.context.peers)
 
 
-def _waiting_threads(service: Service) -> int:
+def _waiting_threads(server_connection: ServerConnection) -> int:
     """So many operations may wait for other processes at once; with one, TensorFlow waits for ever."""
-    return 2 * service.context.world_size
+    return 2 * server_connection.context.world_size
 
 
-def _cluster(service: Service) -> tf.train.ClusterSpec:
-    peers = service.context.peers
+def _cluster(server_connection: ServerConnection) -> tf.train.ClusterSpec:
+    peers = server_connection.context.peers
     jobs: dict[str, list[str]] = {job: [] for job in _JOBS.values()}
     for peer, address in zip(peers, native.addresses_of(peers), strict=True):
         jobs[_JOBS[peer.role]].append(address)
     return tf.train.ClusterSpec(jobs)
 
 
-def _task(service: Service) -> tuple[str, int]:
+def _task(server_connection: ServerConnection) -> tuple[str, int]:
     """The name and number that a process has in TensorFlow's cluster."""
-    context = service.context
+    context = server_connection.context
     alike = [peer.rank for peer in context.peers if peer.role == context.role]
     return _JOBS[context.role], alike.index(context.rank)
 
 
-def _resolver(service: Service) -> tf.distribute.cluster_resolver.ClusterResolver:
+def _resolver(server_connection: ServerConnection) -> tf.distribute.cluster_resolver.ClusterResolver:
     return tf.distribute.cluster_resolver.SimpleClusterResolver(
-        _cluster(service), task_type="chief", task_id=0, rpc_layer=_PROTOCOL
+        _cluster(server_connection), task_type="chief", task_id=0, rpc_layer=_PROTOCOL
     )
 
 
@@ -135,7 +135,7 @@ class _OnServers(TensorFlowReplicaGroup):
         """Keeps the traced functions: to forget one, TensorFlow asks every worker, also a suspended one."""
 
 
-class _Cluster(Workforce):
+class _Cluster(WorkerPool):
     """Workers that TensorFlow hands closures to; which of them does what, it does not tell."""
 
     def __init__(
@@ -143,56 +143,56 @@ class _Cluster(Workforce):
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
         own: TensorFlowReplicaGroup,
         version: tf.Variable,
-        attendance: Attendance,
-        service: Service,
+        attendance: WorkerLiveness,
+        server_connection: ServerConnection,
     ) -> None:
         self._coordinator = coordinator
         self._version = version
-        self._program = own.program
+        self._trainer = own.trainer
         self._attendance = attendance
         self.lost = attendance.lost
-        self._waiting = ThreadPoolExecutor(service.context.replicas, "isotrain-closure")
-        self._under_way: dict[int, tuple[Unit, Future[Any]]] = {}
-        self._lost_units: list[Unit] = []
+        self._waiting = ThreadPoolExecutor(server_connection.context.replicas, "isotrain-closure")
+        self._under_way: dict[int, tuple[WorkItem, Future[Any]]] = {}
+        self._lost_items: list[WorkItem] = []
         self._function = tf.function(self._trace, autograph=False)
 
-    def _trace(self, pieces: list[Piece], weights: tf.Tensor, shift: tf.Tensor) -> Any:
+    def _trace(self, micro_batches: list[MicroBatch], weights: tf.Tensor, shift: tf.Tensor) -> Any:
         version = self._version.read_value()
-        with tf.control_dependencies([version]), plain_losses():
-            return version, *self._program.contribution_aside(pieces, weights, shift)
+        with tf.control_dependencies([version]), local_mean_losses():
+            return version, *self._trainer.stateless_contribution(micro_batches, weights, shift)
 
     def free(self) -> Collection[int]:
         return self._attendance.present - self._under_way.keys()
 
-    def hand_out(self, worker: int, unit: Unit, version: int) -> None:
-        pieces = [piece for piece in unit.pieces if piece.count]
-        given = [map_tree(_tensor, (piece.inputs, piece.targets)) for piece in pieces]
-        weights = tf.constant([piece.weight for piece in pieces], tf.float64)
-        shift = shift_of(unit.replica, unit.step)
+    def hand_out(self, worker: int, item: WorkItem, version: int) -> None:
+        micro_batches = [micro_batch for micro_batch in item.slices if micro_batch.count]
+        given = [map_tree(_tensor, (micro_batch.inputs, micro_batch.targets)) for micro_batch in micro_batches]
+        weights = tf.constant([micro_batch.weight for micro_batch in micro_batches], tf.float64)
+        shift = seed_offset_of(item.replica, item.step)
         remote = self._coordinator.schedule(self._function, args=(given, weights, shift))
-        self._under_way[worker] = unit, self._waiting.submit(remote.fetch)
+        self._under_way[worker] = item, self._waiting.submit(remote.fetch)
 
-    def collect(self, patience: float) -> list[Answer]:
-        self._attendance.look()
+    def collect(self, patience: float) -> list[WorkResult]:
+        self._attendance.poll()
         futures = [future for _, future in self._under_way.values()]
         wait(futures, patience, FIRST_COMPLETED)
         done = [slot for slot, (_, future) in self._under_way.items() if future.done()]
         found = [self._answer(*self._under_way.pop(slot)) for slot in done]
         return [answer for answer in found if answer is not None]
 
-    def _answer(self, unit: Unit, future: Future[Any]) -> Answer | None:
-        """What a closure gave; None, and its unit is given back, if that was lost with its worker."""
+    def _answer(self, item: WorkItem, future: Future[Any]) -> WorkResult | None:
+        """What a closure gave; None, and its item is given back, if that was lost with its worker."""
         error = future.exception()
-        if error is not None and blames_peer(error):
-            self._lost_units.append(unit)
+        if error is not None and is_peer_error(error):
+            self._lost_items.append(item)
             return None
         version, loss, change, metrics = future.result()
-        return Answer(unit, None, int(version), float(loss), np.asarray(change), metrics)
+        return WorkResult(item, None, int(version), float(loss), np.asarray(change), metrics)
 
-    def given_back(self) -> list[Unit]:
+    def lost_items(self) -> list[WorkItem]:
         """Those whose result was lost before it was fetched; closures that have none TensorFlow repeats."""
-        units, self._lost_units = self._lost_units, []
-        return units
+        items, self._lost_items = self._lost_items, []
+        return items
 
     def updated(self, version: int) -> None:
         self._version.assign(version)

@@ -10,7 +10,7 @@ Total = Callable[[tf.Tensor], tf.Tensor]
 """Sums a tensor over all replicas."""
 
 
-class Shares:
+class SliceWeights:
     """The slices of one replica in one step, of which each counts by its samples, or by what counts in it.
 
     Losses that do not count all targets alike cost one exchange of a few numbers, others cost none.

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isotrain.plugin import SlotForms
+from isotrain.plugin import OptimizerStateNames
 
 _NAMES = {"adamw": "adam_w", "rmsprop": "rm_sprop"}
 
 
-class KerasSlotForms(SlotForms):
+class KerasOptimizerStateNames(OptimizerStateNames):
     """`OPTIMIZER/WEIGHT_SLOT`, as the spec means them."""
 
     def slot(self, optimizer: str, weight: str, slot: str) -> Sequence[str]:

@@ -1,4 +1,4 @@
-"""How a TensorFlow process of a staged run exchanges: along the data axis, and along that of the stages."""
+"""How a TensorFlow process of a pipeline run exchanges: along the data axis, and along that of the stages."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from collections.abc import Sequence
 
 import tensorflow as tf
 
-from isotrain.adapters.tensorflow.exchange import Exchange, in_buckets
-from isotrain.plugin import DATA, STAGE, Parts, ProcessContext, ReduceOp, UnsupportedError
+from isotrain.adapters.tensorflow.exchange import Communicator, in_buckets
+from isotrain.plugin import DATA, STAGE, Subgroups, ProcessContext, ReduceOp, UnsupportedError
 
 
-class StageExchange(Exchange):
+class PipelineCommunicator(Communicator):
     """Ties a stage to the same stage of other replicas, as which it appears, and to its replica's others.
 
     All of it is done by two verbs that any exchange within parts of all processes has.
@@ -21,7 +21,7 @@ class StageExchange(Exchange):
         bucket_bytes: Up to how many travel together.
     """
 
-    def __init__(self, processes: Exchange, context: ProcessContext, bucket_bytes: int) -> None:
+    def __init__(self, processes: Communicator, context: ProcessContext, bucket_bytes: int) -> None:
         """Takes an exchange over.
 
         Args:
@@ -29,10 +29,10 @@ class StageExchange(Exchange):
             context: This process's place.
             bucket_bytes: Up to how many bytes of gradients travel together.
         """
-        mesh, place = context.mesh, context.rank
+        mesh, place = context.device_mesh, context.rank
         self._processes = processes
         self.bucket_bytes = bucket_bytes
-        self._everyone = (tuple(range(mesh.places)),)
+        self._everyone = (tuple(range(mesh.total_size)),)
         self._same_stage, self._same_replica = mesh.groups(DATA), mesh.groups(STAGE)
         self.replicas, self.stages = mesh.size(DATA), mesh.size(STAGE)
         self.local_replicas = (mesh.coordinates(place)[DATA],)
@@ -42,37 +42,37 @@ class StageExchange(Exchange):
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         if op == "max":
-            raise _refused()
+            raise _unsupported_collective()
         sums = self._sums(tensors, self._same_stage)
         if op == "sum":
             return sums
         return [total / tf.cast(self.replicas, total.dtype) for total in sums]
 
-    def over_all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+    def sum_over_all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
         """The sums over all stages of all replicas."""
         return self._sums(tensors, self._everyone)
 
-    def largest_of_all(self, vector: tf.Tensor) -> tf.Tensor:
+    def max_over_all(self, vector: tf.Tensor) -> tf.Tensor:
         """The largest in each place over all stages of all replicas."""
         behind = len(self._everyone[0]) - self._place - 1
         rows = tf.pad(vector[tf.newaxis], [[self._place, behind], [0, 0]])
-        return tf.reduce_max(self.over_all([rows])[0], axis=0)
+        return tf.reduce_max(self.sum_over_all([rows])[0], axis=0)
 
-    def over_stages(self, tensor: tf.Tensor) -> tf.Tensor:
+    def sum_over_stages(self, tensor: tf.Tensor) -> tf.Tensor:
         """The sum over the stages of this replica."""
-        return self._processes.sum_within(tensor, self._same_replica)
+        return self._processes.all_reduce_within(tensor, self._same_replica)
 
-    def _sums(self, tensors: Sequence[tf.Tensor], parts: Parts) -> list[tf.Tensor]:
+    def _sums(self, tensors: Sequence[tf.Tensor], parts: Subgroups) -> list[tf.Tensor]:
         def add(packed: list[tf.Tensor]) -> list[tf.Tensor]:
-            return [self._processes.sum_within(each, parts) for each in packed]
+            return [self._processes.all_reduce_within(each, parts) for each in packed]
 
         return in_buckets(tensors, self.bucket_bytes, add)
 
-    def from_first(self, tensor: tf.Tensor) -> tf.Tensor:
+    def broadcast_from_first(self, tensor: tf.Tensor) -> tf.Tensor:
         """The tensor of the first process of all."""
         return self._broadcast(tensor, self._everyone)
 
-    def from_stage(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
+    def broadcast_from_stage(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
         """The tensor of another stage of this replica."""
         source = self._first + stage
         others = [self._first + each for each in range(self.stages) if each != stage]
@@ -86,7 +86,7 @@ class StageExchange(Exchange):
         """What another stage of this replica sends: a tensor like another."""
         return self._broadcast(like, ((self._first + stage, self._place),))
 
-    def _broadcast(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def _broadcast(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         """The tensor of the first of each part, bit by bit: TensorFlow's collectives lack bfloat16."""
         if tensor.dtype != tf.bfloat16:
             return self._processes.broadcast_within(tensor, parts)
@@ -94,20 +94,20 @@ class StageExchange(Exchange):
         return tf.bitcast(bits, tf.bfloat16)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        raise _refused()
+        raise _unsupported_collective()
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
-        raise _refused()
+        raise _unsupported_collective()
 
-    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
-        raise _refused()
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+        raise _unsupported_collective()
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
-        raise _refused()
+    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+        raise _unsupported_collective()
 
     def close(self) -> None:
         self._processes.close()
 
 
-def _refused() -> UnsupportedError:
+def _unsupported_collective() -> UnsupportedError:
     return UnsupportedError("stages exchange over their cuts, and all that others do they cannot.")

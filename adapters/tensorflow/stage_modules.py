@@ -10,20 +10,20 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import keras_losses, keras_private
-from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.portable import OwnLosses
-from isotrain.adapters.stage_lists import Call, ListedChunk, ListedModel, Modules
-from isotrain.adapters.stage_rules import MASKED_CUT, MASKED_LOSS
-from isotrain.adapters.tensorflow.loss import forward, is_told
+from isotrain.adapters.outputs import OutputSelector
+from isotrain.adapters.portable import LayerLosses
+from isotrain.adapters.stage_lists import Call, SequentialChunk, SequentialModel, Modules
+from isotrain.adapters.stage_rules import MASK_AT_SPLIT, MASKED_LOSS
+from isotrain.adapters.tensorflow.loss import forward, accepts_training
 from isotrain.adapters.tensorflow.modules import named_modules
 from isotrain.adapters.tensorflow.private import generators_of
-from isotrain.adapters.tensorflow.program import Program
+from isotrain.adapters.tensorflow.program import ReplicaTrainer
 from isotrain.adapters.tensorflow.state import canonical_names, native, to_numpy
 from isotrain.adapters.tensorflow.weights import weights_of
-from isotrain.plugin import ModelCut, TrainingSpec, UnsupportedError
+from isotrain.plugin import PipelineSplit, TrainingSpec, UnsupportedError
 
 
-class ModuleChunk(ListedChunk):
+class ModuleChunk(SequentialChunk):
     """Modules of which each takes what the one before gives.
 
     Attributes:
@@ -35,7 +35,7 @@ class ModuleChunk(ListedChunk):
         """Takes modules.
 
         Args:
-            given: What a `ListedChunk` is given.
+            given: What a `SequentialChunk` is given.
             trained: Their weights.
             layer: Has them as a layer of Keras, where the model is one.
         """
@@ -43,43 +43,43 @@ class ModuleChunk(ListedChunk):
         self.trainable_variables = trained
         self.with_own: Callable[[Any], Any] = tf.identity
         if layer is not None:
-            self.with_own = OwnLosses(layer).added_to
+            self.with_own = LayerLosses(layer).add_to_loss
 
-    def crossing(self, known: Mapping[int, Any]) -> list[tf.Tensor]:
+    def boundary_tensors(self, known: Mapping[int, Any]) -> list[tf.Tensor]:
         """What it gives to the chunk behind it.
 
         Raises:
             UnsupportedError: That is no tensor, or has a mask, which would not go along.
         """
-        found = super().crossing(known)
+        found = super().boundary_tensors(known)
         if any(keras_private.mask_of(each) is not None for each in found):
-            raise UnsupportedError(MASKED_CUT)
+            raise UnsupportedError(MASK_AT_SPLIT)
         return found
 
 
-class StagedModules(ListedModel):
+class PipelineModules(SequentialModel):
     """Modules that a model applies one after the other, cut; and its losses."""
 
-    builds = "a keras.Sequential"
+    sequential_class = "a keras.Sequential"
 
-    def __init__(self, program: Program, spec: TrainingSpec, cut: ModelCut) -> None:
+    def __init__(self, trainer: ReplicaTrainer, spec: TrainingSpec, cut: PipelineSplit) -> None:
         """Cuts a model.
 
         Raises:
             SpecError: There are no such modules, too few, or they do not have all weights.
             UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
         """
-        model = program.model
-        self._program = program
+        model = trainer.model
+        self._trainer = trainer
         self._is_layer = isinstance(model, keras.Layer)
-        self._is_told = is_told(model)
+        self._accepts_training = accepts_training(model)
         trainable, others = weights_of(model, spec)
         self._trainable = {id(native(each)) for each in trainable}
         self._named = dict(
             zip(canonical_names([*trainable, *others]), [*trainable, *others], strict=True)
         )
         super().__init__(model, cut)
-        self._losses = keras_losses.parts_of(program.losses["train"], spec, Outputs.of_keras(model))
+        self._losses = keras_losses.loss_terms(trainer.losses["train"], spec, OutputSelector.of_keras(model))
 
     def _inside(self) -> Modules:
         return named_modules(self.whole, (tf.Module, keras.Layer))
@@ -97,7 +97,7 @@ class StagedModules(ListedModel):
 
     def _calling(self, modules: Modules) -> Call:
         """Modules are told whether they train if the model is told."""
-        told = [(each, self._is_told and is_told(each)) for _, each in modules]
+        told = [(each, self._accepts_training and accepts_training(each)) for _, each in modules]
 
         def compute(given: Any, training: bool) -> Any:
             for module, is_so in told:
@@ -108,7 +108,7 @@ class StagedModules(ListedModel):
 
     def _chunk(self, number: int, modules: Modules, is_last: bool) -> ModuleChunk:
         call = self._calling(modules)
-        layer = InTurn(modules, call) if self._is_layer else None
+        layer = SequentialLayer(modules, call) if self._is_layer else None
         trained = [weight for _, each in modules for weight in self._trained(each)]
         return ModuleChunk(
             *(number, modules, is_last, layer or call, self._is_tensor),
@@ -122,8 +122,8 @@ class StagedModules(ListedModel):
     def _give_the_same(self, given: Any) -> bool:
         """Operation by operation: an optimizer of graphs might round one otherwise than the other."""
         found = []
-        for compute in (forward(self.whole, training=False), self.through):
-            with self._program.undisturbed():
+        for compute in (forward(self.whole, training=False), self.run_in_turn):
+            with self._trainer.preserving_training_state():
                 found.append(compute(given))
         if not all(map(tf.is_tensor, found)):
             return False
@@ -141,13 +141,13 @@ class StagedModules(ListedModel):
         if chunk is not self.chunks[-1]:
             return chunk.with_own(tf.zeros((), keras.config.floatx())), None
         predictions = known[len(self.chunks)]
-        found = keras_losses.in_rows(self._losses(targets, predictions), chunk.with_own)
+        found = keras_losses.means_and_denominators(self._losses(targets, predictions), chunk.with_own)
         if found.shape.rank:
             raise UnsupportedError(MASKED_LOSS)
         return found, predictions
 
 
-class InTurn(keras.layers.Layer):
+class SequentialLayer(keras.layers.Layer):
     """Modules of a Keras model, as a layer: so they know whether they train, and add losses."""
 
     def __init__(self, modules: Modules, call: Call) -> None:

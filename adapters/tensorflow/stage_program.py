@@ -6,15 +6,15 @@ from typing import Any
 
 import tensorflow as tf
 
-from isotrain.adapters.tensorflow.program import Program
+from isotrain.adapters.tensorflow.program import ReplicaTrainer
 from isotrain.adapters.tensorflow.state import native
 from isotrain.adapters.tensorflow.variables import named_as
 from isotrain.adapters.tensorflow.weight_update import WeightUpdate
 from isotrain.plugin import TrainingSpec
 
 
-class StagedProgram(Program):
-    """Has slots once `update.keep_slots_of` tells which weights are of this stage: never those of all."""
+class PipelineTrainer(ReplicaTrainer):
+    """Has slots once `update.shard_optimizer` tells which weights are of this stage: never those of all."""
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> WeightUpdate:
         return WeightUpdate(spec, trainable, slots_for=list(map(_small, trainable)))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow.exchange import plan_buckets
-from isotrain.adapters.tensorflow.stage_exchange import StageExchange
+from isotrain.adapters.tensorflow.stage_exchange import PipelineCommunicator
 from isotrain.adapters.tensorflow.variables import assign_anew, value_of
 
 
@@ -18,62 +18,62 @@ class StageWeights:
     weights are joined again.
 
     Attributes:
-        is_joined: Whether all weights are here.
+        is_gathered: Whether all weights are here.
     """
 
     def __init__(
-        self, weights: Mapping[str, tf.Variable], homes: Mapping[int, int], exchange: StageExchange
+        self, weights: Mapping[str, tf.Variable], stage_of: Mapping[int, int], communicator: PipelineCommunicator
     ) -> None:
         """Takes weights that are all here.
 
         Args:
             weights: By name.
-            homes: The stage of each, by identity; the first where it is none's.
-            exchange: Ties this stage to the others.
+            stage_of: The stage of each, by identity; the first where it is none's.
+            communicator: Ties this stage to the others.
         """
         self._weights = weights
-        self._homes = homes
-        self._exchange = exchange
-        self.is_joined = True
+        self._stage_of = stage_of
+        self._communicator = communicator
+        self.is_gathered = True
 
     def __contains__(self, name: str) -> bool:
         return name in self._weights
 
     def is_own(self, weight: tf.Variable) -> bool:
         """Whether it is of this stage."""
-        return self._home(weight) == self._exchange.stage
+        return self._stage_of_weight(weight) == self._communicator.stage
 
-    def is_elsewhere(self, name: str) -> bool:
+    def is_remote(self, name: str) -> bool:
         """Whether a name is that of a weight which other stages alone have as it is now."""
-        weight = None if self.is_joined else self._weights.get(name)
+        weight = None if self.is_gathered else self._weights.get(name)
         return weight is not None and not self.is_own(weight)
 
     def trace_start(self) -> None:
         """Gives all the weights of the first process of all, while this is traced by all."""
-        self._trace(lambda weight: self._exchange.from_first(value_of(weight)))
+        self._trace(lambda weight: self._communicator.broadcast_from_first(value_of(weight)))
 
-    def let_go(self) -> None:
+    def drop_other_stages(self) -> None:
         """Leaves this stage its own weights; not traced."""
-        if not self.is_joined:
+        if not self.is_gathered:
             return
-        self.is_joined = False
+        self.is_gathered = False
         for weight in self._weights.values():
             if not self.is_own(weight):
                 assign_anew(weight, tf.zeros([0], weight.dtype))
 
-    def trace_joining(self) -> None:
+    def trace_gather(self) -> None:
         """Gives this stage the weights of the others, while this is traced by all."""
         self._trace(self._from_home)
 
-    def joined(self) -> None:
+    def mark_gathered(self) -> None:
         """Notes that all weights are here."""
-        self.is_joined = True
+        self.is_gathered = True
 
     def _trace(self, found: Callable[[tf.Variable], tf.Tensor]) -> None:
         """Sets weights, some after others: never are all of them here twice."""
         weights = list(self._weights.values())
         before: list[tf.Operation] = []
-        for places in plan_buckets(weights, self._exchange.bucket_bytes):
+        for places in plan_buckets(weights, self._communicator.bucket_bytes):
             with tf.control_dependencies(before):
                 values = [found(weights[place]) for place in places]
                 before = [
@@ -83,7 +83,7 @@ class StageWeights:
 
     def _from_home(self, weight: tf.Variable) -> tf.Tensor:
         like = value_of(weight) if self.is_own(weight) else tf.zeros(weight.shape, weight.dtype)
-        return self._exchange.from_stage(like, self._home(weight))
+        return self._communicator.broadcast_from_stage(like, self._stage_of_weight(weight))
 
-    def _home(self, weight: tf.Variable) -> int:
-        return self._homes.get(id(weight), 0)
+    def _stage_of_weight(self, weight: tf.Variable) -> int:
+        return self._stage_of.get(id(weight), 0)

@@ -1,4 +1,4 @@
-"""What one TensorFlow process does of one step of a staged run, while this is traced."""
+"""What one TensorFlow process does of one step of a pipeline run, while this is traced."""
 
 from __future__ import annotations
 
@@ -9,38 +9,38 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters.stage_models import StageLosses, StageModel
-from isotrain.adapters.tensorflow.program import Piece, Program
-from isotrain.adapters.tensorflow.stage_exchange import StageExchange
+from isotrain.adapters.stage_models import PipelineLosses, PipelineModel
+from isotrain.adapters.tensorflow.program import MicroBatch, ReplicaTrainer
+from isotrain.adapters.tensorflow.stage_exchange import PipelineCommunicator
 from isotrain.adapters.tensorflow.state import native
 from isotrain.plugin import Pass, StageWork, Transfer
 
 
 @dataclass
-class Stages:
+class PipelineContext:
     """What stays from step to step.
 
     Attributes:
         model: The model, cut.
-        exchange: With the other stages.
+        communicator: With the other stages.
         loss: Of its chunks.
-        program: The replica, of whose weights this stage trains its own.
-        told: By the shapes of the inputs, what each chunk gives to those behind it is like.
+        trainer: The replica, of whose weights this stage trains its own.
+        known_specs: By the shapes of the inputs, what each chunk gives to those behind it is like.
     """
 
-    model: StageModel
-    exchange: StageExchange
-    loss: StageLosses
-    program: Program
-    told: dict[tuple[tf.TensorShape, ...], list[list[tf.TensorSpec]]] = field(default_factory=dict)
+    model: PipelineModel
+    communicator: PipelineCommunicator
+    loss: PipelineLosses
+    trainer: ReplicaTrainer
+    known_specs: dict[tuple[tf.TensorShape, ...], list[list[tf.TensorSpec]]] = field(default_factory=dict)
 
-    def crossing(self, inputs: Any) -> list[list[tf.TensorSpec]]:
+    def boundary_specs(self, inputs: Any) -> list[list[tf.TensorSpec]]:
         """What each chunk gives to those behind it, for such inputs: shapes and types."""
         given = self.model.inputs(inputs)
         key = tuple(each.shape for each in given.values())
-        if key not in self.told:
-            self.told[key] = _crossing_each(self.model, given)
-        return self.told[key]
+        if key not in self.known_specs:
+            self.known_specs[key] = _crossing_each(self.model, given)
+        return self.known_specs[key]
 
 
 @dataclass(frozen=True, eq=False)
@@ -58,7 +58,7 @@ class TensorFlowStageWork(StageWork):
 
     Attributes:
         share: The sum of the weighted losses so far, which is all of it once all passes are done.
-        proofs: For whoever traces to return: without them, TensorFlow would leave out what is sent, or
+        keepalive_outputs: For whoever traces to return: without them, TensorFlow would leave out what is sent, or
             received for nothing, while another stage waits.
         times: When all began, and when each pass and each wait ended, in seconds since 1970; nothing unless
             that is to be noted.
@@ -66,8 +66,8 @@ class TensorFlowStageWork(StageWork):
 
     def __init__(
         self,
-        stages: Stages,
-        pieces: Sequence[Piece],
+        stages: PipelineContext,
+        micro_batches: Sequence[MicroBatch],
         weights: tf.Tensor | None,
         holes: bool,
         notes: bool = False,
@@ -76,21 +76,21 @@ class TensorFlowStageWork(StageWork):
 
         Args:
             stages: What stays.
-            pieces: The micro-batches.
-            weights: Of each, shape `[pieces]`; None when all are 1.
+            micro_batches: The micro-batches.
+            weights: Of each, shape `[micro_batches]`; None when all are 1.
             holes: Whether a micro-batch may be a placeholder, which is one of weight 0.
             notes: Whether to note when what is done.
         """
         self._stages = stages
-        self._pieces = pieces
+        self._micro_batches = micro_batches
         self._weights = weights
         self._holes = holes
         self._kept: dict[tuple[int, int], _Kept] = {}
         self._sums: dict[int, tf.Tensor] = {}
         self._before: list[tf.Tensor] = []
-        self._likes = [stages.crossing(inputs) for inputs, _ in pieces]
+        self._likes = [stages.boundary_specs(inputs) for inputs, _ in micro_batches]
         self.share: tf.Tensor = tf.zeros((), tf.float64)
-        self.proofs: list[tf.Tensor] = []
+        self.keepalive_outputs: list[tf.Tensor] = []
         self.times = [tf.timestamp()] if notes else []
 
     def gradients(self, weights: Sequence[tf.Variable]) -> list[tf.Tensor]:
@@ -100,24 +100,24 @@ class TensorFlowStageWork(StageWork):
         ]
 
     def forward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
-        chunk, program = self._stages.model.chunks[work.chunk], self._stages.program
-        inputs, targets = self._pieces[work.micro_batch]
+        chunk, trainer = self._stages.model.chunks[work.chunk], self._stages.trainer
+        inputs, targets = self._micro_batches[work.micro_batch]
         weight = None if self._weights is None else self._weights[work.micro_batch]
         with (
             tf.control_dependencies(self._before),
-            program.kept_where(self._holes, weight, "train"),
+            trainer.kept_where(self._holes, weight, "train"),
         ):
             received = [tf.identity(each) for each in received]
             with tf.GradientTape() as tape:
                 tape.watch([each for each in received if each.dtype.is_floating])
-                given = dict(zip(chunk.takes, received, strict=True))
+                given = dict(zip(chunk.input_keys, received, strict=True))
                 known = chunk(self._stages.model.inputs(inputs) | given, training=True)
                 loss, predictions = self._stages.loss.of(chunk, known, targets)
                 loss = loss if weight is None else loss * tf.cast(weight, loss.dtype)
             if chunk is self._stages.model.chunks[-1]:
-                program.measures.update("train", targets, predictions)
+                trainer.metrics.update("train", targets, predictions)
         self.share = self.share + tf.cast(loss, tf.float64)
-        sent = chunk.crossing(known)
+        sent = chunk.boundary_tensors(known)
         self._kept[work.chunk, work.micro_batch] = _Kept(tape, received, sent, loss)
         self._before = [*sent, loss]
         self._note(self._before)
@@ -148,12 +148,12 @@ class TensorFlowStageWork(StageWork):
                 self._sums[id(weight)] = dense if before is None else before + dense
 
     def send(self, transfer: Transfer, tensors: list[tf.Tensor]) -> None:
-        exchange = self._stages.exchange
-        self._prove([exchange.send(each, transfer.destination) for each in tensors])
+        communicator = self._stages.communicator
+        self._prove([communicator.send(each, transfer.destination) for each in tensors])
 
     def receive(self, transfer: Transfer) -> list[tf.Tensor]:
-        exchange = self._stages.exchange
-        found = [exchange.receive(each, transfer.source) for each in self._expected(transfer)]
+        communicator = self._stages.communicator
+        found = [communicator.receive(each, transfer.source) for each in self._expected(transfer)]
         self._prove(found)
         self._note(found)
         return found
@@ -166,7 +166,7 @@ class TensorFlowStageWork(StageWork):
             self._before = [*self._before, self.times[-1]]
 
     def _prove(self, tensors: Sequence[tf.Tensor]) -> None:
-        self.proofs += [tf.reshape(each, [-1])[:1] for each in tensors]
+        self.keepalive_outputs += [tf.reshape(each, [-1])[:1] for each in tensors]
 
     def _expected(self, transfer: Transfer) -> list[tf.Tensor]:
         """Tensors like those that come."""
@@ -181,7 +181,7 @@ def _trained(chunk: Any) -> list[tf.Variable]:
     return [native(variable) for variable in chunk.trainable_variables]
 
 
-def _crossing_each(model: StageModel, given: Mapping[int, tf.Tensor]) -> list[list[tf.TensorSpec]]:
+def _crossing_each(model: PipelineModel, given: Mapping[int, tf.Tensor]) -> list[list[tf.TensorSpec]]:
     """Traces a forward pass for what each chunk gives; computes nothing."""
 
     def through(*tensors: tf.Tensor) -> list[list[tf.Tensor]]:
@@ -189,7 +189,7 @@ def _crossing_each(model: StageModel, given: Mapping[int, tf.Tensor]) -> list[li
         found = []
         for chunk in model.chunks:
             known = chunk(known, training=True)
-            found.append(chunk.crossing(known))
+            found.append(chunk.boundary_tensors(known))
         return found
 
     with keras.StatelessScope():

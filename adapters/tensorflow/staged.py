@@ -1,4 +1,4 @@
-"""The group of one TensorFlow process of a staged run."""
+"""The group of one TensorFlow process of a pipeline run."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import stage_profile
-from isotrain.adapters.stage_rules import own_weights, require_ready
+from isotrain.adapters.stage_rules import local_weight_indices, require_built
 from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
-from isotrain.adapters.tensorflow.stage_exchange import StageExchange
-from isotrain.adapters.tensorflow.stage_models import cut_model
-from isotrain.adapters.tensorflow.stage_program import StagedProgram
+from isotrain.adapters.tensorflow.stage_exchange import PipelineCommunicator
+from isotrain.adapters.tensorflow.stage_models import split_model
+from isotrain.adapters.tensorflow.stage_program import PipelineTrainer
 from isotrain.adapters.tensorflow.stage_weights import StageWeights
-from isotrain.adapters.tensorflow.stage_work import Stages, TensorFlowStageWork
+from isotrain.adapters.tensorflow.stage_work import PipelineContext, TensorFlowStageWork
 from isotrain.adapters.tensorflow.state import canonical_names, native
-from isotrain.adapters.tensorflow.tracing import Pieces, Weights, row
+from isotrain.adapters.tensorflow.tracing import MicroBatches, Weights, row
 from isotrain.adapters.tensorflow.weights import weights_of
 from isotrain.plugin import (
     MODEL_STATE,
     Action,
     Batch,
-    ModelCut,
+    PipelineSplit,
     ModelProfile,
     StateInfo,
     StateKind,
-    Taken,
+    ExecutedAction,
     TrainingSpec,
     Transfer,
     execute_stage,
@@ -50,115 +50,115 @@ class _Noted:
         self._times, self._names = times, names
         self._shift = time.perf_counter() - time.time()
 
-    def taken(self) -> list[Taken]:
+    def taken(self) -> list[ExecutedAction]:
         """The actions, each of which began when the one before ended."""
         ends = [float(each) + self._shift for each in self._times]
         names = self._names if ends else ()
-        return [Taken(*each) for each in zip(names, ends[:-1], ends[1:], strict=True)]
+        return [ExecutedAction(*each) for each in zip(names, ends[:-1], ends[1:], strict=True)]
 
 
-class StagedGroup(TensorFlowReplicaGroup):
+class PipelineReplicaGroup(TensorFlowReplicaGroup):
     """One stage of one replica, which from step to step has its own weights alone."""
 
-    _exchange: StageExchange
+    _communicator: PipelineCommunicator
 
-    def __init__(self, spec: TrainingSpec, exchange: StageExchange, cut: ModelCut) -> None:
+    def __init__(self, spec: TrainingSpec, communicator: PipelineCommunicator, cut: PipelineSplit) -> None:
         """Builds the model, and keeps the optimizer's slots of this stage.
 
         Args:
             spec: What to train.
-            exchange: Ties this stage to all others.
+            communicator: Ties this stage to all others.
             cut: Of the model.
         """
-        super().__init__(spec, tf.distribute.get_strategy(), exchange)
-        program, stage = self._program, exchange.stage
-        require_ready(program.measures.late)
-        model, loss, self._compare = cut_model(program, spec, cut)
-        self._stages = Stages(model, exchange, loss, program)
-        homes = model.homes(exchange.stages)
-        trainable, others = weights_of(program.model, spec)
+        super().__init__(spec, tf.distribute.get_strategy(), communicator)
+        trainer, stage = self._trainer, communicator.stage
+        require_built(trainer.metrics.unbuilt)
+        model, loss, self._compare = split_model(trainer, spec, cut)
+        self._stages = PipelineContext(model, communicator, loss, trainer)
+        stage_of = model.stage_of_weights(communicator.stages)
+        trainable, others = weights_of(trainer.model, spec)
         weights = [*trainable, *others]
         named = dict(zip(canonical_names(weights), map(native, weights), strict=True))
-        self._weights = StageWeights(named, homes, exchange)
-        own = own_weights(homes, list(map(native, trainable)), stage)
+        self._weights = StageWeights(named, stage_of, communicator)
+        own = local_weight_indices(stage_of, list(map(native, trainable)), stage)
         self._own = [native(trainable[place]) for place in own]
-        program.statistics = list(filter(self._weights.is_own, program.statistics))
-        program.others = list(filter(self._weights.is_own, program.others))
+        trainer.statistics = list(filter(self._weights.is_own, trainer.statistics))
+        trainer.others = list(filter(self._weights.is_own, trainer.others))
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         self._notes = False
         self._taken = _Noted((), ())
         self._traced.function("start alike", self._weights.trace_start)()
-        self.keep_slots_of([own])
+        self.shard_optimizer([own])
 
     def _build(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
-    ) -> StagedProgram:
-        return StagedProgram(spec, scope)
+    ) -> PipelineTrainer:
+        return PipelineTrainer(spec, scope)
 
-    def staged_step(
+    def pipeline_step(
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> tf.Tensor:
         self._set_rate(learning_rate)
         notes = self._notes
-        if self._weights.is_joined:
-            for piece in itertools.islice((each for each in batch.slices[0] if each.count), 1):
-                self._compare(piece.inputs)
-        self.part_weights()
+        if self._weights.is_gathered:
+            for micro_batch in itertools.islice((each for each in batch.slices[0] if each.count), 1):
+                self._compare(micro_batch.inputs)
+        self.reshard_weights()
 
-        def trace(holes: bool, pieces: Pieces, weights: Weights, rate: tf.Tensor) -> Any:
+        def trace(holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor) -> Any:
             def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
-                shares, stage = row(weights, position), self._exchange.stage
-                work = TensorFlowStageWork(self._stages, pieces[position], shares, holes, notes)
+                slice_weights, stage = row(weights, position), self._communicator.stage
+                work = TensorFlowStageWork(self._stages, micro_batches[position], slice_weights, holes, notes)
                 with tf.control_dependencies(work.times):
                     execute_stage(actions[stage], stage, work)
-                self._update_own(work, None if shares is None else tf.reduce_sum(shares))
-                loss = self._exchange.over_all([work.share])[0] / self.replicas
-                return loss, work.proofs, work.times
+                self._update_own(work, None if slice_weights is None else tf.reduce_sum(slice_weights))
+                loss = self._communicator.sum_over_all([work.share])[0] / self.replicas
+                return loss, work.keepalive_outputs, work.times
 
-            with self._program.update.learning_rate(rate):
+            with self._trainer.update.learning_rate(rate):
                 return self._traced.on_replicas(replica, trains=True)[0]
 
         name = "staged step, noted" if notes else "staged step"
         loss, _, times = self._on_batch(name, trace, batch, self._rate_tensor)
         if notes:
-            own = self._exchange.stage
+            own = self._communicator.stage
             self._taken = _Noted(times, _names(actions[own], own))
         return loss
 
-    def note_actions(self) -> None:
+    def enable_action_timing(self) -> None:
         self._notes = True
 
-    def last_actions(self) -> Sequence[Taken]:
+    def last_actions(self) -> Sequence[ExecutedAction]:
         return self._taken.taken()
 
     def _update_own(self, work: TensorFlowStageWork, share: tf.Tensor | None) -> None:
         """Averages this stage's gradients and statistics over the replicas, and updates its weights."""
-        program, exchange = self._program, self._exchange
+        trainer, communicator = self._trainer, self._communicator
         gradients = work.gradients(self._own)
         if self.replicas > 1:
-            statistics = program.weighted_statistics(share)
-            means = exchange.all_reduce([*gradients, *statistics], "mean")
+            statistics = trainer.weighted_statistics(share)
+            means = communicator.all_reduce([*gradients, *statistics], "mean")
             gradients = means[: len(gradients)]
-            program.agree_on_statistics(means[len(gradients) :])
-        program.update.apply_own(gradients, self._norm(gradients) if self._clips else None)
+            trainer.agree_on_statistics(means[len(gradients) :])
+        trainer.update.apply_shard(gradients, self._norm(gradients) if self._clips else None)
 
     def _norm(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
         """That of the gradients of all stages."""
         squares = [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in gradients]
-        return tf.sqrt(self._exchange.over_stages(tf.add_n(squares)))
+        return tf.sqrt(self._communicator.sum_over_stages(tf.add_n(squares)))
 
-    def join_stages(self) -> None:
-        if not self._weights.is_joined:
-            self._traced.function("join stages", self._weights.trace_joining)()
-            self._weights.joined()
+    def gather_stages(self) -> None:
+        if not self._weights.is_gathered:
+            self._traced.function("join stages", self._weights.trace_gather)()
+            self._weights.mark_gathered()
 
-    def part_weights(self) -> None:
-        self._weights.let_go()
+    def reshard_weights(self) -> None:
+        self._weights.drop_other_stages()
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
         model = self._stages.model
         given = model.inputs(batch.slices[0][0].inputs)
-        return stage_profile.profiled(model.calls(), given, self._passes)
+        return stage_profile.profile_calls(model.layer_calls(), given, self._passes)
 
     def _passes(
         self, compute: stage_profile.Compute, given: Sequence[tf.Tensor], trained: Sequence[Any]
@@ -175,32 +175,32 @@ class StagedGroup(TensorFlowReplicaGroup):
 
         def forward() -> list[tf.Tensor]:
             found = one(*given)
-            self.synchronise_device()
+            self.synchronize_device()
             return found
 
         def both() -> None:
             two(*given)
-            self.synchronise_device()
+            self.synchronize_device()
 
         return forward, both
 
-    def remarks(self) -> list[str]:
-        return super().remarks() + self._stages.model.described(self._exchange.stages)
+    def plan_notes(self) -> list[str]:
+        return super().plan_notes() + self._stages.model.describe(self._communicator.stages)
 
     def evaluation_step(self, batch: Batch) -> None:
-        chunks, stages = len(self._stages.model.chunks), self._exchange.stages
-        if self._exchange.stage == (chunks - 1) % stages:
+        chunks, stages = len(self._stages.model.chunks), self._communicator.stages
+        if self._communicator.stage == (chunks - 1) % stages:
             super().evaluation_step(batch)
 
     def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        return self._exchange.over_all(tensors)
+        return self._communicator.sum_over_all(tensors)
 
     @property
-    def is_alone(self) -> bool:
-        return self.replicas * self._exchange.stages == 1
+    def is_single_process(self) -> bool:
+        return self.replicas * self._communicator.stages == 1
 
-    def largest(self, numbers: Sequence[float]) -> list[float]:
-        function = self._traced.function("largest", self._exchange.largest_of_all)
+    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
+        function = self._traced.function("largest", self._communicator.max_over_all)
         return [float(number) for number in function(tf.constant(numbers, tf.float64))]
 
     def barrier(self) -> None:
@@ -210,20 +210,20 @@ class StagedGroup(TensorFlowReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         found = super().describe_state(kinds, replica=replica)
-        if self._weights.is_joined:
+        if self._weights.is_gathered:
             return found
-        here = {name: info for name, info in found.items() if not self.lives_elsewhere(name)}
-        return {n: info.held_alone() if n in self._weights else info for n, info in here.items()}
+        here = {name: info for name, info in found.items() if not self.is_remote(name)}
+        return {n: info.on_this_replica_only() if n in self._weights else info for n, info in here.items()}
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
         found = super().read_state(kinds, replica=replica)
-        return {name: value for name, value in found.items() if not self.lives_elsewhere(name)}
+        return {name: value for name, value in found.items() if not self.is_remote(name)}
 
-    def lives_elsewhere(self, name: str) -> bool:
+    def is_remote(self, name: str) -> bool:
         """Also of a weight of another stage, unless all have been joined."""
-        return self._weights.is_elsewhere(name) or super().lives_elsewhere(name)
+        return self._weights.is_remote(name) or super().is_remote(name)
 
 
 def _names(actions: Sequence[Action], stage: int) -> list[str]:

@@ -12,7 +12,7 @@ from isotrain.adapters.tensorflow import private
 from isotrain.plugin import SpecError
 
 
-class StandIns:
+class VariableOverlay:
     """Has trained weights read only where they are given, and other variables set nowhere else."""
 
     def __init__(self, trained: Sequence[tf.Variable]) -> None:
@@ -29,7 +29,7 @@ class StandIns:
 
     def apart(self) -> contextlib.AbstractContextManager[None]:
         """Within it, trained weights cannot be read."""
-        return self._standing_in(self._trained)
+        return self._replacing_classes(self._trained)
 
     @contextlib.contextmanager
     def given(
@@ -49,13 +49,13 @@ class StandIns:
         self._values |= {id(each): value for each, value in zip(others, values, strict=True)}
         graph, self._graph = self._graph, tf.compat.v1.get_default_graph()
         try:
-            with self._standing_in([*self._trained, *others]):
+            with self._replacing_classes([*self._trained, *others]):
                 yield
         finally:
             self._values, self._graph = before, graph
 
     @contextlib.contextmanager
-    def _standing_in(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
+    def _replacing_classes(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
         """Has variables read and set here, where they are not already."""
         known = set(self._kinds.values())
         variables = [variable for variable in variables if type(variable) not in known]

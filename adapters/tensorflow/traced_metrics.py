@@ -8,8 +8,8 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters import portable
-from isotrain.adapters.tensorflow.program import Program
-from isotrain.adapters.tensorflow.tracing import Traced
+from isotrain.adapters.tensorflow.program import ReplicaTrainer
+from isotrain.adapters.tensorflow.tracing import TracedFunctions
 from isotrain.plugin import Phase
 
 
@@ -18,18 +18,18 @@ class TracedMetrics:
 
     def __init__(
         self,
-        program: Program,
-        traced: Traced,
+        trainer: ReplicaTrainer,
+        traced: TracedFunctions,
         totals: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     ) -> None:
         """Knows no samples yet.
 
         Args:
-            program: Has the metrics.
+            trainer: Has the metrics.
             traced: What traces.
             totals: Gives the sums of tensors over all processes.
         """
-        self._program = program
+        self._trainer = trainer
         self._traced = traced
         self._totals = totals
 
@@ -38,12 +38,12 @@ class TracedMetrics:
         function = self._traced.function(("collect", phase), lambda: self._trace_collect(phase))
         found: dict[str, float] = {}
         for name, result in function().items():
-            found |= portable.readings(name, result)
+            found |= portable.named_results(name, result)
         return found
 
     def _trace_collect(self, phase: Phase) -> dict[str, tf.Tensor]:
         return self._traced.on_replicas(
-            lambda position: self._program.measures.collect(phase, self._totals)
+            lambda position: self._trainer.metrics.collect(phase, self._totals)
         )[0]
 
     def take(self) -> np.ndarray:
@@ -51,7 +51,7 @@ class TracedMetrics:
         return np.array(self._traced.function("take metrics", self._trace_take)())
 
     def _trace_take(self) -> tf.Tensor:
-        return tf.add_n(self._traced.on_replicas(lambda position: self._program.measures.take()))
+        return tf.add_n(self._traced.on_replicas(lambda position: self._trainer.metrics.take()))
 
     def add(self, sums: np.ndarray) -> None:
         """Adds what `take` of another process gave. Local."""
@@ -62,6 +62,6 @@ class TracedMetrics:
 
         def replica(position: int) -> None:
             own = sums if position == 0 else tf.zeros_like(sums)
-            self._program.measures.add(own)
+            self._trainer.metrics.add(own)
 
         self._traced.on_replicas(replica)

@@ -9,39 +9,39 @@ from typing import Any, TypeAlias
 
 import tensorflow as tf
 
-from isotrain.adapters.tensorflow.exchange import Exchange
-from isotrain.adapters.tensorflow.keras_tracing import plain_losses, random_streams
-from isotrain.adapters.tensorflow.program import Piece
+from isotrain.adapters.tensorflow.exchange import Communicator
+from isotrain.adapters.tensorflow.keras_tracing import local_mean_losses, random_streams
+from isotrain.adapters.tensorflow.program import MicroBatch
 from isotrain.plugin import Batch, Weighted
 
-Pieces = tuple[tuple[Piece, ...], ...]
+MicroBatches = tuple[tuple[MicroBatch, ...], ...]
 """Per local replica its slices."""
 
 Weights: TypeAlias = "tf.Tensor | None"
-"""Shape `[local replicas, pieces]`; None when every weight is 1."""
+"""Shape `[local replicas, micro_batches]`; None when every weight is 1."""
 
 _CACHED_TENSORS = 256
 
 
-class Traced:
+class TracedFunctions:
     """The traced functions of a group, by what they compute."""
 
     def __init__(
         self,
         strategy: tf.distribute.Strategy,
-        exchange: Exchange,
-        draw_unseeded: Callable[[], None],
+        communicator: Communicator,
+        use_default_generator: Callable[[], None],
     ) -> None:
         """Traces nothing yet.
 
         Args:
             strategy: Holds the local replicas.
-            exchange: Ties them to all others.
-            draw_unseeded: Called in each thread where a replica is traced; see `Program`.
+            communicator: Ties them to all others.
+            use_default_generator: Called in each thread where a replica is traced; see `ReplicaTrainer`.
         """
         self._strategy = strategy
-        self._exchange = exchange
-        self._draw_unseeded = draw_unseeded
+        self._communicator = communicator
+        self._draw_unseeded = use_default_generator
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._tensors: dict[tuple[Any, ...], tf.Tensor] = {}
 
@@ -53,7 +53,7 @@ class Traced:
     def on_batch(
         self, name: str, trace: Callable[..., Any], batch: Batch, *tensors: tf.Tensor
     ) -> Any:
-        """Calls the traced form of `trace(holes, pieces, weights, *tensors)` on a batch.
+        """Calls the traced form of `trace(holes, micro_batches, weights, *tensors)` on a batch.
 
         It is traced anew where weights are needed, and where a slice may be a placeholder. It gets
         a flat list of tensors: nested arguments cost 100 microseconds more in each call.
@@ -61,23 +61,23 @@ class Traced:
         if batch.even and len(batch.slices[0]) == 1:
             function = self._made(name, lambda: _flat(trace, False, batch, given_weights=False))
             return function(*_leaves(batch), *tensors)
-        weights = tuple([tuple([piece.weight for piece in own]) for own in batch.slices])
+        weights = tuple([tuple([micro_batch.weight for micro_batch in own]) for own in batch.slices])
         holes = any(0.0 in own for own in weights)
         key = (name, len(weights[0]), holes)
         function = self._made(key, lambda: _flat(trace, holes, batch))
         return function(*_leaves(batch), self._tensor_of(weights), *tensors)
 
     def on_counts(self, trace: Callable[..., Any], batch: Batch) -> None:
-        """Calls the traced form of `trace(holes, pieces, counts)` on a batch to evaluate on."""
-        counts = tuple([tuple([piece.count for piece in own]) for own in batch.slices])
+        """Calls the traced form of `trace(holes, micro_batches, counts)` on a batch to evaluate on."""
+        counts = tuple([tuple([micro_batch.count for micro_batch in own]) for own in batch.slices])
         holes = any(0 in own for own in counts)
         weighed = isinstance(batch.slices[0][0].targets, Weighted)
         key = ("evaluate", len(counts[0]), holes, weighed)
         function = self._made(key, lambda: _flat(trace, holes, batch))
         function(*_leaves(batch), self._tensor_of(counts))
 
-    def only_trace(self, trace: Callable[[bool, Pieces, Weights], None], batch: Batch) -> None:
-        """Traces `trace(holes, pieces, weights)` for batches like this one, and computes nothing."""
+    def only_trace(self, trace: Callable[[bool, MicroBatches, Weights], None], batch: Batch) -> None:
+        """Traces `trace(holes, micro_batches, weights)` for batches like this one, and computes nothing."""
         flat = _flat(trace, False, batch, given_weights=False)
         tf.function(flat, autograph=False).get_concrete_function(*_leaves(batch))
 
@@ -99,20 +99,20 @@ class Traced:
             replica: Gets the replica's place among the local ones.
             trains: Whether random numbers must differ between replicas.
         """
-        exchange, strategy = self._exchange, self._strategy
+        communicator, strategy = self._communicator, self._strategy
 
         def traced() -> Any:
             self._draw_unseeded()
-            return replica(exchange.position())
+            return replica(communicator.local_index())
 
         with contextlib.ExitStack() as around:
-            around.enter_context(plain_losses())
+            around.enter_context(local_mean_losses())
             if trains:
-                around.enter_context(random_streams(exchange.replica))
+                around.enter_context(random_streams(communicator.replica_index))
             results = strategy.run(traced)
         return [
             tf.nest.map_structure(functools.partial(_local, strategy, position), results)
-            for position in range(len(exchange.local_replicas))
+            for position in range(len(communicator.local_replicas))
         ]
 
     def _tensor_of(self, values: tuple[Any, ...]) -> tf.Tensor:
@@ -129,8 +129,8 @@ def _leaves(batch: Batch) -> list[tf.Tensor]:
     """The tensors of a batch, one after the other."""
     leaves: list[tf.Tensor] = []
     for own in batch.slices:
-        for piece in own:
-            for part in (piece.inputs, piece.targets):
+        for micro_batch in own:
+            for part in (micro_batch.inputs, micro_batch.targets):
                 if isinstance(part, tf.Tensor):
                     leaves.append(part)
                 else:
@@ -141,9 +141,9 @@ def _leaves(batch: Batch) -> list[tf.Tensor]:
 def _flat(
     trace: Callable[..., Any], holes: bool, batch: Batch, given_weights: bool = True
 ) -> Callable[..., Any]:
-    """Makes `trace(holes, pieces, ...)` take the tensors of batches like this one instead."""
-    pieces = tuple(tuple((piece.inputs, piece.targets) for piece in own) for own in batch.slices)
-    structure = tf.nest.map_structure(lambda leaf: 0, pieces)
+    """Makes `trace(holes, micro_batches, ...)` take the tensors of batches like this one instead."""
+    micro_batches = tuple(tuple((micro_batch.inputs, micro_batch.targets) for micro_batch in own) for own in batch.slices)
+    structure = tf.nest.map_structure(lambda leaf: 0, micro_batches)
     count = len(tf.nest.flatten(structure))
     without_weights = () if given_weights else (None,)
 
@@ -155,7 +155,7 @@ def _flat(
 
 
 def row(weights: Weights, position: int) -> Weights:
-    """The weights of one local replica's slices, shape `[pieces]`."""
+    """The weights of one local replica's slices, shape `[micro_batches]`."""
     return None if weights is None else weights[position]
 
 

@@ -26,7 +26,7 @@ def model_traits(model: Any, precision: str) -> list[LayerTrait]:
     found = keras_traits.layer_traits(dict.fromkeys(inner), precision)
     kind = type(model).__name__
     if precision == "float64" and any(_is_narrow(v) for v in model.trainable_variables):
-        found.append(LayerTrait(Trait.NARROW, "model", kind))
+        found.append(LayerTrait(Trait.LOWER_PRECISION, "model", kind))
     return [*found, LayerTrait(Trait.HIDDEN, "model", kind)]
 
 

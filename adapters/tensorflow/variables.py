@@ -13,7 +13,7 @@ from isotrain.adapters.keras_apart import named_like
 
 
 @contextlib.contextmanager
-def undone_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
+def undo_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
     """Gives variables the values back that they had, where `condition` (a scalar) is true."""
     before = [value_of(variable) for variable in variables]
     yield
@@ -44,7 +44,7 @@ def assign_anew(variable: tf.Variable, value: tf.Tensor) -> Any:
     return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
 
 
-def joined(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+def flatten(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
     """One vector of them all."""
     return tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in tensors], axis=0)
 

@@ -15,7 +15,7 @@ import tensorflow as tf
 from isotrain.adapters import keras_private, portable
 from isotrain.adapters.tensorflow.momentum import update_at_once
 from isotrain.adapters.tensorflow.state import native, slots
-from isotrain.adapters.tensorflow.variables import assign_all, undone_where
+from isotrain.adapters.tensorflow.variables import assign_all, undo_where
 from isotrain.plugin import SpecError, TrainingSpec
 
 Gradients = list[tf.Tensor | None]
@@ -26,7 +26,7 @@ class WeightUpdate:
     """Turns reduced gradients into new weights.
 
     Attributes:
-        own_rates: The schedule that the optimizer came with; None where it has none.
+        optimizer_lr_schedule: The schedule that the optimizer came with; None where it has none.
         kept: Where `apply` leaves the gradients it was given; empty unless `keep_gradients` was called.
     """
 
@@ -38,7 +38,7 @@ class WeightUpdate:
         Args:
             spec: Names the optimizer.
             trainable: The weights.
-            slots_for: What stands for them until `keep_slots_of`; left out, nothing does.
+            slots_for: What stands for them until `shard_optimizer`; left out, nothing does.
         """
         self._spec = spec
         self._trainable = trainable
@@ -53,7 +53,7 @@ class WeightUpdate:
     def _make_optimizer(self, name: str | None = None) -> None:
         """Makes an optimizer without slots."""
         built = portable.build_optimizer(self._spec, "tensorflow", name)
-        self._optimizer, self.own_rates = built
+        self._optimizer, self.optimizer_lr_schedule = built
         _require_unconditional(self._optimizer)
         self._rate_variable = self._optimizer.learning_rate
         self._shared_slots = set(self.slots())
@@ -64,7 +64,7 @@ class WeightUpdate:
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         self._optimizer.build(self._updated)
         inner.learning_rate = lambda: self._rate
-        keras_private.apply_as_given(inner)
+        keras_private.disable_gradient_reduction(inner)
         update_at_once(inner)
 
     def slots(self) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class WeightUpdate:
         """All that the optimizer has, in its order."""
         return [native(variable) for variable in self._optimizer.variables]
 
-    def keep_slots_of(self, places: Sequence[int]) -> None:
+    def shard_optimizer(self, places: Sequence[int]) -> None:
         """Updates these of the trainable weights only from now on, and has slots for these; not traced.
 
         They are made out of the scope of the strategy, whose workers would make equal ones together.
@@ -91,18 +91,18 @@ class WeightUpdate:
         self._slots_elsewhere = before - self.slots().keys()
         self._bound, self._optimizer.global_clipnorm = self._optimizer.global_clipnorm, None
 
-    def is_alone(self, slot: str) -> bool:
+    def is_local_slot(self, slot: str) -> bool:
         """Whether an optimizer slot is of a weight that this replica alone updates."""
         own = bool(self._slots_elsewhere) and slot in self.slots()
         return own and slot not in self._shared_slots
 
-    def is_elsewhere(self, slot: str) -> bool:
+    def is_remote_slot(self, slot: str) -> bool:
         """Whether an optimizer slot is of a weight that only another replica updates."""
         return slot in self._slots_elsewhere
 
-    def weight_finaliser(self) -> Callable[[], None] | None:
+    def weight_finalizer(self) -> Callable[[], None] | None:
         """What the optimizer does with the weights when training ends; None: nothing. Not traced."""
-        return portable.weight_finaliser(self._optimizer, self._updated)
+        return portable.weight_finalizer(self._optimizer, self._updated)
 
     @contextlib.contextmanager
     def learning_rate(self, rate: tf.Tensor) -> Iterator[None]:
@@ -123,7 +123,7 @@ class WeightUpdate:
             assign_all(self.kept, self.unscaled(gradients))
         self._optimizer.apply(gradients, self._updated)
 
-    def apply_own(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor | None) -> None:
+    def apply_shard(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor | None) -> None:
         """Applies reduced gradients of the weights that are updated here, clipped by the norm of all."""
         if norm is not None and self._bound is not None:
             factor = self._bound * tf.minimum(1 / norm, 1 / self._bound)  # as Keras has it
@@ -132,7 +132,7 @@ class WeightUpdate:
 
     def apply_unless(self, empty: tf.Tensor, gradients: Gradients) -> None:
         """Applies gradients, and undoes it where `empty` is true."""
-        with undone_where(empty, [*self._values, *self.variables]):
+        with undo_where(empty, [*self._values, *self.variables]):
             self.apply(gradients)
 
     def keep_gradients(self, scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
@@ -182,5 +182,5 @@ def _require_unconditional(optimizer: keras.optimizers.Optimizer) -> None:
             raise SpecError(
                 f"optimizer.custom: {option}: Keras then updates weights by a condition, in which"
                 " TensorFlow's strategies (mirrored, multi-worker) allow no update. Leave it out"
-                " (`accumulate` accumulates gradients), or use another backend, such as horovod-tf."
+                " (`gradient_accumulation_steps` accumulates gradients), or use another backend, such as horovod-tf."
             )

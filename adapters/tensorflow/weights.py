@@ -33,9 +33,9 @@ def moving_statistics(model: Any) -> list[Any]:
     return [variable for variable in _of_module(model)[1] if variable.dtype.is_floating]
 
 
-def own_state(model: Any, others: Sequence[Any]) -> list[Any]:
+def self_updating(model: Any, others: Sequence[Any]) -> list[Any]:
     """The weights that a model moves itself, or may move, also in evaluation mode; seeds among them."""
-    return portable.moved_by_layers(model) if isinstance(model, keras.Layer) else list(others)
+    return portable.self_updating_weights(model) if isinstance(model, keras.Layer) else list(others)
 
 
 def carried_variables(model: Any) -> dict[str, tf.Variable]:

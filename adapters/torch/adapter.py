@@ -10,23 +10,23 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters import keras_backend, keras_names, private_parts
-from isotrain.adapters.declared import FULLY_SHARDED_GROUP, STAGED_GROUP, fully_sharded_bytes
-from isotrain.adapters.torch.slot_forms import TorchSlotForms
+from isotrain.adapters.declared import FULLY_SHARDED_CAPABILITIES, PIPELINE_CAPABILITIES, fully_sharded_bytes
+from isotrain.adapters.torch.slot_forms import TorchOptimizerStateNames
 from isotrain.plugin import (
     NOT_REPLICATED,
-    SERVED_GROUP,
+    PARAMETER_SERVER_CAPABILITIES,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
-    ModelCut,
+    PipelineSplit,
     PlanError,
     ProcessContext,
-    ServedOverTcp,
-    Setting,
-    Start,
+    TcpParameterServer,
+    BackendConfig,
+    StartMethod,
     UnsupportedError,
-    Usability,
+    Availability,
     sharded_group,
     visible_gpus,
 )
@@ -40,23 +40,23 @@ _AHEAD = "isotrain.adapters.torch.ahead"
 _REPLICATED = Capabilities(
     frozenset(
         {
-            Capability.SYNCHRONISED_STEP,
+            Capability.SYNCHRONOUS_STEP,
             Capability.LOCAL_STEP,
             Capability.GRADIENTS,
-            Capability.APPLY,
+            Capability.APPLY_GRADIENTS,
             Capability.NAMED_STATE,
             Capability.AVERAGE_PARAMETERS,
             Capability.SEND_RECEIVE,
             Capability.COMPUTE,
             Capability.SUBGROUPS,
-            Capability.BFLOAT16_EXCHANGE,
+            Capability.BFLOAT16_COLLECTIVES,
         }
     ),
     NOT_REPLICATED,
 )
 
 
-class TorchDDP(ServedOverTcp):
+class TorchDDP(TcpParameterServer):
     """torch.nn.parallel.DistributedDataParallel over torch.distributed."""
 
     name = "torch-ddp"
@@ -68,18 +68,18 @@ class TorchDDP(ServedOverTcp):
         "nccl": "NVIDIA's collectives, for GPUs",
         "mpi": "where torch itself was built with MPI",
     }
-    synchronised_statistics = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
+    sync_batchnorm_devices = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
     replicas_per_process = "one"
     packages = ("torch", "keras")
     exports = EXPORTS
     compiler = "torch.compile"
-    slot_forms = TorchSlotForms()
+    optimizer_state_names = TorchOptimizerStateNames()
     capabilities = {
         "replicated": _REPLICATED,
-        "served": SERVED_GROUP,
+        "served": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
-        "staged": STAGED_GROUP,
-        "fully-sharded": FULLY_SHARDED_GROUP,
+        "pipeline": PIPELINE_CAPABILITIES,
+        "fully-sharded": FULLY_SHARDED_CAPABILITIES,
     }
     replicated_options = frozenset(
         {"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
@@ -91,39 +91,39 @@ class TorchDDP(ServedOverTcp):
         "static_graph": "promise that every step uses the same parameters (off)",
     }
 
-    def usability(self) -> Usability:
-        return torch_usability()
+    def availability(self) -> Availability:
+        return torch_availability()
 
     def examine(self) -> Examination:
-        keras_backend.claim("torch")
+        keras_backend.set_backend("torch")
         import torch
         import torch.distributed as dist
 
         versions = {"torch": torch.__version__, **keras_backend.version()}
         if not dist.is_available():
             reason = "this build of torch has no torch.distributed"
-            return Examination(Usability(False, torch.__version__, reason, INSTALL_HINT))
-        fault = torch_changed() or keras_backend.changed()
+            return Examination(Availability(False, torch.__version__, reason, INSTALL_HINT))
+        fault = torch_private_api_changes() or keras_backend.private_api_changes()
         if fault:
             return Examination(fault, versions=versions)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
         collectives = {
             "gloo": _built(dist.is_gloo_available(), "gloo"),
             "nccl": _nccl(dist.is_nccl_available(), gpus),
-            "mpi": Usability(False, None, "its processes must be started by mpirun", "use gloo"),
+            "mpi": Availability(False, None, "its processes must be started by mpirun", "use gloo"),
         }
         auto = "nccl" if gpus else "gloo"
         return Examination(
-            Usability(True, torch.__version__), {"auto": collectives[auto], **collectives}, versions
+            Availability(True, torch.__version__), {"auto": collectives[auto], **collectives}, versions
         )
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         _check_values(options, self.name)
         keras_names.require_known(spec, self.framework)
-        return weight_decay_remarks(spec)
+        return weight_decay_notes(spec)
 
-    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return parted_remarks(spec) if placement == "fully-sharded" else []
+    def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
+        return sharded_notes(spec) if parallel_layout == "fully-sharded" else []
 
     def accelerators(self) -> int:
         return visible_gpus() if _is_cuda_build() else 0
@@ -131,7 +131,7 @@ class TorchDDP(ServedOverTcp):
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
-        name = self.known_collective(requested)
+        name = self.collective_or_default(requested)
         if name == "auto":
             return "nccl" if device == "gpu" else "gloo"
         if name == "nccl" and device == "cpu":
@@ -146,10 +146,10 @@ class TorchDDP(ServedOverTcp):
             )
         return name
 
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
-        return torch_variables(device, threads)
+    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+        return torch_environment_variables(device, threads)
 
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         return torch_preload(spec, device, "isotrain.adapters.torch.ddp")
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
@@ -157,82 +157,82 @@ class TorchDDP(ServedOverTcp):
 
         Torch sums the gradients of native models: Gloo's reduce-scatter moves as much as its all-reduce.
         """
-        if plan.placement != "fully-sharded":
+        if plan.parallel_layout != "fully-sharded":
             return super().exchanged_bytes(plan, spec)
         sums_natively = isinstance(spec.model, Mapping) and plan.collective == "gloo"
         return fully_sharded_bytes(plan, sums=2 if sums_natively else 1)
 
-    def blames_peer(self, error: BaseException) -> bool:
-        return torch_blames_peer(error)
+    def is_peer_error(self, error: BaseException) -> bool:
+        return is_torch_peer_error(error)
 
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        keras_backend.claim("torch")
+    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+        keras_backend.set_backend("torch")
         from isotrain.adapters.torch import ddp, exchange, group
 
-        def connect() -> exchange.Exchange:
+        def connect() -> exchange.Communicator:
             if context.replicas == 1:
-                return exchange.SingleReplica(*context.local_replicas)
-            return ddp.DDPExchange(setting, context)
+                return exchange.SingleReplicaCommunicator(*context.local_replicas)
+            return ddp.DDPCommunicator(backend_config, context)
 
-        device = group.replica_device(setting, context)
+        device = group.replica_device(backend_config, context)
         is_worker = context.role == "worker"
-        return group.TorchReplicaGroup(spec, setting, device, connect, is_worker)
+        return group.TorchReplicaGroup(spec, backend_config, device, connect, is_worker)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
-        keras_backend.claim("torch")
+        keras_backend.set_backend("torch")
         if not isinstance(spec.model, Mapping):
-            return self._start_parted(spec, setting, context, unit_bytes)
+            return self._start_sharded(spec, backend_config, context, unit_bytes)
         from isotrain.adapters.torch import fully_sharded, group
 
-        def connect() -> fully_sharded.FullyShardedExchange:
-            return fully_sharded.FullyShardedExchange(setting, context, unit_bytes)
+        def connect() -> fully_sharded.FSDPCommunicator:
+            return fully_sharded.FSDPCommunicator(backend_config, context, unit_bytes)
 
-        device = group.replica_device(setting, context)
-        return fully_sharded.FullyShardedGroup(spec, setting, device, connect)
+        device = group.replica_device(backend_config, context)
+        return fully_sharded.FSDPReplicaGroup(spec, backend_config, device, connect)
 
-    def _start_parted(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+    def _start_sharded(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
         """Starts a fully sharded process with a portable model."""
         from isotrain.adapters.torch import ddp, parted
 
-        def connect() -> ddp.DDPExchange:
-            return ddp.DDPExchange(setting, context)
+        def connect() -> ddp.DDPCommunicator:
+            return ddp.DDPCommunicator(backend_config, context)
 
-        return parted.PartedGroup(spec, setting, context, connect, unit_bytes)
+        return parted.ShardedReplicaGroup(spec, backend_config, context, connect, unit_bytes)
 
-    def start_staged(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    def start_pipeline(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
     ) -> ReplicaGroup:
-        keras_backend.claim("torch")
+        keras_backend.set_backend("torch")
         from isotrain.adapters.torch import group, native_stages, stage_exchange, staged
 
-        def connect() -> stage_exchange.StageExchange:
-            return native_stages.NativeStageExchange(setting, context)
+        def connect() -> stage_exchange.PipelineCommunicator:
+            return native_stages.ProcessGroupPipelineCommunicator(backend_config, context)
 
-        device = group.replica_device(setting, context)
-        return staged.StagedGroup(spec, setting, device, connect, cut)
+        device = group.replica_device(backend_config, context)
+        return staged.PipelineReplicaGroup(spec, backend_config, device, connect, cut)
 
 
-def parted_remarks(spec: TrainingSpec) -> list[str]:
+def sharded_notes(spec: TrainingSpec) -> list[str]:
     """Says so where steps are not replayed because weights lie in parts."""
-    if isinstance(spec.model, Mapping) or not spec.record:
+    if isinstance(spec.model, Mapping) or not spec.capture:
         return []
     return [
-        "record: of a portable model whose weights lie in parts nothing is recorded: Keras computes each"
+        "capture: of a portable model whose weights lie in parts nothing is recorded: Keras computes each"
         " step, and they are joined as it reads them"
     ]
 
 
-def torch_blames_peer(error: BaseException) -> bool:
+def is_torch_peer_error(error: BaseException) -> bool:
     """Whether torch says by an error that another process is gone; imports nothing for it."""
     if "torch" not in sys.modules:
         return False
     from isotrain.adapters.torch import peers
 
-    return peers.blames_peer(error)
+    return peers.is_peer_error(error)
 
 
 def _check_values(options: Mapping[str, Any], backend: str) -> None:
@@ -251,7 +251,7 @@ def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
 
 
-def weight_decay_remarks(spec: TrainingSpec) -> list[str]:
+def weight_decay_notes(spec: TrainingSpec) -> list[str]:
     """Says so where a native torch optimizer takes weight decay in another sense than Keras'."""
     optimizer = spec.optimizer
     differs = optimizer.weight_decay and not optimizer.decay_is_decoupled
@@ -263,45 +263,45 @@ def weight_decay_remarks(spec: TrainingSpec) -> list[str]:
     ]
 
 
-def torch_variables(device: DeviceKind, threads: int) -> dict[str, str]:
+def torch_environment_variables(device: DeviceKind, threads: int) -> dict[str, str]:
     """Variables that every process with a torch replica starts with."""
     variables = {
-        keras_backend.VARIABLE: "torch",
+        keras_backend.ENVIRONMENT_VARIABLE: "torch",
         "OMP_NUM_THREADS": str(threads),
         "MKL_NUM_THREADS": str(threads),
     }
     return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
 
 
-def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Start:
+def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> StartMethod:
     """What a process with torch replicas imports, `modules` besides; GPUs are left to fresh ones.
 
     A model that is given per framework is a native one, for which nobody needs Keras.
     """
     if device == "gpu":
-        return Start(why_fresh="a process that has seen a GPU cannot be forked")
+        return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
     # torch imports its compiler, as long as all the rest takes, when it makes the first optimizer
     own = ("torch._dynamo", __name__, "isotrain.adapters.torch.group", *modules)
     if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
-        return Start((_AHEAD, "torch", *own))
+        return StartMethod((_AHEAD, "torch", *own))
     of_keras = (*own, "isotrain.adapters.torch.keras_program")
-    return Start((keras_backend.DEFERRED, _AHEAD, "torch", "keras", *of_keras))
+    return StartMethod((keras_backend.LAZY_IMPORT, _AHEAD, "torch", "keras", *of_keras))
 
 
-def torch_changed() -> Usability | None:
+def torch_private_api_changes() -> Availability | None:
     """Which private parts of torch are no longer as they were, if any; imports torch."""
     import torch
 
     from isotrain.adapters.torch import powersgd, private
 
-    return private_parts.changed("torch", torch.__version__, (*private.PARTS, *powersgd.PARTS))
+    return private_parts.private_api_changes("torch", torch.__version__, (*private.PROBES, *powersgd.PROBES))
 
 
-def torch_usability() -> Usability:
+def torch_availability() -> Availability:
     """Whether torch is installed; imports nothing. Keras is for portable models alone."""
     if importlib.util.find_spec("torch") is None:
-        return Usability(False, None, "torch is not installed", INSTALL_HINT)
-    return Usability(True, metadata.version("torch"))
+        return Availability(False, None, "torch is not installed", INSTALL_HINT)
+    return Availability(True, metadata.version("torch"))
 
 
 def _is_cuda_build() -> bool:
@@ -311,15 +311,15 @@ def _is_cuda_build() -> bool:
     return (Path(found.origin).parent / "lib" / "libtorch_cuda.so").exists()
 
 
-def _built(available: bool, what: str) -> Usability:
+def _built(available: bool, what: str) -> Availability:
     if available:
-        return Usability(True)
-    return Usability(False, None, f"this build of torch has no {what}", "use another collective")
+        return Availability(True)
+    return Availability(False, None, f"this build of torch has no {what}", "use another collective")
 
 
-def _nccl(available: bool, gpus: int) -> Usability:
+def _nccl(available: bool, gpus: int) -> Availability:
     if not available:
         return _built(False, "NCCL")
     if not gpus:
-        return Usability(False, None, "no NVIDIA GPU is visible", "use gloo")
-    return Usability(True)
+        return Availability(False, None, "no NVIDIA GPU is visible", "use gloo")
+    return Availability(True)

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.program import ReplicaTrainer
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.plugin import Reduction
 
@@ -15,9 +15,9 @@ from isotrain.plugin import Reduction
 class BucketedGradients:
     """What a reduction keeps of the gradients in `.grad`, which it lets go bucket by bucket."""
 
-    def __init__(self, program: Program, replica: TorchReplica, reduction: Reduction) -> None:
+    def __init__(self, trainer: ReplicaTrainer, replica: TorchReplica, reduction: Reduction) -> None:
         """Keeps nothing yet."""
-        self._weights = list(program.trainable.values())
+        self._weights = list(trainer.trainable.values())
         self._replica = replica
         self._reduction = reduction
         self._kept: list[list[torch.Tensor]] = [[] for _ in reduction.buckets]
@@ -28,7 +28,7 @@ class BucketedGradients:
         return [tensor for kept in self._kept for tensor in kept]
 
     @contextlib.contextmanager
-    def while_they_come(self) -> Iterator[None]:
+    def during_backward(self) -> Iterator[None]:
         """Within it, a backward pass has each bucket taken as soon as it and those before it are complete."""
         waiting = [set(bucket) for bucket in self._reduction.buckets]
         taken = 0
@@ -49,7 +49,7 @@ class BucketedGradients:
         for number in range(taken, len(waiting)):
             self._take(number)
 
-    def take_all(self) -> None:
+    def reduce_all(self) -> None:
         """Takes every bucket."""
         for number in range(len(self._kept)):
             self._take(number)

@@ -1,4 +1,4 @@
-"""Builds the program of a spec's model, portable or native; imports Keras for the former alone."""
+"""Builds the trainer of a spec's model, portable or native; imports Keras for the former alone."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ import torch
 from torch import nn
 
 from isotrain.adapters import chosen, keras_backend
-from isotrain.adapters.torch.native_program import NativeProgram
-from isotrain.adapters.torch.parted_native import PartedNativeProgram
-from isotrain.adapters.torch.parted_program import PartedProgram
-from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.native_program import NativeTrainer
+from isotrain.adapters.torch.parted_native import ShardedNativeTrainer
+from isotrain.adapters.torch.parted_program import ShardedTrainer
+from isotrain.adapters.torch.program import ReplicaTrainer
 from isotrain.plugin import SpecError, TrainingSpec
 
 
-def build_parted(spec: TrainingSpec, device: torch.device) -> PartedProgram:
+def build_sharded(spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
     """Builds the spec's model on this process's device, to be taken apart.
 
     Raises:
         SpecError: The model function returned something else than a model of its kind.
     """
     model = _built(spec, device)
-    if keras_backend.is_a(model, "Layer"):
-        from isotrain.adapters.torch.parted_keras import PartedKerasProgram
+    if keras_backend.is_keras_instance(model, "Layer"):
+        from isotrain.adapters.torch.parted_keras import ShardedKerasTrainer
 
-        return PartedKerasProgram(spec, model)
+        return ShardedKerasTrainer(spec, model)
     if isinstance(model, nn.Module) and isinstance(spec.model, Mapping):
-        return PartedNativeProgram(spec, model, device)
+        return ShardedNativeTrainer(spec, model, device)
     raise SpecError(
         f"model: the function returned {type(model).__name__!r}, and stage=3 of strategy sharded takes"
         " Keras models, and those that are said to be torch's own: `model: {torch: ...}`."
@@ -39,22 +39,22 @@ def build_parted(spec: TrainingSpec, device: torch.device) -> PartedProgram:
 
 def _built(spec: TrainingSpec, device: torch.device) -> Any:
     """What the model function returns."""
-    return _seeded(spec, device, chosen.select(spec.model, "torch", "model"))
+    return _seeded(spec, device, chosen.resolve_for_framework(spec.model, "torch", "model"))
 
 
-def build_program(spec: TrainingSpec, device: torch.device) -> Program:
+def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
     """Builds the spec's model on this process's device.
 
     Raises:
         SpecError: The model function returned something that torch cannot train.
     """
     model = _built(spec, device)
-    if keras_backend.is_a(model, "Layer"):
-        from isotrain.adapters.torch.keras_program import KerasProgram
+    if keras_backend.is_keras_instance(model, "Layer"):
+        from isotrain.adapters.torch.keras_program import KerasTrainer
 
-        return KerasProgram(spec, model)
+        return KerasTrainer(spec, model)
     if isinstance(model, nn.Module):
-        return NativeProgram(spec, model, device)
+        return NativeTrainer(spec, model, device)
     raise SpecError(
         f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
         " torch.nn.Module or a Keras model."

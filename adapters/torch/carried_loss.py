@@ -7,21 +7,21 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.torch.program import Objective
+from isotrain.adapters.torch.program import LossModule
 
 
-class CarriedLoss(nn.Module):
+class LossInGradients(nn.Module):
     """An objective with one more parameter, whose gradient is the loss: what averages gradients averages it.
 
     The parameter stays 0, so neither the loss nor its other gradients change. It gets its gradient after all
     others.
     """
 
-    objective: Objective
+    loss_module: LossModule
 
     def __init__(
         self,
-        objective: Objective,
+        loss_module: LossModule,
         device: torch.device,
         dtype: torch.dtype,
         numbers: int,
@@ -31,7 +31,7 @@ class CarriedLoss(nn.Module):
         """Wraps an objective.
 
         Args:
-            objective: Gives loss and predictions, as `Program.objective` does.
+            loss_module: Gives loss and predictions, as `ReplicaTrainer.loss_module` does.
             device: Of the parameter.
             dtype: Of the parameter: that of the others, to travel in one message with them.
             numbers: 2 where the loss may leave out padding: then also which part of the targets that is.
@@ -41,7 +41,7 @@ class CarriedLoss(nn.Module):
         # of one dimension: torch's PowerSGD takes no parameters without any
         carrier = nn.Parameter(torch.zeros(numbers, device=device, dtype=dtype))
         # a module of its own: parameters of this one come before those of what is in it
-        modules = {"objective": objective, "carrying": nn.ParameterList([carrier])}
+        modules = {"loss_module": loss_module, "carrying": nn.ParameterList([carrier])}
         for name, module in modules.items() if at_end else reversed(modules.items()):
             self.add_module(name, module)
         self._carrier = (carrier,)  # in a tuple, torch finds it once
@@ -50,7 +50,7 @@ class CarriedLoss(nn.Module):
         """As the objective."""
         (carrier,) = self._carrier
         held, *beside = carrier.unbind()  # before the rest: gradients come in the reverse order
-        loss, predictions = self.objective(inputs, targets)
+        loss, predictions = self.loss_module(inputs, targets)
         if not beside or not loss.dim():
             return torch.addcmul(loss, held, loss.detach()), predictions
         mean, part = loss
@@ -63,7 +63,7 @@ class CarriedLoss(nn.Module):
         mean, carrier.grad = carrier.grad, None
         return None if mean is None else mean.squeeze().clone()
 
-    def leaves_sums(self, replicas: int, bucket_mib: float) -> bool:
+    def keeps_summation_order(self, replicas: int, bucket_mib: float) -> bool:
         """Whether gradients with which it travels are added up in the same order as without it.
 
         Gloo's ring cuts a message into two segments for each replica, in each of which another one begins the
@@ -75,12 +75,12 @@ class CarriedLoss(nn.Module):
                 one; of larger ones it is known only after a step which are in the last.
         """
         embeddings = (nn.Embedding, nn.EmbeddingBag)
-        if any(isinstance(each, embeddings) and each.sparse for each in self.objective.modules()):
+        if any(isinstance(each, embeddings) and each.sparse for each in self.loss_module.modules()):
             return False  # sparse gradients travel apart
         (carrier,) = self._carrier
         beside = [
             weight.numel()
-            for weight in self.objective.parameters()
+            for weight in self.loss_module.parameters()
             if weight.requires_grad and weight.dtype == carrier.dtype
         ]
         fits = sum(beside) * carrier.element_size() < bucket_mib * (1 << 20)

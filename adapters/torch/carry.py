@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.held import held_in, put
+from isotrain.adapters.held import iter_nested, set_by_path
 from isotrain.adapters.torch import private
 from isotrain.adapters.torch.state import Section
 from isotrain.adapters.torch.tensors import overwrite
@@ -60,7 +60,7 @@ class Carry:
             for name, value in list(attributes.items()):
                 if name not in self._usual:
                     path = f"{owner}.{name}".removeprefix(".")
-                    yield from held_in(path, value, _is_carried, known)
+                    yield from iter_nested(path, value, _is_carried, known)
 
     def _read(self) -> dict[str, torch.Tensor]:
         found = dict(self.variables)
@@ -90,10 +90,10 @@ class Carry:
         given: Any = value.to(self._device)
         if isinstance(held, bool | int | float):
             given = type(held)(value.item())
-        put(self._owners[owner], name[len(owner) :].removeprefix("."), given)
+        set_by_path(self._owners[owner], name[len(owner) :].removeprefix("."), given)
 
     @contextlib.contextmanager
-    def unmoved(self) -> Iterator[None]:
+    def preserving_state(self) -> Iterator[None]:
         """Gives variables and attributes back at its end what they were and held."""
         attributes = [(held, dict(held)) for held in self._owners.values()]
         containers = list(self._containers())
@@ -125,7 +125,7 @@ class Carry:
         for attributes in self._owners.values():
             for name, value in attributes.items():
                 if name not in self._usual:
-                    list(held_in(name, value, note, known))
+                    list(iter_nested(name, value, note, known))
         return ((each, each.copy()) for each in found)
 
 
@@ -136,7 +136,7 @@ def _is_carried(value: Any) -> bool:
 
 def _version(value: Any) -> int | None:
     is_counted = isinstance(value, torch.Tensor) and not value.is_inference()
-    return private.changes_of(value) if is_counted else None
+    return private.version_of(value) if is_counted else None
 
 
 def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:

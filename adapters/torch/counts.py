@@ -8,12 +8,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isotrain.adapters.torch.losses import beside, one_shape
+from isotrain.adapters.torch.losses import broadcast_weights, same_shape
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.plugin import SpecError
 
 
-class Counts(Metric):
+class ConfusionMetric(Metric):
     """What is made of the true and false positives and negatives at one or several thresholds."""
 
     def __init__(
@@ -50,7 +50,7 @@ class Counts(Metric):
         self._count(targets, predictions, weights)
 
     def _count(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
-        targets, predictions = one_shape(targets, self._scored(predictions))
+        targets, predictions = same_shape(targets, self._scored(predictions))
         if predictions.dim() < 2 and (self._top_k is not None or self._class is not None):
             raise SpecError(
                 f"metric {self.name}: class_id and top_k choose among classes along the last axis; the"
@@ -62,7 +62,7 @@ class Counts(Metric):
         if self._class is not None:
             targets, predictions = targets[..., self._class], predictions[..., self._class]
         if weights is not None:
-            weights = beside(weights, targets.double()).expand_as(targets).reshape(1, -1)
+            weights = broadcast_weights(weights, targets.double()).expand_as(targets).reshape(1, -1)
         true, scores = targets.reshape(1, -1).bool(), predictions.reshape(1, -1)
         self.sums[0].add_(confusion(true, scores > self._thresholds.to(scores.dtype), weights))
 
@@ -70,14 +70,14 @@ class Counts(Metric):
         """What is compared to thresholds."""
         return predictions
 
-    def readings(self) -> dict[str, float]:
+    def named_results(self) -> dict[str, float]:
         numbers = self._number(*self.sums[0]).reshape(-1).tolist()
         if len(numbers) == 1:
             return {self.name: numbers[0]}
         return {f"{self.name}/{place}": number for place, number in enumerate(numbers)}
 
 
-class CountsOfLogits(Counts):
+class ConfusionMetricFromLogits(ConfusionMetric):
     """The same, of predictions that are logits."""
 
     def _scored(self, predictions: Tensor) -> Tensor:
@@ -123,7 +123,7 @@ def specificity(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
     return ratio(tn, fp)
 
 
-def highest(
+def max_where_at_least(
     number: Callable[..., Tensor], where: Callable[..., Tensor], least: float
 ) -> Callable[..., Tensor]:
     """The highest of a number over the thresholds at which another one is at least so high."""

@@ -14,24 +14,24 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from isotrain.adapters.torch import private
-from isotrain.adapters.torch.carried_loss import CarriedLoss
+from isotrain.adapters.torch.carried_loss import LossInGradients
 from isotrain.adapters.torch.exchange import Wait
-from isotrain.adapters.torch.first_values import take_first
+from isotrain.adapters.torch.first_values import broadcast_initial_values
 from isotrain.adapters.torch.powersgd import PowerSGD
-from isotrain.adapters.torch.process_group import ProcessGroupExchange, start_process_group
-from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.process_group import ProcessGroupCommunicator, start_process_group
+from isotrain.adapters.torch.program import ReplicaTrainer
 from isotrain.plugin import (
     SHARD,
     CompressionMethod,
-    Parts,
+    Subgroups,
     ProcessContext,
-    Setting,
+    BackendConfig,
     SpecError,
-    own_part,
+    local_subgroup,
 )
 
 _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
-_ARRANGED = "arranged"
+_BUCKETS_REBUILT = "buckets_rebuilt"
 _POWERSGD = "powersgd/"
 _BUCKET_MIB = 1
 """At which DistributedDataParallel closes its first bucket, unless it is told another size of buckets."""
@@ -55,7 +55,7 @@ class _NamingUnused(DistributedDataParallel):
         try:
             return super().forward(*inputs, **options)
         except RuntimeError as error:
-            found = private.UNREDUCED.search(str(error))
+            found = private.UNREDUCED_ERROR.search(str(error))
             if found is None:
                 raise
             trained = [each for each in self.module.parameters() if each.requires_grad]
@@ -71,31 +71,31 @@ def _unused(names: Sequence[str]) -> SpecError:
     )
 
 
-class DDPExchange(ProcessGroupExchange):
+class DDPCommunicator(ProcessGroupCommunicator):
     """Gradients are averaged by DistributedDataParallel while the backward pass runs."""
 
-    def __init__(self, setting: Setting, context: ProcessContext) -> None:
-        start_process_group(setting, context)
+    def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
+        start_process_group(backend_config, context)
         self.rank = context.rank
         self.replicas = context.world_size
-        self._device_ids = [context.local_rank] if setting.device == "gpu" else None
-        self._options = ddp_options(setting.options)
-        self._timeout = timedelta(seconds=setting.timeout)
-        self._in_parts = SHARD in context.mesh.sizes
+        self._device_ids = [context.local_rank] if backend_config.device == "gpu" else None
+        self._options = ddp_options(backend_config.options)
+        self._timeout = timedelta(seconds=backend_config.timeout)
+        self._in_parts = SHARD in context.device_mesh.sizes
         self._process_groups: dict[tuple[int, ...], Any] = {}
         self._mean: torch.Tensor | None = None
         self._powersgd: PowerSGD | None = None
-        self._is_arranged = False
-        self._was_arranged = False
+        self._has_rebuilt_buckets = False
+        self._had_rebuilt_buckets = False
         self._waits_for_all = False
         self._is_reduced = False
 
-    def attach(self, program: Program) -> None:
-        self._program = program
-        self._carries = False
-        self._take_first(program)
+    def wrap(self, trainer: ReplicaTrainer) -> None:
+        self._trainer = trainer
+        self._loss_in_gradients = False
+        self._broadcast_initial_values(trainer)
         if self._in_parts:
-            self.module = program.objective.forward
+            self.module = trainer.loss_module.forward
             return
         unused, static = (
             self._options[name] for name in ("find_unused_parameters", "static_graph")
@@ -104,36 +104,36 @@ class DDPExchange(ProcessGroupExchange):
         # Buckets are filled in the order in which gradients come, or else in that of parameters, of which
         # the first are exchanged last.
         as_they_come = static or not unused
-        self._loss = CarriedLoss(
-            program.objective,
+        self._loss = LossInGradients(
+            trainer.loss_module,
             self._device,
-            _widest(program),
-            1 + program.may_leave_out,
+            _widest(trainer),
+            1 + trainer.may_ignore_padding,
             at_end=as_they_come,
         )
         # Two terms have no order; of more, all replicas' sums shall have that of a loop by hand.
         bucket = min(_BUCKET_MIB, self._options.get("bucket_cap_mb", _BUCKET_MIB))
-        self._carries = (
+        self._loss_in_gradients = (
             self.replicas <= 2
             or self._device.type != "cpu"
-            or (as_they_come and self._loss.leaves_sums(self.replicas, bucket))
+            or (as_they_come and self._loss.keeps_summation_order(self.replicas, bucket))
         )
         self.module = _NamingUnused(
-            self._loss if self._carries else program.objective,
+            self._loss if self._loss_in_gradients else trainer.loss_module,
             device_ids=self._device_ids,
             **_NO_BROADCAST,
             **self._options,
         )
-        self.module.names = {id(each): name for name, each in program.trainable.items()}
+        self.module.names = {id(each): name for name, each in trainer.trainable.items()}
 
-    def _take_first(self, program: Program) -> None:
+    def _broadcast_initial_values(self, trainer: ReplicaTrainer) -> None:
         """Gives all replicas what replica 0 has: DDP itself takes neither all types nor all layouts."""
-        take_first(program.tensors(), self._device, lambda vector: dist.broadcast(vector, 0))
+        broadcast_initial_values(trainer.tensors(), self._device, lambda vector: dist.broadcast(vector, 0))
 
-    def accumulating(self) -> AbstractContextManager[Any]:
+    def no_sync(self) -> AbstractContextManager[Any]:
         return self.module.no_sync()  # type: ignore[attr-defined]
 
-    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+    def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
         self._is_reduced = False
         total = scalar.clone()
         work = dist.all_reduce(total, async_op=True)
@@ -144,11 +144,11 @@ class DDPExchange(ProcessGroupExchange):
 
         return wait
 
-    def begin_loss(self, share: torch.Tensor) -> Wait:
+    def reduce_loss_async(self, share: torch.Tensor) -> Wait:
         """Lets the loss travel with the gradients, where it can."""
-        if not self._carries:
-            return self.begin_mean(share)
-        scale = self._program.loss_scale()  # the update may change it
+        if not self._loss_in_gradients:
+            return self.all_reduce_mean_async(share)
+        scale = self._trainer.loss_scale()  # the update may change it
 
         def wait() -> torch.Tensor:
             assert self._mean is not None
@@ -156,14 +156,14 @@ class DDPExchange(ProcessGroupExchange):
 
         return wait
 
-    def finish_gradients(self) -> None:
+    def wait_gradients(self) -> None:
         self._mean = self._loss.taken()
-        self._is_arranged = self._is_reduced = True
+        self._has_rebuilt_buckets = self._is_reduced = True
         if self._expects_all:
             self._expects_all = False
             self._require_gradients()
 
-    def require_reduced(self) -> None:
+    def require_all_reduced(self) -> None:
         if self._waits_for_all and self._is_reduced:
             self._require_gradients()
 
@@ -173,12 +173,12 @@ class DDPExchange(ProcessGroupExchange):
         Raises:
             SpecError: A weight got no gradient.
         """
-        missing = [trait.layer for trait in self._program.without_gradient()]
+        missing = [trait.layer for trait in self._trainer.without_gradient()]
         if missing:
             raise _unused(missing)
 
-    def sum_parts(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
         """Each sends every other its part: Gloo's own reduce-scatter moves twice as much."""
         members = self._members(within)
@@ -189,16 +189,16 @@ class DDPExchange(ProcessGroupExchange):
             total += row
         return total
 
-    def join_parts(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def all_gather_shards(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
         members, whole = self._members(within), part.new_empty(sum(sizes))
         self._swap(members, [part.contiguous()] * len(members), whole.split(list(sizes)))
         return whole
 
-    def _members(self, within: Parts) -> Sequence[int]:
+    def _members(self, within: Subgroups) -> Sequence[int]:
         """The replicas of the own set; without any, all."""
-        return (own_part(self.rank, within) or (self.rank,)) if within else range(self.replicas)
+        return (local_subgroup(self.rank, within) or (self.rank,)) if within else range(self.replicas)
 
     def _swap(
         self,
@@ -236,29 +236,29 @@ class DDPExchange(ProcessGroupExchange):
         _complete(transfers)
         return result
 
-    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
         result, process_group = value.clone(), self._process_group(parts)
         if process_group is not None:
             dist.all_reduce(result, group=process_group)
         return result
 
-    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
         result, process_group = value.clone(), self._process_group(parts)
         if process_group is not None:
-            dist.broadcast(result, own_part(self.rank, parts)[0], group=process_group)
+            dist.broadcast(result, local_subgroup(self.rank, parts)[0], group=process_group)
         return result
 
-    def _process_group(self, parts: Parts) -> Any:
+    def _process_group(self, parts: Subgroups) -> Any:
         """This replica's process group among those of the parts; all replicas make each, once."""
         for part in map(tuple, parts):
             if len(part) > 1 and part not in self._process_groups:
                 self._process_groups[part] = dist.new_group(list(part), timeout=self._timeout)
-        return self._process_groups.get(own_part(self.rank, parts))
+        return self._process_groups.get(local_subgroup(self.rank, parts))
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         if method == "topk" or (method == "bf16" and self._device.type == "cpu"):
             return False  # torch has no hook for the one, and lets the other run on NCCL only
-        self._carries = False  # the hook would compress the loss too
+        self._loss_in_gradients = False  # the hook would compress the loss too
         if method == "powersgd":
             self._powersgd = PowerSGD(rank, start)
         state, hook = _communication_hook(method, self._powersgd)
@@ -267,22 +267,22 @@ class DDPExchange(ProcessGroupExchange):
 
     def state(self) -> dict[str, torch.Tensor]:
         """Whether DDP has arranged its buckets, which it does by the first backward pass; and PowerSGD's."""
-        arranged = torch.tensor(self._is_arranged or self._was_arranged)
+        buckets_rebuilt = torch.tensor(self._has_rebuilt_buckets or self._had_rebuilt_buckets)
         own = {} if self._powersgd is None else self._powersgd.read()
-        return {_ARRANGED: arranged, **{_POWERSGD + name: value for name, value in own.items()}}
+        return {_BUCKETS_REBUILT: buckets_rebuilt, **{_POWERSGD + name: value for name, value in own.items()}}
 
     def write_state(self, name: str, value: torch.Tensor) -> None:
         """Sets one of these; buckets that are arranged stay so."""
-        if name == _ARRANGED:
-            self._was_arranged = bool(value)
+        if name == _BUCKETS_REBUILT:
+            self._had_rebuilt_buckets = bool(value)
         elif self._powersgd is not None and name.startswith(_POWERSGD):
             self._powersgd.write(name.removeprefix(_POWERSGD), value, self._device)
         else:
             super().write_state(name, value)
 
-    def arranging(self) -> AbstractContextManager[Any] | None:
+    def warm_up(self) -> AbstractContextManager[Any] | None:
         """Where a run goes on whose buckets were arranged: in others, sums round in another way."""
-        if self._is_arranged or not self._was_arranged:
+        if self._has_rebuilt_buckets or not self._had_rebuilt_buckets:
             return None
         return nullcontext() if self._powersgd is None else self._powersgd.set_aside()
 
@@ -308,9 +308,9 @@ def _complete(transfers: list[dist.P2POp]) -> None:
         work.wait()
 
 
-def _widest(program: Program) -> torch.dtype:
+def _widest(trainer: ReplicaTrainer) -> torch.dtype:
     """The type in which the loss travels: the weights', and never one of 16 bits."""
-    wide = any(weight.dtype == torch.float64 for weight in program.trainable.values())
+    wide = any(weight.dtype == torch.float64 for weight in trainer.trainable.values())
     return torch.float64 if wide else torch.float32
 
 

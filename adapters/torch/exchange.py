@@ -10,20 +10,20 @@ from typing import Any
 
 import torch
 
-from isotrain.adapters.torch.program import Program
-from isotrain.plugin import CompressionMethod, IsotrainError, Parts, ReduceOp, unknown_name
+from isotrain.adapters.torch.program import ReplicaTrainer
+from isotrain.plugin import CompressionMethod, IsotrainError, Subgroups, ReduceOp, unknown_name
 
 Wait = Callable[[], torch.Tensor]
 
 
-class Exchange(ABC):
+class Communicator(ABC):
     """The ties of one replica (one process) to the others.
 
     Attributes:
         replicas: Replicas in the run.
         rank: This one's index.
         module: What to call for a forward pass whose gradients will be exchanged:
-            `module(inputs, targets)` gives loss (see `Program.objective`) and predictions.
+            `module(inputs, targets)` gives loss (see `ReplicaTrainer.loss_module`) and predictions.
     """
 
     replicas: int
@@ -31,26 +31,26 @@ class Exchange(ABC):
     module: Callable[..., tuple[torch.Tensor, Any]]
 
     @abstractmethod
-    def attach(self, program: Program) -> None:
+    def wrap(self, trainer: ReplicaTrainer) -> None:
         """Makes all replicas' weights those of replica 0, and arranges for gradients to be exchanged."""
 
     @abstractmethod
-    def accumulating(self) -> AbstractContextManager[Any]:
+    def no_sync(self) -> AbstractContextManager[Any]:
         """Within it, backward passes only add to the local gradients."""
 
     @abstractmethod
-    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+    def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
         """Starts the mean of a scalar over all replicas; the result is given when waited for."""
 
-    def begin_loss(self, share: torch.Tensor) -> Wait:
-        """As `begin_mean`, for the loss of a synchronised step, before its backward pass."""
-        return self.begin_mean(share)
+    def reduce_loss_async(self, share: torch.Tensor) -> Wait:
+        """As `all_reduce_mean_async`, for the loss of a synchronised step, before its backward pass."""
+        return self.all_reduce_mean_async(share)
 
     @abstractmethod
-    def finish_gradients(self) -> None:
+    def wait_gradients(self) -> None:
         """Returns once every parameter's `.grad` is the mean over all replicas."""
 
-    def require_reduced(self) -> None:
+    def require_all_reduced(self) -> None:
         """Raises a SpecError if the last step's gradients, which it reduces natively, are not all reduced."""
         return
 
@@ -63,14 +63,14 @@ class Exchange(ABC):
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
     @abstractmethod
-    def sum_parts(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
         """Sums a vector over all replicas, or those of the own set, each of which gets its part."""
 
     @abstractmethod
-    def join_parts(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def all_gather_shards(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
         """Joins the parts of all replicas, or those of the own set, into one vector."""
 
@@ -79,11 +79,11 @@ class Exchange(ABC):
         """Sends to one replica while receiving a tensor of equal shape from another."""
 
     @abstractmethod
-    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
         """Sums over the replicas of each part, into a new tensor."""
 
     @abstractmethod
-    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
         """Gives each part the tensor of its first replica."""
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
@@ -102,7 +102,7 @@ class Exchange(ABC):
         """
         raise IsotrainError(unknown_name("state", f"exchange/{name}", self.state()))
 
-    def arranging(self) -> AbstractContextManager[Any] | None:
+    def warm_up(self) -> AbstractContextManager[Any] | None:
         """Within it, a backward pass lets the exchange arrange itself; None where it needs none."""
         return None
 
@@ -115,7 +115,7 @@ class Exchange(ABC):
         """Leaves the group of replicas."""
 
 
-class SingleReplica(Exchange):
+class SingleReplicaCommunicator(Communicator):
     """The null object: one replica, no process group, no ports."""
 
     replicas = 1
@@ -124,16 +124,16 @@ class SingleReplica(Exchange):
         """Is alone as this replica, whose random numbers it draws."""
         self.rank = rank
 
-    def attach(self, program: Program) -> None:
-        self.module = program.objective.forward  # no exchange hangs on the module's hooks
+    def wrap(self, trainer: ReplicaTrainer) -> None:
+        self.module = trainer.loss_module.forward  # no exchange hangs on the module's hooks
 
-    def accumulating(self) -> AbstractContextManager[Any]:
+    def no_sync(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
 
-    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+    def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
         return lambda: scalar
 
-    def finish_gradients(self) -> None:
+    def wait_gradients(self) -> None:
         return
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
@@ -142,23 +142,23 @@ class SingleReplica(Exchange):
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         return value.clone().unsqueeze(0)
 
-    def sum_parts(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
         return vector.clone()
 
-    def join_parts(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def all_gather_shards(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
         return part.clone()
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         return value.clone()
 
-    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
         return value.clone()
 
-    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
+    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
         return value.clone()
 
     def barrier(self) -> None:
@@ -168,11 +168,11 @@ class SingleReplica(Exchange):
         return
 
 
-def flat_mean(exchange: Exchange, tensors: Sequence[torch.Tensor], weight: float) -> None:
+def all_reduce_mean_flat(communicator: Communicator, tensors: Sequence[torch.Tensor], weight: float) -> None:
     """Replaces tensors, in place, by their weighted mean over all replicas, in one exchange a dtype.
 
     Args:
-        exchange: The ties to the other replicas.
+        communicator: The ties to the other replicas.
         tensors: The same shapes on every replica.
         weight: This replica's weight; the mean of all replicas' weights is 1.
     """
@@ -184,7 +184,7 @@ def flat_mean(exchange: Exchange, tensors: Sequence[torch.Tensor], weight: float
             flat = torch.cat([member.reshape(-1) for member in members])
             if weight != 1.0:
                 flat.mul_(weight)
-            mean = exchange.all_reduce(flat, "mean")
+            mean = communicator.all_reduce(flat, "mean")
             parts = mean.split([member.numel() for member in members])
             for member, part in zip(members, parts, strict=True):
                 member.copy_(part.view_as(member))

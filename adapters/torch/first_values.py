@@ -10,7 +10,7 @@ import torch
 from isotrain.adapters.torch.tensors import unexpanded
 from isotrain.plugin import SpecError
 
-Send = Callable[[torch.Tensor], object]
+BroadcastFirst = Callable[[torch.Tensor], object]
 """Overwrites a contiguous vector of bytes by replica 0's. Called by all with vectors of equal length."""
 _MOST_BYTES = 1 << 26
 _SPARSE: Mapping[torch.layout, Sequence[str]] = {
@@ -23,7 +23,7 @@ _SPARSE: Mapping[torch.layout, Sequence[str]] = {
 """The methods that give the dense tensors in which the numbers of others lie."""
 
 
-def take_first(tensors: Mapping[str, torch.Tensor], device: torch.device, send: Send) -> None:
+def broadcast_initial_values(tensors: Mapping[str, torch.Tensor], device: torch.device, send: BroadcastFirst) -> None:
     """Gives tensors the values of replica 0, in the memory that they have. Called by every process.
 
     Args:
@@ -48,10 +48,10 @@ def take_first(tensors: Mapping[str, torch.Tensor], device: torch.device, send: 
         bundle.append(part)
         size += part.nbytes
         if size > _MOST_BYTES:
-            take(bundle, send)
+            broadcast_bundle(bundle, send)
             bundle, size = [], 0
     if bundle:
-        take(bundle, send)
+        broadcast_bundle(bundle, send)
 
 
 def dense(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
@@ -62,7 +62,7 @@ def dense(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
     yield unexpanded(tensor)
 
 
-def _require_alike(own: Sequence[str], device: torch.device, send: Send) -> None:
+def _require_alike(own: Sequence[str], device: torch.device, send: BroadcastFirst) -> None:
     """Compares descriptions with those of replica 0.
 
     Raises:
@@ -87,7 +87,7 @@ def _require_alike(own: Sequence[str], device: torch.device, send: Send) -> None
     )
 
 
-def take(tensors: Sequence[torch.Tensor], send: Send) -> None:
+def broadcast_bundle(tensors: Sequence[torch.Tensor], send: BroadcastFirst) -> None:
     """Sends tensors together, many bytes in several messages."""
     values = [each.resolve_conj().resolve_neg().contiguous() for each in tensors]
     own = [v.as_strided((v.numel(),), (1,)).view(torch.uint8) for v in values]

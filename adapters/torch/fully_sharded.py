@@ -9,45 +9,45 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import nn
-from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
 from isotrain.adapters import cuts
-from isotrain.adapters.torch.ddp import DDPExchange
+from isotrain.adapters.torch.ddp import DDPCommunicator
 from isotrain.adapters.torch.exchange import Wait
 from isotrain.adapters.torch.group import TorchReplicaGroup
-from isotrain.adapters.torch.native_program import NativeProgram
-from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.native_program import NativeTrainer
+from isotrain.adapters.torch.program import ReplicaTrainer
 from isotrain.adapters.torch.state import Section, in_place
 from isotrain.plugin import (
     DATA,
     SHARD,
     Batch,
-    Mesh,
-    Parts,
+    DeviceMesh,
+    Subgroups,
     ProcessContext,
-    Setting,
+    BackendConfig,
     SpecError,
     StateKind,
 )
 
 
-class FullyShardedExchange(DDPExchange):
+class FSDPCommunicator(DDPCommunicator):
     """Weights are joined and gradients averaged by torch, unit by unit, while passes run."""
 
-    def __init__(self, setting: Setting, context: ProcessContext, unit_bytes: int) -> None:
+    def __init__(self, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int) -> None:
         """Joins the process group.
 
         Args:
-            setting: What the plan resolved.
+            backend_config: What the plan resolved.
             context: This process's place.
             unit_bytes: Of weights that are joined together, where the modules allow it.
         """
-        super().__init__(setting, context)
+        super().__init__(backend_config, context)
         self._unit_bytes = unit_bytes
-        self._mesh = self._device_mesh(context.mesh)
+        self._mesh = self._device_mesh(context.device_mesh)
 
-    def _device_mesh(self, mesh: Mesh) -> DeviceMesh | None:
+    def _device_mesh(self, mesh: DeviceMesh) -> TorchDeviceMesh | None:
         """The replicas with the same parts, and those with all of them; None: the latter are all there are.
 
         Its process groups are made here, as torch's own would not have the timeout of the run.
@@ -55,80 +55,80 @@ class FullyShardedExchange(DDPExchange):
         if mesh.size(DATA) == 1:
             return None
         own = [self._group_among(mesh.groups(axis)) for axis in (DATA, SHARD)]
-        return DeviceMesh.from_group(
+        return TorchDeviceMesh.from_group(
             own,
             self._device.type,
             torch.tensor(mesh.groups(SHARD)),
             mesh_dim_names=("replicate", "shard"),
         )
 
-    def _group_among(self, parts: Parts) -> Any:
+    def _group_among(self, parts: Subgroups) -> Any:
         """This replica's process group, which may be of it alone; all replicas make each."""
         made = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
         return next(group for group, part in zip(made, parts, strict=True) if self.rank in part)
 
-    def attach(self, program: Program) -> None:
-        if not isinstance(program, NativeProgram):
+    def wrap(self, trainer: ReplicaTrainer) -> None:
+        if not isinstance(trainer, NativeTrainer):
             raise SpecError(
                 "model: {torch: ...} is for torch's own models, and the function returned one of Keras. Give"
                 " it as the model of every framework: `model: module:function`."
             )
-        _require_apt(program.trainable)
-        self._take_first(program)
+        _require_shardable(trainer.trainable)
+        self._broadcast_initial_values(trainer)
         whole = {
-            parameter for parameter in program.model.parameters() if not parameter.requires_grad
+            parameter for parameter in trainer.model.parameters() if not parameter.requires_grad
         }
         seen = set(whole)
-        for unit in units(program.model, self._unit_bytes):
+        for unit in fsdp_modules(trainer.model, self._unit_bytes):
             own = set(unit.parameters()) - seen
             seen |= own
-            _require_one_type(own)
+            _require_single_dtype(own)
             fully_shard(unit, mesh=self._mesh, ignored_params=whole)
-        program.take_up_weights()
-        self._model = program.model
-        self.module = program.objective.forward
+        trainer.rebind_parameters()
+        self._model = trainer.model
+        self.module = trainer.loss_module.forward
 
     @contextlib.contextmanager
-    def accumulating(self) -> Iterator[None]:
+    def no_sync(self) -> Iterator[None]:
         self._model.set_requires_gradient_sync(False)
         try:
             yield
         finally:
             self._model.set_requires_gradient_sync(True)
 
-    def begin_loss(self, share: torch.Tensor) -> Wait:
-        return self.begin_mean(share)
+    def reduce_loss_async(self, share: torch.Tensor) -> Wait:
+        return self.all_reduce_mean_async(share)
 
-    def finish_gradients(self) -> None:
+    def wait_gradients(self) -> None:
         """All are there once the backward pass is through."""
         return
 
     def state(self) -> dict[str, torch.Tensor]:
         return {}
 
-    def gather(self) -> None:
-        """Joins all weights, which stay so until `part`."""
-        for unit in self._sharded_units():
+    def unshard(self) -> None:
+        """Joins all weights, which stay so until `reshard`."""
+        for unit in self._fsdp_units():
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
-    def part(self) -> None:
+    def reshard(self) -> None:
         """Leaves this replica its part of the weights, but for those of the unit that computes."""
-        for unit in self._sharded_units():
+        for unit in self._fsdp_units():
             unit.reshard()
             unit.set_reshard_after_forward(unit is not self._model, recurse=False)
 
-    def _sharded_units(self) -> list[FSDPModule]:
+    def _fsdp_units(self) -> list[FSDPModule]:
         return [module for module in self._model.modules() if isinstance(module, FSDPModule)]
 
 
-def _require_apt(weights: Mapping[str, torch.Tensor]) -> None:
+def _require_shardable(weights: Mapping[str, torch.Tensor]) -> None:
     """Refuses what `fully_shard` does not take apart.
 
     Raises:
         SpecError: There is such a weight.
     """
-    cuts.require_divided([name for name, each in weights.items() if not each.dim()])
+    cuts.require_all_sharded([name for name, each in weights.items() if not each.dim()])
     odd = [name for name, each in weights.items() if not (each.numel() and each.is_contiguous())]
     if odd:
         raise SpecError(
@@ -138,7 +138,7 @@ def _require_apt(weights: Mapping[str, torch.Tensor]) -> None:
         )
 
 
-def _require_one_type(unit: Iterable[torch.Tensor]) -> None:
+def _require_single_dtype(unit: Iterable[torch.Tensor]) -> None:
     """Refuses weights of several types that would be joined together.
 
     Raises:
@@ -146,10 +146,10 @@ def _require_one_type(unit: Iterable[torch.Tensor]) -> None:
     """
     types = {str(each.dtype).removeprefix("torch.") for each in unit}
     if len(types) > 1:
-        cuts.require_one_type(types)
+        cuts.require_single_dtype(types)
 
 
-def units(model: nn.Module, unit_bytes: int) -> list[nn.Module]:
+def fsdp_modules(model: nn.Module, unit_bytes: int) -> list[nn.Module]:
     """The modules whose weights are joined together, the model, which has the rest, at the end.
 
     A module with weights of its own is not taken apart from its children: it may use theirs without calling
@@ -173,37 +173,37 @@ def _parts(module: nn.Module, unit_bytes: int) -> Iterator[nn.Module]:
             yield child
 
 
-class FullyShardedGroup(TorchReplicaGroup):
+class FSDPReplicaGroup(TorchReplicaGroup):
     """One replica, which has a part of every weight between steps."""
 
-    exchange: FullyShardedExchange
-    _is_whole = False
-    """Whether all weights are here, as after `gather_weights`."""
+    communicator: FSDPCommunicator
+    _is_unsharded = False
+    """Whether all weights are here, as after `unshard_weights`."""
 
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
-        self.part_weights()
-        return super().synchronised_step(batch, learning_rate)
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        self.reshard_weights()
+        return super().synchronous_step(batch, learning_rate)
 
-    def part_weights(self) -> None:
-        if self._is_whole:
-            self._is_whole = False
-            self._hold.let_go()
-            self.exchange.part()
+    def reshard_weights(self) -> None:
+        if self._is_unsharded:
+            self._is_unsharded = False
+            self._snapshot_guard.release()
+            self.communicator.reshard()
 
-    def gather_weights(self) -> None:
-        self._is_whole = True
-        self.exchange.gather()
+    def unshard_weights(self) -> None:
+        self._is_unsharded = True
+        self.communicator.unshard()
 
     def _sections(self) -> dict[StateKind, Section]:
         """As of any replica; while all weights are here, all of them."""
         return super()._sections() | {"trainable": Section(self._weights, self._write_weight)}
 
     def _weights(self) -> dict[str, torch.Tensor]:
-        if not self._is_whole:
-            return self.program.trainable
-        now = dict(self.program.model.named_parameters())
-        return {name: now[name] for name in self.program.trainable}
+        if not self._is_unsharded:
+            return self.trainer.trainable
+        now = dict(self.trainer.model.named_parameters())
+        return {name: now[name] for name in self.trainer.trainable}
 
     def _write_weight(self, name: str, value: torch.Tensor) -> None:
-        for weights in (self._weights(), self.program.trainable):
+        for weights in (self._weights(), self.trainer.trainable):
             in_place(weights).write(name, value)

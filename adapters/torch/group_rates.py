@@ -9,7 +9,7 @@ import torch
 from isotrain.plugin import SpecError
 
 
-class GroupRates:
+class ParamGroupRates:
     """Sets the rate of each group in proportion to what it was made with, and notices who else does.
 
     Attributes:

@@ -15,7 +15,7 @@ from isotrain.plugin import IsotrainError
 Arrays = Mapping[str, np.ndarray]
 
 
-class Hold:
+class SnapshotGuard:
     """Holds up whoever would change what is being copied.
 
     A forward pass must leave it alone too. Whether it does is seen in the first one after a copy, which is
@@ -29,7 +29,7 @@ class Hold:
         self._watched: tuple[Mapping[str, torch.Tensor], Arrays] | None = None
         self._may_be_beside: bool | None = None
 
-    def until(
+    def hold_for(
         self, tensors: Mapping[str, torch.Tensor], copy: Callable[[], Arrays]
     ) -> Callable[[], Arrays]:
         """Holds tensors from now on, until what this gives was called and has returned what `copy` does.
@@ -77,7 +77,7 @@ class Hold:
             )
         self.wait()
 
-    def let_go(self) -> None:
+    def release(self) -> None:
         """As `wait`, before what was copied goes: the next copy is as the first."""
         self._watched = None
         self.wait()
@@ -90,7 +90,7 @@ class Hold:
 
 
 def _changes(tensors: Mapping[str, torch.Tensor]) -> list[int]:
-    return [private.changes_of(tensor) for tensor in tensors.values()]
+    return [private.version_of(tensor) for tensor in tensors.values()]
 
 
 def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:

@@ -1,6 +1,6 @@
 """Metrics of Keras as a torch replica group adds them up.
 
-Imported only after `keras_backend.claim`.
+Imported only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -12,16 +12,16 @@ import keras
 import torch
 
 from isotrain.adapters import keras_parts
-from isotrain.adapters.torch.late_metric import LateMetric
+from isotrain.adapters.torch.late_metric import LazyMetric
 
 
-class KerasMetric(LateMetric):
+class KerasMetric(LazyMetric):
     """A Keras metric and its variables."""
 
     def __init__(self, metric: keras.metrics.Metric) -> None:
         super().__init__()
         self.name = metric.name
-        self.takes_weights = isinstance(metric, keras_parts.OutputLoss)
+        self.takes_weights = isinstance(metric, keras_parts.OutputLossMetric)
         self._metric = metric
 
     @property
@@ -34,25 +34,25 @@ class KerasMetric(LateMetric):
         return self._pending or dict(zip(names, self.sums, strict=True))
 
     @property
-    def is_late(self) -> bool:
-        return bool(keras_parts.built_late([self._metric]))
+    def is_unbuilt(self) -> bool:
+        return bool(keras_parts.unbuilt_metrics([self._metric]))
 
-    def make_ready(self, targets: Any, predictions: Any) -> None:
-        keras_parts.make_ready([self._metric], targets, predictions)
+    def ensure_built(self, targets: Any, predictions: Any) -> None:
+        keras_parts.ensure_built([self._metric], targets, predictions)
         self.write_pending()
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         if self._pending:
-            self.make_ready(targets, predictions)
+            self.ensure_built(targets, predictions)
         keras_parts.update_metric(self._metric, targets, predictions)
 
     def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
         if self._pending:
-            self.make_ready(targets, predictions)
+            self.ensure_built(targets, predictions)
         keras_parts.update_metric(self._metric, targets, predictions, weights)
 
-    def readings(self) -> dict[str, float]:
-        return keras_parts.readings(self.name, self._metric.result())
+    def named_results(self) -> dict[str, float]:
+        return keras_parts.named_results(self.name, self._metric.result())
 
     def reset(self) -> None:
         self._pending = {}

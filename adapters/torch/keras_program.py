@@ -13,20 +13,20 @@ import keras
 import torch
 
 from isotrain.adapters import keras_carry, keras_files, keras_private, keras_traits, portable
-from isotrain.adapters.keras_generators import generators_apart
+from isotrain.adapters.keras_generators import standalone_generators
 from isotrain.adapters.keras_losses import Losses
-from isotrain.adapters.outputs import Outputs, plain
-from isotrain.adapters.seeds import SEEDS, seed_shift
+from isotrain.adapters.outputs import OutputSelector, as_plain_tree
+from isotrain.adapters.seeds import SEED_MASK, seed_offset
 from isotrain.adapters.torch import exports
 from isotrain.adapters.torch.carry import Carry
 from isotrain.adapters.torch.keras_update import clipped_by, keras_update
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.program import Objective, Program
-from isotrain.adapters.torch.replaying.phase_metrics import PhaseMetrics
+from isotrain.adapters.torch.program import LossModule, ReplicaTrainer
+from isotrain.adapters.torch.replaying.phase_metrics import CapturedMetrics
 from isotrain.adapters.torch.replaying.recording import Compute
-from isotrain.adapters.torch.replaying.replayed import Replayed, told
+from isotrain.adapters.torch.replaying.replayed import GraphCache, eager_note
 from isotrain.adapters.torch.state import Section, State, in_place
-from isotrain.adapters.torch.tensors import kept, overwrite
+from isotrain.adapters.torch.tensors import restored_after, overwrite
 from isotrain.adapters.torch.without_gradients import WithoutGradients
 from isotrain.plugin import (
     ExportForm,
@@ -41,7 +41,7 @@ from isotrain.plugin import (
 )
 
 
-class KerasProgram(Program):
+class KerasTrainer(ReplicaTrainer):
     """Drives a Keras model with its Keras optimizer, replayed from a record where that can be had.
 
     Attributes:
@@ -63,13 +63,13 @@ class KerasProgram(Program):
         self.trainable = dict(zip(names[:count], tensors[:count], strict=True))
         self.frozen = dict(zip(names[count:], tensors[count:], strict=True))
         self.statistics = [v.value for v in portable.moving_statistics(model)]
-        self.movable = [v.value for v in portable.moved_by_layers(model)]
+        self.self_updating = [v.value for v in portable.self_updating_weights(model)]
         self._carried = keras_carry.carried_variables(model)
         self.carry = Carry(
             keras_carry.layer_names(model),
             {name: variable.value for name, variable in self._carried.items()},
             tensors[0].device,
-            keras_carry.usual_attributes(),
+            keras_carry.base_layer_attributes(),
         )
         self._updated_variables = self._variables
         self._shared_slots: set[str] = set()
@@ -77,21 +77,21 @@ class KerasProgram(Program):
         self._bound: float | None = None
         self._make_optimizer()
         self.losses: dict[Phase, Losses] = {}
-        self.training = self._replayed(spec, training=True)
-        self.evaluation = self._replayed(spec, training=False)
+        self.training = self._graph_cache(spec, training=True)
+        self.evaluation = self._graph_cache(spec, training=False)
         keras_private.register_weights(keras_private.layers_of(model))
-        self.objective = Objective(model, self.training, tensors)
+        self.loss_module = LossModule(model, self.training, tensors)
         self._without_gradients = WithoutGradients()
         self._seed_shift = 0
         self._seeds_apart = {
-            name: each.state.value for name, each in generators_apart(spec, "torch", model).items()
+            name: each.state.value for name, each in standalone_generators(spec, "torch", model).items()
         }
         self._first_seeds: list[tuple[torch.Tensor, torch.Tensor]] = []
-        portable.keep_trainable(model)
+        portable.lock_trainable(model)
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Makes an optimizer of the variables that are updated here."""
-        self.optimizer, self.own_rates = portable.build_optimizer(self._spec, "torch", name)
+        self.optimizer, self.optimizer_lr_schedule = portable.build_optimizer(self._spec, "torch", name)
         self._shared_slots = set(portable.canonical_names(self.optimizer.variables))
         self._make_slots()
         self._scale = portable.loss_scale(self.optimizer)
@@ -101,49 +101,49 @@ class KerasProgram(Program):
         spec, variables = self._spec, self._updated_variables
         self.updated = [variable.value for variable in variables]
         self.optimizer.build(variables)
-        self.update = keras_update(spec, self.optimizer, variables) if spec.record else None
+        self.update = keras_update(spec, self.optimizer, variables) if spec.capture else None
 
-    def keep_slots_of(self, places: Sequence[int]) -> None:
+    def shard_optimizer(self, places: Sequence[int]) -> None:
         before = self._slots().keys()
         self._updated_variables = [self._variables[place] for place in places]
         self._make_optimizer(self.optimizer.name)
         self._slots_elsewhere = before - self._slots().keys()
         self._bound, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None
 
-    def is_alone(self, slot: str) -> bool:
+    def is_local_slot(self, slot: str) -> bool:
         return bool(self._slots_elsewhere) and slot not in self._shared_slots
 
-    def is_elsewhere(self, slot: str) -> bool:
+    def is_remote_slot(self, slot: str) -> bool:
         return slot in self._slots_elsewhere
 
     def build_metrics(self, phase: Phase) -> list[Metric]:
-        outputs = Outputs.of_keras(self.model)
-        found = PhaseMetrics.of(self._spec, outputs, self.losses[phase])
+        outputs = OutputSelector.of_keras(self.model)
+        found = CapturedMetrics.of(self._spec, outputs, self.losses[phase])
         computes = self.training if phase == "train" else self.evaluation
-        if isinstance(computes, Replayed):
+        if isinstance(computes, GraphCache):
             computes.measure(found)
         return found.metrics
 
     def traits(self) -> list[LayerTrait]:
         return keras_traits.model_traits(self.model, self._spec.precision)
 
-    def _replayed(self, spec: TrainingSpec, training: bool) -> Compute:
+    def _graph_cache(self, spec: TrainingSpec, training: bool) -> Compute:
         compute = self._computer(spec, training)
         phase = "training" if training else "evaluation"
-        if not spec.record and spec.compile:
+        if not spec.capture and spec.compile:
             raise SpecError(
                 "compile: of a portable model on torch, the record is compiled, and record is false."
                 " Leave one of the two out."
             )
-        is_recorded = spec.record and not (training and spec.recompute)
+        is_recorded = spec.capture and not (training and spec.recompute)
         if not is_recorded:
             return compute
         carried = list(self._carried.values())
-        return Replayed(compute, self.model, phase, spec.compile, compute.callables, carried)
+        return GraphCache(compute, self.model, phase, spec.compile, compute.callables, carried)
 
     def _computer(self, spec: TrainingSpec, training: bool) -> portable.LossComputer:
         """What Keras computes in a phase."""
-        compute = portable.loss_computer(spec, self.model, "torch", training=training, in_rows=True)
+        compute = portable.loss_computer(spec, self.model, "torch", training=training, with_denominators=True)
         self.losses["train" if training else "evaluation"] = compute.losses
         if training and self._carried:
             carried = list(self._carried.values())
@@ -153,12 +153,12 @@ class KerasProgram(Program):
             )
         return compute
 
-    def remarks(self, inputs: Any, targets: Any) -> list[str]:
+    def notes(self, inputs: Any, targets: Any) -> list[str]:
         replays = self._replays().values()
-        found = [text for each in replays for text in each.remarks(inputs, targets)]
-        if self._spec.record and self._spec.recompute:
+        found = [text for each in replays for text in each.notes(inputs, targets)]
+        if self._spec.capture and self._spec.recompute:
             found.append(
-                told("training", "a record would keep what `recompute` wants computed again")
+                eager_note("training", "a record would keep what `recompute` wants computed again")
             )
         return found
 
@@ -168,14 +168,14 @@ class KerasProgram(Program):
 
     def predict(self, inputs: Any) -> Any:
         forward = functools.partial(self.model, training=False)
-        return plain(self._without_gradients(forward, inputs))
+        return as_plain_tree(self._without_gradients(forward, inputs))
 
-    def counts_unalike(self, inputs: Any, targets: Any) -> bool:
-        with kept(list(self.carry.variables.values())):
+    def has_own_denominator(self, inputs: Any, targets: Any) -> bool:
+        with restored_after(list(self.carry.variables.values())):
             return bool(self.evaluate(inputs, targets)[0].dim())
 
-    def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
-        with kept(list(self.carry.variables.values())):
+    def loss_denominators(self, inputs: Any, targets: Any) -> torch.Tensor:
+        with restored_after(list(self.carry.variables.values())):
             return self.evaluate(inputs, targets)[0][1, 1:]
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
@@ -191,7 +191,7 @@ class KerasProgram(Program):
         Raises:
             UnsupportedError: Torch does not know all weights of the model.
         """
-        missing = set(map(id, self.objective.unregistered))
+        missing = set(map(id, self.loss_module.unregistered))
         named = (self.trainable | self.frozen).items()
         if names := [name for name, tensor in named if id(tensor) in missing]:
             raise UnsupportedError(
@@ -226,20 +226,20 @@ class KerasProgram(Program):
             else:
                 self.update(gradients)
 
-    def weight_finaliser(self) -> Callable[[], None] | None:
-        return portable.weight_finaliser(self.optimizer, self._updated_variables)
+    def weight_finalizer(self) -> Callable[[], None] | None:
+        return portable.weight_finalizer(self.optimizer, self._updated_variables)
 
-    def distinguish(self, replica: int) -> None:
+    def seed_replica(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
         seeds = [value for name, value in self.frozen.items() if keras_private.is_seed(name)]
         seeds += self._seeds_apart.values()
         self._first_seeds = [(seed, seed.detach().clone()) for seed in seeds]
-        self._seed_shift = seed_shift(replica)
+        self._seed_shift = seed_offset(replica)
         self._begin_seeds(self._seed_shift)
 
-    def draw_anew(self, replica: int, step: int) -> None:
-        shift = seed_shift(replica, step)
-        torch.manual_seed((self._spec.seed + shift) & SEEDS)
+    def reseed(self, replica: int, step: int) -> None:
+        shift = seed_offset(replica, step)
+        torch.manual_seed((self._spec.seed + shift) & SEED_MASK)
         self._begin_seeds(shift)
 
     def _begin_seeds(self, shift: int) -> None:
@@ -255,28 +255,28 @@ class KerasProgram(Program):
         }
 
     def close(self) -> None:
-        portable.release_trainable(self.model)
+        portable.unlock_trainable(self.model)
 
     def sections(self) -> dict[StateKind, Section]:
         """The state that it has itself: seeds of random layers as replica 0 has them."""
         return super().sections() | {"non-trainable": Section(self._shared, self._write_shared)}
 
-    def habits(self) -> dict[str, torch.Tensor]:
-        return {name: replayed.noted_calls() for name, replayed in self._replays().items()}
+    def execution_state(self) -> dict[str, torch.Tensor]:
+        return {name: replayed.call_counts() for name, replayed in self._replays().items()}
 
-    def write_habit(self, name: str, value: torch.Tensor) -> None:
-        self._replays()[name].go_on_from(value)
+    def write_execution_state(self, name: str, value: torch.Tensor) -> None:
+        self._replays()[name].resume_from(value)
 
-    def record_at_once(self) -> None:
+    def capture_now(self) -> None:
         for replayed in self._replays().values():
-            replayed.record_at_once()
+            replayed.capture_now()
 
-    def _replays(self) -> dict[str, Replayed]:
+    def _replays(self) -> dict[str, GraphCache]:
         phases = {"replays/training": self.training, "replays/evaluation": self.evaluation}
-        return {name: each for name, each in phases.items() if isinstance(each, Replayed)}
+        return {name: each for name, each in phases.items() if isinstance(each, GraphCache)}
 
     @contextlib.contextmanager
-    def plainly(self) -> Iterator[None]:
+    def eagerly(self) -> Iterator[None]:
         for each in self._replays().values():
             each.is_paused = True
         try:
@@ -327,5 +327,5 @@ def _moved(state: torch.Tensor, shift: int) -> torch.Tensor:
     if not shift or not state.untyped_storage().nbytes():
         return state
     moved = state.detach().clone()
-    moved[0] = (int(moved[0]) + shift) & SEEDS
+    moved[0] = (int(moved[0]) + shift) & SEED_MASK
     return moved

@@ -10,13 +10,13 @@ import keras
 import torch
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.torch.parted_reading import Reads
-from isotrain.adapters.torch.parted_weights import PartedWeights
+from isotrain.adapters.torch.parted_reading import GatheredReads
+from isotrain.adapters.torch.parted_weights import ShardedWeights
 from isotrain.plugin import SpecError
 
 
 @contextlib.contextmanager
-def reading(weights: PartedWeights, variables: Sequence[keras.Variable]) -> Iterator[None]:
+def gather_on_read(weights: ShardedWeights, variables: Sequence[keras.Variable]) -> Iterator[None]:
     """Within it, a Keras model computes with weights that lie in parts.
 
     Args:
@@ -26,15 +26,15 @@ def reading(weights: PartedWeights, variables: Sequence[keras.Variable]) -> Iter
     Raises:
         SpecError: A layer takes gradients by torch.func.
     """
-    reads = Reads(weights)
-    with reads.not_kept(), _Reading(reads, variables):
+    reads = GatheredReads(weights)
+    with reads.without_saving_weights(), _Reading(reads, variables):
         yield
 
 
 class _Reading(keras.StatelessScope):
     """Gives weights, and has all else where it is."""
 
-    def __init__(self, reads: Reads, variables: Sequence[keras.Variable]) -> None:
+    def __init__(self, reads: GatheredReads, variables: Sequence[keras.Variable]) -> None:
         super().__init__(collect_losses=True)
         self._reads = reads
         self._places = {id(variable): place for place, variable in enumerate(variables)}
@@ -44,7 +44,7 @@ class _Reading(keras.StatelessScope):
         place = self._places.get(id(variable))
         if place is None:
             return None
-        sample = keras_private.as_read(variable, self._reads.sample_of(place))
+        sample = keras_private.autocast_value(variable, self._reads.sample_of(place))
         return self._reads.read(place, sample.dtype)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:

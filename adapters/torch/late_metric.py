@@ -9,7 +9,7 @@ from torch import Tensor
 from isotrain.adapters.torch.metrics import Metric
 
 
-class LateMetric(Metric):
+class LazyMetric(Metric):
     """Keeps what is written of its sums until they are made."""
 
     def __init__(self) -> None:
@@ -17,14 +17,14 @@ class LateMetric(Metric):
 
     @property
     @abstractmethod
-    def is_late(self) -> bool: ...
+    def is_unbuilt(self) -> bool: ...
 
     def named_sums(self) -> dict[str, Tensor]:
         return self._pending or super().named_sums()
 
     def write_sum(self, name: str, value: Tensor) -> None:
         """Sets one of them; it is kept until it is made, if that is yet to come."""
-        if self.is_late:
+        if self.is_unbuilt:
             self._pending[name] = value
         else:
             super().write_sum(name, value)

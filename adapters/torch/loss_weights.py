@@ -18,27 +18,27 @@ from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_names
 from isotrain.plugin import Component
 
-Count = Callable[[Any], Tensor]
+Denominator = Callable[[Any], Tensor]
 """From targets to the sum of their weights, a float64 scalar."""
 
-MEANS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
-PADDING = -100
+MEAN_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+IGNORE_INDEX = -100
 """What torch's losses ignore where nobody says what, and what most data sets have where nothing counts."""
 
 
-def counter(chosen: Component) -> Count | None:
+def denominator_function(chosen: Component) -> Denominator | None:
     """What a loss of a native model counts by; None where all targets count alike."""
     if chosen.is_reference:
-        return _of_torch(choices.found(chosen, "loss"))
+        return _of_torch(choices.build_custom(chosen, "loss"))
     ignored = chosen.options.get("ignore_class")
-    reduction = chosen.options.get("reduction", MEANS[0])
-    if reduction not in MEANS:  # its values are no means over what counts
+    reduction = chosen.options.get("reduction", MEAN_REDUCTIONS[0])
+    if reduction not in MEAN_REDUCTIONS:  # its values are no means over what counts
         return None
     is_sparse = keras_names.class_name(chosen.name, "loss") == "SparseCategoricalCrossentropy"
     return functools.partial(_weight, ignored, None) if is_sparse and ignored is not None else None
 
 
-def _of_torch(loss: Any) -> Count | None:
+def _of_torch(loss: Any) -> Denominator | None:
     """Of torch's cross-entropy and negative log-likelihood, as modules and as functions with options."""
     if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
         options = {name: getattr(loss, name) for name in ("ignore_index", "weight", "reduction")}
@@ -49,15 +49,15 @@ def _of_torch(loss: Any) -> Count | None:
         options = dict(loss.keywords)
     else:
         return None
-    ignored, weights = options.get("ignore_index", PADDING), options.get("weight")
+    ignored, weights = options.get("ignore_index", IGNORE_INDEX), options.get("weight")
     if options.get("reduction", "mean") != "mean":
         return None
     return functools.partial(_weight, ignored, weights)
 
 
-def ignores_padding_alone(count: Count | None) -> bool:
+def ignores_only_padding(count: Denominator | None) -> bool:
     """Whether a loss leaves out nothing but what torch ignores where nobody says what."""
-    return isinstance(count, functools.partial) and count.args == (PADDING, None)
+    return isinstance(count, functools.partial) and count.args == (IGNORE_INDEX, None)
 
 
 def _weight(ignored: int, weights: Tensor | None, targets: Tensor) -> Tensor:

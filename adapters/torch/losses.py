@@ -46,13 +46,13 @@ def same_rank(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     return targets, predictions
 
 
-def alike(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """As `one_shape`, and both with the predictions' type."""
-    targets, predictions = one_shape(targets, predictions)
+def same_shape_and_dtype(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
+    """As `same_shape`, and both with the predictions' type."""
+    targets, predictions = same_shape(targets, predictions)
     return targets.to(predictions.dtype), predictions
 
 
-def one_shape(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
+def same_shape(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     """Both with the same shape.
 
     Raises:
@@ -69,7 +69,7 @@ def one_shape(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
     return targets, predictions
 
 
-def beside(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+def broadcast_weights(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
     """Sample weights with as many axes as the values that they are multiplied with.
 
     Raises:
@@ -91,34 +91,34 @@ def _smoothed(targets: Tensor, smoothing: float, classes: int) -> Tensor:
 
 
 def mean_squared_error(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     return functional.mse_loss(predictions, targets, reduction="none").mean(-1)
 
 
 def mean_absolute_error(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     return functional.l1_loss(predictions, targets, reduction="none").mean(-1)
 
 
 def mean_absolute_percentage_error(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     part = (targets - predictions) / targets.abs().clamp_min(EPSILON)
     return 100.0 * part.abs().mean(-1)
 
 
 def mean_squared_logarithmic_error(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     own, other = (torch.log1p(tensor.clamp_min(EPSILON)) for tensor in (predictions, targets))
     return (own - other).square().mean(-1)
 
 
 def huber(targets: Tensor, predictions: Tensor, delta: float = 1.0) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     return functional.huber_loss(predictions, targets, reduction="none", delta=delta).mean(-1)
 
 
 def log_cosh(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     error = predictions - targets
     return (error + functional.softplus(-2.0 * error) - math.log(2.0)).mean(-1)
 
@@ -129,7 +129,7 @@ def cosine_similarity(targets: Tensor, predictions: Tensor, axis: int = -1) -> T
 
 def cosine(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
     """The cosine between targets and predictions."""
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     return (_unit(targets, axis) * _unit(predictions, axis)).sum(axis)
 
 
@@ -144,7 +144,7 @@ def _signs(targets: Tensor) -> Tensor:
 
 
 def _short_of_margin(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     return (1.0 - _signs(targets) * predictions).clamp_min(0.0)
 
 
@@ -157,20 +157,20 @@ def squared_hinge(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def categorical_hinge(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     right = (targets * predictions).sum(-1)
     wrong = ((1.0 - targets) * predictions).amax(-1)
     return (wrong - right + 1.0).clamp_min(0.0)
 
 
 def kl_divergence(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     targets, predictions = targets.clamp(EPSILON, 1.0), predictions.clamp(EPSILON, 1.0)
     return (targets * (targets / predictions).log()).sum(-1)
 
 
 def poisson(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     return (predictions - targets * (predictions + EPSILON).log()).mean(-1)
 
 
@@ -188,7 +188,7 @@ def binary_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     return _binary(_smoothed(targets, label_smoothing, 2), predictions, from_logits).mean(axis)
 
 
@@ -202,7 +202,7 @@ def binary_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     targets = _smoothed(targets, label_smoothing, 2)
     predictions = predictions.sigmoid() if from_logits else predictions
     right = targets * predictions + (1.0 - targets) * (1.0 - predictions)
@@ -224,7 +224,7 @@ def categorical_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     targets = _smoothed(targets, label_smoothing, targets.shape[-1])
     if from_logits:
         logarithms = functional.log_softmax(predictions, axis)
@@ -242,7 +242,7 @@ def categorical_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     targets = _smoothed(targets, label_smoothing, targets.shape[-1])
     predictions = predictions.softmax(axis) if from_logits else predictions
     output = _probabilities(predictions, axis)
@@ -312,7 +312,7 @@ def ctc(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def dice(targets: Tensor, predictions: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     both = 2.0 * _sum(targets * predictions, axis)
     return 1.0 - both / (_sum(targets, axis) + _sum(predictions, axis) + EPSILON)
 
@@ -324,7 +324,7 @@ def tversky(
     beta: float = 0.5,
     axis: int | tuple[int, ...] | None = None,
 ) -> Tensor:
-    targets, predictions = alike(targets, predictions)
+    targets, predictions = same_shape_and_dtype(targets, predictions)
     both = _sum(targets * predictions, axis)
     missed = _sum((1.0 - predictions) * targets, axis)
     invented = _sum(predictions * (1.0 - targets), axis)

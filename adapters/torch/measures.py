@@ -9,49 +9,49 @@ import numpy as np
 import torch
 
 from isotrain.adapters import chosen
-from isotrain.adapters.torch.metrics import Measured, Metric, collect
-from isotrain.adapters.torch.program import Program
-from isotrain.adapters.torch.shares import EvaluatedLoss
+from isotrain.adapters.torch.metrics import MeasuredPredictions, Metric, collect
+from isotrain.adapters.torch.program import ReplicaTrainer
+from isotrain.adapters.torch.shares import EvaluationLoss
 from isotrain.adapters.torch.tensors import to_numpy
 from isotrain.plugin import Phase, Slice, unweighted
 
 
-class Measures:
+class MetricCollection:
     """The sums of one replica; knows nothing of other replicas.
 
     Attributes:
         training: The metrics of training.
     """
 
-    def __init__(self, program: Program, losses: int, device: torch.device) -> None:
+    def __init__(self, trainer: ReplicaTrainer, losses: int, device: torch.device) -> None:
         """Starts with no samples.
 
         Args:
-            program: The replica.
+            trainer: The replica.
             losses: How many the spec has.
             device: Where to add up.
         """
-        self._program = program
-        self.training = program.build_metrics("train")
-        self._evaluation = program.build_metrics("evaluation")
-        self._evaluated = EvaluatedLoss(losses, device)
+        self._trainer = trainer
+        self.training = trainer.build_metrics("train")
+        self._evaluation = trainer.build_metrics("evaluation")
+        self._evaluated = EvaluationLoss(losses, device)
 
-    def train(self, piece: Slice, predictions: Any) -> None:
+    def train(self, micro_batch: Slice, predictions: Any) -> None:
         """Adds a slice that was trained on."""
         if self.training:
-            _update(self.training, piece, predictions)
+            _update(self.training, micro_batch, predictions)
 
-    def evaluate(self, piece: Slice) -> None:
+    def evaluate(self, micro_batch: Slice) -> None:
         """Computes loss and predictions of a slice in evaluation mode, and adds it.
 
         A placeholder is computed only where metrics make their sums by the first samples they see.
         """
-        if piece.count == 0 and not any(metric.is_late for metric in self._evaluation):
+        if micro_batch.count == 0 and not any(metric.is_unbuilt for metric in self._evaluation):
             return
-        loss, predictions = self._program.evaluate(piece.inputs, piece.targets)
-        if piece.count:
-            self._evaluated.add(loss, piece.count)
-        _update(self._evaluation, piece, predictions)
+        loss, predictions = self._trainer.evaluate(micro_batch.inputs, micro_batch.targets)
+        if micro_batch.count:
+            self._evaluated.add(loss, micro_batch.count)
+        _update(self._evaluation, micro_batch, predictions)
 
     def collect(
         self, phase: Phase, total: Callable[[torch.Tensor], torch.Tensor]
@@ -88,18 +88,18 @@ class Measures:
         return [total for metric in self.training for total in metric.sums]
 
 
-def _update(metrics: Sequence[Metric], piece: Slice, predictions: Any) -> None:
-    if isinstance(predictions, Measured):
-        if piece.count:
+def _update(metrics: Sequence[Metric], micro_batch: Slice, predictions: Any) -> None:
+    if isinstance(predictions, MeasuredPredictions):
+        if micro_batch.count:
             with torch.no_grad():
                 predictions.add_to(metrics)
         metrics, predictions = predictions.others(metrics), predictions.predictions
     chosen.require_predictions(metrics, predictions)
-    plain, _ = unweighted(piece.targets)
+    plain, _ = unweighted(micro_batch.targets)
     with torch.no_grad():
         for metric in metrics:
-            targets = piece.targets if metric.takes_weights else plain
-            if piece.count:
-                metric.update(targets, predictions, piece.count)
-            elif metric.is_late:
-                metric.make_ready(targets, predictions)
+            targets = micro_batch.targets if metric.takes_weights else plain
+            if micro_batch.count:
+                metric.update(targets, predictions, micro_batch.count)
+            elif metric.is_unbuilt:
+                metric.ensure_built(targets, predictions)

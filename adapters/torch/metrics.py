@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import OutputSelector
 from isotrain.adapters.torch import private
-from isotrain.adapters.torch.losses import Masked, beside, one_shape
+from isotrain.adapters.torch.losses import Masked, broadcast_weights, same_shape
 from isotrain.adapters.torch.tensors import overwrite
 from isotrain.plugin import Component, IsotrainError, UnsupportedError, unknown_name
 
@@ -45,7 +45,7 @@ class Metric(ABC):
         )
 
     @abstractmethod
-    def readings(self) -> dict[str, float]:
+    def named_results(self) -> dict[str, float]:
         """The number by its name, or several as `name/place`."""
 
     def named_sums(self) -> dict[str, Tensor]:
@@ -69,11 +69,11 @@ class Metric(ABC):
             total.zero_()
 
     @property
-    def is_late(self) -> bool:
+    def is_unbuilt(self) -> bool:
         """Whether it makes its sums only when it sees the first samples."""
         return False
 
-    def make_ready(self, targets: Any, predictions: Any) -> None:
+    def ensure_built(self, targets: Any, predictions: Any) -> None:
         """Has it make its sums, if it is late, from a placeholder, which does not count."""
         return
 
@@ -86,10 +86,10 @@ class Metric(ABC):
         return
 
 
-class Chosen(Metric):
+class OutputMetric(Metric):
     """A metric of one of several outputs, or one in which sample weights count."""
 
-    def __init__(self, metric: Metric, chosen: Component, outputs: Outputs) -> None:
+    def __init__(self, metric: Metric, chosen: Component, outputs: OutputSelector) -> None:
         """Measures what the spec says.
 
         Args:
@@ -108,8 +108,8 @@ class Chosen(Metric):
         return self._metric.sums
 
     @property
-    def is_late(self) -> bool:
-        return self._metric.is_late
+    def is_unbuilt(self) -> bool:
+        return self._metric.is_unbuilt
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         own, beside, weights = self._outputs.sample(targets, predictions, self._chosen.output)
@@ -118,9 +118,9 @@ class Chosen(Metric):
         else:
             self._metric.update_weighted(own, beside, weights)
 
-    def make_ready(self, targets: Any, predictions: Any) -> None:
+    def ensure_built(self, targets: Any, predictions: Any) -> None:
         own, beside, _ = self._outputs.sample(targets, predictions, self._chosen.output)
-        self._metric.make_ready(own, beside)
+        self._metric.ensure_built(own, beside)
 
     def require_sums(self) -> None:
         self._metric.require_sums()
@@ -134,22 +134,22 @@ class Chosen(Metric):
     def reset(self) -> None:
         self._metric.reset()
 
-    def readings(self) -> dict[str, float]:
-        found = self._metric.readings().items()
+    def named_results(self) -> dict[str, float]:
+        found = self._metric.named_results().items()
         return {self._chosen.shown(name): value for name, value in found}
 
 
-def as_chosen(
-    metrics: Sequence[Metric], given: Sequence[Component], outputs: Outputs
+def as_output_metrics(
+    metrics: Sequence[Metric], given: Sequence[Component], outputs: OutputSelector
 ) -> list[Metric]:
     """Metrics, each of the output, and with the weights, that the spec says."""
     return [
-        Chosen(metric, chosen, outputs) if chosen.weighted or chosen.output is not None else metric
+        OutputMetric(metric, chosen, outputs) if chosen.weighted or chosen.output is not None else metric
         for metric, chosen in zip(metrics, given, strict=True)
     ]
 
 
-class MeanOf(Metric):
+class MeanMetric(Metric):
     """The mean over the samples of what a function gives for each."""
 
     def __init__(
@@ -167,7 +167,7 @@ class MeanOf(Metric):
     def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
         given = self._function(targets, predictions)
         if isinstance(given, Masked):
-            given, weights = given.values, given.mask * beside(weights, given.values)
+            given, weights = given.values, given.mask * broadcast_weights(weights, given.values)
         if not given.dim():
             super().update_weighted(targets, predictions, weights)
         values = given.flatten(weights.dim()).mean(-1) if given.dim() > weights.dim() else given
@@ -179,7 +179,7 @@ class MeanOf(Metric):
         values: Tensor = given.values if isinstance(given, Masked) else given
         return values
 
-    def readings(self) -> dict[str, float]:
+    def named_results(self) -> dict[str, float]:
         total, count = self._total.tolist()
         return {self.name: self._number(total / count if count else 0.0)}
 
@@ -187,14 +187,14 @@ class MeanOf(Metric):
         return mean
 
 
-class RootMeanOf(MeanOf):
+class RootMeanMetric(MeanMetric):
     """The square root of such a mean."""
 
     def _number(self, mean: float) -> float:
         return math.sqrt(mean)
 
 
-def in_rows(function: Callable[..., Any]) -> Callable[..., Any]:
+def as_columns(function: Callable[..., Any]) -> Callable[..., Any]:
     """Has a function take one number per sample as a column: a row would be one sample to it."""
 
     def call(targets: Tensor, predictions: Tensor, **options: Any) -> Any:
@@ -206,21 +206,21 @@ def in_rows(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _matches(targets: Tensor, predictions: Tensor) -> Tensor:
-    return torch.eq(*one_shape(targets, predictions)).to(torch.float64)
+    return torch.eq(*same_shape(targets, predictions)).to(torch.float64)
 
 
 def accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = one_shape(targets, predictions)
+    targets, predictions = same_shape(targets, predictions)
     return _matches(targets.to(predictions.dtype), predictions)
 
 
 def binary_accuracy(targets: Tensor, predictions: Tensor, threshold: float = 0.5) -> Tensor:
-    targets, predictions = one_shape(targets, predictions)
+    targets, predictions = same_shape(targets, predictions)
     return _matches(targets, (predictions > threshold).to(targets.dtype))
 
 
 def categorical_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = one_shape(targets, predictions)
+    targets, predictions = same_shape(targets, predictions)
     return _matches(targets.argmax(-1), predictions.argmax(-1))
 
 
@@ -234,7 +234,7 @@ def _classes(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def top_k_categorical_accuracy(targets: Tensor, predictions: Tensor, k: int = 5) -> Tensor:
-    targets, predictions = one_shape(targets, predictions)
+    targets, predictions = same_shape(targets, predictions)
     return sparse_top_k_categorical_accuracy(targets.argmax(-1), predictions, k)
 
 
@@ -260,12 +260,12 @@ def inferred_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def squared_error(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = one_shape(targets, predictions)
+    targets, predictions = same_shape(targets, predictions)
     return (targets.to(predictions.dtype) - predictions).square()
 
 
 def pearson_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
-    targets, predictions = one_shape(targets, predictions)
+    targets, predictions = same_shape(targets, predictions)
     deviations = [tensor - tensor.mean(axis, keepdim=True) for tensor in (targets, predictions)]
     one, other = (d / d.std(axis, correction=0, keepdim=True) for d in deviations)
     return (one * other).mean(axis)
@@ -273,7 +273,7 @@ def pearson_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) ->
 
 def concordance_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
     """As Keras has it: the covariance takes the predictions' mean from both."""
-    targets, predictions = one_shape(targets, predictions)
+    targets, predictions = same_shape(targets, predictions)
     own, other = targets.mean(axis, keepdim=True), predictions.mean(axis, keepdim=True)
     variances = targets.var(axis, correction=0, keepdim=True) + predictions.var(
         axis, correction=0, keepdim=True
@@ -282,7 +282,7 @@ def concordance_correlation(targets: Tensor, predictions: Tensor, axis: int = -1
     return (2 * covariance / (variances + (own - other).square() + 1e-7)).mean(axis)
 
 
-class Measured(NamedTuple):
+class MeasuredPredictions(NamedTuple):
     """What a record gives beside the loss where metrics are part of it.
 
     Attributes:
@@ -316,6 +316,6 @@ def collect(metrics: Iterable[Metric], total: Callable[[Tensor], Tensor]) -> dic
     for metric in metrics:
         for own in metric.sums:
             own.copy_(total(own))
-        results |= metric.readings()
+        results |= metric.named_results()
         metric.reset()
     return results

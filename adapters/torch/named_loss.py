@@ -13,11 +13,11 @@ from torch.nn import functional
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_backend, keras_names
 from isotrain.adapters.torch import losses
-from isotrain.adapters.torch.loss_weights import MEANS
+from isotrain.adapters.torch.loss_weights import MEAN_REDUCTIONS
 from isotrain.adapters.torch.losses import Masked
 from isotrain.plugin import Component, SpecError
 
-_REDUCTIONS = (*MEANS, "sum", "none", None)
+_REDUCTIONS = (*MEAN_REDUCTIONS, "sum", "none", None)
 _AT_ONCE: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
     losses.mean_squared_error: functional.mse_loss,
     losses.mean_absolute_error: functional.l1_loss,
@@ -60,7 +60,7 @@ class NamedLoss:
         self._options = options
         self._reduction = reduction
         self._dtype = None if dtype is None else getattr(torch, dtype)
-        self._mean = self._at_once() if reduction in MEANS else None
+        self._mean = self._at_once() if reduction in MEAN_REDUCTIONS else None
 
     def _at_once(self) -> Callable[[Tensor, Tensor], Tensor] | None:
         """The mean in one call of torch, where there is one."""
@@ -69,7 +69,7 @@ class NamedLoss:
         if whole is not None:
 
             def mean(targets: Tensor, predictions: Tensor) -> Tensor:
-                targets, predictions = losses.alike(targets, predictions)
+                targets, predictions = losses.same_shape_and_dtype(targets, predictions)
                 return whole(predictions, targets, **options)
 
             return mean
@@ -117,15 +117,15 @@ class NamedLoss:
         given = self._function(targets, predictions, **self._options)
         if isinstance(given, Masked):
             return self._reduced(
-                given._replace(values=given.values * losses.beside(weights, given.values))
+                given._replace(values=given.values * losses.broadcast_weights(weights, given.values))
             )
-        return self._reduced(given * losses.beside(weights, given))
+        return self._reduced(given * losses.broadcast_weights(weights, given))
 
     def _reduced(self, given: Tensor | Masked) -> Tensor:
         if self._reduction == "sum":
             values = given.values * given.mask if isinstance(given, Masked) else given
             return values.sum()
-        if self._reduction not in MEANS:
+        if self._reduction not in MEAN_REDUCTIONS:
             return given.values if isinstance(given, Masked) else given
         if not isinstance(given, Masked):
             return given.mean()
@@ -139,7 +139,7 @@ def _cross_entropy(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def _binary_cross_entropy(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = losses.alike(targets, predictions)
+    targets, predictions = losses.same_shape_and_dtype(targets, predictions)
     return functional.binary_cross_entropy_with_logits(predictions, targets)
 
 
@@ -152,8 +152,8 @@ def build_loss(chosen: Component) -> Callable[[Any, Any], Any]:
     if not chosen.is_reference:
         name = choices.snake_case(keras_names.class_name(chosen.name, "loss"))
         function = losses.FUNCTIONS[name]
-        return choices.constructed(lambda **options: NamedLoss(function, **options), chosen, "loss")
-    found = choices.found(chosen, "loss")
-    if keras_backend.is_a(found, "Loss"):
+        return choices.instantiate(lambda **options: NamedLoss(function, **options), chosen, "loss")
+    found = choices.build_custom(chosen, "loss")
+    if keras_backend.is_keras_instance(found, "Loss"):
         return found
     return choices.as_function(found, chosen, "loss", squeeze=False)

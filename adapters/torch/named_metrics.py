@@ -11,11 +11,11 @@ import torch
 
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_backend, keras_names
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import OutputSelector
 from isotrain.adapters.torch import areas, counts, losses, metrics, overlaps, per_class
-from isotrain.adapters.torch.counts import Counts, CountsOfLogits
-from isotrain.adapters.torch.metrics import MeanOf, Metric, RootMeanOf, as_chosen
-from isotrain.adapters.torch.native_loss import NativeLoss
+from isotrain.adapters.torch.counts import ConfusionMetric, ConfusionMetricFromLogits
+from isotrain.adapters.torch.metrics import MeanMetric, Metric, RootMeanMetric, as_output_metrics
+from isotrain.adapters.torch.native_loss import TotalLoss
 from isotrain.adapters.torch.output_loss import output_losses
 from isotrain.plugin import Component, TrainingSpec
 
@@ -67,17 +67,17 @@ _WHOLE: Mapping[str, Callable[..., Metric]] = {
     "f1_score": per_class.f1_score,
     "f_beta_score": per_class.FScore,
     "r2_score": per_class.R2Score,
-    "io_u": overlaps.overlap,
-    "mean_io_u": functools.partial(overlaps.mean_overlap, overlaps.overlap),
-    "one_hot_io_u": overlaps.one_hot_overlap,
-    "one_hot_mean_io_u": functools.partial(overlaps.mean_overlap, overlaps.one_hot_overlap),
-    "binary_io_u": overlaps.binary_overlap,
+    "io_u": overlaps.iou,
+    "mean_io_u": functools.partial(overlaps.mean_iou, overlaps.iou),
+    "one_hot_io_u": overlaps.one_hot_iou,
+    "one_hot_mean_io_u": functools.partial(overlaps.mean_iou, overlaps.one_hot_iou),
+    "binary_io_u": overlaps.binary_iou,
 }
 _NAMED_OTHERWISE = {"log_cosh_error": "logcosh", "f_beta_score": "fbeta_score"}
 
 
 def build_metrics(
-    spec: TrainingSpec, device: torch.device, loss: NativeLoss | None
+    spec: TrainingSpec, device: torch.device, loss: TotalLoss | None
 ) -> list[Metric]:
     """Makes the spec's metrics anew, and the loss of each output where it gives several.
 
@@ -90,21 +90,21 @@ def build_metrics(
         SpecError: There is none of a name, or it has no such options, or two would have one name.
     """
     found = [_built(given, device) for given in spec.metrics]
-    found = [*as_chosen(found, spec.metrics, Outputs()), *output_losses(loss, device)]
-    choices.require_different_names([metric.name for metric in found])
+    found = [*as_output_metrics(found, spec.metrics, OutputSelector()), *output_losses(loss, device)]
+    choices.require_unique_names([metric.name for metric in found])
     return found
 
 
 def _built(given: Any, device: torch.device) -> Metric:
-    chosen: Component = choices.select(given, "torch", "metrics")
+    chosen: Component = choices.resolve_for_framework(given, "torch", "metrics")
     if chosen.name in ("accuracy", "acc"):
-        return MeanOf(metrics.inferred_accuracy, chosen.name, device)
+        return MeanMetric(metrics.inferred_accuracy, chosen.name, device)
     if chosen.is_reference:
         return _own(chosen, device)
     name = choices.snake_case(keras_names.class_name(chosen.name, "metrics"))
     made = functools.partial(_maker(name), device)
     shown = _NAMED_OTHERWISE.get(name, name)
-    metric: Metric = choices.constructed(made, chosen, "metrics", name=shown)
+    metric: Metric = choices.instantiate(made, chosen, "metrics", name=shown)
     return metric
 
 
@@ -117,19 +117,19 @@ def _maker(name: str) -> Callable[..., Metric]:
 
 
 def _own(chosen: Component, device: torch.device) -> Metric:
-    found = choices.found(chosen, "metrics")
-    if keras_backend.is_a(found, "Metric"):
+    found = choices.build_custom(chosen, "metrics")
+    if keras_backend.is_keras_instance(found, "Metric"):
         from isotrain.adapters.torch.keras_metrics import KerasMetric
 
         return KerasMetric(found)
     function = choices.as_function(found, chosen, "metrics")
-    return MeanOf(function, chosen.label.rpartition(":")[2], device)
+    return MeanMetric(function, chosen.label.rpartition(":")[2], device)
 
 
 def _mean(which: str, device: torch.device, name: str, dtype: Any = None, **options: Any) -> Metric:
     inspect.signature(_MEANS[which]).bind(None, None, **options)
-    kind = RootMeanOf if which == "root_mean_squared_error" else MeanOf
-    function = metrics.in_rows(_MEANS[which])
+    kind = RootMeanMetric if which == "root_mean_squared_error" else MeanMetric
+    function = metrics.as_columns(_MEANS[which])
     return kind(functools.partial(function, **options), name, device)
 
 
@@ -145,7 +145,7 @@ def _counts(
     if thresholds is None:
         thresholds = 0.5 if top_k is None else -1e10
     several = thresholds if isinstance(thresholds, list | tuple) else [thresholds]
-    return Counts(_COUNTS[which], name, device, several, top_k, class_id)
+    return ConfusionMetric(_COUNTS[which], name, device, several, top_k, class_id)
 
 
 def _highest(
@@ -163,7 +163,7 @@ def _highest(
         raise ValueError(f"expected {of} from 0 to 1, and num_thresholds of 1 or more")
     last = num_thresholds - 1
     thresholds = [index / last for index in range(num_thresholds)] if last else [0.5]
-    return Counts(counts.highest(number, where, value), name, device, thresholds, None, class_id)
+    return ConfusionMetric(counts.max_where_at_least(number, where, value), name, device, thresholds, None, class_id)
 
 
 def _area(
@@ -181,7 +181,7 @@ def _area(
     limits = areas.thresholds_of(thresholds, num_thresholds)
     if of_labels:
         return _area_of_labels(device, name, number, limits, from_logits, **of_labels)
-    kind = CountsOfLogits if from_logits else Counts
+    kind = ConfusionMetricFromLogits if from_logits else ConfusionMetric
     return kind(number, name, device, limits)
 
 
@@ -201,4 +201,4 @@ def _area_of_labels(
     number = areas.area_of_labels(area, multi_label, label_weights)
     labels = num_labels if label_weights is None else len(label_weights)
     scored = torch.sigmoid if from_logits else None
-    return per_class.CountsPerLabel(number, name, device, thresholds, labels, scored)
+    return per_class.ConfusionMetricPerLabel(number, name, device, thresholds, labels, scored)

@@ -10,26 +10,26 @@ from typing import Any
 import torch
 
 from isotrain.adapters import called
-from isotrain.adapters.outputs import Outputs
-from isotrain.adapters.torch.loss_weights import PADDING, Count, counter, ignores_padding_alone
-from isotrain.adapters.torch.losses import beside
+from isotrain.adapters.outputs import OutputSelector
+from isotrain.adapters.torch.loss_weights import IGNORE_INDEX, Denominator, denominator_function, ignores_only_padding
+from isotrain.adapters.torch.losses import broadcast_weights
 from isotrain.adapters.torch.named_loss import NamedLoss, build_loss
 from isotrain.plugin import SpecError, TrainingSpec, unweighted
 
 
 @dataclass
-class OutputPart:
+class PerOutputLoss:
     """The loss of one output; that of a slice is computed once.
 
     Attributes:
         output: Its name; None for what the model gives.
         loss: From targets and predictions to a mean, or to values whose mean it is.
-        counted: What it counts by; None where all targets count alike.
+        loss_denominators: What it counts by; None where all targets count alike.
     """
 
     output: str | None
     loss: Callable[[Any, Any], Any]
-    counted: Count | None
+    loss_denominators: Denominator | None
     _latest: tuple[Any, torch.Tensor] | None = None
 
     def remembered(self, targets: Any, predictions: Any, weights: Any | None) -> torch.Tensor:
@@ -55,25 +55,25 @@ class OutputPart:
         return _weighed(self.loss(targets, predictions), weights)
 
 
-def output_parts(spec: TrainingSpec) -> list[OutputPart]:
+def per_output_losses(spec: TrainingSpec) -> list[PerOutputLoss]:
     """The spec's losses.
 
     Raises:
         SpecError: There is none of a name, or it has no such options.
     """
     return [
-        OutputPart(output, build_loss(chosen), counter(chosen))
+        PerOutputLoss(output, build_loss(chosen), denominator_function(chosen))
         for output, chosen in spec.losses("torch").items()
     ]
 
 
-class NativeLoss:
+class TotalLoss:
     """All losses of a spec.
 
     Attributes:
         parts: Each of them.
-        counts_alike: Whether all targets count alike in all of them.
-        may_leave_out: Whether it is one loss that counts all targets alike but padding.
+        counts_samples_equally: Whether all targets count alike in all of them.
+        may_ignore_padding: Whether it is one loss that counts all targets alike but padding.
         is_split: Whether its means are parts of another mean.
     """
 
@@ -85,45 +85,45 @@ class NativeLoss:
         Raises:
             SpecError: There is none of a name, or it has no such options.
         """
-        self._outputs = Outputs()
-        self.parts = output_parts(spec)
+        self._outputs = OutputSelector()
+        self.parts = per_output_losses(spec)
         self._factors = [(spec.loss_weights or {}).get(str(p.output)) for p in self.parts]
         first = self.parts[0]
         is_one = len(self.parts) == 1 and first.output is None
-        self.may_leave_out = is_one and ignores_padding_alone(first.counted)
-        if self.may_leave_out:
-            first.counted = None
-        self.counts_alike = all(part.counted is None for part in self.parts)
+        self.may_ignore_padding = is_one and ignores_only_padding(first.loss_denominators)
+        if self.may_ignore_padding:
+            first.loss_denominators = None
+        self.counts_samples_equally = all(part.loss_denominators is None for part in self.parts)
         self._only = self.parts[0] if self._is_one else None
 
     @property
     def _is_one(self) -> bool:
         """Whether it is a single loss of all that the model gives, and counts all targets alike."""
         first, *others = self.parts
-        return not others and first.output is None and first.counted is None
+        return not others and first.output is None and first.loss_denominators is None
 
     def __call__(self, targets: Any, predictions: Any) -> torch.Tensor:
         """The loss of a slice, as an objective gives it."""
         if self._only is not None:
             plain, weights = unweighted(targets)
             mean = self._only.mean(plain, predictions, weights)
-            return self._beside_left_out(mean, plain) if self.may_leave_out else mean
+            return self._with_padding_fraction(mean, plain) if self.may_ignore_padding else mean
         samples = [self._outputs.sample(targets, predictions, p.output) for p in self.parts]
         means = [part.remembered(*own) for part, own in zip(self.parts, samples, strict=True)]
         means = [m if f is None else m * f for m, f in zip(means, self._factors, strict=True)]
-        alike = [m for m, p in zip(means, self.parts, strict=True) if p.counted is None]
+        alike = [m for m, p in zip(means, self.parts, strict=True) if p.loss_denominators is None]
         total = _sum(alike) if alike else torch.zeros_like(means[0])
-        if self.counts_alike:
+        if self.counts_samples_equally:
             return total
-        return _in_rows(total, means, self.counted(targets))
+        return _means_and_denominators(total, means, self.loss_denominators(targets))
 
-    def _beside_left_out(self, mean: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
+    def _with_padding_fraction(self, mean: torch.Tensor, targets: torch.Tensor) -> torch.Tensor:
         """The mean as if padding counted and had a loss of 0, and which part of the targets it is.
 
         That is a vector of two; the mean alone, where it is known that there is none, or where it is no part
         of another.
         """
-        part = self.left_out(targets)
+        part = self.padding_fraction(targets)
         if part.device.type == "cpu" and not part:
             return mean
         part = part.to(mean)
@@ -133,7 +133,7 @@ class NativeLoss:
         return torch.stack([mean * (1 - part), part])
 
     @contextlib.contextmanager
-    def as_part(self) -> Iterator[None]:
+    def as_partial_mean(self) -> Iterator[None]:
         """Gives means as parts of another mean, as evaluation needs them: it is over all of its batches."""
         is_split, self.is_split = self.is_split, True
         try:
@@ -141,18 +141,18 @@ class NativeLoss:
         finally:
             self.is_split = is_split
 
-    def left_out(self, targets: Any) -> torch.Tensor:
+    def padding_fraction(self, targets: Any) -> torch.Tensor:
         """Which part of the targets is padding, a float64 scalar."""
         plain, _ = unweighted(targets)
         if plain.is_floating_point():
             return torch.zeros((), dtype=torch.float64, device=plain.device)
-        return (plain == PADDING).sum(dtype=torch.float64) / max(1, plain.numel())
+        return (plain == IGNORE_INDEX).sum(dtype=torch.float64) / max(1, plain.numel())
 
-    def counted(self, targets: Any) -> torch.Tensor:
+    def loss_denominators(self, targets: Any) -> torch.Tensor:
         """What each loss counts by in a slice, shape `[losses]`; 0 for those that count samples."""
         own = [self._outputs.of_targets(targets, part.output) for part in self.parts]
         counts = [
-            None if part.counted is None else part.counted(t)
+            None if part.loss_denominators is None else part.loss_denominators(t)
             for part, t in zip(self.parts, own, strict=True)
         ]
         like = next(count for count in counts if count is not None)
@@ -166,7 +166,7 @@ def _sum(means: list[torch.Tensor]) -> torch.Tensor:
     return total
 
 
-def _in_rows(total: torch.Tensor, means: list[torch.Tensor], counted: torch.Tensor) -> torch.Tensor:
+def _means_and_denominators(total: torch.Tensor, means: list[torch.Tensor], counted: torch.Tensor) -> torch.Tensor:
     """Torch's mean of nothing is no number: it is 0 here."""
     zero = torch.zeros_like(total)
     counted = counted.to(total)
@@ -198,4 +198,4 @@ def _weighed(loss: Any, weights: torch.Tensor) -> torch.Tensor:
             "loss: samples have weights, and it returned their mean; expected one value per sample (torch's"
             " losses give them with reduction='none')."
         )
-    return (values * beside(weights, values)).mean()
+    return (values * broadcast_weights(weights, values)).mean()

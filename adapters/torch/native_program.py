@@ -14,19 +14,19 @@ import torch
 from torch import nn
 from torch.nn.parameter import is_lazy
 
-from isotrain.adapters.chosen import called_as, select
-from isotrain.adapters.outputs import batch_of, plain
-from isotrain.adapters.seeds import SEEDS, seed_shift
+from isotrain.adapters.chosen import call_checked, resolve_for_framework
+from isotrain.adapters.outputs import objective_batch, as_plain_tree
+from isotrain.adapters.seeds import SEED_MASK, seed_offset
 from isotrain.adapters.torch import exports, private
 from isotrain.adapters.torch.carry import Carry
-from isotrain.adapters.torch.group_rates import GroupRates
+from isotrain.adapters.torch.group_rates import ParamGroupRates
 from isotrain.adapters.torch.lamb import Lamb
 from isotrain.adapters.torch.metrics import Metric
 from isotrain.adapters.torch.named_metrics import build_metrics
-from isotrain.adapters.torch.native_loss import NativeLoss, mean_over_samples
-from isotrain.adapters.torch.native_slots import NativeSlots
+from isotrain.adapters.torch.native_loss import TotalLoss, mean_over_samples
+from isotrain.adapters.torch.native_slots import NativeOptimizerState
 from isotrain.adapters.torch.native_update import native_update
-from isotrain.adapters.torch.program import OWN_BUFFERS, Objective, Program
+from isotrain.adapters.torch.program import LOCAL_BUFFERS, LossModule, ReplicaTrainer
 from isotrain.adapters.torch.recompute import recompute
 from isotrain.adapters.torch.state import State, in_place
 from isotrain.adapters.torch.traits import model_traits
@@ -56,11 +56,11 @@ _TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
 _SCALE_KEYS = {"scale": "scale", "steps": "_growth_tracker"}
 """Of a GradScaler's state."""
 _NAMED = 5
-"""Buffers in a remark, at most."""
+"""Buffers in a note, at most."""
 _MIXED = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
-class NativeProgram(Program):
+class NativeTrainer(ReplicaTrainer):
     """Drives a torch module as a hand-written script would."""
 
     _has_updated = False
@@ -91,7 +91,7 @@ class NativeProgram(Program):
         self.statistics = [buffer for name, buffer in moved.items() if _is_statistic(name)]
         self._own = {name: buffer for name, buffer in moved.items() if not _is_statistic(name)}
         self._versions: dict[str, int] = {}
-        self.movable = list(model.buffers())
+        self.self_updating = list(model.buffers())
         self._fixed = list(frozen.values())
         self._update_only(self.trainable)
         self._scales = spec.loss_scaling is not None
@@ -102,11 +102,11 @@ class NativeProgram(Program):
             growth_interval=scaling.growth_steps,
             enabled=self._scales,
         )
-        self._loss = None if spec.loss is None else NativeLoss(spec)
+        self._loss = None if spec.loss is None else TotalLoss(spec)
         called = _called(model, spec)
         self._forward = self.with_autocast(called)
         self._compute = self.with_autocast(loss_computer(spec, called, self._loss))
-        self.objective = Objective(model, self._compute)
+        self.loss_module = LossModule(model, self._compute)
         self._without_gradients = WithoutGradients()
         self._held = _generators_of(self.model)
         self._first_seeds = [generator.initial_seed() for generator in self._held.values()]
@@ -120,24 +120,24 @@ class NativeProgram(Program):
         self._update = native_update(self._spec, self.optimizer, self.updated)
         is_own = isinstance(self._spec.optimizer, CustomOptimizer)
         named = self.trainable | weights
-        self._slots = NativeSlots(self.optimizer, named, weights.keys(), is_own)
-        self._rates = GroupRates(self.optimizer, self._spec.optimizer.lr, watched=is_own)
+        self._optimizer_state = NativeOptimizerState(self.optimizer, named, weights.keys(), is_own)
+        self._rates = ParamGroupRates(self.optimizer, self._spec.optimizer.lr, watched=is_own)
 
-    def take_up_weights(self) -> None:
+    def rebind_parameters(self) -> None:
         """Trains the parameters that the model has now, under the same names."""
         named = dict(self.model.named_parameters())
         self.trainable = {name: named[name] for name in self.trainable}
         self._update_only(self.trainable)
 
-    def keep_slots_of(self, places: Sequence[int]) -> None:
+    def shard_optimizer(self, places: Sequence[int]) -> None:
         weights = list(self.trainable.items())
         self._update_only(dict(weights[place] for place in places))
 
-    def is_alone(self, slot: str) -> bool:
-        return self._slots.is_partial and slot.rpartition("/")[0] in self.trainable
+    def is_local_slot(self, slot: str) -> bool:
+        return self._optimizer_state.is_partial and slot.rpartition("/")[0] in self.trainable
 
-    def is_elsewhere(self, slot: str) -> bool:
-        return self._slots.is_elsewhere(slot)
+    def is_remote_slot(self, slot: str) -> bool:
+        return self._optimizer_state.is_remote_slot(slot)
 
     def with_autocast(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         """A function that computes in the precision of the spec."""
@@ -188,19 +188,19 @@ class NativeProgram(Program):
         try:
             self._without_gradients(self._compute, inputs, targets)
         except Exception as error:  # a person's functions raise anything, which a step tells of
-            return reached[-1] if private.TOO_FEW_VALUES in str(error) else None
+            return reached[-1] if private.TOO_FEW_VALUES_ERROR in str(error) else None
         finally:
             for handle in handles:
                 handle.remove()
         return None
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        with contextlib.nullcontext() if self._loss is None else self._loss.as_part():
+        with contextlib.nullcontext() if self._loss is None else self._loss.as_partial_mean():
             found: tuple[torch.Tensor, Any] = self.evaluated(self._compute, inputs, targets)
         return found
 
     def predict(self, inputs: Any) -> Any:
-        return plain(self.evaluated(self._forward, inputs))
+        return as_plain_tree(self.evaluated(self._forward, inputs))
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
         self.evaluated(exports.write, self.model, form, target, inputs)
@@ -219,21 +219,21 @@ class NativeProgram(Program):
         for module in self._still:
             module.training = False  # not its children, which `eval` would mean too
 
-    def model_remarks(self) -> list[str]:
-        remarks = _of_own(list(self._own))
+    def model_notes(self) -> list[str]:
+        notes = _of_own(list(self._own))
         if self._woken:
-            remarks.append(
+            notes.append(
                 f"model: {', '.join(_outermost(self._woken))}: in evaluation mode, and trained in training"
                 " mode, since its weights are trained; a part whose weights do not require gradients stays in"
                 " evaluation mode"
             )
         if self._left:
-            remarks.append(
+            notes.append(
                 f"model: {', '.join(_outermost(self._left))}: left in evaluation mode by the model function,"
                 " and so in training too (no dropout, no batch statistics); call `train` there to have it"
                 " otherwise"
             )
-        return remarks
+        return notes
 
     def loss_of(self, targets: Any, predictions: Any) -> torch.Tensor:
         """The loss of a slice, as the objective gives it, where the spec names one."""
@@ -241,28 +241,28 @@ class NativeProgram(Program):
         found: torch.Tensor = self.with_autocast(self._loss)(targets, predictions)
         return found
 
-    def counts_unalike(self, inputs: Any, targets: Any) -> bool:
+    def has_own_denominator(self, inputs: Any, targets: Any) -> bool:
         if self._loss is None:
             return False
-        return not self._loss.counts_alike or (
-            self._loss.may_leave_out and bool(self._loss.left_out(targets))
+        return not self._loss.counts_samples_equally or (
+            self._loss.may_ignore_padding and bool(self._loss.padding_fraction(targets))
         )
 
     @property
-    def may_leave_out(self) -> bool:
-        return self._loss is not None and self._loss.may_leave_out and self._loss.is_split
+    def may_ignore_padding(self) -> bool:
+        return self._loss is not None and self._loss.may_ignore_padding and self._loss.is_split
 
-    def left_out(self, targets: Any) -> torch.Tensor:
+    def padding_fraction(self, targets: Any) -> torch.Tensor:
         assert self._loss is not None
-        return self._loss.left_out(targets)
+        return self._loss.padding_fraction(targets)
 
     def set_split(self, is_split: bool) -> None:
         if self._loss is not None:
             self._loss.is_split = is_split
 
-    def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def loss_denominators(self, inputs: Any, targets: Any) -> torch.Tensor:
         assert self._loss is not None
-        return self._loss.counted(targets)
+        return self._loss.loss_denominators(targets)
 
     def backward(self, loss: torch.Tensor) -> None:
         (self._scaler.scale(loss) if self._scales else loss).backward()
@@ -317,53 +317,53 @@ class NativeProgram(Program):
                 " a sample before you return it."
             )
 
-    def distinguish(self, replica: int) -> None:
+    def seed_replica(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
-        self._versions = {name: private.changes_of(each) for name, each in self._own.items()}
+        self._versions = {name: private.version_of(each) for name, each in self._own.items()}
 
-    def draw_anew(self, replica: int, step: int) -> None:
-        shift = seed_shift(replica, step)
-        torch.manual_seed((self._spec.seed + shift) & SEEDS)
+    def reseed(self, replica: int, step: int) -> None:
+        shift = seed_offset(replica, step)
+        torch.manual_seed((self._spec.seed + shift) & SEED_MASK)
         for generator, first in zip(self._held.values(), self._first_seeds, strict=True):
-            generator.manual_seed((first + shift) & SEEDS)
+            generator.manual_seed((first + shift) & SEED_MASK)
 
     def generators(self) -> dict[str, State]:
         return {name: (held.get_state, held.set_state) for name, held in self._held.items()}
 
-    def own_buffers(self) -> dict[str, torch.Tensor]:
+    def local_buffers(self) -> dict[str, torch.Tensor]:
         return self._own
 
-    def habits(self) -> dict[str, torch.Tensor]:
+    def execution_state(self) -> dict[str, torch.Tensor]:
         """The buffers of its own that were written since the start."""
         return {
-            OWN_BUFFERS + name: buffer
+            LOCAL_BUFFERS + name: buffer
             for name, buffer in self._own.items()
-            if private.changes_of(buffer) != self._versions.get(name)
+            if private.version_of(buffer) != self._versions.get(name)
         }
 
-    def write_habit(self, name: str, value: torch.Tensor) -> None:
-        in_place({OWN_BUFFERS + own: buffer for own, buffer in self._own.items()}).write(
+    def write_execution_state(self, name: str, value: torch.Tensor) -> None:
+        in_place({LOCAL_BUFFERS + own: buffer for own, buffer in self._own.items()}).write(
             name, value
         )
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
         if name == "momenta":
-            self._slots.make()
+            self._optimizer_state.make()
         return super().part(name)
 
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        return self._slots.read()
+        return self._optimizer_state.read()
 
     def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
-        self._slots.write(name, value)
+        self._optimizer_state.write(name, value)
 
-    def not_carried(self) -> list[str]:
+    def not_checkpointed(self) -> list[str]:
         scheduler = ["the learning-rate scheduler inside of the optimizer"]
         return [
             *(scheduler if self._rates.are_scheduled else []),
             *(
                 f"the optimizer's {slot!r}, which is neither a tensor nor a number"
-                for slot in self._slots.not_carried()
+                for slot in self._optimizer_state.not_checkpointed()
             ),
         ]
 
@@ -500,14 +500,14 @@ def _called(model: nn.Module, spec: TrainingSpec) -> Any:
 
 
 def loss_computer(
-    spec: TrainingSpec, model: nn.Module, loss: NativeLoss | None
+    spec: TrainingSpec, model: nn.Module, loss: TotalLoss | None
 ) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
     """Makes the function from (inputs, targets) to mean loss and predictions."""
     if spec.objective is not None:
-        objective = select(spec.objective, "torch", "objective")
+        objective = resolve_for_framework(spec.objective, "torch", "objective")
 
         def compute_objective(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-            given = objective(model, batch_of(inputs, targets))
+            given = objective(model, objective_batch(inputs, targets))
             losses, predictions = given if isinstance(given, tuple) else (given, None)
             return mean_over_samples(losses), predictions
 
@@ -525,9 +525,9 @@ def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch
     """Makes the torch optimizer that the spec names, or the person's own."""
     settings = spec.optimizer
     if isinstance(settings, CustomOptimizer):
-        factory = select(settings.custom, "torch", "optimizer.custom")
+        factory = resolve_for_framework(settings.custom, "torch", "optimizer.custom")
         form, given = "(parameters, learning_rate, **args)", (parameters, settings.lr)
-        optimizer = called_as(form, factory, "optimizer.custom", *given, **settings.args)
+        optimizer = call_checked(form, factory, "optimizer.custom", *given, **settings.args)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise SpecError(
                 f"optimizer.custom: it returned {type(optimizer).__name__!r}; for a torch module it"

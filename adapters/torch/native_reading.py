@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.torch.parted_reading import Reads
-from isotrain.adapters.torch.parted_weights import PartedWeights
+from isotrain.adapters.torch.parted_reading import GatheredReads
+from isotrain.adapters.torch.parted_weights import ShardedWeights
 from isotrain.plugin import SpecError, map_tree
 
 _ABOUT = frozenset(
@@ -42,10 +42,10 @@ _ROUNDED = frozenset(
 """Functions that take numbers in the type of mixed precision, which are then those that are not kept."""
 
 
-class StandIns:
+class LazyParameters:
     """Has parameters without numbers dealt with as if they had them."""
 
-    def __init__(self, weights: PartedWeights) -> None:
+    def __init__(self, weights: ShardedWeights) -> None:
         """Leaves them as they are for now.
 
         Args:
@@ -55,21 +55,21 @@ class StandIns:
         self._places = {id(each): place for place, each in enumerate(weights.parameters)}
         self._kinds = [type(each) for each in weights.parameters]
         self._kind = _kind_that_reads(self)
-        self._reads: Reads | None = None
+        self._reads: GatheredReads | None = None
 
     @contextlib.contextmanager
     def forward(self) -> Iterator[None]:
         """Within it is a forward pass, which keeps no weights for the backward pass."""
-        reads = Reads(self._weights)
-        with reads.not_kept(), self._standing_in(reads):
+        reads = GatheredReads(self._weights)
+        with reads.without_saving_weights(), self._replacing_classes(reads):
             yield
 
     def backward(self) -> contextlib.AbstractContextManager[None]:
         """Within it is a backward pass, which may compute modules again."""
-        return self._standing_in(Reads(self._weights))
+        return self._replacing_classes(GatheredReads(self._weights))
 
     @contextlib.contextmanager
-    def _standing_in(self, reads: Reads) -> Iterator[None]:
+    def _replacing_classes(self, reads: GatheredReads) -> Iterator[None]:
         parameters, self._reads = self._weights.parameters, reads
         for parameter in parameters:
             parameter.__class__ = self._kind
@@ -103,7 +103,7 @@ class StandIns:
             self._reads = reads
 
 
-def _kind_that_reads(stand_ins: StandIns) -> type[nn.Parameter]:
+def _kind_that_reads(lazy_parameters: LazyParameters) -> type[nn.Parameter]:
     """Makes the class of parameters that are read when a function of torch takes them."""
 
     class Absent(nn.Parameter):
@@ -114,17 +114,17 @@ def _kind_that_reads(stand_ins: StandIns) -> type[nn.Parameter]:
             cls, function: Any, types: Any, args: Any = (), kwargs: Any = None
         ) -> Any:
             kwargs = kwargs or {}
-            if not stand_ins.are_read:
+            if not lazy_parameters.are_read:
                 return nn.Parameter.__torch_function__(function, types, args, kwargs)
             name, attribute = function.__name__, _attribute(function)
             if attribute == "data":
-                return _data(name, stand_ins.read(args[0], rounded=False))
+                return _data(name, lazy_parameters.read(args[0], rounded=False))
             if name in _ABOUT or (attribute and attribute not in _VIEWS):
                 return nn.Parameter.__torch_function__(function, types, args, kwargs)
 
             def given(value: Any) -> Any:
                 is_absent = type(value) is cls
-                return stand_ins.read(value, name in _ROUNDED) if is_absent else value
+                return lazy_parameters.read(value, name in _ROUNDED) if is_absent else value
 
             args, kwargs = map_tree(given, (args, kwargs), lists=True)
             return function(*args, **kwargs)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.torch.tensors import overwrite, own_part
+from isotrain.adapters.torch.tensors import overwrite, local_shard
 from isotrain.plugin import IsotrainError, unknown_name
 
 _NUMBERS = (bool, int, float)
@@ -16,7 +16,7 @@ _WITHOUT = "without_slots"
 _GROUPS = "groups/"
 
 
-class NativeSlots:
+class NativeOptimizerState:
     """`WEIGHT/SLOT` for each slot, most of which the first update makes.
 
     Where a weight has none yet, `without_slots` has a flag for each weight: written, it takes slots away.
@@ -48,7 +48,7 @@ class NativeSlots:
         """Whether others update some of the weights."""
         return len(self._weights) < len(self._all)
 
-    def is_elsewhere(self, name: str) -> bool:
+    def is_remote_slot(self, name: str) -> bool:
         """Whether a slot is of a weight that others update."""
         owner = name.rpartition("/")[0]
         return owner in self._all and owner not in self._weights
@@ -109,7 +109,7 @@ class NativeSlots:
             raise IsotrainError(unknown_name("slot", name, slots))
         elif isinstance(known, _NUMBERS) or self._is_number(value):
             slots[slot] = value.item()
-        elif value.is_floating_point() and value.shape in (weight.shape, own_part(weight).shape):
+        elif value.is_floating_point() and value.shape in (weight.shape, local_shard(weight).shape):
             slots[slot] = torch.zeros_like(weight)
             overwrite(name, slots[slot], value)
         else:
@@ -126,7 +126,7 @@ class NativeSlots:
         group, key = numbers[name]
         group[key] = type(group[key])(value.item())
 
-    def not_carried(self) -> list[str]:
+    def not_checkpointed(self) -> list[str]:
         """The slots that are neither tensors nor numbers."""
         kinds = (torch.Tensor, *_NUMBERS, type(None))
         return sorted(

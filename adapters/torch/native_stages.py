@@ -10,20 +10,20 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isotrain.adapters.torch.process_group import ProcessGroupExchange, start_process_group
-from isotrain.adapters.torch.stage_exchange import StageExchange
-from isotrain.plugin import DATA, STAGE, ProcessContext, Setting
+from isotrain.adapters.torch.process_group import ProcessGroupCommunicator, start_process_group
+from isotrain.adapters.torch.stage_exchange import PipelineCommunicator
+from isotrain.plugin import DATA, STAGE, ProcessContext, BackendConfig
 
 
-class NativeStageExchange(ProcessGroupExchange, StageExchange):
+class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommunicator):
     """A process group for the same stage of all replicas, and one for the stages of each."""
 
-    def __init__(self, setting: Setting, context: ProcessContext) -> None:
+    def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
         super().__init__(context)
-        start_process_group(setting, context)
-        self._timeout = timedelta(seconds=setting.timeout)
-        self._peers = self._process_group(context.mesh.groups(DATA))
-        self._own_stages = self._process_group(context.mesh.groups(STAGE))
+        start_process_group(backend_config, context)
+        self._timeout = timedelta(seconds=backend_config.timeout)
+        self._peers = self._process_group(context.device_mesh.groups(DATA))
+        self._own_stages = self._process_group(context.device_mesh.groups(STAGE))
 
     def _process_group(self, parts: Sequence[Sequence[int]]) -> Any:
         """This process's group of those that all processes make."""
@@ -33,17 +33,17 @@ class NativeStageExchange(ProcessGroupExchange, StageExchange):
     def _send_first(self, vector: torch.Tensor) -> object:
         return dist.broadcast(vector, 0)
 
-    def over_all(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_over_all(self, value: torch.Tensor) -> torch.Tensor:
         result = value.clone()
         dist.all_reduce(result)
         return result
 
-    def largest_of_all(self, value: torch.Tensor) -> torch.Tensor:
+    def max_over_all(self, value: torch.Tensor) -> torch.Tensor:
         result = value.clone()
         dist.all_reduce(result, dist.ReduceOp.MAX)
         return result
 
-    def over_stages(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
         result = value.clone()
         dist.all_reduce(result, group=self._own_stages)
         return result

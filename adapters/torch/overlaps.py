@@ -8,13 +8,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isotrain.adapters.torch.losses import beside, one_shape
+from isotrain.adapters.torch.losses import broadcast_weights, same_shape
 from isotrain.adapters.torch.metrics import Metric
 
 _SMALL = 1e-7
 
 
-class Overlap(Metric):
+class IoUMetric(Metric):
     """The mean over some classes of what both have, divided by what either has."""
 
     def __init__(
@@ -56,7 +56,7 @@ class Overlap(Metric):
         self._add(targets, predictions, weights)
 
     def _add(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
-        true, found = one_shape(
+        true, found = same_shape(
             *(
                 (tensor if axis is None else tensor.argmax(axis)).long()
                 for tensor, axis in zip((targets, predictions), self._axes, strict=True)
@@ -67,10 +67,10 @@ class Overlap(Metric):
         if self._ignored is not None:
             counts &= true != self._ignored
         places = torch.where(counts, true * classes + found, 0).flatten()
-        each = counts.double() if weights is None else counts * beside(weights, counts.double())
+        each = counts.double() if weights is None else counts * broadcast_weights(weights, counts.double())
         self._table.view(-1).index_add_(0, places, each.flatten())
 
-    def readings(self) -> dict[str, float]:
+    def named_results(self) -> dict[str, float]:
         """As Keras, in float32, with a little more than the number of classes that were seen."""
         both = self._table.diagonal()
         either = self._table.sum(0) + self._table.sum(1) - both
@@ -79,7 +79,7 @@ class Overlap(Metric):
         return {self.name: float(shares.sum() / ((either > 0).float().sum() + _SMALL))}
 
 
-class BinaryOverlap(Overlap):
+class BinaryIoUMetric(IoUMetric):
     """The same for two classes, of which predictions give the probability of the second."""
 
     def __init__(
@@ -92,7 +92,7 @@ class BinaryOverlap(Overlap):
         super()._add(targets, predictions.float() >= self._threshold, weights)
 
 
-def overlap(
+def iou(
     device: torch.device,
     name: str,
     num_classes: int,
@@ -105,10 +105,10 @@ def overlap(
 ) -> Metric:
     """Of some classes."""
     axes = (None if sparse_y_true else axis, None if sparse_y_pred else axis)
-    return Overlap(name, device, num_classes, target_class_ids, ignore_class, axes)
+    return IoUMetric(name, device, num_classes, target_class_ids, ignore_class, axes)
 
 
-def one_hot_overlap(
+def one_hot_iou(
     device: torch.device,
     name: str,
     num_classes: int,
@@ -120,17 +120,17 @@ def one_hot_overlap(
 ) -> Metric:
     """Of some classes, of targets that are one-hot and predictions that score every class."""
     kinds = (False, sparse_y_pred, axis)
-    return overlap(device, name, num_classes, target_class_ids, ignore_class, *kinds)
+    return iou(device, name, num_classes, target_class_ids, ignore_class, *kinds)
 
 
-def mean_overlap(
+def mean_iou(
     make: Callable[..., Metric], device: torch.device, name: str, num_classes: int, **options: Any
 ) -> Metric:
     """Of all classes; `make` is one of these two."""
     return make(device, name, num_classes, target_class_ids=range(num_classes), **options)
 
 
-def binary_overlap(
+def binary_iou(
     device: torch.device,
     name: str,
     target_class_ids: Sequence[int] = (0, 1),
@@ -138,4 +138,4 @@ def binary_overlap(
     dtype: Any = None,
 ) -> Metric:
     """Of two classes."""
-    return BinaryOverlap(device, name, target_class_ids, threshold)
+    return BinaryIoUMetric(device, name, target_class_ids, threshold)

@@ -8,75 +8,75 @@ from contextlib import nullcontext
 import torch
 
 from isotrain.adapters.torch.bucketed import BucketedGradients
-from isotrain.adapters.torch.build import build_parted
-from isotrain.adapters.torch.exchange import Exchange, flat_mean
+from isotrain.adapters.torch.build import build_sharded
+from isotrain.adapters.torch.exchange import Communicator, all_reduce_mean_flat
 from isotrain.adapters.torch.group import TorchReplicaGroup, replica_device
-from isotrain.adapters.torch.parted_program import PartedProgram
-from isotrain.adapters.torch.parted_weights import PartedWeights
-from isotrain.adapters.torch.shares import Shares
-from isotrain.plugin import Batch, ProcessContext, Setting, TrainingSpec
+from isotrain.adapters.torch.parted_program import ShardedTrainer
+from isotrain.adapters.torch.parted_weights import ShardedWeights
+from isotrain.adapters.torch.shares import SliceWeights
+from isotrain.plugin import Batch, ProcessContext, BackendConfig, TrainingSpec
 
 
-class PartedGroup(TorchReplicaGroup):
+class ShardedReplicaGroup(TorchReplicaGroup):
     """One replica, which has a part of every weight and slot between steps."""
 
-    program: PartedProgram
+    trainer: ShardedTrainer
 
     def __init__(
         self,
         spec: TrainingSpec,
-        setting: Setting,
+        backend_config: BackendConfig,
         context: ProcessContext,
-        connect: Callable[[], Exchange],
+        connect: Callable[[], Communicator],
         unit_bytes: int,
     ) -> None:
         """Builds the model, joins the others, and takes the weights apart.
 
         Args:
             spec: What to train.
-            setting: What the plan resolved.
+            backend_config: What the plan resolved.
             context: This process's place.
             connect: Joins the other replicas; called once the model is built.
             unit_bytes: Of weights that are joined together, where layers allow it.
         """
-        super().__init__(spec, setting, replica_device(setting, context), connect)
-        self.program.take_apart(self.exchange, context.mesh, unit_bytes)
+        super().__init__(spec, backend_config, replica_device(backend_config, context), connect)
+        self.trainer.shard_weights(self.communicator, context.device_mesh, unit_bytes)
         self._rate = None
 
-    def _build(self, spec: TrainingSpec, device: torch.device) -> PartedProgram:
-        return build_parted(spec, device)
+    def _build(self, spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
+        return build_sharded(spec, device)
 
     @property
-    def _weights(self) -> PartedWeights:
-        return self.program.parted
+    def _weights(self) -> ShardedWeights:
+        return self.trainer.sharded_weights
 
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         """Keeps gradients whole from one micro-batch to the next, and takes them over in the last."""
-        self.part_weights()
-        program, weights = self.program, self._weights
-        bucketed = BucketedGradients(program, self._replica, weights.reduction)
-        shares = Shares(batch.slices[0], program, self.exchange)
-        program.zero_gradients()
+        self.reshard_weights()
+        trainer, weights = self.trainer, self._weights
+        bucketed = BucketedGradients(trainer, self._replica, weights.reduction)
+        slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator)
+        trainer.zero_gradients()
         share: torch.Tensor | None = None
-        last = len(shares.pieces) - 1
+        last = len(slice_weights.micro_batches) - 1
         for index in range(last + 1):
-            with bucketed.while_they_come() if index == last else nullcontext():
-                share = self._backward(shares, index, program.objective, share)
+            with bucketed.during_backward() if index == last else nullcontext():
+                share = self._backward(slice_weights, index, trainer.loss_module, share)
         weights.forget()
         assert share is not None
-        mean = self.exchange.begin_mean(share)
-        self.update_own([weights.in_order(bucketed.kept)], learning_rate, None)
+        mean = self.communicator.all_reduce_mean_async(share)
+        self.update_shard([weights.in_weight_order(bucketed.kept)], learning_rate, None)
         if self.statistics:
-            flat_mean(self.exchange, self.statistics, shares.weight)
+            all_reduce_mean_flat(self.communicator, self.statistics, slice_weights.weight)
         return mean()
 
-    def part_weights(self) -> None:
-        if self._weights.is_whole:
-            self._hold.let_go()
-            self._weights.let_go()
+    def reshard_weights(self) -> None:
+        if self._weights.is_unsharded:
+            self._snapshot_guard.release()
+            self._weights.reshard()
 
-    def gather_weights(self) -> None:
-        self._weights.gather()
+    def unshard_weights(self) -> None:
+        self._weights.unshard()
 
     def keep_gradients(self) -> bool:
         return False

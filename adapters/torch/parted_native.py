@@ -10,51 +10,51 @@ import torch
 from torch import nn
 
 from isotrain.adapters import cuts
-from isotrain.adapters.torch.exchange import Exchange
+from isotrain.adapters.torch.exchange import Communicator
 from isotrain.adapters.torch.lamb import Lamb
-from isotrain.adapters.torch.native_program import NativeProgram, clip_gradients
-from isotrain.adapters.torch.native_reading import StandIns
-from isotrain.adapters.torch.parted_program import PartedProgram
-from isotrain.adapters.torch.parted_weights import PartedWeights
-from isotrain.adapters.torch.program import Objective
-from isotrain.adapters.torch.tensors import Held
-from isotrain.plugin import Mesh, TrainingSpec
+from isotrain.adapters.torch.native_program import NativeTrainer, clip_gradients
+from isotrain.adapters.torch.native_reading import LazyParameters
+from isotrain.adapters.torch.parted_program import ShardedTrainer
+from isotrain.adapters.torch.parted_weights import ShardedWeights
+from isotrain.adapters.torch.program import LossModule
+from isotrain.adapters.torch.tensors import TensorOrShard
+from isotrain.plugin import DeviceMesh, TrainingSpec
 
 
-class PartedNativeProgram(PartedProgram, NativeProgram):
+class ShardedNativeTrainer(ShardedTrainer, NativeTrainer):
     """Computes as a hand-written script would, with weights that are joined as operations take them."""
 
     def __init__(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
         super().__init__(spec, model, device)
         self._forward = self._in_parts(self._forward)
         self._compute = self._in_parts(self._compute)
-        self.objective = Objective(model, self._compute)
+        self.loss_module = LossModule(model, self._compute)
 
     def _in_parts(self, compute: Callable[..., Any]) -> Callable[..., Any]:
         def computed(*given: Any) -> Any:
-            with self._reading():
+            with self._gather_on_read():
                 return compute(*given)
 
         return computed
 
-    def take_apart(self, exchange: Exchange, mesh: Mesh, unit_bytes: int) -> None:
+    def shard_weights(self, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int) -> None:
         named = self.trainable
         undivided = [name for name, each in named.items() if not each.dim()]
-        cuts.require_apt(undivided, {str(each.dtype)[6:] for each in named.values()})
+        cuts.require_shardable(undivided, {str(each.dtype)[6:] for each in named.values()})
         sizes = [each.nbytes for each in named.values()]
-        units = cuts.units_of(list(named), sizes, unit_bytes, ".")
-        self.weights = PartedWeights(named, units, exchange, mesh)
-        self._stand_ins = StandIns(self.weights)
+        units = cuts.fsdp_units(list(named), sizes, unit_bytes, ".")
+        self.weights = ShardedWeights(named, units, communicator, mesh)
+        self._lazy_parameters = LazyParameters(self.weights)
         self._places = {name: place for place, name in enumerate(named)}
-        self._update_only(dict(zip(named, map(nn.Parameter, self.weights.parts), strict=True)))
+        self._update_only(dict(zip(named, map(nn.Parameter, self.weights.local_shards), strict=True)))
         if isinstance(self.optimizer, Lamb):
             self.optimizer.norms = self.weights.norms
 
-    def _joining(self, weights: PartedWeights) -> AbstractContextManager[None]:
-        return self._stand_ins.forward()
+    def _joining(self, weights: ShardedWeights) -> AbstractContextManager[None]:
+        return self._lazy_parameters.forward()
 
     def backward(self, loss: torch.Tensor) -> None:
-        with self._stand_ins.backward():
+        with self._lazy_parameters.backward():
             super().backward(loss)
 
     def apply(self, norm: torch.Tensor | None = None) -> None:
@@ -67,7 +67,7 @@ class PartedNativeProgram(PartedProgram, NativeProgram):
         if clip.value is not None:
             clip_gradients(self.updated, clip)
             return
-        norms = self.parted.norms([part.grad for part in self.updated])
+        norms = self.sharded_weights.norms([part.grad for part in self.updated])
         if clip.global_norm is not None:
             norm = torch.linalg.vector_norm(torch.stack(norms))
             nn.utils.clip_grads_with_norm_(self.updated, clip.global_norm, norm)
@@ -75,14 +75,14 @@ class PartedNativeProgram(PartedProgram, NativeProgram):
         for part, norm in zip(self.updated, norms, strict=True):
             nn.utils.clip_grads_with_norm_([part], clip.norm, norm)
 
-    def _slots_here(self) -> dict[str, Held]:
+    def _slots_here(self) -> dict[str, TensorOrShard]:
         return {name: self._slot_here(name, slot) for name, slot in self.optimizer_state().items()}
 
-    def _slot_here(self, name: str, slot: torch.Tensor) -> Held:
+    def _slot_here(self, name: str, slot: torch.Tensor) -> TensorOrShard:
         place = self._place_of(name)
-        if self.weights is None or place is None or slot.shape != self.weights.parts[place].shape:
+        if self.weights is None or place is None or slot.shape != self.weights.local_shards[place].shape:
             return slot
-        return self.weights.part(place, slot)
+        return self.weights.as_shard(place, slot)
 
     def _place_of(self, slot: str) -> int | None:
         """Of the weight that a slot is of, if it is of one."""
@@ -91,5 +91,5 @@ class PartedNativeProgram(PartedProgram, NativeProgram):
     def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
         place = self._place_of(name)
         if self.weights is not None and place is not None:
-            value = self.weights.own(place, value)
+            value = self.weights.local_shard_of(place, value)
         super().write_optimizer_slot(name, value)

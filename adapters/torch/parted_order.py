@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 Kind = Literal["reads", "gives", "ends"]
 
 
-class Exchanged(NamedTuple):
+class CollectiveCall(NamedTuple):
     """What all replicas do at one time.
 
     Attributes:
@@ -19,13 +19,13 @@ class Exchanged(NamedTuple):
     number: int
 
 
-_LAST = Exchanged("gives", 0)
+_LAST = CollectiveCall("gives", 0)
 """Units give their gradients once a step, from the last one to the first."""
-_ALONE = Exchanged("ends", 0)
+_ALONE = CollectiveCall("ends", 0)
 """The end of a forward pass that is not of a step."""
 
 
-class Order:
+class CollectiveOrder:
     """What comes next if this step goes as the last one did.
 
     It hangs on nothing but what all replicas have done together, so that all expect the same.
@@ -33,15 +33,15 @@ class Order:
 
     def __init__(self) -> None:
         """Expects nothing."""
-        self._steps: list[Exchanged] = []
+        self._steps: list[CollectiveCall] = []
         self._at = 0
 
     @property
-    def next(self) -> Exchanged | None:
+    def next(self) -> CollectiveCall | None:
         """What all expect to do; None where this was not seen yet."""
         return self._steps[self._at] if self._at < len(self._steps) else None
 
-    def note(self, done: Exchanged) -> None:
+    def note(self, done: CollectiveCall) -> None:
         """Is told what all have done."""
         if done == _ALONE:
             self._at = 0

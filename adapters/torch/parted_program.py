@@ -9,35 +9,35 @@ from contextlib import AbstractContextManager
 
 import torch
 
-from isotrain.adapters.torch.exchange import Exchange
-from isotrain.adapters.torch.parted_weights import PartedWeights
-from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.exchange import Communicator
+from isotrain.adapters.torch.parted_weights import ShardedWeights
+from isotrain.adapters.torch.program import ReplicaTrainer
 from isotrain.adapters.torch.state import Section
-from isotrain.adapters.torch.tensors import Held
-from isotrain.plugin import Mesh, StateKind
+from isotrain.adapters.torch.tensors import TensorOrShard
+from isotrain.plugin import DeviceMesh, StateKind
 
 
-class PartedProgram(Program):
+class ShardedTrainer(ReplicaTrainer):
     """Computes with weights that are joined as they are read.
 
     Attributes:
         weights: They, once they are taken apart.
     """
 
-    weights: PartedWeights | None = None
+    weights: ShardedWeights | None = None
 
     @property
-    def parted(self) -> PartedWeights:
+    def sharded_weights(self) -> ShardedWeights:
         """The weights in parts."""
         assert self.weights is not None, "they were taken apart at the start"
         return self.weights
 
     @abstractmethod
-    def take_apart(self, exchange: Exchange, mesh: Mesh, unit_bytes: int) -> None:
+    def shard_weights(self, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int) -> None:
         """Keeps the own part of each weight from now on, and slots for it alone.
 
         Args:
-            exchange: Ties this replica to the others, which have the same weights.
+            communicator: Ties this replica to the others, which have the same weights.
             mesh: How parts lie over the replicas.
             unit_bytes: Of weights that are joined together, but for layers that have more.
 
@@ -46,17 +46,17 @@ class PartedProgram(Program):
         """
 
     @abstractmethod
-    def _joining(self, weights: PartedWeights) -> AbstractContextManager[None]:
+    def _joining(self, weights: ShardedWeights) -> AbstractContextManager[None]:
         """Within it, a forward pass reads weights that lie in parts."""
 
     @abstractmethod
-    def _slots_here(self) -> dict[str, Held]:
+    def _slots_here(self) -> dict[str, TensorOrShard]:
         """What this replica has of the optimizer's slots, by name."""
 
     @contextlib.contextmanager
-    def _reading(self) -> Iterator[None]:
+    def _gather_on_read(self) -> Iterator[None]:
         """Within it is one forward pass, wherever its weights are."""
-        if self.weights is None or self.weights.is_whole:
+        if self.weights is None or self.weights.is_unsharded:
             yield
             return
         self.weights.forget()
@@ -71,8 +71,8 @@ class PartedProgram(Program):
             "optimizer": Section(self._slots_here, self.write_optimizer_slot),
         }
 
-    def _weights_here(self) -> dict[str, Held]:
-        return {**self.trainable} if self.weights is None else self.weights.here()
+    def _weights_here(self) -> dict[str, TensorOrShard]:
+        return {**self.trainable} if self.weights is None else self.weights.local_tensors()
 
     def _write_weight(self, name: str, value: torch.Tensor) -> None:
-        self.parted.write(name, value)
+        self.sharded_weights.write(name, value)

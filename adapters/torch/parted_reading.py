@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from isotrain.adapters.torch import private
-from isotrain.adapters.torch.parted_weights import PartedWeights
+from isotrain.adapters.torch.parted_weights import ShardedWeights
 from isotrain.plugin import SpecError
 
 
@@ -32,16 +32,16 @@ class _View(NamedTuple):
     offset: int
 
 
-class Reads:
+class GatheredReads:
     """What a forward pass reads of weights that lie in parts."""
 
-    def __init__(self, weights: PartedWeights) -> None:
+    def __init__(self, weights: ShardedWeights) -> None:
         """Has read nothing yet."""
         self._weights = weights
         self._read: dict[Hashable, _Whole] = {}
 
     @contextlib.contextmanager
-    def not_kept(self) -> Iterator[None]:
+    def without_saving_weights(self) -> Iterator[None]:
         """Within it, operations keep for the backward pass how to get weights again.
 
         Raises:

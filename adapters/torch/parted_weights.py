@@ -8,12 +8,12 @@ import torch
 
 from isotrain.adapters import cuts
 from isotrain.adapters.torch import private
-from isotrain.adapters.torch.exchange import Exchange
-from isotrain.adapters.torch.parted_order import Exchanged, Kind, Order
+from isotrain.adapters.torch.exchange import Communicator
+from isotrain.adapters.torch.parted_order import CollectiveCall, Kind, CollectiveOrder
 from isotrain.adapters.torch.replica import TorchReplica
 from isotrain.adapters.torch.state import in_place
-from isotrain.adapters.torch.tensors import Held, Part
-from isotrain.plugin import DATA, SHARD, Mesh, Reduction, SpecError
+from isotrain.adapters.torch.tensors import TensorOrShard, TensorShard
+from isotrain.plugin import DATA, SHARD, DeviceMesh, Reduction, SpecError
 
 _KINDS: tuple[Kind, ...] = ("reads", "gives", "ends")
 _WHAT: Mapping[str, str] = {
@@ -24,24 +24,24 @@ _WHAT: Mapping[str, str] = {
 """What a replica says of itself where others do something else."""
 
 
-class Cut(cuts.Cut):
+class ShardSpec(cuts.ShardSpec):
     """How a tensor is cut."""
 
-    def parted(self, whole: torch.Tensor) -> Sequence[torch.Tensor]:
+    def split(self, whole: torch.Tensor) -> Sequence[torch.Tensor]:
         """All parts of a tensor."""
-        return whole.split(self.lengths, self.axis)
+        return whole.split(self.shard_lengths, self.axis)
 
-    def joined(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
+    def merge(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
         """The whole of parts that are flat."""
-        shaped = [part.view(self.shape_of(place)) for place, part in enumerate(parts)]
+        shaped = [part.view(self.shard_shape(place)) for place, part in enumerate(parts)]
         return torch.cat(shaped, self.axis)
 
-    def part(self, own: torch.Tensor, place: int) -> Part:
+    def as_shard(self, own: torch.Tensor, place: int) -> TensorShard:
         """A part of a tensor that is cut so."""
-        return Part(own, torch.Size(self.shape), self.offset(place))
+        return TensorShard(own, torch.Size(self.shape), self.shard_offset(place))
 
 
-class PartedWeights:
+class ShardedWeights:
     """The weights of a replica, which keeps a part of each.
 
     The parameters of the model keep their shapes, and have numbers only while all weights are here: between,
@@ -51,7 +51,7 @@ class PartedWeights:
 
     Attributes:
         parameters: The model's, in order.
-        parts: Of each the own one.
+        local_shards: Of each the own one.
         reduction: What is to be done with the gradients of a step.
         absent: The places of parameters without numbers, by what memory they have instead.
     """
@@ -60,71 +60,71 @@ class PartedWeights:
         self,
         weights: Mapping[str, torch.Tensor],
         units: Sequence[Sequence[int]],
-        exchange: Exchange,
-        mesh: Mesh,
+        communicator: Communicator,
+        mesh: DeviceMesh,
     ) -> None:
         """Keeps the own part of each weight, and lets all else go.
 
         Args:
             weights: The parameters by name, of one type, equal on all replicas.
             units: The places of those that are joined together; each is in one of them.
-            exchange: Ties this replica to the others.
+            communicator: Ties this replica to the others.
             mesh: How parts lie over the replicas.
         """
         groups = mesh.groups(SHARD)
-        members = next(group for group in groups if exchange.rank in group)
+        members = next(group for group in groups if communicator.rank in group)
         self._members = members
-        self._place = members.index(exchange.rank)
+        self._place = members.index(communicator.rank)
         self._within = groups if len(groups) > 1 else ()
         self._same = mesh.groups(DATA) if DATA in mesh.sizes else ()
-        self._exchange = exchange
-        self._order = Order()
+        self._communicator = communicator
+        self._order = CollectiveOrder()
         self._names = list(weights)
         self.parameters = list(weights.values())
-        self._cuts = [Cut(weight.shape, len(members)) for weight in self.parameters]
+        self._shard_specs = [ShardSpec(weight.shape, len(members)) for weight in self.parameters]
         self._units = [tuple(unit) for unit in units]
         self._unit_of = {place: number for number, unit in enumerate(units) for place in unit}
         self._here: dict[tuple[int, torch.dtype], torch.Tensor] = {}
         self._unit_here: int | None = None
-        self._is_whole = True
+        self._is_unsharded = True
         self.absent: dict[Hashable, int] = {}
-        self.parts = [
-            cut.parted(weight.detach())[self._place].clone(memory_format=torch.contiguous_format)
-            for cut, weight in zip(self._cuts, self.parameters, strict=True)
+        self.local_shards = [
+            cut.split(weight.detach())[self._place].clone(memory_format=torch.contiguous_format)
+            for cut, weight in zip(self._shard_specs, self.parameters, strict=True)
         ]
         backwards = tuple(reversed(self._units))
         self.reduction = Reduction(backwards, backwards, self._reduced)
-        self.let_go()
+        self.reshard()
 
     @property
-    def is_whole(self) -> bool:
+    def is_unsharded(self) -> bool:
         """Whether all weights are here."""
-        return self._is_whole
+        return self._is_unsharded
 
-    def part(self, place: int, own: torch.Tensor) -> Part:
+    def as_shard(self, place: int, own: torch.Tensor) -> TensorShard:
         """What lies as a weight does."""
-        return self._cuts[place].part(own, self._place)
+        return self._shard_specs[place].as_shard(own, self._place)
 
-    def own(self, place: int, value: torch.Tensor) -> torch.Tensor:
+    def local_shard_of(self, place: int, value: torch.Tensor) -> torch.Tensor:
         """Of a value that lies as a weight does the own part, where all of it is given."""
-        cut = self._cuts[place]
+        cut = self._shard_specs[place]
         is_whole = value.shape == torch.Size(cut.shape)
-        return cut.parted(value)[self._place] if is_whole else value
+        return cut.split(value)[self._place] if is_whole else value
 
-    def here(self) -> dict[str, Held]:
+    def local_tensors(self) -> dict[str, TensorOrShard]:
         """What this replica has by name: its parts; all weights, while they are here."""
-        if self._is_whole:
+        if self._is_unsharded:
             return dict(zip(self._names, self.parameters, strict=True))
-        parts = map(self.part, range(len(self.parts)), self.parts)
+        parts = map(self.as_shard, range(len(self.local_shards)), self.local_shards)
         return dict(zip(self._names, parts, strict=True))
 
     def write(self, name: str, value: torch.Tensor) -> None:
         """Sets a weight, of which all or the own part is given."""
-        in_place(self.here()).write(name, value)
-        if self._is_whole:
+        in_place(self.local_tensors()).write(name, value)
+        if self._is_unsharded:
             place = self._names.index(name)
             with torch.no_grad():
-                self.parts[place].copy_(self.own(place, self.parameters[place].detach()))
+                self.local_shards[place].copy_(self.local_shard_of(place, self.parameters[place].detach()))
 
     def read(self, place: int, dtype: torch.dtype) -> torch.Tensor:
         """A weight, without gradients, as it is until the next update. Joins its unit in place of another.
@@ -132,18 +132,18 @@ class PartedWeights:
         Raises:
             SpecError: Another replica does something else at this time.
         """
-        if self._is_whole:
+        if self._is_unsharded:
             return self.parameters[place].detach().to(dtype)
         unit = self._unit_of[place]
         if unit != self._unit_here:
             self.forget()
-            whole = self._together(Exchanged("reads", unit), place)
-            own = self.parts[place].dtype
+            whole = self._together(CollectiveCall("reads", unit), place)
+            own = self.local_shards[place].dtype
             joined = zip(self._units[unit], self._cut_up(unit, whole), strict=True)
             self._here = {(each, own): weight for each, weight in joined}
             self._unit_here = unit
         if (place, dtype) not in self._here:
-            self._here[place, dtype] = self._here[place, self.parts[place].dtype].to(dtype)
+            self._here[place, dtype] = self._here[place, self.local_shards[place].dtype].to(dtype)
         return self._here[place, dtype]
 
     def end_forward(self) -> None:
@@ -152,8 +152,8 @@ class PartedWeights:
         Raises:
             SpecError: Another replica goes on reading.
         """
-        if not self._is_whole:
-            self._agree(Exchanged("ends", int(torch.is_grad_enabled())), 0)
+        if not self._is_unsharded:
+            self._agree(CollectiveCall("ends", int(torch.is_grad_enabled())), 0)
 
     def forget(self) -> None:
         """Lets the unit go that is here: the next step has other weights.
@@ -164,15 +164,15 @@ class PartedWeights:
         here, self._here = self._here, {}
         self._unit_here = None
         for (place, _), weight in here.items():
-            if private.changes_of(weight):
+            if private.version_of(weight):
                 raise SpecError(
                     f"strategy sharded: {self._names[place]} is set in a forward pass, and with stage=3 no"
                     " replica has all of it. Take stage 1 or 2."
                 )
 
-    def gather(self) -> None:
-        """Has all weights here until `let_go`."""
-        if self._is_whole:
+    def unshard(self) -> None:
+        """Has all weights here until `reshard`."""
+        if self._is_unsharded:
             return
         self.forget()
         for number, unit in enumerate(self._units):
@@ -180,36 +180,36 @@ class PartedWeights:
             for place, whole in zip(unit, joined, strict=True):
                 self.parameters[place].data = whole
         self.absent = {}
-        self._is_whole = True
+        self._is_unsharded = True
 
-    def let_go(self) -> None:
+    def reshard(self) -> None:
         """Leaves this replica its parts alone."""
-        if not self._is_whole:
+        if not self._is_unsharded:
             return
         for weight in self.parameters:
             weight.data = weight.new_full((), torch.nan).expand(weight.shape)
         self.absent = {
             private.storage_of(weight): place for place, weight in enumerate(self.parameters)
         }
-        self._is_whole = False
+        self._is_unsharded = False
 
-    def in_order(self, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
+    def in_weight_order(self, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """What `reduction` has kept, in the order of the weights."""
         places = [place for unit in self.reduction.buckets for place in unit]
         found = dict(zip(places, reduced, strict=True))
-        return [found[place] for place in range(len(self.parts))]
+        return [found[place] for place in range(len(self.local_shards))]
 
     def norms(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
         """The norms of the wholes of tensors of which the replicas have parts."""
         squares = torch.stack([each.square().sum() for each in tensors])
         if self._within:
-            total = self._exchange.sum_within(squares, self._within)
+            total = self._communicator.all_reduce_within(squares, self._within)
         else:
-            total = self._exchange.all_reduce(squares, "sum")
+            total = self._communicator.all_reduce(squares, "sum")
         return list(total.sqrt().unbind())
 
     def _together(
-        self, own: Exchanged, place: int, gradients: list[torch.Tensor] | None = None
+        self, own: CollectiveCall, place: int, gradients: list[torch.Tensor] | None = None
     ) -> torch.Tensor:
         """What comes of doing this with all others.
 
@@ -231,7 +231,7 @@ class PartedWeights:
         return self._carried_out(own, own, gradients)[0]
 
     def _carried_out(
-        self, work: Exchanged, own: Exchanged, gradients: list[torch.Tensor] | None
+        self, work: CollectiveCall, own: CollectiveCall, gradients: list[torch.Tensor] | None
     ) -> tuple[torch.Tensor, bool]:
         """What comes of this; and whether all had to do it: else it is worth nothing."""
         departs = float(work != own)
@@ -239,18 +239,18 @@ class PartedWeights:
             return self._join(work.number, departs)
         unit = self._units[work.number]
         if gradients is None or departs:
-            gradients = [self.parts[p].new_zeros(self._cuts[p].shape) for p in unit]
-        vector = self._parted(unit, gradients, departs)
+            gradients = [self.local_shards[p].new_zeros(self._shard_specs[p].shape) for p in unit]
+        vector = self._flat_shards(unit, gradients, departs)
         gradients.clear()
-        found = self._exchange.sum_parts(vector, self._sizes(unit), self._within)
+        found = self._communicator.reduce_scatter(vector, self._sizes(unit), self._within)
         return found[:-1], not found[-1]
 
-    def _agree(self, own: Exchanged, place: int) -> None:
+    def _agree(self, own: CollectiveCall, place: int) -> None:
         """Checks that all do this; the place is that of the weight to be named."""
         told = torch.tensor(
-            [_KINDS.index(own.kind), own.number, place], device=self.parts[0].device
+            [_KINDS.index(own.kind), own.number, place], device=self.local_shards[0].device
         )
-        rows = self._exchange.join_parts(told, [3] * len(self._members), self._within).view(-1, 3)
+        rows = self._communicator.all_gather_shards(told, [3] * len(self._members), self._within).view(-1, 3)
         first: dict[tuple[int, ...], str] = {}
         for rank, (kind, number, place) in zip(self._members, rows.tolist(), strict=True):
             what = _WHAT[_KINDS[kind]].format(self._names[place])
@@ -265,26 +265,26 @@ class PartedWeights:
 
     def _sizes(self, unit: Sequence[int]) -> list[int]:
         """How many numbers of a unit each replica has, and the one that says whether it departs."""
-        return [size + 1 for size in cuts.sizes_of([self._cuts[place] for place in unit])]
+        return [size + 1 for size in cuts.shard_sizes([self._shard_specs[place] for place in unit])]
 
     def _join(self, number: int, departs: float = 0.0) -> tuple[torch.Tensor, bool]:
         """The parts of all replicas of a unit's weights; and whether none of them departs."""
         unit = self._units[number]
-        own = [self.parts[place] for place in unit]
+        own = [self.local_shards[place] for place in unit]
         part = _flat([*own, own[0].new_tensor(departs)])
         sizes = self._sizes(unit)
-        whole = self._exchange.join_parts(part, sizes, self._within)
+        whole = self._communicator.all_gather_shards(part, sizes, self._within)
         return whole, not torch.stack([of_replica[-1] for of_replica in whole.split(sizes)]).any()
 
     def _cut_up(self, number: int, whole: torch.Tensor) -> list[torch.Tensor]:
         """The weights of a unit, of what `_join` gave."""
         unit = self._units[number]
         of_each = [
-            of_replica[:-1].split([self._cuts[place].numbers(replica) for place in unit])
+            of_replica[:-1].split([self._shard_specs[place].shard_numel(replica) for place in unit])
             for replica, of_replica in enumerate(whole.split(self._sizes(unit)))
         ]
         pieces = zip(unit, zip(*of_each, strict=True), strict=True)
-        return [self._cuts[place].joined(parts) for place, parts in pieces]
+        return [self._shard_specs[place].merge(parts) for place, parts in pieces]
 
     def _reduced(
         self, replica: TorchReplica, gradients: list[torch.Tensor], *, static: Sequence[int]
@@ -293,18 +293,18 @@ class PartedWeights:
         unit = self._unit_of[static[0]]
         if unit == self._unit_here:
             self.forget()
-        own = self._together(Exchanged("gives", unit), static[0], gradients)
+        own = self._together(CollectiveCall("gives", unit), static[0], gradients)
         if self._same:
-            own = self._exchange.sum_within(own, self._same)
-        means = (own / replica.replicas).split([self.parts[place].numel() for place in static])
-        return [mean.view_as(self.parts[place]) for place, mean in zip(static, means, strict=True)]
+            own = self._communicator.all_reduce_within(own, self._same)
+        means = (own / replica.replicas).split([self.local_shards[place].numel() for place in static])
+        return [mean.view_as(self.local_shards[place]) for place, mean in zip(static, means, strict=True)]
 
-    def _parted(
+    def _flat_shards(
         self, places: Sequence[int], wholes: Sequence[torch.Tensor], departs: float
     ) -> torch.Tensor:
         """What lies as weights do, in a row: what each replica has, and for each whether this one departs."""
         pairs = zip(places, wholes, strict=True)
-        parted = [self._cuts[place].parted(whole) for place, whole in pairs]
+        parted = [self._shard_specs[place].split(whole) for place, whole in pairs]
         departure = wholes[0].new_tensor(departs)
         rows = ([*of_replica, departure] for of_replica in zip(*parted, strict=True))
         return _flat(part for row in rows for part in row)

@@ -8,7 +8,7 @@ _GLOO = ("/gloo/", "pair closure")
 """In what gloo says, which has no class of its own: the file that raised it, or the end of a connection."""
 
 
-def blames_peer(error: BaseException) -> bool:
+def is_peer_error(error: BaseException) -> bool:
     """Whether it tells that another process is gone, or did not answer in time."""
     if isinstance(error, dist.DistError):
         return True

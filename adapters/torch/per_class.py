@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from isotrain.adapters.torch.counts import confusion, summed
-from isotrain.adapters.torch.late_metric import LateMetric
-from isotrain.adapters.torch.losses import beside, one_shape
+from isotrain.adapters.torch.late_metric import LazyMetric
+from isotrain.adapters.torch.losses import broadcast_weights, same_shape
 from isotrain.plugin import SpecError, UnsupportedError
 
 _SMALL = 1e-7
 
 
-class PerClass(LateMetric):
+class PerClassMetric(LazyMetric):
     """Sums for each class of targets and predictions of shape `[samples, classes]`."""
 
     def __init__(
@@ -46,18 +46,18 @@ class PerClass(LateMetric):
         self.write_pending()
 
     @property
-    def is_late(self) -> bool:
+    def is_unbuilt(self) -> bool:
         return not self.sums
 
-    def make_ready(self, targets: Any, predictions: Any) -> None:
-        if self.is_late:
+    def ensure_built(self, targets: Any, predictions: Any) -> None:
+        if self.is_unbuilt:
             self._begin(predictions.shape[-1] if predictions.dim() > 1 else 1)
 
     def require_sums(self) -> None:
-        if self.is_late:
+        if self.is_unbuilt:
             raise UnsupportedError(
                 f"metrics: {self.name} makes its sums when it sees samples, and cannot be added up over the"
-                " workers of a served run. Leave it out, or give a function of your own, whose values are"
+                " workers of a parameter-server run. Leave it out, or give a function of your own, whose values are"
                 " averaged."
             )
 
@@ -70,22 +70,22 @@ class PerClass(LateMetric):
     def _add(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
         if targets.dim() == predictions.dim() == 1:
             targets, predictions = targets.unsqueeze(1), predictions.unsqueeze(1)
-        targets, predictions = one_shape(targets, predictions)
+        targets, predictions = same_shape(targets, predictions)
         self._require_classes(predictions)
-        self.make_ready(targets, predictions)
+        self.ensure_built(targets, predictions)
         if weights is not None:
-            weights = beside(weights, targets.double())
+            weights = broadcast_weights(weights, targets.double())
         self.sums[0].add_(self._counted(targets, predictions, weights))
 
     def _require_classes(self, predictions: Tensor) -> None:
-        known = "classes" if self.is_late else self.sums[0].shape[-1]
+        known = "classes" if self.is_unbuilt else self.sums[0].shape[-1]
         if predictions.dim() != 2 or known not in ("classes", predictions.shape[1]):
             raise SpecError(
                 f"metrics: {self.name} takes predictions of shape [samples, {known}], got"
                 f" {list(predictions.shape)}."
             )
 
-    def readings(self) -> dict[str, float]:
+    def named_results(self) -> dict[str, float]:
         numbers = self._number(self.sums[0]).reshape(-1).tolist() if self.sums else [0.0]
         if len(numbers) == 1:
             return {self.name: numbers[0]}
@@ -100,7 +100,7 @@ class PerClass(LateMetric):
         """The number, or one for each class, that the sums make."""
 
 
-class FScore(PerClass):
+class FScore(PerClassMetric):
     """The weighted harmonic mean of precision and recall."""
 
     def __init__(
@@ -154,7 +154,7 @@ def f1_score(
     return FScore(device, name, average, 1.0, threshold)
 
 
-class R2Score(PerClass):
+class R2Score(PerClassMetric):
     """How much of the targets' variance predictions explain."""
 
     def __init__(
@@ -202,7 +202,7 @@ class R2Score(PerClass):
         return 1 - (1 - scores) * (samples - 1) / free
 
 
-class CountsPerLabel(PerClass):
+class ConfusionMetricPerLabel(PerClassMetric):
     """What is made of the true and false positives and negatives of each label at several thresholds."""
 
     def __init__(

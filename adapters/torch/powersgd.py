@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook
 
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 from isotrain.plugin import IsotrainError, unknown_name
 
 _SEED = 0
@@ -87,5 +87,5 @@ def _remembers() -> None:
     require(isinstance(memory.state.rng, np.random.RandomState), "NumPy's generator in `rng`")
 
 
-PARTS = (PrivatePart("PowerSGDState's attributes", _remembers),)
+PROBES = (PrivateApiProbe("PowerSGDState's attributes", _remembers),)
 """Parts of torch that it does not document, besides those of `private`."""

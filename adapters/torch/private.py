@@ -20,7 +20,7 @@ from torch.optim.optimizer import (
 )
 from torch.overrides import TorchFunctionMode
 
-from isotrain.adapters.private_parts import PrivatePart, require
+from isotrain.adapters.private_parts import PrivateApiProbe, require
 
 cross_entropy_loss = torch._C._nn.cross_entropy_loss
 foreach_add = torch._foreach_add
@@ -40,7 +40,7 @@ foreach_sqrt_ = torch._foreach_sqrt_
 foreach_sub_ = torch._foreach_sub_
 fused_adam_ = torch._fused_adam_
 
-VALUE_LEAVES = "get value out of a tracing tensor"
+VALUE_READ_ERROR = "get value out of a tracing tensor"
 """What an error says, among other things, when a value is asked for of what `traced` writes down."""
 
 
@@ -139,18 +139,18 @@ def _knows_listeners() -> None:
     require(autograd.profiler._is_profiler_enabled is False, "a flag, down while no profiler runs")
 
 
-UNREDUCED = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+UNREDUCED_ERROR = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
 """In what DDP says where it has waited for gradients in vain: the places of the parameters."""
-TOO_FEW_VALUES = "Expected more than 1 value per channel when training"
+TOO_FEW_VALUES_ERROR = "Expected more than 1 value per channel when training"
 """What an error says of a batch normalisation that has one value per channel to normalise."""
 
 
-def normalises(module: nn.Module) -> bool:
+def is_batch_norm(module: nn.Module) -> bool:
     """Whether it is a batch normalisation, of any rank."""
     return isinstance(module, _BatchNorm)
 
 
-def drops_out(module: nn.Module) -> bool:
+def is_dropout(module: nn.Module) -> bool:
     """Whether it is a dropout of any kind, with a chance above 0."""
     return isinstance(module, _DropoutNd) and module.p > 0
 
@@ -158,18 +158,18 @@ def drops_out(module: nn.Module) -> bool:
 def _tells_modules_apart() -> None:
     normal = (nn.BatchNorm1d(1), nn.BatchNorm3d(1), nn.SyncBatchNorm(1), nn.LazyBatchNorm2d())
     dropping = (nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5))
-    require(all(map(normalises, normal)), "every batch normalisation is a _BatchNorm")
-    require(all(map(drops_out, dropping)), "every dropout is a _DropoutNd, its chance in `p`")
+    require(all(map(is_batch_norm, normal)), "every batch normalisation is a _BatchNorm")
+    require(all(map(is_dropout, dropping)), "every dropout is a _DropoutNd, its chance in `p`")
     others = (*dropping, nn.LayerNorm(1), nn.Dropout(0.0))
-    require(not any(map(normalises, others)), "nothing else is a _BatchNorm")
-    require(not any(map(drops_out, (*normal, nn.Dropout(0.0)))), "nothing else is a _DropoutNd")
+    require(not any(map(is_batch_norm, others)), "nothing else is a _BatchNorm")
+    require(not any(map(is_dropout, (*normal, nn.Dropout(0.0)))), "nothing else is a _DropoutNd")
 
 
 def _says_what_it_refuses() -> None:
     try:
         nn.BatchNorm1d(1)(torch.zeros(1, 1))
     except ValueError as error:
-        require(TOO_FEW_VALUES in str(error), "its words for a single value per channel")
+        require(TOO_FEW_VALUES_ERROR in str(error), "its words for a single value per channel")
     else:
         require(False, "an error for a single value per channel")
 
@@ -267,10 +267,10 @@ def _lets_no_value_out() -> None:
         traced(lambda given: given * float(given.sum()), torch.ones(2))
     except RuntimeError as error:
         said = str(error)
-    require(VALUE_LEAVES in said, f"an error of make_fx that says {VALUE_LEAVES!r}")
+    require(VALUE_READ_ERROR in said, f"an error of make_fx that says {VALUE_READ_ERROR!r}")
 
 
-def is_mapped() -> bool:
+def is_in_vmap() -> bool:
     """Whether `torch.vmap` or another transform is calling a function: `traced` sees nothing of it."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
@@ -279,7 +279,7 @@ def _knows_what_is_mapped() -> None:
     seen: list[bool] = []
 
     def function(given: torch.Tensor) -> torch.Tensor:
-        seen.append(is_mapped())
+        seen.append(is_in_vmap())
         return given * 2
 
     torch.vmap(function)(torch.ones(2))
@@ -301,19 +301,19 @@ def _describes_operations() -> None:
     require(schema_of(len) is None, "nothing about other functions")
 
 
-def changes_of(tensor: torch.Tensor) -> int:
+def version_of(tensor: torch.Tensor) -> int:
     """How often a tensor was changed in place."""
     return tensor._version
 
 
 def _counts_changes() -> None:
     tensor = torch.zeros(2)
-    before = changes_of(tensor)
+    before = version_of(tensor)
     tensor.sum()
-    require(changes_of(tensor) == before, "no change by an operation that only reads")
+    require(version_of(tensor) == before, "no change by an operation that only reads")
     tensor[0] = 1.0
     tensor.add_(1.0)
-    require(changes_of(tensor) == before + 2, "a change by each that writes")
+    require(version_of(tensor) == before + 2, "a change by each that writes")
 
 
 def storage_of(tensor: torch.Tensor) -> Hashable:
@@ -333,18 +333,18 @@ def _tells_storages_apart() -> None:
     require(kept not in others, "another of other memory, also once the first is gone")
 
 
-PARTS = (
-    PrivatePart("_C._nn.cross_entropy_loss", _takes_the_operation_s_arguments),
-    PrivatePart("_foreach_*", _computes_with_lists),
-    PrivatePart("_fused_adam_", _updates_as_adam),
-    PrivatePart("_optimizer_step_pre_hooks and other listeners", _knows_listeners),
-    PrivatePart("nn.modules.batchnorm._BatchNorm and dropout._DropoutNd", _tells_modules_apart),
-    PrivatePart("nn.BatchNorm1d's error", _says_what_it_refuses),
-    PrivatePart("_inductor.config.compile_threads", _compiles_in_this_process),
-    PrivatePart("fx.experimental.proxy_tensor and _guards", _writes_operations_down),
-    PrivatePart("fx.experimental.proxy_tensor's error", _lets_no_value_out),
-    PrivatePart("_C._functorch.peek_interpreter_stack", _knows_what_is_mapped),
-    PrivatePart("OpOverload._schema", _describes_operations),
-    PrivatePart("Tensor._version", _counts_changes),
-    PrivatePart("multiprocessing.reductions.StorageWeakRef", _tells_storages_apart),
+PROBES = (
+    PrivateApiProbe("_C._nn.cross_entropy_loss", _takes_the_operation_s_arguments),
+    PrivateApiProbe("_foreach_*", _computes_with_lists),
+    PrivateApiProbe("_fused_adam_", _updates_as_adam),
+    PrivateApiProbe("_optimizer_step_pre_hooks and other listeners", _knows_listeners),
+    PrivateApiProbe("nn.modules.batchnorm._BatchNorm and dropout._DropoutNd", _tells_modules_apart),
+    PrivateApiProbe("nn.BatchNorm1d's error", _says_what_it_refuses),
+    PrivateApiProbe("_inductor.config.compile_threads", _compiles_in_this_process),
+    PrivateApiProbe("fx.experimental.proxy_tensor and _guards", _writes_operations_down),
+    PrivateApiProbe("fx.experimental.proxy_tensor's error", _lets_no_value_out),
+    PrivateApiProbe("_C._functorch.peek_interpreter_stack", _knows_what_is_mapped),
+    PrivateApiProbe("OpOverload._schema", _describes_operations),
+    PrivateApiProbe("Tensor._version", _counts_changes),
+    PrivateApiProbe("multiprocessing.reductions.StorageWeakRef", _tells_storages_apart),
 )

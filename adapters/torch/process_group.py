@@ -10,22 +10,22 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from isotrain.adapters.listening import await_first
-from isotrain.adapters.torch.exchange import Exchange
-from isotrain.plugin import PlanError, ProcessContext, ReduceOp, Setting
+from isotrain.adapters.listening import wait_for_rank_zero
+from isotrain.adapters.torch.exchange import Communicator
+from isotrain.plugin import PlanError, ProcessContext, ReduceOp, BackendConfig
 
 _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.ReduceOp.MAX}
 
 
-def start_process_group(setting: Setting, context: ProcessContext) -> None:
+def start_process_group(backend_config: BackendConfig, context: ProcessContext) -> None:
     """Joins torch's default process group; a local run listens on loopback only.
 
     Raises:
         PlanError: The port of the rendezvous is taken.
     """
-    await_first(context)
+    wait_for_rank_zero(context)
     host, port = context.rendezvous
-    timeout = timedelta(seconds=setting.timeout)
+    timeout = timedelta(seconds=backend_config.timeout)
     if host in ("127.0.0.1", "localhost"):
         os.environ |= {"GLOO_SOCKET_IFNAME": "lo", "NCCL_SOCKET_IFNAME": "lo"}
     store = dist.TCPStore(
@@ -38,7 +38,7 @@ def start_process_group(setting: Setting, context: ProcessContext) -> None:
         master_listen_fd=_listen(host, port) if context.rank == 0 else None,
     )
     dist.init_process_group(
-        setting.collective,
+        backend_config.collective,
         store=store,
         rank=context.rank,
         world_size=context.world_size,
@@ -64,7 +64,7 @@ def _listen(host: str, port: int) -> int:
     return listener.detach()
 
 
-class ProcessGroupExchange(Exchange):
+class ProcessGroupCommunicator(Communicator):
     """Reduces and gathers over a process group; it is abstract in all else."""
 
     _peers: Any = None

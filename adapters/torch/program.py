@@ -26,17 +26,17 @@ from isotrain.plugin import (
     unknown_name,
 )
 
-OWN_BUFFERS = "buffers/"
+LOCAL_BUFFERS = "buffers/"
 """Begins the names under which a replica keeps buffers of its own."""
 
 
-class Objective(nn.Module):
+class LossModule(nn.Module):
     """Wraps a model so that a forward pass gives the loss and the predictions.
 
     The loss is the mean over the samples, a scalar, where all targets count alike. Else its shape is
     `[2, 1 + losses]`: the sum of the means over the samples, beside it the mean of each loss that counts by
     something else; and in the second row what these count by. Where padding may be left out
-    (`Program.may_leave_out`), it may be a vector of two: the mean as if padding counted and had a loss of 0,
+    (`ReplicaTrainer.may_ignore_padding`), it may be a vector of two: the mean as if padding counted and had a loss of 0,
     and which part of the targets it is.
 
     Attributes:
@@ -67,37 +67,37 @@ class Objective(nn.Module):
         return self._compute(inputs, targets)
 
 
-class Program(ABC):
+class ReplicaTrainer(ABC):
     """What the group needs of one replica, whichever kind its model is.
 
     Attributes:
         model: The model as the person's function built it.
-        objective: A module whose forward pass, in training mode, gives loss and predictions. The loss is the
-            mean; or, where it does not count all targets alike, rows (see `keras_losses.in_rows`).
+        loss_module: A module whose forward pass, in training mode, gives loss and predictions. The loss is the
+            mean; or, where it does not count all targets alike, rows (see `keras_losses.means_and_denominators`).
         trainable: Trainable parameters by canonical name.
         frozen: Every other tensor of the model by canonical name.
         aliases: Other names of those that have several, where weights are tied.
         statistics: Those of `frozen` that forward passes move; replicas must agree on them.
-        movable: Those of `frozen` that are the model's to move, also in evaluation mode.
+        self_updating: Those of `frozen` that are the model's to move, also in evaluation mode.
         carry: What layers carry from one call to the next, and is no weight.
         updated: The trainable parameters that `apply` updates: all, unless others keep slots of some.
-        own_rates: The schedule that the optimizer came with; None where it has none.
+        optimizer_lr_schedule: The schedule that the optimizer came with; None where it has none.
     """
 
     model: Any
-    objective: Objective
-    own_rates: Callable[[int], float] | None = None
+    loss_module: LossModule
+    optimizer_lr_schedule: Callable[[int], float] | None = None
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
     aliases: Mapping[str, tuple[str, ...]] = MappingProxyType({})
     statistics: list[torch.Tensor]
-    movable: list[torch.Tensor]
+    self_updating: list[torch.Tensor]
     carry: Carry
     updated: list[Any]
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """All that replicas must have alike at the start, by name."""
-        beside = dict(self.objective.named_parameters()) | dict(self.objective.named_buffers())
+        beside = dict(self.loss_module.named_parameters()) | dict(self.loss_module.named_buffers())
         return self.trainable | self.frozen | beside
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
@@ -113,7 +113,7 @@ class Program(ABC):
         """The rates of the last and the next update, where the optimizer sets them itself."""
         return None
 
-    def weight_finaliser(self) -> Callable[[], None] | None:
+    def weight_finalizer(self) -> Callable[[], None] | None:
         """What the optimizer does with the weights when training ends; None where it does nothing."""
         return None
 
@@ -148,15 +148,15 @@ class Program(ABC):
         """Loss (as the objective gives it) and predictions in evaluation mode, without gradients."""
 
     @abstractmethod
-    def counts_unalike(self, inputs: Any, targets: Any) -> bool:
+    def has_own_denominator(self, inputs: Any, targets: Any) -> bool:
         """Whether the loss of such slices counts targets by more than their number; nothing moves."""
 
     @property
-    def may_leave_out(self) -> bool:
-        """Whether the loss may leave out padding, and what the group knows of it: see `Objective`."""
+    def may_ignore_padding(self) -> bool:
+        """Whether the loss may leave out padding, and what the group knows of it: see `LossModule`."""
         return False
 
-    def left_out(self, targets: Any) -> torch.Tensor:
+    def padding_fraction(self, targets: Any) -> torch.Tensor:
         """Which part of the targets of a slice is padding, a float64 scalar."""
         return torch.zeros((), dtype=torch.float64)
 
@@ -165,7 +165,7 @@ class Program(ABC):
         return
 
     @abstractmethod
-    def counted(self, inputs: Any, targets: Any) -> torch.Tensor:
+    def loss_denominators(self, inputs: Any, targets: Any) -> torch.Tensor:
         """What the losses that do not count all targets alike count by in a slice, without gradients."""
 
     @abstractmethod
@@ -197,31 +197,31 @@ class Program(ABC):
         """
 
     @abstractmethod
-    def keep_slots_of(self, places: Sequence[int]) -> None:
+    def shard_optimizer(self, places: Sequence[int]) -> None:
         """Updates these of the trainable weights only from now on, and has slots for no others."""
 
     @abstractmethod
-    def is_alone(self, slot: str) -> bool:
+    def is_local_slot(self, slot: str) -> bool:
         """Whether an optimizer slot is of a weight that this replica alone updates."""
 
     @abstractmethod
-    def is_elsewhere(self, slot: str) -> bool:
+    def is_remote_slot(self, slot: str) -> bool:
         """Whether an optimizer slot is of a weight that only another replica updates."""
 
-    def model_remarks(self) -> list[str]:
+    def model_notes(self) -> list[str]:
         """What it does with the model in its own way, for the plan."""
         return []
 
-    def remarks(self, inputs: Any, targets: Any) -> list[str]:
+    def notes(self, inputs: Any, targets: Any) -> list[str]:
         """What it does in its own way on such slices; nothing moves."""
         return []
 
     @abstractmethod
-    def distinguish(self, replica: int) -> None:
+    def seed_replica(self, replica: int) -> None:
         """Gives this replica random numbers (dropout) of its own."""
 
     @abstractmethod
-    def draw_anew(self, replica: int, step: int) -> None:
+    def reseed(self, replica: int, step: int) -> None:
         """Draws from here on what a replica draws in a step, whatever was drawn before."""
 
     @abstractmethod
@@ -244,27 +244,27 @@ class Program(ABC):
         """The states of generators of random numbers that are the model's own, but no weights, by name."""
         return {}
 
-    def own_buffers(self) -> dict[str, torch.Tensor]:
+    def local_buffers(self) -> dict[str, torch.Tensor]:
         """Floating-point buffers by name that every replica keeps for itself."""
         return {}
 
-    def habits(self) -> dict[str, torch.Tensor]:
+    def execution_state(self) -> dict[str, torch.Tensor]:
         """How it has come to compute: by this, and not by its weights alone, the next step rounds."""
         return {}
 
-    def write_habit(self, name: str, value: torch.Tensor) -> None:
+    def write_execution_state(self, name: str, value: torch.Tensor) -> None:
         """Takes one of these over.
 
         Raises:
             IsotrainError: It has none of that name.
         """
-        raise IsotrainError(unknown_name("state", f"exchange/{name}", self.habits()))
+        raise IsotrainError(unknown_name("state", f"exchange/{name}", self.execution_state()))
 
-    def record_at_once(self) -> None:
+    def capture_now(self) -> None:
         """Computes from the first step on as in all later ones, so that no step hangs on those before it."""
         return
 
-    def plainly(self) -> AbstractContextManager[None]:
+    def eagerly(self) -> AbstractContextManager[None]:
         """Within it, it computes as in a first step, and takes no habit on."""
         return nullcontext()
 
@@ -272,7 +272,7 @@ class Program(ABC):
         """Lets the model be changed at will again."""
         return
 
-    def not_carried(self) -> list[str]:
+    def not_checkpointed(self) -> list[str]:
         """What its steps depend on, and its state does not have."""
         return []
 

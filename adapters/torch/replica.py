@@ -7,78 +7,78 @@ from collections.abc import Sequence
 
 import torch
 
-from isotrain.adapters.torch.exchange import Exchange
+from isotrain.adapters.torch.exchange import Communicator
 from isotrain.adapters.torch.functions import TorchFunctions
-from isotrain.adapters.torch.program import Program
-from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
+from isotrain.adapters.torch.program import ReplicaTrainer
+from isotrain.plugin import Subgroups, ReduceOp, Replica, StatePart
 
 
 class TorchReplica(Replica):
     """Reads and writes a program's tensors; exchanges eagerly."""
 
-    def __init__(self, program: Program, exchange: Exchange) -> None:
-        self.index = exchange.rank
-        self.replicas = exchange.replicas
-        self.ops = TorchFunctions(next(iter(program.trainable.values())).device)
-        self._program = program
-        self._exchange = exchange
+    def __init__(self, trainer: ReplicaTrainer, communicator: Communicator) -> None:
+        self.index = communicator.rank
+        self.replicas = communicator.replicas
+        self.ops = TorchFunctions(next(iter(trainer.trainable.values())).device)
+        self._trainer = trainer
+        self._communicator = communicator
 
     def read(self, parts: Sequence[StatePart]) -> torch.Tensor:
         tensors = self._tensors(parts)
         if not tensors:
-            return torch.zeros(0, device=next(iter(self._program.trainable.values())).device)
+            return torch.zeros(0, device=next(iter(self._trainer.trainable.values())).device)
         return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
     def write(self, parts: Sequence[StatePart], vector: torch.Tensor) -> None:
         _write(self._tensors(parts), vector)
 
     def read_weights(self, places: Sequence[int]) -> torch.Tensor:
-        weights = list(self._program.trainable.values())
+        weights = list(self._trainer.trainable.values())
         widest = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
         own = [weights[place].detach().reshape(-1) for place in places]
         return torch.cat([weights[0].new_empty(0, dtype=widest), *own])
 
     def write_weights(self, places: Sequence[int], vector: torch.Tensor) -> None:
-        weights = list(self._program.trainable.values())
+        weights = list(self._trainer.trainable.values())
         _write([weights[place] for place in places], vector)
 
     def _tensors(self, parts: Sequence[StatePart]) -> list[torch.Tensor]:
-        return [tensor for part in parts for tensor in self._program.part(part)]
+        return [tensor for part in parts for tensor in self._trainer.part(part)]
 
-    def scatter(self, places: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:
+    def scatter_add(self, places: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:
         return values.new_zeros(length).index_add_(0, places, values)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
-        return self._exchange.all_reduce(tensor, op)
+        return self._communicator.all_reduce(tensor, op)
 
     def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
-        return self._exchange.all_gather(tensor)
+        return self._communicator.all_gather(tensor)
 
-    def sum_parts(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        return self._exchange.sum_parts(vector, sizes)
+    def reduce_scatter(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return self._communicator.reduce_scatter(vector, sizes)
 
-    def join_parts(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        return self._exchange.join_parts(part, sizes)
+    def all_gather_shards(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return self._communicator.all_gather_shards(part, sizes)
 
-    def sum_parts_within(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Parts
+    def reduce_scatter_within(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups
     ) -> torch.Tensor:
-        return self._exchange.sum_parts(vector, sizes, within)
+        return self._communicator.reduce_scatter(vector, sizes, within)
 
-    def join_parts_within(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Parts
+    def all_gather_shards_within(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups
     ) -> torch.Tensor:
-        return self._exchange.join_parts(part, sizes, within)
+        return self._communicator.all_gather_shards(part, sizes, within)
 
     def send_receive(self, tensor: torch.Tensor, destinations: Sequence[int]) -> torch.Tensor:
         source = list(destinations).index(self.index)
-        return self._exchange.send_receive(tensor, destinations[self.index], source)
+        return self._communicator.send_receive(tensor, destinations[self.index], source)
 
-    def sum_within(self, tensor: torch.Tensor, parts: Parts) -> torch.Tensor:
-        return self._exchange.sum_within(tensor, parts)
+    def all_reduce_within(self, tensor: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+        return self._communicator.all_reduce_within(tensor, parts)
 
-    def broadcast_within(self, tensor: torch.Tensor, parts: Parts) -> torch.Tensor:
-        return self._exchange.broadcast_within(tensor, parts)
+    def broadcast_within(self, tensor: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+        return self._communicator.broadcast_within(tensor, parts)
 
 
 def _write(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> None:

@@ -6,48 +6,48 @@ from collections.abc import Callable, Sequence
 
 import torch
 
-from isotrain.adapters.torch.exchange import Exchange
-from isotrain.adapters.torch.program import Program
+from isotrain.adapters.torch.exchange import Communicator
+from isotrain.adapters.torch.program import ReplicaTrainer
 from isotrain.plugin import Slice
 
 
-class Shares:
+class SliceWeights:
     """The slices of one replica in one step, of which each counts by its samples, or by what counts in it.
 
     Losses that do not count all targets alike cost one exchange of a few numbers, others cost none. Used by
     all replicas at the same point.
 
     Attributes:
-        pieces: The slices, one after the other.
+        micro_batches: The slices, one after the other.
         weight: The sum of their weights.
-        later: Whether shares of the loss are vectors of two, the mean as if padding counted and which part of
-            the targets that is: their mean is to be divided by the rest (`over_counted`), and but for local
+        is_padding_deferred: Whether shares of the loss are vectors of two, the mean as if padding counted and which part of
+            the targets that is: their mean is to be divided by the rest (`without_padding_mean`), and but for local
             steps the gradients are too.
     """
 
     def __init__(
         self,
-        pieces: Sequence[Slice],
-        program: Program,
-        exchange: Exchange,
+        micro_batches: Sequence[Slice],
+        trainer: ReplicaTrainer,
+        communicator: Communicator,
         local: bool = False,
-        later: bool = False,
+        is_padding_deferred: bool = False,
     ) -> None:
         """Knows nothing of the loss yet.
 
         Args:
-            pieces: The slices, one after the other.
-            program: The replica.
-            exchange: Ties it to the others.
+            micro_batches: The slices, one after the other.
+            trainer: The replica.
+            communicator: Ties it to the others.
             local: Whether gradients are to be those of this replica's own mean.
-            later: Whether padding is made up for when gradients and loss have been exchanged.
+            is_padding_deferred: Whether padding is made up for when gradients and loss have been exchanged.
         """
-        self.pieces = pieces
-        self._program = program
-        self._exchange = exchange
+        self.micro_batches = micro_batches
+        self._trainer = trainer
+        self._communicator = communicator
         self._local = local
-        self.later = (later or local) and program.may_leave_out
-        self.weight = pieces[0].weight if len(pieces) == 1 else sum(p.weight for p in pieces)
+        self.is_padding_deferred = (is_padding_deferred or local) and trainer.may_ignore_padding
+        self.weight = micro_batches[0].weight if len(micro_batches) == 1 else sum(p.weight for p in micro_batches)
         self._factors: torch.Tensor | None = None
         self._counted: torch.Tensor | None = None
 
@@ -57,11 +57,11 @@ class Shares:
         Returns:
             What to take gradients of; and the share of the mean loss, without gradients.
         """
-        if self._program.may_leave_out:
+        if self._trainer.may_ignore_padding:
             return self._without_padding(index, loss)
         if loss.dim():
             return self._of_rows(index, loss)
-        weight = self.pieces[index].weight
+        weight = self.micro_batches[index].weight
         share = loss if weight == 1.0 else loss * weight
         if not self._local or self.weight == 1.0:
             return share, share.detach()
@@ -70,9 +70,9 @@ class Shares:
     def _without_padding(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         """The share of a slice whose loss is a mean, or a mean and which part of the targets is padding."""
         mean, padding = loss if loss.dim() else (loss, loss.new_zeros(()))
-        weight = self.pieces[index].weight
+        weight = self.micro_batches[index].weight
         share = mean if weight == 1.0 else mean * weight
-        reported = torch.stack([share.detach(), padding * weight]) if self.later else None
+        reported = torch.stack([share.detach(), padding * weight]) if self.is_padding_deferred else None
         if reported is not None and not self._local:
             return share, reported
         if self._counted is None:
@@ -82,10 +82,10 @@ class Shares:
 
     def _part_that_counts(self) -> torch.Tensor:
         """The weight of the targets that are no padding, a scalar: this replica's, or the mean over all."""
-        padding = torch.stack([p.weight * self._program.left_out(p.targets) for p in self.pieces])
+        padding = torch.stack([p.weight * self._trainer.padding_fraction(p.targets) for p in self.micro_batches])
         if self._local:
             return self.weight - padding.sum()
-        return 1 - self._exchange.all_reduce(padding.sum(), "mean")
+        return 1 - self._communicator.all_reduce(padding.sum(), "mean")
 
     def _of_rows(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         means, counted = loss
@@ -101,17 +101,17 @@ class Shares:
         Args:
             counted: What the losses of the only slice count by.
         """
-        pieces = self.pieces
+        micro_batches = self.micro_batches
         each = [counted]
-        if len(pieces) > 1:
-            each = [self._program.counted(piece.inputs, piece.targets) for piece in pieces]
-        own = torch.stack([c.double() * (p.count > 0) for c, p in zip(each, pieces, strict=True)])
-        weights = own.new_tensor([[piece.weight] for piece in pieces])
-        total = self._exchange.all_reduce(torch.cat([own, weights], 1).sum(0), "sum")
+        if len(micro_batches) > 1:
+            each = [self._trainer.loss_denominators(micro_batch.inputs, micro_batch.targets) for micro_batch in micro_batches]
+        own = torch.stack([c.double() * (p.count > 0) for c, p in zip(each, micro_batches, strict=True)])
+        weights = own.new_tensor([[micro_batch.weight] for micro_batch in micro_batches])
+        total = self._communicator.all_reduce(torch.cat([own, weights], 1).sum(0), "sum")
         return torch.cat([weights, own * (total[-1] / _or_one(total[:-1]))], 1)
 
 
-class EvaluatedLoss:
+class EvaluationLoss:
     """The mean of the losses over all that was evaluated, each over what counts in it."""
 
     def __init__(self, losses: int, device: torch.device) -> None:
@@ -149,10 +149,10 @@ class EvaluatedLoss:
         return float(mean)
 
 
-def over_counted(total: torch.Tensor) -> torch.Tensor:
+def without_padding_mean(total: torch.Tensor) -> torch.Tensor:
     """The mean loss over what counts, from the mean of shares of two numbers."""
-    loss, left_out = total.unbind()
-    return loss / _or_one(1 - left_out)
+    loss, padding_fraction = total.unbind()
+    return loss / _or_one(1 - padding_fraction)
 
 
 def _or_one(sums: torch.Tensor) -> torch.Tensor:

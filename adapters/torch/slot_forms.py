@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isotrain.plugin import SlotForms
+from isotrain.plugin import OptimizerStateNames
 
 _ADAM = {"momentum": "exp_avg", "velocity": "exp_avg_sq"}
 _SLOTS = {
@@ -22,7 +22,7 @@ _SLOTS = {
 _WITHOUT_RATE = {("sgd", "momentum"): -1.0, ("rmsprop", "momentum"): 1.0}
 
 
-class TorchSlotForms(SlotForms):
+class TorchOptimizerStateNames(OptimizerStateNames):
     """`WEIGHT/SLOT`; momenta have no rate in them."""
 
     def slot(self, optimizer: str, weight: str, slot: str) -> Sequence[str]:

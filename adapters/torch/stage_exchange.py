@@ -1,4 +1,4 @@
-"""How a torch process of a staged run exchanges: along the data axis, and along that of the stages."""
+"""How a torch process of a pipeline run exchanges: along the data axis, and along that of the stages."""
 
 from __future__ import annotations
 
@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from isotrain.adapters.torch.exchange import Exchange, Wait
-from isotrain.adapters.torch.first_values import dense, take, take_first
-from isotrain.adapters.torch.program import Program
-from isotrain.plugin import DATA, STAGE, Parts, ProcessContext, UnsupportedError
+from isotrain.adapters.torch.exchange import Communicator, Wait
+from isotrain.adapters.torch.first_values import dense, broadcast_bundle, broadcast_initial_values
+from isotrain.adapters.torch.program import ReplicaTrainer
+from isotrain.plugin import DATA, STAGE, Subgroups, ProcessContext, UnsupportedError
 
 _AXES = 8
 """Of a tensor that one stage tells another of, at most."""
@@ -22,7 +22,7 @@ _TYPES = (
 )
 
 
-class StageExchange(Exchange):
+class PipelineCommunicator(Communicator):
     """Ties a stage to the same stage of other replicas, as which it appears, and to its replica's others.
 
     Attributes:
@@ -31,7 +31,7 @@ class StageExchange(Exchange):
     """
 
     def __init__(self, context: ProcessContext) -> None:
-        mesh = context.mesh
+        mesh = context.device_mesh
         self._place = context.rank
         self.rank = mesh.coordinates(context.rank)[DATA]
         self.replicas = mesh.size(DATA)
@@ -40,20 +40,20 @@ class StageExchange(Exchange):
         self._first = context.rank - self.stage
         self._sent: dict[Hashable, list[Callable[[], None]]] = {}
 
-    def attach(self, program: Program) -> None:
-        self.module = program.objective.forward
-        tensors = program.tensors()
+    def wrap(self, trainer: ReplicaTrainer) -> None:
+        self.module = trainer.loss_module.forward
+        tensors = trainer.tensors()
         device = next(iter(tensors.values())).device
-        take_first(tensors, device, self._send_first)
+        broadcast_initial_values(tensors, device, self._send_first)
 
-    def accumulating(self) -> AbstractContextManager[Any]:
+    def no_sync(self) -> AbstractContextManager[Any]:
         return nullcontext()
 
-    def begin_mean(self, scalar: torch.Tensor) -> Wait:
+    def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
         mean = self.all_reduce(scalar, "mean")
         return lambda: mean
 
-    def finish_gradients(self) -> None:
+    def wait_gradients(self) -> None:
         return
 
     @abstractmethod
@@ -61,20 +61,20 @@ class StageExchange(Exchange):
         """Overwrites bytes by those of rank 0."""
 
     @abstractmethod
-    def over_all(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_over_all(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over all stages of all replicas."""
 
     @abstractmethod
-    def largest_of_all(self, value: torch.Tensor) -> torch.Tensor:
+    def max_over_all(self, value: torch.Tensor) -> torch.Tensor:
         """The largest in each place over all stages of all replicas."""
 
     @abstractmethod
-    def over_stages(self, value: torch.Tensor) -> torch.Tensor:
+    def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
         """The sum over the stages of this replica."""
 
-    def from_stage(self, tensor: torch.Tensor, stage: int) -> None:
+    def broadcast_from_stage(self, tensor: torch.Tensor, stage: int) -> None:
         """Overwrites a tensor by that of another stage of this replica."""
-        take(list(dense(tensor.detach())), lambda vector: self._send_from(vector, stage))
+        broadcast_bundle(list(dense(tensor.detach())), lambda vector: self._send_from(vector, stage))
 
     @abstractmethod
     def _send_from(self, vector: torch.Tensor, stage: int) -> None:
@@ -89,7 +89,7 @@ class StageExchange(Exchange):
         """Waits for a tensor like another; those of one stage come as they were sent."""
 
     def send(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
-        """Begins to send to another stage of this replica; the tensor is kept until `finish_sending`.
+        """Begins to send to another stage of this replica; the tensor is kept until `wait_sent`.
 
         Args:
             tensor: Goes there.
@@ -99,56 +99,56 @@ class StageExchange(Exchange):
         waiting = self._begin_sending(tensor.contiguous(), stage)
         self._sent.setdefault(about, []).append(waiting)
 
-    def send_like(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
+    def send_spec(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
         """Tells another stage the shape and type of what follows."""
         axes = [*tensor.shape, *[0] * (_AXES - tensor.dim())]
         told = [_TYPES.index(tensor.dtype), tensor.dim(), *axes]
         self.send(torch.tensor(told, device=tensor.device), stage, about)
 
-    def receive_like(self, stage: int, device: torch.device) -> torch.Tensor:
+    def receive_spec(self, stage: int, device: torch.device) -> torch.Tensor:
         """An empty tensor as what follows is told to be."""
         header = torch.empty(2 + _AXES, dtype=torch.int64, device=device)
         kind, axes, *shape = self.receive(header, stage).tolist()
         return torch.empty(shape[:axes], dtype=_TYPES[kind], device=device)
 
-    def finish_sending(self, about: Hashable) -> None:
+    def wait_sent(self, about: Hashable) -> None:
         """Returns once what was sent for something has arrived."""
         for wait in self._sent.pop(about, []):
             wait()
 
     @property
-    def under_way(self) -> Sequence[Hashable]:
+    def pending_sends(self) -> Sequence[Hashable]:
         """For what tensors were sent that are kept because they may not have arrived."""
         return list(self._sent)
 
-    def finish_all(self) -> None:
+    def wait_all_sent(self) -> None:
         """Returns once all that was sent has arrived."""
-        for about in self.under_way:
-            self.finish_sending(about)
+        for about in self.pending_sends:
+            self.wait_sent(about)
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
-        raise refused()
+        raise unsupported_collective()
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
-        raise refused()
+        raise unsupported_collective()
 
-    def sum_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
-        raise refused()
+    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+        raise unsupported_collective()
 
-    def broadcast_within(self, value: torch.Tensor, parts: Parts) -> torch.Tensor:
-        raise refused()
+    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+        raise unsupported_collective()
 
-    def sum_parts(
-        self, value: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, value: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
-        raise refused()
+        raise unsupported_collective()
 
-    def join_parts(
-        self, value: torch.Tensor, sizes: Sequence[int], within: Parts = ()
+    def all_gather_shards(
+        self, value: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> torch.Tensor:
-        raise refused()
+        raise unsupported_collective()
 
 
-def refused() -> UnsupportedError:
+def unsupported_collective() -> UnsupportedError:
     """The error for what stages have no use for."""
     return UnsupportedError("stages exchange over their cuts, and all that others do they cannot.")

@@ -5,16 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from isotrain.adapters.stage_models import StageLosses, StageModel, by_its_graph
-from isotrain.adapters.torch.native_program import NativeProgram
-from isotrain.adapters.torch.program import Program
-from isotrain.plugin import ModelCut, TrainingSpec
+from isotrain.adapters.stage_models import PipelineLosses, PipelineModel, no_comparison_needed
+from isotrain.adapters.torch.native_program import NativeTrainer
+from isotrain.adapters.torch.program import ReplicaTrainer
+from isotrain.plugin import PipelineSplit, TrainingSpec
 
 
-def cut_model(
-    program: Program, spec: TrainingSpec, cut: ModelCut
-) -> tuple[StageModel, StageLosses, Callable[[Any], None]]:
-    """Cuts the model of a program.
+def split_model(
+    trainer: ReplicaTrainer, spec: TrainingSpec, cut: PipelineSplit
+) -> tuple[PipelineModel, PipelineLosses, Callable[[Any], None]]:
+    """Cuts the model of a trainer.
 
     Returns:
         It, its losses, and what is told the inputs of a slice while all weights are here: it refuses a model
@@ -24,14 +24,14 @@ def cut_model(
         SpecError: It cannot be cut so.
         UnsupportedError: It cannot be cut, or a layer would be on both sides of a cut.
     """
-    if isinstance(program, NativeProgram):
-        from isotrain.adapters.torch.stage_modules import StagedModules
+    if isinstance(trainer, NativeTrainer):
+        from isotrain.adapters.torch.stage_modules import PipelineModules
 
-        modules = StagedModules(program, cut)
-        return modules, modules, modules.compare
-    from isotrain.adapters.keras_stages import StagedModel, StageLoss
-    from isotrain.adapters.torch.keras_program import KerasProgram
+        modules = PipelineModules(trainer, cut)
+        return modules, modules, modules.check_equivalence
+    from isotrain.adapters.keras_stages import KerasPipelineModel, KerasPipelineLoss
+    from isotrain.adapters.torch.keras_program import KerasTrainer
 
-    assert isinstance(program, KerasProgram), "a program is of one kind or the other"
-    model = StagedModel(program.model, cut.chunks, cut.first)
-    return model, StageLoss(spec, model, program.losses["train"]), by_its_graph
+    assert isinstance(trainer, KerasTrainer), "a program is of one kind or the other"
+    model = KerasPipelineModel(trainer.model, cut.chunks, cut.first)
+    return model, KerasPipelineLoss(spec, model, trainer.losses["train"]), no_comparison_needed

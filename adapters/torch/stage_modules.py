@@ -8,26 +8,26 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.stage_lists import Call, ListedChunk, ListedModel, Modules
+from isotrain.adapters.stage_lists import Call, SequentialChunk, SequentialModel, Modules
 from isotrain.adapters.stage_rules import MASKED_LOSS
-from isotrain.adapters.torch.native_program import NativeProgram
-from isotrain.plugin import ModelCut, UnsupportedError
+from isotrain.adapters.torch.native_program import NativeTrainer
+from isotrain.plugin import PipelineSplit, UnsupportedError
 
 
-class StagedModules(ListedModel):
+class PipelineModules(SequentialModel):
     """Modules that a model applies one after the other, cut; and its losses."""
 
-    builds = "a torch.nn.Sequential"
+    sequential_class = "a torch.nn.Sequential"
 
-    def __init__(self, program: NativeProgram, cut: ModelCut) -> None:
+    def __init__(self, trainer: NativeTrainer, cut: PipelineSplit) -> None:
         """Cuts a model.
 
         Raises:
             SpecError: There are no such modules, too few, or they do not have all weights.
             UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
         """
-        self._program = program
-        super().__init__(program.model, cut)
+        self._trainer = trainer
+        super().__init__(trainer.model, cut)
 
     def _inside(self) -> Modules:
         return [each for each in self.whole.named_modules(remove_duplicate=False) if each[0]]
@@ -55,19 +55,19 @@ class StagedModules(ListedModel):
                 given = module(given)
             return given
 
-        computed = self._program.with_autocast(compute)
+        computed = self._trainer.with_autocast(compute)
         return lambda given, training: computed(given)
 
     def _is_tensor(self, given: Any) -> bool:
         return isinstance(given, torch.Tensor)
 
     def _give_the_same(self, given: Any) -> bool:
-        of_whole = self._program.with_autocast(self.whole)
+        of_whole = self._trainer.with_autocast(self.whole)
 
         def both() -> tuple[Any, Any]:
-            return of_whole(given), self.through(given)
+            return of_whole(given), self.run_in_turn(given)
 
-        whole, in_turn = self._program.evaluated(both)
+        whole, in_turn = self._trainer.evaluated(both)
         return (
             isinstance(whole, torch.Tensor)
             and isinstance(in_turn, torch.Tensor)
@@ -76,7 +76,7 @@ class StagedModules(ListedModel):
         )
 
     def of(
-        self, chunk: ListedChunk, known: Mapping[int, Any], targets: Any
+        self, chunk: SequentialChunk, known: Mapping[int, Any], targets: Any
     ) -> tuple[torch.Tensor, Any]:
         """The mean loss of the last chunk, and its predictions; 0 of others.
 
@@ -86,7 +86,7 @@ class StagedModules(ListedModel):
         if chunk is not self.chunks[-1]:
             return torch.zeros(()), None
         predictions = known[len(self.chunks)]
-        found = self._program.loss_of(targets, predictions)
+        found = self._trainer.loss_of(targets, predictions)
         if found.dim() == 1 and not found[1]:  # without padding after all
             found = found[0]
         if found.dim():

@@ -1,4 +1,4 @@
-"""What one torch process does of one step of a staged run."""
+"""What one torch process does of one step of a pipeline run."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 
-from isotrain.adapters.stage_models import StageChunk, StageLosses, StageModel
-from isotrain.adapters.torch.stage_exchange import StageExchange
+from isotrain.adapters.stage_models import PipelineChunk, PipelineLosses, PipelineModel
+from isotrain.adapters.torch.stage_exchange import PipelineCommunicator
 from isotrain.plugin import Pass, Slice, StageWork, Transfer
 
 TransferKey = tuple[int, tuple[tuple[int, ...], ...]]
@@ -18,20 +18,20 @@ TransferKey = tuple[int, tuple[tuple[int, ...], ...]]
 
 
 @dataclass
-class Stages:
+class PipelineContext:
     """What stays from step to step.
 
     Attributes:
         model: The model, cut.
-        exchange: With the other stages.
+        communicator: With the other stages.
         loss: Of its chunks.
-        told: Of which transfers, for inputs of which shapes, the receiver knows what comes: what it is like.
+        known_specs: Of which transfers, for inputs of which shapes, the receiver knows what comes: what it is like.
     """
 
-    model: StageModel
-    exchange: StageExchange
-    loss: StageLosses
-    told: dict[TransferKey, list[torch.Tensor]] = field(default_factory=dict)
+    model: PipelineModel
+    communicator: PipelineCommunicator
+    loss: PipelineLosses
+    known_specs: dict[TransferKey, list[torch.Tensor]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, eq=False)
@@ -52,8 +52,8 @@ class TorchStageWork(StageWork):
 
     def __init__(
         self,
-        stages: Stages,
-        pieces: Sequence[Slice],
+        stages: PipelineContext,
+        micro_batches: Sequence[Slice],
         still: Callable[[], AbstractContextManager[None]],
         seen: Callable[[Slice, Any], None],
     ) -> None:
@@ -61,38 +61,38 @@ class TorchStageWork(StageWork):
 
         Args:
             stages: What stays.
-            pieces: The micro-batches.
+            micro_batches: The micro-batches.
             still: Within it, statistics stay as they are.
             seen: Is told the predictions for a micro-batch.
         """
         self._stages = stages
-        self._pieces = pieces
+        self._micro_batches = micro_batches
         self._still = still
         self._seen = seen
         self._kept: dict[tuple[int, int], _Kept] = {}
         self.share: torch.Tensor = torch.zeros((), dtype=torch.float64)
 
     def forward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
-        piece, chunk = self._pieces[work.micro_batch], self._chunk(work)
+        micro_batch, chunk = self._micro_batches[work.micro_batch], self._chunk(work)
         leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in received]
-        known = self._stages.model.inputs(piece.inputs) | dict(
-            zip(chunk.takes, leaves, strict=True)
+        known = self._stages.model.inputs(micro_batch.inputs) | dict(
+            zip(chunk.input_keys, leaves, strict=True)
         )
-        if piece.count:
+        if micro_batch.count:
             known = chunk(known, training=True)
         else:
             with self._still():
                 known = chunk(known, training=True)
-        given = chunk.crossing(known)
-        loss, predictions = self._stages.loss.of(chunk, known, piece.targets)
-        loss = loss * piece.weight
+        given = chunk.boundary_tensors(known)
+        loss, predictions = self._stages.loss.of(chunk, known, micro_batch.targets)
+        loss = loss * micro_batch.weight
         if chunk is self._stages.model.chunks[-1]:
-            self._seen(piece, predictions)
+            self._seen(micro_batch, predictions)
         self.share = self.share + loss.detach().double()
         self._kept[work.chunk, work.micro_batch] = _Kept(leaves, given, loss)
         return [each.detach() for each in given]
 
-    def _chunk(self, work: Pass) -> StageChunk:
+    def _chunk(self, work: Pass) -> PipelineChunk:
         return self._stages.model.chunks[work.chunk]
 
     def backward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
@@ -114,19 +114,19 @@ class TorchStageWork(StageWork):
         ]
 
     def send(self, transfer: Transfer, tensors: list[torch.Tensor]) -> None:
-        exchange, key = self._stages.exchange, self._key(transfer)
-        if transfer.direction == "forward" and key not in self._stages.told:
-            self._stages.told[key] = [torch.empty_like(each, device="meta") for each in tensors]
+        communicator, key = self._stages.communicator, self._key(transfer)
+        if transfer.direction == "forward" and key not in self._stages.known_specs:
+            self._stages.known_specs[key] = [torch.empty_like(each, device="meta") for each in tensors]
             for each in tensors:
-                exchange.send_like(each, transfer.destination, transfer)
+                communicator.send_spec(each, transfer.destination, transfer)
         for each in tensors:
-            exchange.send(each, transfer.destination, transfer)
+            communicator.send(each, transfer.destination, transfer)
 
     def receive(self, transfer: Transfer) -> list[torch.Tensor]:
-        exchange = self._stages.exchange
-        found = [exchange.receive(each, transfer.source) for each in self._expected(transfer)]
+        communicator = self._stages.communicator
+        found = [communicator.receive(each, transfer.source) for each in self._expected(transfer)]
         if transfer.direction == "backward":  # gradients of what has arrived, then
-            exchange.finish_sending(transfer.answered)
+            communicator.wait_sent(transfer.answered)
         return found
 
     def _expected(self, transfer: Transfer) -> list[torch.Tensor]:
@@ -134,18 +134,18 @@ class TorchStageWork(StageWork):
         if transfer.direction == "backward":
             kept = self._kept[transfer.chunk, transfer.micro_batch]
             return [each for each in kept.given if each.is_floating_point()]
-        key, told = self._key(transfer), self._stages.told
+        key, told = self._key(transfer), self._stages.known_specs
         if key not in told:
-            takes = self._stages.model.chunks[transfer.chunk].takes
+            takes = self._stages.model.chunks[transfer.chunk].input_keys
             device = self._pieces_device()
-            exchange = self._stages.exchange
-            told[key] = [exchange.receive_like(transfer.source, device) for _ in takes]
+            communicator = self._stages.communicator
+            told[key] = [communicator.receive_spec(transfer.source, device) for _ in takes]
         return told[key]
 
     def _key(self, transfer: Transfer) -> TransferKey:
         """What both ends know, and what decides the shapes: the inputs, which every stage has."""
-        inputs = self._stages.model.inputs(self._pieces[transfer.micro_batch].inputs)
+        inputs = self._stages.model.inputs(self._micro_batches[transfer.micro_batch].inputs)
         return transfer.chunk, tuple(tuple(each.shape) for each in inputs.values())
 
     def _pieces_device(self) -> torch.device:
-        return next(iter(self._stages.model.inputs(self._pieces[0].inputs).values())).device
+        return next(iter(self._stages.model.inputs(self._micro_batches[0].inputs).values())).device

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 import torch
 
-from isotrain.adapters.torch.hold import Hold
+from isotrain.adapters.torch.hold import SnapshotGuard
 from isotrain.adapters.torch.metrics import Metric
-from isotrain.adapters.torch.tensors import Held, copied, overwrite, own_part, to_numpy, where
+from isotrain.adapters.torch.tensors import TensorOrShard, copied, overwrite, local_shard, to_numpy, shard_slices
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
 _OF_MODEL: tuple[StateKind, ...] = ("trainable", "non-trainable")
@@ -29,17 +29,17 @@ class Section:
         write: Sets one of them; raises an IsotrainError where the name or the shape does not fit.
     """
 
-    read: Callable[[], Mapping[str, Held]]
+    read: Callable[[], Mapping[str, TensorOrShard]]
     write: Callable[[str, torch.Tensor], None]
 
 
 class NamedState:
     """The state of one replica: weights under their names, all else under `KIND/...`."""
 
-    def __init__(self, sections: Mapping[StateKind, Section], hold: Hold) -> None:
-        """Puts sections together, the model's own among them; steps wait for what `hold` holds."""
+    def __init__(self, sections: Mapping[StateKind, Section], snapshot_guard: SnapshotGuard) -> None:
+        """Puts sections together, the model's own among them; steps wait for what `snapshot_guard` holds."""
         self._sections = sections
-        self._hold = hold
+        self._snapshot_guard = snapshot_guard
         self._weights = {name: kind for kind in _OF_MODEL for name in sections[kind].read()}
         self._kinds = {str(kind): kind for kind in sections if kind not in _OF_MODEL}
 
@@ -55,7 +55,7 @@ class NamedState:
         What nothing but updates changes may be copied when what this gives is called.
         """
         updated = [kind for kind in _UPDATED if kind in kinds]
-        later = {n: own_part(each.detach()) for n, each in self._tensors(updated) if each.dim()}
+        later = {n: local_shard(each.detach()) for n, each in self._tensors(updated) if each.dim()}
         now = {n: copied(each, kept.get(n)) for n, each in self._tensors(kinds) if n not in later}
 
         def finished() -> dict[str, np.ndarray]:
@@ -64,13 +64,13 @@ class NamedState:
             kept.update(found)
             return found
 
-        return self._hold.until(later, finished)
+        return self._snapshot_guard.hold_for(later, finished)
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""
         return {name: _described(tensor) for name, tensor in self._tensors(kinds)}
 
-    def _tensors(self, kinds: Sequence[StateKind]) -> Iterator[tuple[str, Held]]:
+    def _tensors(self, kinds: Sequence[StateKind]) -> Iterator[tuple[str, TensorOrShard]]:
         for kind, section in self._sections.items():
             if kind in kinds:
                 prefix = "" if kind in _OF_MODEL else f"{kind}/"
@@ -103,7 +103,7 @@ class NamedState:
         return self._sections[self._kinds[prefix]], own
 
 
-def in_place(tensors: Mapping[str, Held], prefix: str = "") -> Section:
+def in_place(tensors: Mapping[str, TensorOrShard], prefix: str = "") -> Section:
     """A section of tensors that stay where they are; the prefix is for messages."""
 
     def write(name: str, value: torch.Tensor) -> None:
@@ -136,7 +136,7 @@ def generators(device: torch.device, own: Mapping[str, State]) -> Section:
 
 
 @contextlib.contextmanager
-def unmoved(section: Section) -> Iterator[None]:
+def preserving_state(section: Section) -> Iterator[None]:
     """Puts back at its end what a section that gives copies has had."""
     before = section.read()
     try:
@@ -166,11 +166,11 @@ def accumulators(metrics: Sequence[Metric]) -> Section:
     return Section(read, write)
 
 
-def _described(tensor: Held) -> StateInfo:
+def _described(tensor: TensorOrShard) -> StateInfo:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    own = own_part(tensor)
+    own = local_shard(tensor)
     info = StateInfo(tuple(tensor.shape), dtype, own.numel() * own.element_size())
     if own is tensor:
         return info
-    offset = tuple(axis.start for axis in where(tensor))
+    offset = tuple(axis.start for axis in shard_slices(tensor))
     return replace(info, offset=offset, part=tuple(own.shape))

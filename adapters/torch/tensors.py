@@ -14,7 +14,7 @@ from isotrain.plugin import IsotrainError
 
 
 @dataclass(frozen=True, eq=False)
-class Part:
+class TensorShard:
     """What this process has of a tensor that lies in parts, where that is no `DTensor`.
 
     Attributes:
@@ -36,29 +36,29 @@ class Part:
         """How many axes it has."""
         return len(self.shape)
 
-    def detach(self) -> Part:
+    def detach(self) -> TensorShard:
         """The same memory, without gradients."""
         return replace(self, own=self.own.detach())
 
 
-Held: TypeAlias = torch.Tensor | Part
+TensorOrShard: TypeAlias = torch.Tensor | TensorShard
 """What a process has of a tensor: all of it, or a part."""
 
 
-def overwrite(name: str, target: Held, value: torch.Tensor) -> None:
+def overwrite(name: str, target: TensorOrShard, value: torch.Tensor) -> None:
     """Copies `value` into `target`, which keeps its dtype and device.
 
     Raises:
         IsotrainError: The shapes differ.
     """
-    if target.shape != value.shape and own_part(target).shape != value.shape:
+    if target.shape != value.shape and local_shard(target).shape != value.shape:
         raise IsotrainError(
             f"{name!r} has shape {tuple(target.shape)} in this model, and the given state has"
             f" {tuple(value.shape)}."
         )
-    own = own_part(target)
+    own = local_shard(target)
     if own is not target and own.shape != value.shape:
-        value = value[where(target)]
+        value = value[shard_slices(target)]
     fill(own, value)
 
 
@@ -78,32 +78,32 @@ def unexpanded(tensor: torch.Tensor, of: torch.Tensor | None = None) -> torch.Te
     return tensor
 
 
-def own_part(tensor: Held) -> torch.Tensor:
+def local_shard(tensor: TensorOrShard) -> torch.Tensor:
     """What this process has of a tensor: all of it, or the part of a `DTensor`."""
-    if isinstance(tensor, Part):
+    if isinstance(tensor, TensorShard):
         return tensor.own
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
-def where(tensor: Held) -> tuple[slice, ...]:
+def shard_slices(tensor: TensorOrShard) -> tuple[slice, ...]:
     """Where in the whole of a tensor this process's part is.
 
     `fully_shard` cuts by rows. The last axis of the mesh of a `DTensor` is that of the parts; along another,
     all have the same.
     """
-    if isinstance(tensor, Part):
+    if isinstance(tensor, TensorShard):
         ends = zip(tensor.offset, tensor.own.shape, strict=True)
         return tuple(slice(start, start + size) for start, size in ends)
     mesh = tensor.device_mesh
     axis = mesh.ndim - 1
     rows, *others = tensor.shape
     start = min(rows, mesh.get_local_rank(axis) * -(-rows // mesh.size(axis)))
-    return slice(start, start + len(own_part(tensor))), *(slice(0, size) for size in others)
+    return slice(start, start + len(local_shard(tensor))), *(slice(0, size) for size in others)
 
 
-def copied(tensor: Held, into: np.ndarray | None) -> np.ndarray:
+def copied(tensor: TensorOrShard, into: np.ndarray | None) -> np.ndarray:
     """As `to_numpy`, in the memory of an array that is there already, where it has the shape and type."""
-    tensor = own_part(tensor)
+    tensor = local_shard(tensor)
     if into is None or into.shape != tuple(tensor.shape):
         return to_numpy(tensor)
     kept = torch.from_numpy(into)
@@ -113,9 +113,9 @@ def copied(tensor: Held, into: np.ndarray | None) -> np.ndarray:
     return into
 
 
-def to_numpy(tensor: Held) -> np.ndarray:
+def to_numpy(tensor: TensorOrShard) -> np.ndarray:
     """Copies a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
-    tensor = own_part(tensor.detach())
+    tensor = local_shard(tensor.detach())
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
     if tensor.layout != torch.strided:
@@ -126,7 +126,7 @@ def to_numpy(tensor: Held) -> np.ndarray:
 
 
 @contextlib.contextmanager
-def kept(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
+def restored_after(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
     """Undoes what its body does to tensors: a placeholder must not move the statistics."""
     before = [tensor.clone() for tensor in tensors]
     try:

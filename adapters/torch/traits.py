@@ -21,20 +21,20 @@ def model_traits(model: nn.Module) -> list[LayerTrait]:
     ]
     kind = type(model).__name__
     own = (name for name in _FOR_LIGHTNING if callable(getattr(model, name, None)))
-    return found + [LayerTrait(Trait.OWN_TRAINING, name, kind) for name in own]
+    return found + [LayerTrait(Trait.CUSTOM_TRAINING, name, kind) for name in own]
 
 
 def _of_module(module: nn.Module) -> Iterator[Trait]:
     if isinstance(module, nn.SyncBatchNorm):
         yield Trait.GLOBAL_STATISTICS
-    elif private.normalises(module):
+    elif private.is_batch_norm(module):
         yield Trait.LOCAL_STATISTICS
     if _draws(module):
         yield Trait.RANDOM
 
 
 def _draws(module: nn.Module) -> bool:
-    if private.drops_out(module):
+    if private.is_dropout(module):
         return True
     if isinstance(module, nn.RNNBase):
         return module.dropout > 0 and module.num_layers > 1

@@ -140,7 +140,7 @@ CONTENDERS = (
     Contender("ignite", "torch-ddp", "with_ignite", _peers_torchrun),
     *_isotrain("torch-ddp", "torch"),
     *_isotrain("torch-ddp", "torch", "/compiled", {"compile": True}),
-    *_isotrain("torch-ddp", "torch", "/unrecorded", {"record": False})[1:],
+    *_isotrain("torch-ddp", "torch", "/unrecorded", {"capture": False})[1:],
     *_both("horovod-torch", "horovod_torch", _horovodrun),
     *_isotrain("horovod-torch", "torch"),
     *_both("tf-mirrored", "tf_strategy", plain, workers=False),

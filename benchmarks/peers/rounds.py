@@ -66,7 +66,7 @@ def _in_new_order(cells: Sequence[Cell], order: np.random.Generator) -> Iterator
     """All cells; those of one place follow each other, for a machine changes while a round lasts."""
     places: dict[tuple[str, int, int], list[Cell]] = {}
     for cell in cells:
-        places.setdefault(cell.place, []).append(cell)
+        places.setdefault(cell.configuration, []).append(cell)
     compared = list(places.values())
     for number in order.permutation(len(compared)):
         alike = compared[number]

@@ -48,7 +48,7 @@ class Cell:
     clock: str = "wall"
 
     @property
-    def place(self) -> tuple[str, int, int]:
+    def configuration(self) -> tuple[str, int, int]:
         """What cells have in common that are compared: workload, replicas, threads."""
         return self.workload, self.replicas, self.threads
 

@@ -71,11 +71,11 @@ def _text(estimate: Estimate | None, digits: int = 3) -> str:
 
 def rows(first: Results, timed: Results) -> list[Row]:
     """A row per cell, in the order of the cells."""
-    by_place = {(cell.contender.name, cell.place): cell for cell in timed}
+    by_configuration = {(cell.contender.name, cell.configuration): cell for cell in timed}
 
     def row(cell: Cell) -> Row:
         def beside(name: str) -> Cell | None:
-            return by_place.get((name, cell.place))
+            return by_configuration.get((name, cell.configuration))
 
         reference = beside(cell.contender.reference)
         other = None if reference == cell else reference
@@ -105,11 +105,11 @@ def _fastest_peer(timed: Results, cell: Cell) -> Cell | None:
     """The peer that an isotrain contender is compared to; None for others, and where none was measured."""
     if cell.contender.program != "with_isotrain":
         return None
-    own = (cell.contender.reference, cell.place)
+    own = (cell.contender.reference, cell.configuration)
     peers = [
         each
         for each in timed
-        if each.contender.name in PEERS and (each.contender.reference, each.place) == own
+        if each.contender.name in PEERS and (each.contender.reference, each.configuration) == own
     ]
     return min(peers, key=lambda each: np.median(_column(timed, each, "step")), default=None)
 
@@ -122,9 +122,9 @@ def markdown(all_rows: list[Row], machine: dict[str, str]) -> str:
     """All in one table, and then one section per workload and number of replicas and threads."""
     facts = "; ".join(f"{name}: {value}" for name, value in machine.items())
     sections = [f"Seen on this machine: {facts}.", condensed(all_rows)]
-    for place in dict.fromkeys(row.cell.place for row in all_rows):
+    for place in dict.fromkeys(row.cell.configuration for row in all_rows):
         workload, replicas, threads = place
-        own = [row for row in all_rows if row.cell.place == place]
+        own = [row for row in all_rows if row.cell.configuration == place]
         sections.append(
             f"### {workload}, {replicas} {'replica' if replicas == 1 else 'replicas'} with"
             f" {threads} {'thread' if threads == 1 else 'threads'} each\n\n{_compared(workload)}"
@@ -137,7 +137,7 @@ def markdown(all_rows: list[Row], machine: dict[str, str]) -> str:
 
 def condensed(all_rows: list[Row]) -> str:
     """One line per backend, workload, replicas and threads: isotrain's models beside the loop by hand."""
-    found = {(row.cell.contender.name, row.cell.place): row for row in all_rows}
+    found = {(row.cell.contender.name, row.cell.configuration): row for row in all_rows}
     names = list(dict.fromkeys(name for name, _ in found))
     lines = [
         _condensed(found[name, place], native, portable)
@@ -156,7 +156,7 @@ def condensed(all_rows: list[Row]) -> str:
 
 
 def _condensed(by_hand: Row, native: Row | None, portable: Row | None) -> str:
-    workload, replicas, threads = by_hand.cell.place
+    workload, replicas, threads = by_hand.cell.configuration
     seen = [
         by_hand.step_ms,
         native.ratio if native else None,

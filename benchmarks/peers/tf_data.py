@@ -22,7 +22,7 @@ def dataset(work: Workload) -> tf.data.Dataset:
     inputs, targets = work.arrays()
     order = np.concatenate([work.order(epoch) for epoch in range(work.epochs)])
     samples = tf.data.Dataset.from_tensor_slices((inputs[order], targets[order]))
-    return samples.batch(work.global_batch, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
+    return samples.batch(work.global_batch_size, drop_remainder=True).prefetch(tf.data.AUTOTUNE)
 
 
 def local_dataset(work: Workload, rank: int, replicas: int) -> tf.data.Dataset:
@@ -30,5 +30,5 @@ def local_dataset(work: Workload, rank: int, replicas: int) -> tf.data.Dataset:
     inputs, targets = work.arrays()
     order = np.concatenate(list(work.local_batches(rank, replicas)))
     samples = tf.data.Dataset.from_tensor_slices((inputs[order], targets[order]))
-    share = work.global_batch // replicas
+    share = work.global_batch_size // replicas
     return samples.batch(share, drop_remainder=True).prefetch(tf.data.AUTOTUNE)

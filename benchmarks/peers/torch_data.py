@@ -64,7 +64,7 @@ def loaded(work: Workload, rank: int, replicas: int) -> Batches:
     """Local batches from a `DataLoader` with a `DistributedSampler`."""
     samples = dataset(work)
     sampler = DistributedOrder(work, samples, rank, replicas)
-    loader = DataLoader(samples, work.global_batch // replicas, sampler=sampler)
+    loader = DataLoader(samples, work.global_batch_size // replicas, sampler=sampler)
     for epoch in range(work.epochs):
         sampler.set_epoch(epoch)
         yield from loader

@@ -21,7 +21,7 @@ class Workload:
         name: Of the functions that build it, with `-` as `_`, up to the width.
         width: Of an MLP's hidden layers; 0 where the model has but one size.
         sample: Shape of one sample, channels last; of an int32 one when `tokens`.
-        global_batch: Samples of a step, over all replicas.
+        global_batch_size: Samples of a step, over all replicas.
         steps_per_epoch: Steps over all samples.
         first_epochs: Epochs whose steps are not timed.
         timed_epochs: Epochs after these, which are.
@@ -37,7 +37,7 @@ class Workload:
     name: str
     width: int
     sample: tuple[int, ...]
-    global_batch: int
+    global_batch_size: int
     steps_per_epoch: int
     first_epochs: int
     timed_epochs: int
@@ -50,7 +50,7 @@ class Workload:
     @property
     def samples(self) -> int:
         """In the data set."""
-        return self.global_batch * self.steps_per_epoch
+        return self.global_batch_size * self.steps_per_epoch
 
     @property
     def epochs(self) -> int:
@@ -96,15 +96,15 @@ class Workload:
 
     def dealt(self, epoch: int, replicas: int) -> np.ndarray:
         """The same for samplers that deal samples out one by one: replicas get what `local_batches` gives."""
-        by_replica = self.order(epoch).reshape(-1, replicas, self.global_batch // replicas)
+        by_replica = self.order(epoch).reshape(-1, replicas, self.global_batch_size // replicas)
         return by_replica.swapaxes(1, 2).ravel()
 
     def local_batches(self, rank: int, replicas: int) -> Iterator[np.ndarray]:
         """This replica's rows of every global batch of a whole run."""
-        share = self.global_batch // replicas
+        share = self.global_batch_size // replicas
         for epoch in range(self.epochs):
             order = self.order(epoch)
-            for start in range(rank * share, self.samples, self.global_batch):
+            for start in range(rank * share, self.samples, self.global_batch_size):
                 yield order[start : start + share]
 
 

@@ -4,29 +4,29 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from isotrain.core.check.subject import Hit, Subject, Target, labels
+from isotrain.core.check.subject import Hit, Subject, CheckTarget, labels
 from isotrain.core.contracts.traits import Trait
 from isotrain.core.data import order
 from isotrain.core.data.refusals import TRANSFORM
-from isotrain.core.planning.single_samples import batches_with_single, told
+from isotrain.core.planning.single_samples import batches_with_single_sample, describe_single_samples
 
 _MUCH = 8.0
 """The factor from which Goyal et al. (2017) warm up: their base of 256 to batches of 2048 and more."""
 
 
-def local_batch(subject: Subject) -> Iterator[Hit]:
+def local_batch_size(subject: Subject) -> Iterator[Hit]:
     """A global batch that follows the replicas."""
-    if subject.spec.local_batch is None:
+    if subject.spec.local_batch_size is None:
         return
     for target in subject.several:
-        detail = f"{subject.spec.local_batch} x {target.replicas} replicas = {_global(target)}"
-        yield Hit("ISO201", "local_batch", detail, (target.label,))
+        detail = f"{subject.spec.local_batch_size} x {target.replicas} replicas = {_global(target)}"
+        yield Hit("ISO201", "local_batch_size", detail, (target.label,))
 
 
 def rate(subject: Subject) -> Iterator[Hit]:
     """A learning rate that does not fit the global batch, or was scaled boldly."""
     scaling, spec = subject.spec.scaling, subject.spec
-    base = scaling.base_batch or spec.local_batch
+    base = scaling.base_batch_size or spec.local_batch_size
     for target in subject.targets:
         batch = _global(target)
         if base is None or batch == base:
@@ -47,7 +47,7 @@ def rate(subject: Subject) -> Iterator[Hit]:
 
 def shares(subject: Subject) -> Iterator[Hit]:
     """Shares of a full global batch that are unequal or empty."""
-    parts = subject.spec.accumulate
+    parts = subject.spec.gradient_accumulation_steps
     samples = dict(subject.with_samples())
     for target in subject.targets:
         batch = min(_global(target), samples.get(target, _global(target)))
@@ -62,12 +62,12 @@ def shares(subject: Subject) -> Iterator[Hit]:
         sizes = {_share(batch, target, replica) for replica in range(target.replicas)}
         words = f"local batches of {' and '.join(map(str, sorted(sizes)))} in {parts} parts"
         if min(sizes) < parts:
-            yield Hit("ISO208", "accumulate", words, where)
+            yield Hit("ISO208", "gradient_accumulation_steps", words, where)
         elif any(size % parts for size in sizes):
-            yield Hit("ISO207", "accumulate", words, where)
+            yield Hit("ISO207", "gradient_accumulation_steps", words, where)
 
 
-def _share(batch: int, target: Target, replica: int) -> int:
+def _share(batch: int, target: CheckTarget, replica: int) -> int:
     start, stop = order.slice_bounds(batch, target.replicas, replica)
     return stop - start
 
@@ -96,16 +96,16 @@ def length(subject: Subject) -> Iterator[Hit]:
 def single_samples(subject: Subject) -> Iterator[Hit]:
     """Slices of one sample, over which a layer of the model normalises."""
     for target in subject.targets:
-        sight = subject.sights.get(target.plan.framework)
-        if sight is None:
+        probe = subject.probes.get(target.plan.framework)
+        if probe is None:
             continue
-        sizes = batches_with_single(subject.spec, target.plan, sight.samples)
-        layers = sight.layers(Trait.LOCAL_STATISTICS)
-        if sizes and sight.refuses_one:
-            words = f"{sight.refuses_one}: {told(target.plan, sizes)}"
+        sizes = batches_with_single_sample(subject.spec, target.plan, probe.samples)
+        layers = probe.layers(Trait.LOCAL_STATISTICS)
+        if sizes and probe.refuses_single_sample:
+            words = f"{probe.refuses_single_sample}: {describe_single_samples(target.plan, sizes)}"
             yield Hit("ISO216", _batch_field(subject), words, (target.label,))
         elif sizes and layers:
-            words = told(target.plan, sizes)
+            words = describe_single_samples(target.plan, sizes)
             yield Hit("ISO217", _batch_field(subject), words, (target.label,), layers)
 
 
@@ -114,21 +114,21 @@ def data(subject: Subject) -> Iterator[Hit]:
     streamed = [
         target
         for target in subject.several
-        if (sight := subject.sights.get(target.plan.framework)) and sight.samples is None
+        if (probe := subject.probes.get(target.plan.framework)) and probe.samples is None
     ]
     if streamed:
         yield Hit("ISO210", "data", "it shards itself", labels(streamed))
-    for framework, sight in subject.sights.items():
+    for framework, probe in subject.probes.items():
         where = [target for target in subject.several if target.plan.framework == framework]
-        if where and TRANSFORM in sight.refused:
-            yield Hit(TRANSFORM, "transform", sight.refused[TRANSFORM], labels(where))
+        if where and TRANSFORM in probe.refused:
+            yield Hit(TRANSFORM, "transform", probe.refused[TRANSFORM], labels(where))
     if not subject.spec.shuffle:
         yield Hit("ISO214", "shuffle", "false", labels(subject.targets))
 
 
-def _global(target: Target) -> int:
-    return target.plan.global_batch
+def _global(target: CheckTarget) -> int:
+    return target.plan.global_batch_size
 
 
 def _batch_field(subject: Subject) -> str:
-    return "local_batch" if subject.spec.global_batch is None else "global_batch"
+    return "local_batch_size" if subject.spec.global_batch_size is None else "global_batch_size"

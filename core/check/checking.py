@@ -7,20 +7,20 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from isotrain.core.check import batch_rules, machine_rules, model_rules
 from isotrain.core.check.codes import CODES
-from isotrain.core.check.findings import CheckResult, gathered, without_silenced
-from isotrain.core.check.subject import Hit, Sight, Subject, Target
+from isotrain.core.check.findings import CheckResult, merge_hits, split_silenced
+from isotrain.core.check.subject import Hit, ModelProbe, Subject, CheckTarget
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, SpecError, unknown_name
-from isotrain.core.launching.look import look
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost, plugin_host
-from isotrain.core.running.works import examine
+from isotrain.core.launching.look import probe_run
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager, plugin_manager
+from isotrain.core.running.works import probe_step
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.parts import StrategyLike
 
 _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     model_rules.layers,
-    model_rules.own_training,
+    model_rules.custom_training,
     model_rules.without_gradient,
     model_rules.first_step,
     model_rules.per_framework,
@@ -28,7 +28,7 @@ _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     model_rules.loss,
     model_rules.metrics,
     model_rules.strategy,
-    batch_rules.local_batch,
+    batch_rules.local_batch_size,
     batch_rules.rate,
     batch_rules.shares,
     batch_rules.length,
@@ -36,7 +36,7 @@ _RULES: tuple[Callable[[Subject], Iterator[Hit]], ...] = (
     batch_rules.data,
     machine_rules.devices,
     machine_rules.memory,
-    machine_rules.remarks,
+    machine_rules.notes,
 )
 
 
@@ -71,18 +71,18 @@ def check(
     given = load_spec(spec)
     if strategy is not None:
         given = given.under(strategy)
-    cast = Cast(given, plugin_host(given.plugins))
+    cast = ResolvedSpec(given, plugin_manager(given.plugins))
     names = [backends] if isinstance(backends, str) else list(backends)
     counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)
     _require_known(names, counts)
     silenced_codes = (*_known_codes(given.ignore, SpecError), *_known_codes(ignore, PlanError))
-    planned = machine_rules.planned(cast, names, counts)
+    planned = machine_rules.plan_targets(cast, names, counts)
     hits = [each for each in planned if isinstance(each, Hit)]
-    targets = [each for each in planned if isinstance(each, Target)]
+    targets = [each for each in planned if isinstance(each, CheckTarget)]
     if targets:
         hits += _hits(cast, targets, measure)
-    asked = [each.label if isinstance(each, Target) else each.targets[0] for each in planned]
-    kept, silenced = without_silenced(gathered(hits, asked), silenced_codes)
+    asked = [each.label if isinstance(each, CheckTarget) else each.targets[0] for each in planned]
+    kept, silenced = split_silenced(merge_hits(hits, asked), silenced_codes)
     return CheckResult(given.name, tuple(asked), measure, kept, silenced)
 
 
@@ -102,45 +102,45 @@ def _require_known(backends: Sequence[str], replicas: Sequence[int | None]) -> N
             raise PlanError(f"replicas: expected at least 1, received {count}.")
 
 
-def _hits(cast: Cast, targets: Sequence[Target], measure: bool) -> Iterator[Hit]:
-    sights: dict[str, Sight] = {}
+def _hits(cast: ResolvedSpec, targets: Sequence[CheckTarget], measure: bool) -> Iterator[Hit]:
+    probes: dict[str, ModelProbe] = {}
     if measure:
         for framework, own in _by_framework(targets).items():
             found = _seen(cast, own)
             if isinstance(found, Hit):
                 yield found
             else:
-                sights[framework] = found
-    subject = Subject(cast.with_model, tuple(targets), cast.strategy, sights, _sparing(cast.host))
+                probes[framework] = found
+    subject = Subject(cast.spec_with_model, tuple(targets), cast.strategy, probes, _sparing(cast.host))
     for rule in _RULES:
         yield from rule(subject)
 
 
-def _sparing(host: PluginHost) -> dict[str, Strategy]:
+def _sparing(host: PluginManager) -> dict[str, Strategy]:
     """Every strategy that says that it takes less memory, with the options with which it does."""
     found = {}
     for name in host.strategies.names():
         with contextlib.suppress(Exception):  # it may be anyone's, and is only to be advised
-            for options in host.strategies.get(name).sparing:
+            for options in host.strategies.get(name).memory_saving:
                 given = ",".join([name, *(f"{key}={value}" for key, value in options.items())])
                 found[given] = host.strategy(name, dict(options))
     return found
 
 
-def _by_framework(targets: Iterable[Target]) -> dict[str, list[Target]]:
-    groups: dict[str, list[Target]] = {}
+def _by_framework(targets: Iterable[CheckTarget]) -> dict[str, list[CheckTarget]]:
+    groups: dict[str, list[CheckTarget]] = {}
     for target in targets:
         groups.setdefault(target.plan.framework, []).append(target)
     return groups
 
 
-def _seen(cast: Cast, targets: Sequence[Target]) -> Sight | Hit:
+def _seen(cast: ResolvedSpec, targets: Sequence[CheckTarget]) -> ModelProbe | Hit:
     """Loads data and builds the model as a run would, but for rules that would end it there."""
     if cast.spec.drop_remainder:
-        cast = Cast(cast.spec.replace(drop_remainder=False), cast.host)
+        cast = ResolvedSpec(cast.spec.replace(drop_remainder=False), cast.host)
     try:
-        found = look(examine, cast, targets[0].plan.backend)
+        found = probe_run(probe_step, cast, targets[0].plan.backend)
     except RunFailedError as error:
         labels = tuple(target.label for target in targets)
         return Hit("ISO502", "model", str(error), labels)
-    return Sight.from_dict(found)
+    return ModelProbe.from_dict(found)

@@ -87,9 +87,9 @@ _ALL = (
         "ISO108",
         _NOTE,
         "a layer normalises over micro-batches",
-        "With `accumulate`, each micro-batch is normalised on its own. So the result depends on"
-        " `accumulate`, although gradients are accumulated exactly.",
-        "Use a layer that normalises each sample on its own, or set `accumulate: 1`.",
+        "With `gradient_accumulation_steps`, each micro-batch is normalised on its own. So the result depends on"
+        " `gradient_accumulation_steps`, although gradients are accumulated exactly.",
+        "Use a layer that normalises each sample on its own, or set `gradient_accumulation_steps: 1`.",
     ),
     Rule(
         "ISO109",
@@ -116,9 +116,9 @@ _ALL = (
         "ISO201",
         _WARNING,
         "the global batch grows with the replicas",
-        "`local_batch` fixes the batch of one replica. Runs with another number of replicas have another"
+        "`local_batch_size` fixes the batch of one replica. Runs with another number of replicas have another"
         " global batch, fewer or more steps in an epoch, and another loss curve.",
-        "Set `global_batch` instead; it is then divided over the replicas.",
+        "Set `global_batch_size` instead; it is then divided over the replicas.",
     ),
     Rule(
         "ISO202",
@@ -126,7 +126,7 @@ _ALL = (
         "the learning rate is not scaled to the global batch",
         "The global batch is not the one that the rate was chosen for, and `scaling.rule` `none` leaves"
         " the rate as it is.",
-        "Set `scaling` to `{rule: linear, base_batch: N}` or `sqrt`. N is the global batch that"
+        "Set `scaling` to `{rule: linear, base_batch_size: N}` or `sqrt`. N is the global batch that"
         " `optimizer.lr` was chosen for. Or choose the rate anew.",
     ),
     Rule(
@@ -168,15 +168,15 @@ _ALL = (
         "accumulation does not divide the local batch",
         "Micro-batches differ by one sample. They are weighted by their samples, so the gradient is exact."
         " The step may compute a little longer, and layers that use the batch see unequal ones.",
-        "Choose a global batch that is a multiple of replicas times `accumulate`.",
+        "Choose a global batch that is a multiple of replicas times `gradient_accumulation_steps`.",
     ),
     Rule(
         "ISO208",
         _WARNING,
         "there are micro-batches without samples",
-        "A local batch has fewer samples than `accumulate`. The micro-batches left over are placeholders"
+        "A local batch has fewer samples than `gradient_accumulation_steps`. The micro-batches left over are placeholders"
         " of weight 0, computed for nothing.",
-        "Lower `accumulate`, or raise the global batch.",
+        "Lower `gradient_accumulation_steps`, or raise the global batch.",
     ),
     Rule(
         "ISO209",
@@ -243,7 +243,7 @@ _ALL = (
         " has nothing to normalise by, and its framework refuses that. The run would end at that batch, so"
         " it does not start.",
         "If it is the last batch of an epoch, set `drop_remainder`. Or choose a global batch, a number of"
-        " replicas or `accumulate` that leaves at least two samples. Or use a layer that normalises each"
+        " replicas or `gradient_accumulation_steps` that leaves at least two samples. Or use a layer that normalises each"
         " sample on its own.",
     ),
     Rule(
@@ -254,7 +254,7 @@ _ALL = (
         " normalise over, as images have them, its variance is 0. The layer then gives the same for any"
         " sample, and its moving variance shrinks.",
         "If it is the last batch of an epoch, set `drop_remainder`. Or choose a global batch, a number of"
-        " replicas or `accumulate` that leaves more samples.",
+        " replicas or `gradient_accumulation_steps` that leaves more samples.",
     ),
     Rule(
         "ISO218",

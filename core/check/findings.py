@@ -82,7 +82,7 @@ class CheckResult:
     def __len__(self) -> int:
         return len(self.findings)
 
-    def of(self, severity: Severity) -> tuple[Finding, ...]:
+    def with_severity(self, severity: Severity) -> tuple[Finding, ...]:
         """The findings of one severity."""
         return tuple(found for found in self.findings if found.severity == severity)
 
@@ -93,7 +93,7 @@ class CheckResult:
             "spec": self.spec,
             "targets": list(self.targets),
             "measured": self.measured,
-            "counts": {str(severity): len(self.of(severity)) for severity in Severity},
+            "counts": {str(severity): len(self.with_severity(severity)) for severity in Severity},
             "silenced": dict(self.silenced),
             "findings": [found.to_dict() for found in self.findings],
         }
@@ -116,7 +116,7 @@ def _row(found: Finding) -> tuple[str, ...]:
     return (found.code, found.severity, found.field, what, where, found.reason, found.fix)
 
 
-def gathered(hits: Iterable[Hit], targets: Sequence[str]) -> list[Finding]:
+def merge_hits(hits: Iterable[Hit], targets: Sequence[str]) -> list[Finding]:
     """Makes findings of hits: equal ones become one that holds for all of their targets.
 
     Args:
@@ -151,7 +151,7 @@ def _finding(
     )
 
 
-def without_silenced(
+def split_silenced(
     findings: Iterable[Finding], silenced: Iterable[str]
 ) -> tuple[tuple[Finding, ...], dict[str, int]]:
     """Splits findings into those that stay, and how many were silenced by code."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from isotrain.core.check.subject import Hit, Subject, Target, labels
+from isotrain.core.check.subject import Hit, Subject, CheckTarget, labels
 from isotrain.core.contracts.traits import Trait
 from isotrain.core.data.refusals import LOSS
 from isotrain.core.spec import references
@@ -23,18 +23,18 @@ def layers(subject: Subject) -> Iterator[Hit]:
     unsynchronised = [
         target
         for target in subject.several
-        if target.plan.device not in target.adapter.synchronised_statistics
+        if target.plan.device not in target.adapter.sync_batchnorm_devices
     ]
     yield from _about_layers(subject, "ISO104", Trait.GLOBAL_STATISTICS, unsynchronised)
-    yield from _about_layers(subject, "ISO105", Trait.NARROW, subject.targets)
+    yield from _about_layers(subject, "ISO105", Trait.LOWER_PRECISION, subject.targets)
     yield from _about_layers(subject, "ISO107", Trait.HIDDEN, subject.targets)
-    if subject.spec.accumulate > 1:
+    if subject.spec.gradient_accumulation_steps > 1:
         yield from _about_layers(subject, "ISO108", Trait.LOCAL_STATISTICS, subject.targets)
 
 
-def own_training(subject: Subject) -> Iterator[Hit]:
+def custom_training(subject: Subject) -> Iterator[Hit]:
     """What the model brings for training, and nobody calls."""
-    for found, where in subject.with_layers(Trait.OWN_TRAINING, subject.targets):
+    for found, where in subject.with_layers(Trait.CUSTOM_TRAINING, subject.targets):
         yield Hit("ISO109", "model", f"not called: {', '.join(found)}", labels(where))
 
 
@@ -46,14 +46,14 @@ def without_gradient(subject: Subject) -> Iterator[Hit]:
 
 def first_step(subject: Subject) -> Iterator[Hit]:
     """What went wrong in a first step."""
-    for framework, sight in subject.sights.items():
+    for framework, probe in subject.probes.items():
         where = [target for target in subject.targets if target.plan.framework == framework]
-        if sight.fault:
-            yield Hit("ISO504", "loss", sight.fault, labels(where))
+        if probe.fault:
+            yield Hit("ISO504", "loss", probe.fault, labels(where))
 
 
 def _about_layers(
-    subject: Subject, code: str, trait: Trait, targets: Iterable[Target]
+    subject: Subject, code: str, trait: Trait, targets: Iterable[CheckTarget]
 ) -> Iterator[Hit]:
     for found, where in subject.with_layers(trait, targets):
         count = "1 layer" if len(found) == 1 else f"{len(found)} layers"
@@ -102,8 +102,8 @@ def weight_decay(subject: Subject) -> Iterator[Hit]:
 def loss(subject: Subject) -> Iterator[Hit]:
     """A loss that is no mean over samples, as was seen or as it is named."""
     spec = subject.spec
-    shared = subject.targets if spec.accumulate > 1 else subject.several
-    found: dict[str, list[Target]] = {}
+    shared = subject.targets if spec.gradient_accumulation_steps > 1 else subject.several
+    found: dict[str, list[CheckTarget]] = {}
     for target in shared:
         detail = _no_mean(subject, target.plan.framework)
         if detail is not None:
@@ -114,9 +114,9 @@ def loss(subject: Subject) -> Iterator[Hit]:
 
 
 def _no_mean(subject: Subject, framework: str) -> str | None:
-    sight, losses = subject.sights.get(framework), subject.spec.losses(framework).values()
-    if sight is not None and LOSS in sight.refused:
-        return sight.refused[LOSS]
+    probe, losses = subject.probes.get(framework), subject.spec.losses(framework).values()
+    if probe is not None and LOSS in probe.refused:
+        return probe.refused[LOSS]
     is_summed = any(loss.options.get("reduction") == _SUM for loss in losses)
     return "reduction: sum" if is_summed else None
 

@@ -15,7 +15,7 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 
 @dataclass(frozen=True, eq=False)
-class Target:
+class CheckTarget:
     """One run that was asked about, and that can be planned.
 
     Attributes:
@@ -35,37 +35,37 @@ class Target:
 
 
 @dataclass(frozen=True)
-class Sight:
+class ModelProbe:
     """What a process of one framework saw.
 
     Attributes:
         samples: In the training data; None for a stream.
         traits: Of the model's layers.
         fault: What went wrong in a first step.
-        remarks: Of the replica group, on such steps.
+        notes: Of the replica group, on such steps.
         model: What the state of the model takes.
-        refuses_one: A layer that cannot be trained on a slice of one sample, where one was tried.
+        refuses_single_sample: A layer that cannot be trained on a slice of one sample, where one was tried.
         refused: What a run of several replicas is refused for, by code.
     """
 
     samples: int | None
     traits: tuple[LayerTrait, ...]
     fault: str | None = None
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     model: ModelBytes | None = None
-    refuses_one: str | None = None
+    refuses_single_sample: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
 
     @classmethod
-    def from_dict(cls, fields: Mapping[str, Any]) -> Sight:
+    def from_dict(cls, fields: Mapping[str, Any]) -> ModelProbe:
         """Makes it from what the process returned."""
         traits = (
             LayerTrait(Trait(each["trait"]), each["layer"], each["kind"])
             for each in fields["traits"]
         )
-        remarks, model = tuple(fields["remarks"]), ModelBytes(**fields["model"])
-        found = fields["samples"], tuple(traits), fields["fault"], remarks, model
-        return cls(*found, fields["refuses_one"], fields["refused"])
+        notes, model = tuple(fields["notes"]), ModelBytes(**fields["model"])
+        found = fields["samples"], tuple(traits), fields["fault"], notes, model
+        return cls(*found, fields["refuses_single_sample"], fields["refused"])
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
         """The layers that have a trait, each with its class."""
@@ -99,18 +99,18 @@ class Subject:
         spec: What would be trained.
         targets: Where.
         strategy: The spec's.
-        sights: By framework; empty where nothing was started.
-        sparing: Strategies that take less memory, by what is given as `--strategy`.
+        probes: By framework; empty where nothing was started.
+        memory_saving: Strategies that take less memory, by what is given as `--strategy`.
     """
 
     spec: TrainingSpec
-    targets: tuple[Target, ...]
+    targets: tuple[CheckTarget, ...]
     strategy: Strategy
-    sights: Mapping[str, Sight] = field(default_factory=dict)
-    sparing: Mapping[str, Strategy] = field(default_factory=dict)
+    probes: Mapping[str, ModelProbe] = field(default_factory=dict)
+    memory_saving: Mapping[str, Strategy] = field(default_factory=dict)
 
     @property
-    def several(self) -> tuple[Target, ...]:
+    def several(self) -> tuple[CheckTarget, ...]:
         """The targets with more than one replica."""
         return tuple(target for target in self.targets if target.replicas > 1)
 
@@ -120,25 +120,25 @@ class Subject:
         return list(dict.fromkeys(target.plan.framework for target in self.targets))
 
     def with_layers(
-        self, trait: Trait, targets: Iterable[Target]
-    ) -> Iterator[tuple[tuple[str, ...], list[Target]]]:
+        self, trait: Trait, targets: Iterable[CheckTarget]
+    ) -> Iterator[tuple[tuple[str, ...], list[CheckTarget]]]:
         """Groups targets by the layers of that trait which their framework's model has."""
-        groups: dict[tuple[str, ...], list[Target]] = {}
+        groups: dict[tuple[str, ...], list[CheckTarget]] = {}
         for target in targets:
-            sight = self.sights.get(target.plan.framework)
-            layers = sight.layers(trait) if sight else ()
+            probe = self.probes.get(target.plan.framework)
+            layers = probe.layers(trait) if probe else ()
             if layers:
                 groups.setdefault(layers, []).append(target)
         yield from groups.items()
 
-    def with_samples(self) -> Iterator[tuple[Target, int]]:
+    def with_samples(self) -> Iterator[tuple[CheckTarget, int]]:
         """The targets whose number of samples is known, with that number."""
         for target in self.targets:
-            sight = self.sights.get(target.plan.framework)
-            if sight is not None and sight.samples is not None:
-                yield target, sight.samples
+            probe = self.probes.get(target.plan.framework)
+            if probe is not None and probe.samples is not None:
+                yield target, probe.samples
 
 
-def labels(targets: Iterable[Target]) -> tuple[str, ...]:
+def labels(targets: Iterable[CheckTarget]) -> tuple[str, ...]:
     """The labels of targets."""
     return tuple(target.label for target in targets)

@@ -40,7 +40,7 @@ def _summary(result: CheckResult) -> str:
     counts = [
         f"{number} {severity}{'' if number == 1 else 's'}"
         for severity in Severity
-        if (number := len(result.of(severity)))
+        if (number := len(result.with_severity(severity)))
     ]
     parts = [
         f"{result.spec} on {', '.join(result.targets)}: {', '.join(counts) or 'nothing found'}"

@@ -33,7 +33,7 @@ _FIRST_LOOK_S, _LAST_LOOK_S = 0.01, 1.0
 
 
 @dataclass(frozen=True)
-class Attempt:
+class CheckpointTransaction:
     """One attempt to save, by all who write.
 
     Attributes:

@@ -14,7 +14,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from isotrain.core.checkpoints.dtypes import array_dtype, box
+from isotrain.core.checkpoints.dtypes import array_dtype, block_index
 from isotrain.core.checkpoints.index import Index, PlacedPart, described, index
 from isotrain.core.checkpoints.parts import StoredTensor
 from isotrain.core.checkpoints.records import (
@@ -303,4 +303,4 @@ def _common(
     extent = tuple(end - first for first, end in zip(firsts, ends, strict=True))
     one = tuple(first - a for first, a in zip(firsts, start, strict=True))
     two = tuple(first - b for first, b in zip(firsts, other_start, strict=True))
-    return box(one, extent), box(two, extent)
+    return block_index(one, extent), block_index(two, extent)

@@ -9,7 +9,7 @@ from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.parts import StoredTensor
 
 
-def contents(checkpoint: Checkpoint) -> dict[str, Any]:
+def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     """Describes a checkpoint; reads its records, and none of its numbers.
 
     Raises:

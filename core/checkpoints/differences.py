@@ -12,7 +12,7 @@ from isotrain.core.checkpoints.parts import StoredTensor
 
 
 @dataclass(frozen=True)
-class TensorDifference:
+class TensorDiff:
     """A tensor of both whose numbers, shape or dtype differ.
 
     Attributes:
@@ -37,7 +37,7 @@ class TensorDifference:
 
 
 @dataclass(frozen=True)
-class Differences:
+class CheckpointDiff:
     """What is not the same in two checkpoints.
 
     Attributes:
@@ -50,10 +50,10 @@ class Differences:
     compared: int
     only_in_one: list[str]
     only_in_other: list[str]
-    tensors: list[TensorDifference]
+    tensors: list[TensorDiff]
 
     @property
-    def are_none(self) -> bool:
+    def has_none(self) -> bool:
         """Whether they hold the same."""
         return not (self.only_in_one or self.only_in_other or self.tensors)
 
@@ -62,7 +62,7 @@ class Differences:
         return asdict(self)
 
 
-def differences(one: Checkpoint, other: Checkpoint) -> Differences:
+def diff_checkpoints(one: Checkpoint, other: Checkpoint) -> CheckpointDiff:
     """Compares two checkpoints, a tensor at a time.
 
     Raises:
@@ -71,7 +71,7 @@ def differences(one: Checkpoint, other: Checkpoint) -> Differences:
     ours, theirs = _all_tensors(one), _all_tensors(other)
     both = sorted(ours.keys() & theirs.keys())
     found = [_difference(one, other, each, ours[each], theirs[each]) for each in both]
-    return Differences(
+    return CheckpointDiff(
         len(both),
         [f"{section}: {name}" for section, name in sorted(ours.keys() - theirs.keys())],
         [f"{section}: {name}" for section, name in sorted(theirs.keys() - ours.keys())],
@@ -93,10 +93,10 @@ def _difference(
     where: tuple[str, str],
     ours: StoredTensor,
     theirs: StoredTensor,
-) -> TensorDifference | None:
+) -> TensorDiff | None:
     shapes, dtypes = (ours.shape, theirs.shape), (ours.dtype, theirs.dtype)
     if ours.shape != theirs.shape:
-        return TensorDifference(*where, shapes, dtypes)
+        return TensorDiff(*where, shapes, dtypes)
     a, b = one.read_part(*where), other.read_part(*where)
     differ = (a != b) & ~(_is_nan(a) & _is_nan(b))
     count = int(differ.sum())
@@ -107,7 +107,7 @@ def _difference(
     largest = float(apart.max(initial=0.0))
     scale = float(np.abs(_wide(a[~_is_nan(a)])).max(initial=0.0))
     relative = largest / scale if scale else None
-    return TensorDifference(*where, shapes, dtypes, a.size, count, largest, relative)
+    return TensorDiff(*where, shapes, dtypes, a.size, count, largest, relative)
 
 
 def _is_nan(array: np.ndarray) -> np.ndarray:

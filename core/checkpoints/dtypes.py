@@ -29,7 +29,7 @@ CODES = {
 BLOCK = 2**18
 """Bytes that are written or read, and checked, at a time: few enough to stay in the cache of one core."""
 
-Place = tuple[tuple[int, ...], tuple[int, ...]]
+BlockPosition = tuple[tuple[int, ...], tuple[int, ...]]
 """Where a block begins in a tensor, and its shape."""
 
 
@@ -43,7 +43,7 @@ def array_dtype(name: str) -> np.dtype[np.generic]:
     return np.dtype("float32" if name == "bfloat16" else name)
 
 
-def blocks(shape: tuple[int, ...], item_bytes: int) -> Iterator[Place]:
+def blocks(shape: tuple[int, ...], item_bytes: int) -> Iterator[BlockPosition]:
     """Cuts a tensor into blocks whose bytes follow each other in C order."""
     if 0 in shape:
         return
@@ -61,12 +61,12 @@ def blocks(shape: tuple[int, ...], item_bytes: int) -> Iterator[Place]:
             yield (first, *rest), (min(rows, shape[0] - first), *shape[1:])
 
 
-def box(offset: tuple[int, ...], extent: tuple[int, ...]) -> tuple[slice, ...]:
+def block_index(offset: tuple[int, ...], extent: tuple[int, ...]) -> tuple[slice, ...]:
     """The index of a block in an array."""
     return tuple(slice(first, first + n) for first, n in zip(offset, extent, strict=True))
 
 
-def narrowed(array: np.ndarray, dtype: str) -> np.ndarray:
+def to_stored(array: np.ndarray, dtype: str) -> np.ndarray:
     """The numbers of an array as they are stored.
 
     Raises:
@@ -82,7 +82,7 @@ def narrowed(array: np.ndarray, dtype: str) -> np.ndarray:
     return (bits >> 16).astype("<u2")
 
 
-def widened(stored: np.ndarray, dtype: str) -> np.ndarray:
+def from_stored(stored: np.ndarray, dtype: str) -> np.ndarray:
     """Stored numbers as NumPy has them."""
     if dtype == "bfloat16":
         return (stored.astype("uint32") << 16).view("float32")

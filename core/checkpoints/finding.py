@@ -6,7 +6,7 @@ import os
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.locations import IN_RUN_DIRECTORY, storage_at
+from isotrain.core.checkpoints.locations import CHECKPOINTS_FOLDER, storage_at
 from isotrain.core.errors import CheckpointError
 
 
@@ -16,7 +16,7 @@ def checkpoint_at(location: str | os.PathLike[str]) -> Checkpoint:
     Raises:
         CheckpointError: There is none, or it is incomplete or damaged.
     """
-    found = itself(location)
+    found = open_if_checkpoint(location)
     if found is None:
         folder = folder_at(location)
         found = folder.newest()
@@ -31,12 +31,12 @@ def checkpoint_at(location: str | os.PathLike[str]) -> Checkpoint:
 
 def folder_at(location: str | os.PathLike[str]) -> CheckpointFolder:
     """The folder of checkpoints at a path or URL, which may be that of a run directory."""
-    inner = f"{os.fspath(location).rstrip('/')}/{IN_RUN_DIRECTORY}"
-    is_run = IN_RUN_DIRECTORY in storage_at(location).folders("")
+    inner = f"{os.fspath(location).rstrip('/')}/{CHECKPOINTS_FOLDER}"
+    is_run = CHECKPOINTS_FOLDER in storage_at(location).folders("")
     return CheckpointFolder(inner if is_run else location)
 
 
-def itself(location: str | os.PathLike[str]) -> Checkpoint | None:
+def open_if_checkpoint(location: str | os.PathLike[str]) -> Checkpoint | None:
     """The checkpoint whose own folder it is; None: it is none.
 
     Raises:

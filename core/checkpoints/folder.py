@@ -9,7 +9,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from isotrain.core.checkpoints.attempt import Attempt, folder_of
+from isotrain.core.checkpoints.attempt import CheckpointTransaction, folder_of
 from isotrain.core.checkpoints.checkpoint import Checkpoint, open_checkpoint
 from isotrain.core.checkpoints.locations import storage_at
 from isotrain.core.checkpoints.parts import Section
@@ -86,7 +86,7 @@ class CheckpointFolder:
         Raises:
             CheckpointError: It cannot be written. Nothing of it is left, where that was possible.
         """
-        Attempt(self._storage, step, token).write(writer, sections)
+        CheckpointTransaction(self._storage, step, token).write(writer, sections)
 
     def commit(
         self,
@@ -114,7 +114,7 @@ class CheckpointFolder:
             CheckpointError: A writer did not come in time, or what was written makes no whole: then it
                 is removed. Or it cannot be written.
         """
-        return Attempt(self._storage, step, token).commit(writers, run, timeout_s, given_up)
+        return CheckpointTransaction(self._storage, step, token).commit(writers, run, timeout_s, given_up)
 
     def prune(self, *, keep_last: int, keep: Collection[int] = ()) -> list[int]:
         """Removes checkpoints, and what is left of attempts to write one before the newest complete one.
@@ -141,7 +141,7 @@ class CheckpointFolder:
                 self._storage.remove(folder_of(step), MANIFEST)
             for step in set(past) & stay:
                 self._remove_attempts(whole[step])
-            self._storage.sweep()
+            self._storage.remove_leftovers()
         return doomed
 
     def _remove_attempts(self, checkpoint: Checkpoint) -> None:

@@ -9,12 +9,12 @@ from dataclasses import dataclass
 import numpy as np
 
 from isotrain.core.checkpoints.dtypes import CODES, stored_dtype
-from isotrain.core.checkpoints.parts import MOST_AXES, StoredTensor, can_be
+from isotrain.core.checkpoints.parts import MAX_AXES, StoredTensor, is_possible_shape
 from isotrain.core.checkpoints.records import PartRecord, TensorFileRecord
-from isotrain.core.checkpoints.tensor_file import MOST_HEADER_BYTES
+from isotrain.core.checkpoints.tensor_file import MAX_HEADER_BYTES
 from isotrain.core.errors import CheckpointError
 
-_MOST_PARTS = 4096
+_MAX_PARTS = 4096
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def _check_file(file: TensorFileRecord, where: str) -> None:
                 f"{where}: {record.name!r:.200} begins at {record.start}, expected {end}."
             )
         end += record.bytes
-    if not (8 <= file.header_bytes <= MOST_HEADER_BYTES and end == file.bytes):
+    if not (8 <= file.header_bytes <= MAX_HEADER_BYTES and end == file.bytes):
         raise CheckpointError(f"{where}: its tensors end at {end}, and it has {file.bytes} bytes.")
 
 
@@ -77,15 +77,15 @@ def _check_part(record: PartRecord, where: str) -> None:
             f"{where}: expected a dtype of {', '.join(CODES)}, received {record.dtype!r:.60}."
         )
     extents = (record.shape, record.offset, record.global_shape)
-    if len({len(each) for each in extents}) > 1 or len(record.shape) > MOST_AXES:
+    if len({len(each) for each in extents}) > 1 or len(record.shape) > MAX_AXES:
         raise CheckpointError(
-            f"{where}: expected a shape, an offset and a global shape of the same length, up to {MOST_AXES}."
+            f"{where}: expected a shape, an offset and a global shape of the same length, up to {MAX_AXES}."
         )
     inside = all(
         min(first, n) >= 0 and first + n <= most for n, first, most in zip(*extents, strict=True)
     )
     item = stored_dtype(record.dtype).itemsize
-    sound = can_be(record.global_shape, item)
+    sound = is_possible_shape(record.global_shape, item)
     if not (inside and sound and math.prod(record.shape) * item == record.bytes):
         raise CheckpointError(
             f"{where}: {record.bytes} bytes cannot be {record.dtype} of shape {record.shape!s:.200} at"
@@ -98,8 +98,8 @@ def _check_tensor(records: list[PartRecord], where: str) -> None:
     first = records[0]
     if any((r.dtype, r.global_shape) != (first.dtype, first.global_shape) for r in records):
         raise CheckpointError(f"{where}: its parts are of tensors of several shapes or dtypes.")
-    if len(records) > _MOST_PARTS:
-        raise CheckpointError(f"{where}: {len(records)} parts; at most {_MOST_PARTS} are read.")
+    if len(records) > _MAX_PARTS:
+        raise CheckpointError(f"{where}: {len(records)} parts; at most {_MAX_PARTS} are read.")
     filled = sum(math.prod(record.shape) for record in records)
     if filled != math.prod(first.global_shape) or _overlap(records):
         raise CheckpointError(

@@ -93,7 +93,7 @@ class LocalStorage(Storage):
             return  # somebody else has removed it
         shutil.rmtree(removed, ignore_errors=True)
 
-    def sweep(self) -> None:
+    def remove_leftovers(self) -> None:
         """Removes folders that were renamed to be removed."""
         for name in self.folders(""):
             if name.startswith(_REMOVED):

@@ -8,7 +8,7 @@ from isotrain.core.checkpoints.local_storage import LocalStorage
 from isotrain.core.checkpoints.storage import Storage
 from isotrain.core.system.urls import is_url
 
-IN_RUN_DIRECTORY = "checkpoints"
+CHECKPOINTS_FOLDER = "checkpoints"
 """The folder of a run's checkpoints, unless its spec names another."""
 
 
@@ -21,6 +21,6 @@ def storage_at(location: str | os.PathLike[str]) -> Storage:
     text = os.fspath(location)
     if not is_url(text) or text.startswith("file://"):
         return LocalStorage(text.removeprefix("file://"))
-    from isotrain.core.checkpoints.remote_storage import RemoteStorage
+    from isotrain.core.checkpoints.remote_storage import FsspecStorage
 
-    return RemoteStorage(text)
+    return FsspecStorage(text)

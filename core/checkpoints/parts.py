@@ -13,14 +13,14 @@ from isotrain.core.errors import CheckpointError
 
 Section = Mapping[str, "TensorPart"]
 """The tensors of one section, by name."""
-MOST_AXES = 32
+MAX_AXES = 32
 """More are not known to every NumPy."""
-_MOST_BYTES = 2**62
+_MAX_BYTES = 2**62
 
 
-def can_be(shape: Sequence[int], item: int) -> bool:
+def is_possible_shape(shape: Sequence[int], item: int) -> bool:
     """Whether an array may have this shape, of numbers of so many bytes; an empty one is no exception."""
-    return len(shape) <= MOST_AXES and math.prod(max(n, 1) for n in shape) * item < _MOST_BYTES
+    return len(shape) <= MAX_AXES and math.prod(max(n, 1) for n in shape) * item < _MAX_BYTES
 
 
 @dataclass(frozen=True)
@@ -55,10 +55,10 @@ class TensorPart:
             raise CheckpointError(
                 f"numbers of {own} are not stored as {self.dtype}: convert them before."
             )
-        if not len(self.offset) == len(self.global_shape) == len(shape) <= MOST_AXES:
+        if not len(self.offset) == len(self.global_shape) == len(shape) <= MAX_AXES:
             raise CheckpointError(
                 f"a part of shape {shape} at {self.offset} of {self.global_shape}: expected a number"
-                f" for each axis, of which there may be {MOST_AXES}."
+                f" for each axis, of which there may be {MAX_AXES}."
             )
 
     @property

@@ -17,10 +17,10 @@ from isotrain.core.plain_records import json_value, record
 FORMAT = 1
 """The version of the format, in every JSON file of a checkpoint but `run.json`."""
 MANIFEST = "manifest.json"
-_MOST_BYTES = 2**27
+_MAX_BYTES = 2**27
 """A larger JSON file was not written by isotrain."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
-_SEAL = re.compile(rb', "checksum": (\d{1,10})}\n\Z')
+_CHECKSUM_END = re.compile(rb', "checksum": (\d{1,10})}\n\Z')
 
 T = TypeVar("T")
 
@@ -163,7 +163,7 @@ def read_manifest(storage: Storage, path: str) -> Manifest:
         CheckpointError: It cannot be read, or is not as it was written.
     """
     content = _content(storage, path)
-    seal = _SEAL.search(content, max(0, len(content) - 40))
+    seal = _CHECKSUM_END.search(content, max(0, len(content) - 40))
     if not seal:
         raise CheckpointError(
             f"{storage.where(path)} is no manifest of a checkpoint, or is cut off."
@@ -234,7 +234,7 @@ def _content(storage: Storage, path: str) -> bytes:
     try:
         with storage.reading(path) as stream:
             size = stream.seek(0, os.SEEK_END)
-            if size > _MOST_BYTES:
+            if size > _MAX_BYTES:
                 raise CheckpointError(f"{storage.where(path)} is too large: {size} bytes.")
             stream.seek(0)
             return stream.read(size)

@@ -10,7 +10,7 @@ from isotrain.core.checkpoints.storage import Sink, Storage
 from isotrain.core.errors import CheckpointError
 
 
-class RemoteStorage(Storage):
+class FsspecStorage(Storage):
     """A folder of any system that fsspec knows. It needs no renaming, which object stores lack."""
 
     def __init__(self, location: str) -> None:
@@ -84,7 +84,7 @@ class RemoteStorage(Storage):
         self.discard(f"{path}/{first}")
         self.discard(path)
 
-    def sweep(self) -> None:
+    def remove_leftovers(self) -> None:
         """What an interrupted removal has left is a checkpoint without its manifest."""
 
     def _url(self, path: str) -> str:

@@ -11,10 +11,10 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.checkpoints.dtypes import CODES, stored_dtype, widened
+from isotrain.core.checkpoints.dtypes import CODES, stored_dtype, from_stored
 from isotrain.core.checkpoints.locations import storage_at
-from isotrain.core.checkpoints.parts import MOST_AXES, Section, can_be
-from isotrain.core.checkpoints.tensor_file import MOST_HEADER_BYTES, NOT_A_TENSOR, write_tensors
+from isotrain.core.checkpoints.parts import MAX_AXES, Section, is_possible_shape
+from isotrain.core.checkpoints.tensor_file import MAX_HEADER_BYTES, METADATA_KEY, write_tensors
 from isotrain.core.errors import CheckpointError
 
 _LENGTH_BYTES = 8
@@ -67,12 +67,12 @@ class SafetensorsFile:
         with self.path.open("rb") as stream:
             length = int.from_bytes(stream.read(_LENGTH_BYTES), "little")
             first = _LENGTH_BYTES + length
-            if first > size or length > MOST_HEADER_BYTES:
+            if first > size or length > MAX_HEADER_BYTES:
                 raise ValueError(f"its header would have {length} bytes, the file has {size}")
             header = json.loads(stream.read(length).decode())
         if not isinstance(header, dict):
             raise ValueError("its header is no object")
-        header.pop(NOT_A_TENSOR, None)
+        header.pop(METADATA_KEY, None)
         entries = {name: _checked(name, each, first, size) for name, each in header.items()}
         _require_apart(entries)
         return entries
@@ -91,7 +91,7 @@ class SafetensorsFile:
         if stored.nbytes != entry.stop - entry.start:
             raise CheckpointError(f"{self.path} is cut off in {name!r}.")
         native = stored.astype(kind.newbyteorder("="), copy=False)
-        return widened(native, entry.dtype).reshape(entry.shape)
+        return from_stored(native, entry.dtype).reshape(entry.shape)
 
     def read_all(self) -> dict[str, np.ndarray]:
         """Reads every tensor, by name."""
@@ -112,11 +112,11 @@ def _checked(name: str, plain: Any, first: int, size: int) -> _Entry:
             f"{name!r} has the dtype {plain.get('dtype')!r:.20}; known are {', '.join(_DTYPES)}"
         )
     shape, offsets = _numbers(name, plain.get("shape")), _numbers(name, plain.get("data_offsets"))
-    if len(shape) > MOST_AXES or len(offsets) != 2:
+    if len(shape) > MAX_AXES or len(offsets) != 2:
         raise ValueError(f"{name!r} has the shape {shape!r:.60} at {offsets!r:.60}")
     start, stop = (first + each for each in offsets)
     item = stored_dtype(dtype).itemsize
-    if not (can_be(shape, item) and stop - start == math.prod(shape) * item and stop <= size):
+    if not (is_possible_shape(shape, item) and stop - start == math.prod(shape) * item and stop <= size):
         raise ValueError(
             f"{name!r} of shape {shape} would be the bytes {start} to {stop} of {size}"
         )

@@ -64,5 +64,5 @@ class Storage(ABC):
         """Removes a folder and all in it; no reader sees the file `first` in it but not the others."""
 
     @abstractmethod
-    def sweep(self) -> None:
+    def remove_leftovers(self) -> None:
         """Removes what removals that were interrupted have left."""

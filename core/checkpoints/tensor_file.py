@@ -10,15 +10,15 @@ from typing import IO, Any
 import numpy as np
 
 from isotrain.core.checkpoints import dtypes
-from isotrain.core.checkpoints.dtypes import CODES, blocks, box, narrowed, stored_dtype, widened
+from isotrain.core.checkpoints.dtypes import CODES, blocks, block_index, to_stored, stored_dtype, from_stored
 from isotrain.core.checkpoints.parts import Section, TensorPart
 from isotrain.core.checkpoints.records import PartRecord, TensorFileRecord
 from isotrain.core.checkpoints.storage import Sink, Storage
 from isotrain.core.errors import CheckpointError
 
-NOT_A_TENSOR = "__metadata__"
+METADATA_KEY = "__metadata__"
 """What a header may have among the names of tensors."""
-MOST_HEADER_BYTES = 100_000_000
+MAX_HEADER_BYTES = 100_000_000
 """Readers of safetensors take no more."""
 
 
@@ -38,8 +38,8 @@ def write_tensors(
         CheckpointError: A tensor cannot be stored.
         OSError: The file cannot be written.
     """
-    if NOT_A_TENSOR in tensors:
-        raise CheckpointError(f"a tensor cannot be called {NOT_A_TENSOR!r} in a safetensors file.")
+    if METADATA_KEY in tensors:
+        raise CheckpointError(f"a tensor cannot be called {METADATA_KEY!r} in a safetensors file.")
     ordered = dict(sorted(tensors.items(), key=_largest_numbers_first))
     header = _header(ordered)
     records = []
@@ -82,7 +82,7 @@ def _write(sink: Sink, name: str, part: TensorPart) -> int:
     checksum = 0
     for offset, extent in blocks(part.array.shape, stored_dtype(part.dtype).itemsize):
         try:
-            block = narrowed(part.array[box(offset, extent)], part.dtype)
+            block = to_stored(part.array[block_index(offset, extent)], part.dtype)
         except CheckpointError as error:
             raise CheckpointError(f"{name}: {error}") from None
         data = block.reshape(-1).data.cast("B")
@@ -178,7 +178,7 @@ def read_blocks(
         data = block.reshape(-1).data.cast("B")
         _fill(stream, data, where)
         checksum = zlib.crc32(data, checksum)
-        yield offset, widened(block, part.dtype)
+        yield offset, from_stored(block, part.dtype)
     _require_checksum(checksum, part, where)
 
 

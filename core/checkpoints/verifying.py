@@ -6,11 +6,11 @@ import os
 from collections.abc import Iterator
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint
-from isotrain.core.checkpoints.finding import folder_at, itself
+from isotrain.core.checkpoints.finding import folder_at, open_if_checkpoint
 from isotrain.core.errors import CheckpointError
 
 
-def faults(location: str | os.PathLike[str]) -> Iterator[tuple[str, str | None]]:
+def verify_checkpoints(location: str | os.PathLike[str]) -> Iterator[tuple[str, str | None]]:
     """Reads every byte of a checkpoint, or of all in a folder or a run directory.
 
     Yields:
@@ -20,7 +20,7 @@ def faults(location: str | os.PathLike[str]) -> Iterator[tuple[str, str | None]]
         CheckpointError: There is none, sound or damaged.
     """
     try:
-        found = itself(location)
+        found = open_if_checkpoint(location)
     except CheckpointError as error:
         yield os.fspath(location), str(error)
         return

@@ -23,7 +23,7 @@ class HelpLayout(argparse.RawDescriptionHelpFormatter):
         self._action_max_length = 15  # the names of the commands stand beside theirs too
 
 
-class Once(argparse.Action):
+class StoreOnce(argparse.Action):
     """Keeps an option's value, and refuses a second one where the last would win without a word."""
 
     _given_to: argparse.Namespace | None = None
@@ -53,7 +53,7 @@ class Parser(argparse.ArgumentParser):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(allow_abbrev=False, **options)
-        self.register("action", None, Once)
+        self.register("action", None, StoreOnce)
 
     def error(self, message: str) -> NoReturn:
         """Raises an error that also shows how to use the command."""

@@ -8,37 +8,37 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 
-def count(text: str) -> int:
+def positive_int(text: str) -> int:
     """A whole number of at least 1."""
     return _whole_number(text, 1, None)
 
 
-def count_or_zero(text: str) -> int:
+def non_negative_int(text: str) -> int:
     """A whole number of at least 0."""
     return _whole_number(text, 0, None)
 
 
-def several(text: str) -> int:
+def int_from_two(text: str) -> int:
     """A whole number of at least 2."""
     return _whole_number(text, 2, None)
 
 
-def counts(text: str) -> list[int]:
+def positive_ints(text: str) -> list[int]:
     """Whole numbers of at least 1, between commas."""
-    return [count(part) for part in listed(text)]
+    return [positive_int(part) for part in comma_separated(text)]
 
 
 def ranks(text: str) -> list[int] | Literal["all"]:
     """Whole numbers of at least 0, between commas; or `all`."""
-    return "all" if text == "all" else [count_or_zero(part) for part in listed(text)]
+    return "all" if text == "all" else [non_negative_int(part) for part in comma_separated(text)]
 
 
-def listed(text: str) -> list[str]:
+def comma_separated(text: str) -> list[str]:
     """Texts between commas."""
     return [part.strip() for part in text.split(",")]
 
 
-def choice(text: str) -> dict[str, Any]:
+def name_with_options(text: str) -> dict[str, Any]:
     """A strategy or logger, `NAME[,OPTION=VALUE...]`, as a spec has it; values are YAML."""
     name, *pairs = re.split(r",(?=\s*\w+\s*=)", text)
     if not re.fullmatch(r"[^\s,=]+", name):
@@ -56,7 +56,7 @@ def option(text: str) -> tuple[str, Any]:
 
 
 @dataclass(frozen=True)
-class Target:
+class PlanTarget:
     """One side of `plan --diff`.
 
     Attributes:
@@ -72,7 +72,7 @@ class Target:
     strategy: dict[str, Any] | None
 
 
-def target(text: str) -> Target:
+def target(text: str) -> PlanTarget:
     """`NAME[:COLLECTIVE][@REPLICAS][ STRATEGY]`, as `compare` calls its cells."""
     where, _, strategy = text.partition(" ")
     backend, at, replicas = where.partition("@")
@@ -81,8 +81,8 @@ def target(text: str) -> Target:
             "expected NAME[:COLLECTIVE][@REPLICAS][ STRATEGY] with REPLICAS of at least 1,"
             f" received {text!r}"
         )
-    return Target(
-        text, backend, int(replicas) if at else None, choice(strategy) if strategy else None
+    return PlanTarget(
+        text, backend, int(replicas) if at else None, name_with_options(strategy) if strategy else None
     )
 
 

@@ -9,7 +9,7 @@ from isotrain.core.cli.checkpoint_arguments import add_checkpoint
 from isotrain.core.cli.compare_arguments import COMPARE, REPORT
 from isotrain.core.cli.config_arguments import CONFIG
 from isotrain.core.cli.finding_arguments import CHECK, PARITY
-from isotrain.core.cli.launching_arguments import LAUNCHERS, PLACE
+from isotrain.core.cli.launching_arguments import LAUNCHERS, CLUSTER_INFO
 from isotrain.core.cli.listing_arguments import BACKENDS, DOCTOR, PLUGINS, SCHEMA, STRATEGIES
 from isotrain.core.cli.model_arguments import EXPORT, PREDICT
 from isotrain.core.cli.plugin_arguments import CONFORMANCE, NEW_PLUGIN
@@ -42,7 +42,7 @@ _COMMANDS = (
     LOGS.add_to,
     CONFIG.add_to,
     LAUNCHERS.add_to,
-    PLACE.add_to,
+    CLUSTER_INFO.add_to,
     PLUGINS.add_to,
     DOCTOR.add_to,
     CONFORMANCE.add_to,

@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 
 from isotrain.core.cli.argument_parser import HelpLayout, Parser
-from isotrain.core.cli.argument_types import count
+from isotrain.core.cli.argument_types import positive_int
 from isotrain.core.cli.command import Command
 from isotrain.core.cli.model_arguments import EXPORT
 
@@ -42,23 +42,23 @@ def add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
     group.commands = actions.choices
 
 
-def _describe_show(command: argparse.ArgumentParser) -> None:
+def _add_show_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("path", metavar="PATH", help=f"{_PATHS}: the newest in it")
 
 
-def _describe_diff(command: argparse.ArgumentParser) -> None:
-    _describe_show(command)
+def _add_diff_arguments(command: argparse.ArgumentParser) -> None:
+    _add_show_arguments(command)
     command.add_argument("other", metavar="OTHER", help="another")
 
 
-def _describe_verify(command: argparse.ArgumentParser) -> None:
+def _add_verify_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("paths", nargs="+", metavar="PATH", help=f"{_PATHS}: all in it")
 
 
-def _describe_prune(command: argparse.ArgumentParser) -> None:
+def _add_prune_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", metavar="FOLDER", help=_PATHS.partition("; or ")[2])
     command.add_argument(
-        "--keep-last", type=count, required=True, metavar="N", help="how many stay, at least 1"
+        "--keep-last", type=positive_int, required=True, metavar="N", help="how many stay, at least 1"
     )
 
 
@@ -68,8 +68,8 @@ _ACTIONS = (
         "show what is in a checkpoint",
         "Shows the step of a checkpoint, what it is of, and each tensor with its shape, dtype and bytes.",
         "examples:\n  isotrain checkpoint show runs/one/checkpoints/step-000000100 --json",
-        describe=_describe_show,
-        home=_HOME,
+        add_arguments=_add_show_arguments,
+        module=_HOME,
     ),
     Command(
         "diff",
@@ -77,8 +77,8 @@ _ACTIONS = (
         "Compares two checkpoints tensor by tensor: which differ and by how much, and which are only\n"
         "in one of them. Ends with exit code 6 when they differ.",
         "examples:\n  isotrain checkpoint diff runs/one runs/two",
-        describe=_describe_diff,
-        home=_HOME,
+        add_arguments=_add_diff_arguments,
+        module=_HOME,
     ),
     Command(
         "verify",
@@ -86,8 +86,8 @@ _ACTIONS = (
         "Reads every byte of checkpoints and compares sizes and checksums with those written\n"
         "down then; of a folder, those of all in it. Ends with exit code 4 when one is damaged.",
         "examples:\n  isotrain checkpoint verify runs/one runs/two",
-        describe=_describe_verify,
-        home=_HOME,
+        add_arguments=_add_verify_arguments,
+        module=_HOME,
     ),
     dataclasses.replace(
         EXPORT,
@@ -96,7 +96,7 @@ _ACTIONS = (
         "that others open without isotrain. docs/in-and-out.md says who opens what.\nThe function that makes"
         " the model is that of --spec; without it only safetensors are written.",
         examples="examples:\n  isotrain checkpoint export runs/one --spec one.yaml --output one.keras",
-        home=_HOME,
+        module=_HOME,
     ),
     Command(
         "prune",
@@ -104,7 +104,7 @@ _ACTIONS = (
         "Removes all complete checkpoints of a folder but the newest, and what is left of attempts to\n"
         "write one before these.",
         "examples:\n  isotrain checkpoint prune runs/one --keep-last 2",
-        describe=_describe_prune,
-        home=_HOME,
+        add_arguments=_add_prune_arguments,
+        module=_HOME,
     ),
 )

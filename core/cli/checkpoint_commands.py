@@ -7,10 +7,10 @@ import sys
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from isotrain.core.checkpoints.contents import contents
-from isotrain.core.checkpoints.differences import differences
+from isotrain.core.checkpoints.contents import describe_checkpoint
+from isotrain.core.checkpoints.differences import diff_checkpoints
 from isotrain.core.checkpoints.finding import checkpoint_at, folder_at
-from isotrain.core.checkpoints.verifying import faults
+from isotrain.core.checkpoints.verifying import verify_checkpoints
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.errors import CheckpointError
 from isotrain.core.json_text import FORMAT, json_page
@@ -22,20 +22,20 @@ def checkpoint(options: argparse.Namespace) -> ExitCode | None:
 
 
 def _show(options: argparse.Namespace) -> None:
-    found = contents(checkpoint_at(options.path))
-    _print(found, options.json, "shown")
+    found = describe_checkpoint(checkpoint_at(options.path))
+    _print(found, options.json, "contents")
 
 
 def _diff(options: argparse.Namespace) -> ExitCode:
     ends = [checkpoint_at(path) for path in (options.path, options.other)]
-    found = differences(*ends)
+    found = diff_checkpoints(*ends)
     checkpoints = [{"location": end.location, "step": end.step} for end in ends]
     _print({"checkpoints": checkpoints, **found.to_dict()}, options.json, "differences")
-    return ExitCode.OK if found.are_none else ExitCode.DIFFERENT
+    return ExitCode.OK if found.has_none else ExitCode.DIFFERENT
 
 
 def _verify(options: argparse.Namespace) -> ExitCode:
-    found = [each for path in options.paths for each in faults(path)]
+    found = [each for path in options.paths for each in verify_checkpoints(path)]
     checkpoints = [
         {"location": location, "sound": fault is None, "fault": fault} for location, fault in found
     ]

@@ -22,16 +22,16 @@ class Command:
         summary: What it does, in a few words.
         description: What it does, in a few lines.
         examples: Of its use.
-        describe: Adds its arguments.
-        home: The module that has the function that does it.
+        add_arguments: Adds its arguments.
+        module: The module that has the function that does it.
     """
 
     name: str
     summary: str
     description: str
     examples: str
-    describe: Callable[[argparse.ArgumentParser], None] = _no_arguments
-    home: str = "isotrain.core.cli.commands"
+    add_arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
+    module: str = "isotrain.core.cli.commands"
 
     def add_to(self, commands: argparse._SubParsersAction[Parser]) -> None:
         """Adds it, with its arguments and those of every command."""
@@ -58,5 +58,5 @@ class Command:
             metavar="NAME",
             help="leave this plugin out; `isotrain plugins` lists all; may be repeated",
         )
-        command.set_defaults(home=self.home)
-        self.describe(command)
+        command.set_defaults(module=self.module)
+        self.add_arguments(command)

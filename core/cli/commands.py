@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.exit_codes import ExitCode
-from isotrain.core.cli.here import look_here
-from isotrain.core.cli.shown_run import handed_over, shown, speaks_for_another
+from isotrain.core.cli.here import add_working_directory_to_path
+from isotrain.core.cli.shown_run import returning_files, progress_display, is_result_printed_by_rank_zero
 from isotrain.core.contracts.events import RESULT
 from isotrain.core.errors import PlanError, RunFailedError
-from isotrain.core.json_text import FORMAT, json_page, marked_line
+from isotrain.core.json_text import FORMAT, json_page, prefixed_line
 from isotrain.core.plugins.hookspecs import API_VERSION
 
 if TYPE_CHECKING:
-    from isotrain.core.cli.argument_types import Target
+    from isotrain.core.cli.argument_types import PlanTarget
     from isotrain.core.contracts.events import OnPlainEvent
     from isotrain.core.contracts.plan import Plan
-    from isotrain.core.plugins.host import PluginHost
+    from isotrain.core.plugins.host import PluginManager
     from isotrain.core.running.result import RunResult
     from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -31,17 +31,17 @@ def run(options: argparse.Namespace) -> None:
     from isotrain.core import api
     from isotrain.core.cli import launching_commands, told_work
 
-    if options.work:
-        told_work.require_nothing_else(options)
+    if options.internal_work:
+        told_work.refuse_other_options(options)
     spec = _spec_under(options)
     if options.dry_run:
         launching_commands.dry_run(spec, options)
         return
-    for name, given in (("--hand-over", options.hand_over), ("--work", options.work)):
-        if given and not (options.json and options.mark and options.run_dir):
-            raise PlanError(f"{name}: give --json, --mark TEXT and --run-dir too.")
-    if options.work:
-        told_work.do_work(spec, options)
+    for name, given in (("--return-files", options.return_files), ("--internal-work", options.internal_work)):
+        if given and not (options.json and options.line_prefix and options.run_dir):
+            raise PlanError(f"{name}: give --json, --line-prefix TEXT and --run-dir too.")
+    if options.internal_work:
+        told_work.do_internal_work(spec, options)
         return
     _train(
         options,
@@ -92,19 +92,19 @@ def _train(
 ) -> None:
     """Shows a training while it goes on, and prints its result."""
     try:
-        with shown(options) as on_event, handed_over(options, on_event):
+        with progress_display(options) as on_event, returning_files(options, on_event):
             result = training(on_event)
     except RunFailedError as failure:
-        if failure.result is not None and not speaks_for_another(options):
+        if failure.result is not None and not is_result_printed_by_rank_zero(options):
             _print_result(failure.result, options)
         raise
-    if not speaks_for_another(options):
+    if not is_result_printed_by_rank_zero(options):
         _print_result(result, options)
 
 
 def _print_result(result: RunResult, options: argparse.Namespace) -> None:
     if options.json:
-        print(marked_line({"event": RESULT, **result.to_dict()}, options.mark), flush=True)
+        print(prefixed_line({"event": RESULT, **result.to_dict()}, options.line_prefix), flush=True)
     else:
         from isotrain.core.showing import texts  # after the run, whose start need not wait for it
 
@@ -123,11 +123,11 @@ def plan(options: argparse.Namespace) -> None:
     if options.backend is None:
         raise PlanError("plan: give --backend NAME, or --diff A B to compare two.")
     found = _plan(spec, options.backend, options.replicas, options)
-    given = launching_commands.given_to_engine(spec, found)
+    given = launching_commands.submission_preview(spec, found)
     if options.json:
         print(json_page({"format": FORMAT, "plan": found.to_dict(), **given}))
     else:
-        sys.stdout.write(texts.plan(found) + launching_texts.given_to_engine(given))
+        sys.stdout.write(texts.plan(found) + launching_texts.submission_preview(given))
 
 
 def _differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
@@ -147,7 +147,7 @@ def _differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
         sys.stdout.write(texts.differences(names, found))
 
 
-def _planned(spec: TrainingSpec, target: Target, options: argparse.Namespace) -> Plan:
+def _planned(spec: TrainingSpec, target: PlanTarget, options: argparse.Namespace) -> Plan:
     own = spec.under(target.strategy) if target.strategy else spec
     return _plan(own, target.backend, target.replicas or options.replicas, options)
 
@@ -203,7 +203,7 @@ def check(options: argparse.Namespace) -> ExitCode | None:
 
         sys.stdout.write(text.result(result))
     counted = tuple(Severity) if options.strict else (Severity.ERROR, Severity.WARNING)
-    return ExitCode.FINDINGS if any(map(result.of, counted)) else None
+    return ExitCode.FINDINGS if any(map(result.with_severity, counted)) else None
 
 
 def parity(options: argparse.Namespace) -> ExitCode:
@@ -248,11 +248,11 @@ def strategies(options: argparse.Namespace) -> None:
 
 
 def _list(
-    kind: str, listed: Callable[[PluginHost], list[dict[str, Any]]], options: argparse.Namespace
+    kind: str, listed: Callable[[PluginManager], list[dict[str, Any]]], options: argparse.Namespace
 ) -> None:
-    from isotrain.core.plugins.host import plugin_host
+    from isotrain.core.plugins.host import plugin_manager
 
-    host = plugin_host()
+    host = plugin_manager()
     found = listed(host)
     if options.json:
         faults = {"plugin_faults": dict(host.faults)}
@@ -267,10 +267,10 @@ def _list(
 def plugins(options: argparse.Namespace) -> None:
     """Lists the plugins, broken ones too."""
     from isotrain.core.plugins import asked
-    from isotrain.core.plugins.host import PluginHost
+    from isotrain.core.plugins.host import PluginManager
 
     of_spec = _spec(options).plugins if options.spec else ()
-    host = PluginHost(asked.current(), of_spec, strict=False)
+    host = PluginManager(asked.current(), of_spec, strict=False)
     found = [each.to_dict() for each in host.loaded]
     if options.json:
         versions = {"api_version": API_VERSION}
@@ -284,9 +284,9 @@ def plugins(options: argparse.Namespace) -> None:
 def doctor(options: argparse.Namespace) -> None:
     """Examines this machine."""
     from isotrain.core.planning.doctor import examine
-    from isotrain.core.plugins.host import plugin_host
+    from isotrain.core.plugins.host import plugin_manager
 
-    host = plugin_host()
+    host = plugin_manager()
     if options.launcher:
         if options.backend:
             raise PlanError(
@@ -307,7 +307,7 @@ def doctor(options: argparse.Namespace) -> None:
     sys.stdout.write(texts.doctor(found))
 
 
-def _examine_launchers(host: PluginHost, options: argparse.Namespace) -> None:
+def _examine_launchers(host: PluginManager, options: argparse.Namespace) -> None:
     from isotrain.core.launching.launcher_doctor import examine_launcher
 
     given = dict(options.launcher_option)
@@ -317,7 +317,7 @@ def _examine_launchers(host: PluginHost, options: argparse.Namespace) -> None:
         return
     from isotrain.core.showing import launching_texts
 
-    sys.stdout.write("\n".join(launching_texts.examined(each) for each in found))
+    sys.stdout.write("\n".join(launching_texts.launcher_report(each) for each in found))
 
 
 def new_plugin(options: argparse.Namespace) -> None:
@@ -344,7 +344,7 @@ def _spec(options: argparse.Namespace) -> TrainingSpec:
     """Reads the spec; what it refers to may lie in the current folder."""
     from isotrain.core.spec.files import load_spec
 
-    look_here()
+    add_working_directory_to_path()
     return load_spec(options.spec, getattr(options, "set", ()))
 
 
@@ -352,7 +352,7 @@ def _spec_under(options: argparse.Namespace) -> TrainingSpec:
     """The same, under the one strategy and with the loggers that were asked for."""
     from isotrain.core.spec.files import load_spec
 
-    look_here()
+    add_working_directory_to_path()
     return load_spec(
         options.spec,
         options.set,
@@ -361,11 +361,11 @@ def _spec_under(options: argparse.Namespace) -> TrainingSpec:
     )
 
 
-def _warn(host: PluginHost) -> None:
+def _warn(host: PluginManager) -> None:
     for name, fault in host.faults.items():
         print(f"isotrain: plugin {name!r} was left out: {fault}", file=sys.stderr)
-    for name, remark in host.remarks.items():
-        print(f"isotrain: plugin {name!r}: {remark}", file=sys.stderr)
+    for name, note in host.notes.items():
+        print(f"isotrain: plugin {name!r}: {note}", file=sys.stderr)
 
 
 @contextlib.contextmanager

@@ -5,21 +5,21 @@ from __future__ import annotations
 import argparse
 import re
 
-from isotrain.core.cli.argument_types import choice, count, counts
+from isotrain.core.cli.argument_types import name_with_options, positive_int, positive_ints
 from isotrain.core.cli.command import Command
-from isotrain.core.cli.spec_arguments import describe_launcher, describe_spec
+from isotrain.core.cli.spec_arguments import add_launcher_arguments, add_spec_arguments
 
 _UNITS = {"s": 1.0, "m": 60.0, "h": 3600.0}
 
 
-def _describe_compare(command: argparse.ArgumentParser) -> None:
-    describe_spec(command)
-    _describe_cells(command)
-    _describe_measuring(command)
-    _describe_results(command)
+def _add_compare_arguments(command: argparse.ArgumentParser) -> None:
+    add_spec_arguments(command)
+    _add_cells_arguments(command)
+    _add_measuring_arguments(command)
+    _add_results_arguments(command)
 
 
-def _describe_cells(command: argparse.ArgumentParser) -> None:
+def _add_cells_arguments(command: argparse.ArgumentParser) -> None:
     """What is compared with what."""
     add = command.add_argument
     add(
@@ -30,14 +30,14 @@ def _describe_cells(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--replicas",
-        type=counts,
+        type=positive_ints,
         metavar="N,N",
         help="with how many to measure each, such as 1,2,4 (default: 1; with --launcher as many as its hosts"
         " give)",
     )
     add(
         "--strategy",
-        type=choice,
+        type=name_with_options,
         action="append",
         metavar="NAME[,OPTION=VALUE...]",
         help="under which to measure each, such as local-sgd,every=8; may be repeated (default: the spec's)",
@@ -50,15 +50,15 @@ def _describe_cells(command: argparse.ArgumentParser) -> None:
         metavar="BACKEND=PATH",
         help="interpreter that has this backend; may be repeated",
     )
-    describe_launcher(command)
+    add_launcher_arguments(command)
 
 
-def _describe_measuring(command: argparse.ArgumentParser) -> None:
+def _add_measuring_arguments(command: argparse.ArgumentParser) -> None:
     """How much of each is run."""
     add = command.add_argument
     add(
         "--repeat",
-        type=count,
+        type=positive_int,
         metavar="N",
         help="runs of each cell, a backend with a number of replicas (default: 3)",
     )
@@ -76,14 +76,14 @@ def _describe_measuring(command: argparse.ArgumentParser) -> None:
     )
     add(
         "--steps",
-        type=count,
+        type=positive_int,
         metavar="N",
         help="how many first steps to compare the losses of (default: 20)",
     )
     add("--seed", type=int, default=0, metavar="N", help="of the order of the runs (default: 0)")
 
 
-def _describe_results(command: argparse.ArgumentParser) -> None:
+def _add_results_arguments(command: argparse.ArgumentParser) -> None:
     """What becomes of the results."""
     add = command.add_argument
     add(
@@ -107,7 +107,7 @@ def _describe_results(command: argparse.ArgumentParser) -> None:
     add("--quiet", action="store_true", help="print nothing but the result")
 
 
-def _describe_report(command: argparse.ArgumentParser) -> None:
+def _add_report_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("folder", metavar="DIR", help="folder that compare wrote to")
 
 
@@ -149,7 +149,7 @@ examples:
   isotrain compare digits.yaml --backend torch-ddp --against before --fail-if-slower 5%
   isotrain compare digits.yaml --backend torch-ddp --backend tf-multiworker:ring \\
       --python tf-multiworker=/home/me/tensorflow/bin/python""",
-    describe=_describe_compare,
+    add_arguments=_add_compare_arguments,
 )
 REPORT = Command(
     "report",
@@ -159,5 +159,5 @@ REPORT = Command(
 examples:
   isotrain report comparisons/digits-20260102-030405
   isotrain report today --json""",
-    describe=_describe_report,
+    add_arguments=_add_report_arguments,
 )

@@ -9,9 +9,9 @@ from pathlib import Path
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.comparison import store
 from isotrain.core.comparison.comparison import Comparison, read_comparison
-from isotrain.core.comparison.engine import Engine
-from isotrain.core.comparison.settings import REPEATS, STEPS, Request
-from isotrain.core.contracts.launcher import ChosenLauncher
+from isotrain.core.comparison.engine import ComparisonEngine
+from isotrain.core.comparison.settings import REPEATS, STEPS, CompareRequest
+from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import json_page
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -28,7 +28,7 @@ def compare(spec: TrainingSpec, options: argparse.Namespace) -> ExitCode:
         The exit code; an interruption is passed on.
     """
     quiet = options.quiet or options.json
-    engine = Engine(spec, _request(options), _silent if quiet else _tell)
+    engine = ComparisonEngine(spec, _request(options), _silent if quiet else _tell)
     try:
         engine.run()
     except KeyboardInterrupt:
@@ -47,10 +47,10 @@ def report(options: argparse.Namespace) -> None:
     _print(found, folder, path, options.json)
 
 
-def _request(options: argparse.Namespace) -> Request:
+def _request(options: argparse.Namespace) -> CompareRequest:
     if options.fail_if_slower is not None and options.against is None:
         raise PlanError("--fail-if-slower compares with an earlier comparison: add --against OLD.")
-    return Request(
+    return CompareRequest(
         backends=options.backend,
         replicas=options.replicas,
         strategies=options.strategy,
@@ -65,11 +65,11 @@ def _request(options: argparse.Namespace) -> Request:
         against=options.against,
         margin=options.fail_if_slower or 0.0,
         interpreters=dict(options.python),
-        launcher=ChosenLauncher(options.launcher, dict(options.launcher_option)),
+        launcher=LauncherChoice(options.launcher, dict(options.launcher_option)),
     )
 
 
-def _show(engine: Engine, options: argparse.Namespace) -> None:
+def _show(engine: ComparisonEngine, options: argparse.Namespace) -> None:
     _print(engine.comparison, engine.folder, engine.report, options.json)
 
 
@@ -80,7 +80,7 @@ def _print(found: Comparison, folder: Path, report: Path | None, as_json: bool) 
         return
     from isotrain.core.comparison import text
 
-    sys.stdout.write(text.result(found) + "\n" + text.places(folder, report))
+    sys.stdout.write(text.result(found) + "\n" + text.result_paths(folder, report))
 
 
 def _exit_code(found: Comparison, margin: float | None) -> ExitCode:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import count
+from isotrain.core.cli.argument_types import positive_int
 from isotrain.core.cli.command import Command
 
 
-def _describe_config(command: argparse.ArgumentParser) -> None:
+def _add_config_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend",
         metavar="NAME[:COLLECTIVE]",
@@ -27,7 +27,7 @@ def _describe_config(command: argparse.ArgumentParser) -> None:
         help="an option of the launcher, such as nodes=2 of slurm; may be repeated",
     )
     command.add_argument(
-        "--replicas", type=count, metavar="N", help="how many copies of the model train together"
+        "--replicas", type=positive_int, metavar="N", help="how many copies of the model train together"
     )
     command.add_argument("--precision", metavar="TYPE", help="such as float32 or bfloat16")
     command.add_argument(
@@ -52,6 +52,6 @@ examples:
   isotrain config --backend torch-ddp --replicas 2 --directory digits
   isotrain config --backend tf-multiworker:ring --launcher slurm --launcher-option nodes=2 \\
       --spec digits.yaml""",
-    describe=_describe_config,
-    home="isotrain.core.cli.config_command",
+    add_arguments=_add_config_arguments,
+    module="isotrain.core.cli.config_command",
 )

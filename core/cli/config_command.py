@@ -13,7 +13,7 @@ from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, unknown_name
 from isotrain.core.json_text import FORMAT, json_page
-from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.plugins.host import PluginManager, plugin_manager
 
 
 def config(options: argparse.Namespace) -> None:
@@ -21,7 +21,7 @@ def config(options: argparse.Namespace) -> None:
     from isotrain.core.launching.new_launch import Launch, write_launch
     from isotrain.core.spec.training_spec import TrainingSpec
 
-    host, asks = plugin_host(), sys.stdin.isatty() and not options.json
+    host, asks = plugin_manager(), sys.stdin.isatty() and not options.json
     precisions = get_args(TrainingSpec.model_fields["precision"].annotation)
     launch = Launch(
         backend=_chosen("backend", options.backend, host.backends.names(), _usable(host), asks),
@@ -39,10 +39,10 @@ def config(options: argparse.Namespace) -> None:
     print(*files, sep="\n")
 
 
-def _usable(host: PluginHost) -> str:
+def _usable(host: PluginManager) -> str:
     """The first backend that is installed; the first of all where none is."""
     names = host.backends.names()
-    return next((name for name in names if host.backend(name).usability().usable), names[0])
+    return next((name for name in names if host.backend(name).availability().available), names[0])
 
 
 def _chosen(what: str, given: str | None, known: Sequence[str], default: str, asks: bool) -> str:

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import choice, count, counts, listed
+from isotrain.core.cli.argument_types import name_with_options, positive_int, positive_ints, comma_separated
 from isotrain.core.cli.command import Command
-from isotrain.core.cli.spec_arguments import describe_launcher, describe_spec, describe_strategy
+from isotrain.core.cli.spec_arguments import add_launcher_arguments, add_spec_arguments, add_strategy_argument
 
 
-def _describe_check(command: argparse.ArgumentParser) -> None:
-    describe_spec(command)
+def _add_check_arguments(command: argparse.ArgumentParser) -> None:
+    add_spec_arguments(command)
     command.add_argument(
         "--backend",
         action="append",
@@ -20,14 +20,14 @@ def _describe_check(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--replicas",
-        type=counts,
+        type=positive_ints,
         metavar="N,...",
         help="with how many, such as 1,2,4 (default: one per usable GPU, or one)",
     )
-    describe_strategy(command)
+    add_strategy_argument(command)
     command.add_argument(
         "--ignore",
-        type=listed,
+        type=comma_separated,
         action="extend",
         default=[],
         metavar="CODE",
@@ -43,8 +43,8 @@ def _describe_check(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _describe_parity(command: argparse.ArgumentParser) -> None:
-    describe_spec(command)
+def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
+    add_spec_arguments(command)
     command.add_argument(
         "--backend",
         required=True,
@@ -54,21 +54,21 @@ def _describe_parity(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--replicas",
-        type=counts,
+        type=positive_ints,
         metavar="N,N",
         help="run each backend with each of these numbers; the first is the reference's (default: 1; with"
         " --launcher as many as its hosts give)",
     )
     command.add_argument(
         "--strategy",
-        type=choice,
+        type=name_with_options,
         action="append",
         metavar="NAME[,OPTION=VALUE...]",
         help="run under each of these; repeat it: the first is the reference's (default: the spec's)",
     )
-    describe_launcher(command)
+    add_launcher_arguments(command)
     command.add_argument(
-        "--steps", type=count, default=10, metavar="N", help="how many steps to trace (default: 10)"
+        "--steps", type=positive_int, default=10, metavar="N", help="how many steps to trace (default: 10)"
     )
     command.add_argument(
         "--map", metavar="FILE", help="for native models: which tensor is which; see docs/parity.md"
@@ -88,7 +88,7 @@ examples:
   isotrain check digits.yaml --backend torch-ddp --replicas 1,2
   isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
   isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4""",
-    describe=_describe_check,
+    add_arguments=_add_check_arguments,
 )
 PARITY = Command(
     "parity",
@@ -104,5 +104,5 @@ examples:
   isotrain parity digits.yaml --backend torch-ddp --replicas 2 \\
       --strategy data-parallel --strategy hierarchical
   isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity""",
-    describe=_describe_parity,
+    add_arguments=_add_parity_arguments,
 )

@@ -6,7 +6,7 @@ import os
 import sys
 
 
-def look_here() -> None:
+def add_working_directory_to_path() -> None:
     """Lets modules be found that lie in the current folder."""
     here = os.getcwd()
     if here not in sys.path and "" not in sys.path:

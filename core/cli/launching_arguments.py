@@ -13,16 +13,16 @@ LAUNCHERS = Command(
 examples:
   isotrain launchers
   isotrain launchers --json""",
-    home="isotrain.core.cli.launching_commands",
+    module="isotrain.core.cli.launching_commands",
 )
-PLACE = Command(
-    "place",
+CLUSTER_INFO = Command(
+    "cluster-info",
     "say which process of which engine this one is",
     "Says which process of which engine this one would be taken for, from its variables alone:\n"
-    "srun isotrain place shows what each task of a step is told, and whether it could encrypt.",
+    "srun isotrain cluster-info shows what each task of a step is told, and whether it could encrypt.",
     """\
 examples:
-  isotrain place
-  isotrain place --json""",
-    home="isotrain.core.cli.launching_commands",
+  isotrain cluster-info
+  isotrain cluster-info --json""",
+    module="isotrain.core.cli.launching_commands",
 )

@@ -13,38 +13,38 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.errors import PlanError
 from isotrain.core.json_text import FORMAT, json_line, json_page
 from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.contracts.rank_command import RankCommand
     from isotrain.core.contracts.submission import Submission
-    from isotrain.core.launching.engine_launcher import EngineLauncher
+    from isotrain.core.launching.engine_launcher import SchedulerLauncher
     from isotrain.core.launching.run_directory import RunDirectory
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
-def place(options: argparse.Namespace) -> None:
+def cluster_info(options: argparse.Namespace) -> None:
     """Prints this process's place; as JSON in one line, for many processes print theirs at once."""
-    from isotrain.core.planning.places import place_of
-    from isotrain.core.served.terms import TLS_VARIABLE, Terms
+    from isotrain.core.planning.places import cluster_info_of
+    from isotrain.core.served.terms import TLS_VARIABLE, EncryptionOffer
 
-    found = place_of(os.environ, plugin_host())
-    tls = Terms.of(os.environ.get(TLS_VARIABLE, "")).facts()
+    found = cluster_info_of(os.environ, plugin_manager())
+    tls = EncryptionOffer.of(os.environ.get(TLS_VARIABLE, "")).facts()
     if options.json:
         shown = None if found is None else asdict(found)
-        print(json_line({"format": FORMAT, "place": shown, "tls": tls}))
+        print(json_line({"format": FORMAT, "cluster_info": shown, "tls": tls}))
         return
     from isotrain.core.showing import launching_texts
 
-    sys.stdout.write(launching_texts.place(found, tls))
+    sys.stdout.write(launching_texts.cluster_info(found, tls))
 
 
 def launchers(options: argparse.Namespace) -> None:
     """Lists the launchers and engines, and the backends that they fit."""
     from isotrain.core.planning import launchable
 
-    host = plugin_host()
+    host = plugin_manager()
     launchers, environments = launchable.launchers(host), launchable.environments(host)
     if options.json:
         listed = {"launchers": launchers, "environments": environments}
@@ -62,19 +62,19 @@ def dry_run(spec: TrainingSpec, options: argparse.Namespace) -> None:
     from isotrain.core import api
     from isotrain.core.launching import driving
     from isotrain.core.planning.launchable import require_interface_used
-    from isotrain.core.running.starting_point import held_directory
+    from isotrain.core.running.starting_point import locked_run_directory
 
     _require_only_written(options)
     how = {"launcher": options.launcher, "launcher_options": dict(options.launcher_option)}
     plan = api.plan(spec, backend=options.backend, replicas=options.replicas, **how)
-    launcher = _engine(spec, plan)
+    launcher = _scheduler_launcher(spec, plan)
     if launcher is None:
         raise PlanError(
             f"--dry-run: launcher {plan.launcher!r} gives nothing to an engine. `isotrain plan` shows what it"
             " would do."
         )
     require_interface_used(options.interface, plan)
-    with held_directory(spec, options.run_dir, options.resume) as given:
+    with locked_run_directory(spec, options.run_dir, options.resume) as given:
         resume = _resume(spec, given, options.resume)
         where = given.path.absolute()
         found = _submission(spec, plan, where, resume, interface=options.interface)
@@ -112,20 +112,20 @@ def _resume(spec: TrainingSpec, directory: RunDirectory, asked: str | None) -> s
     return found.location if is_url(found.location) else str(Path(found.location).absolute())
 
 
-def given_to_engine(spec: TrainingSpec, plan: Plan) -> dict[str, Any]:
+def submission_preview(spec: TrainingSpec, plan: Plan) -> dict[str, Any]:
     """What a run by this plan would give to its engine, without a key; nothing where there is no engine."""
-    if _engine(spec, plan) is None:
+    if _scheduler_launcher(spec, plan) is None:
         return {}
     directory = Path("runs").absolute() / f"{spec.name}-TIME"
     submission, command = _submission(spec, plan, directory, key="KEY")
     return _plain(submission, command)
 
 
-def _engine(spec: TrainingSpec, plan: Plan) -> EngineLauncher | None:
-    from isotrain.core.launching.engine_launcher import EngineLauncher
+def _scheduler_launcher(spec: TrainingSpec, plan: Plan) -> SchedulerLauncher | None:
+    from isotrain.core.launching.engine_launcher import SchedulerLauncher
 
-    found = plugin_host(spec.plugins).launcher(plan.launcher, plan.launcher_options)
-    return found if isinstance(found, EngineLauncher) else None
+    found = plugin_manager(spec.plugins).launcher(plan.launcher, plan.launcher_options)
+    return found if isinstance(found, SchedulerLauncher) else None
 
 
 def _submission(
@@ -140,7 +140,7 @@ def _submission(
 
     from isotrain.core.launching.driving import rank_command
 
-    launcher = _engine(spec, plan)
+    launcher = _scheduler_launcher(spec, plan)
     assert launcher is not None
     plugins = asked.for_workers(asked.current())
     command = rank_command(spec, plan, plugins, directory, resume, interface)

@@ -8,11 +8,11 @@ from isotrain.core.cli.argument_types import option
 from isotrain.core.cli.command import Command
 
 
-def _describe_plugins(command: argparse.ArgumentParser) -> None:
+def _add_plugins_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("spec", metavar="SPEC", nargs="?", help="also load what this spec names")
 
 
-def _describe_doctor(command: argparse.ArgumentParser) -> None:
+def _add_doctor_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend",
         action="append",
@@ -63,7 +63,7 @@ examples:
   isotrain plugins
   isotrain plugins digits.yaml                             also those that the spec names
   isotrain plugins --plugin my_strategy.py --json""",
-    describe=_describe_plugins,
+    add_arguments=_add_plugins_arguments,
 )
 DOCTOR = Command(
     "doctor",
@@ -77,7 +77,7 @@ examples:
   isotrain doctor --launcher slurm
   isotrain doctor --launcher mpi --launcher-option hosts=node1:2,node2:2
   isotrain doctor --json > machine.json""",
-    describe=_describe_doctor,
+    add_arguments=_add_doctor_arguments,
 )
 SCHEMA = Command(
     "schema",

@@ -24,13 +24,13 @@ from isotrain.core.errors import (
     PlanError,
     RunFailedError,
 )
-from isotrain.core.system.leaving import leave_after_work
+from isotrain.core.system.leaving import exit_after_work
 from isotrain.core.system.standard_streams import (
     discard_what_cannot_be_written,
     replace_closed_streams,
     write_every_character,
 )
-from isotrain.core.system.visible_text import visible
+from isotrain.core.system.visible_text import escape_controls
 
 _ENDING_SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -48,7 +48,7 @@ _NO_PATH = frozenset((errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES))
 """Why a path that was given leads nowhere though this program is right."""
 
 
-class Ended(KeyboardInterrupt):
+class EndedBySignal(KeyboardInterrupt):
     """A signal asked this program to end; unwinds like Ctrl-C, so that every process is ended.
 
     Attributes:
@@ -75,7 +75,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     with _unwinding_on_signals():
         code = _attempt(given)
         discard_what_cannot_be_written()
-        leave_after_work(code)
+        exit_after_work(code)
         return code
 
 
@@ -88,8 +88,8 @@ def _attempt(given: list[str]) -> int:
     except IsotrainError as error:
         return _tell(error, exit_code_of(error), given)
     except KeyboardInterrupt as error:
-        code = error.exit_code if isinstance(error, Ended) else ExitCode.INTERRUPTED
-        return _tell(Ended(code), code, given)
+        code = error.exit_code if isinstance(error, EndedBySignal) else ExitCode.INTERRUPTED
+        return _tell(EndedBySignal(code), code, given)
     except BrokenPipeError:
         return ExitCode.OUTPUT_CLOSED
     except Exception as error:
@@ -118,7 +118,7 @@ def _command_or_exit(given: list[str]) -> int:
 def _command(given: list[str]) -> int:
     options = parser().parse_args(given)
     command: Callable[[argparse.Namespace], ExitCode | None] = getattr(
-        importlib.import_module(options.home), options.command.replace("-", "_")
+        importlib.import_module(options.module), options.command.replace("-", "_")
     )
     with _plugins_of(options):
         return command(options) or ExitCode.OK
@@ -161,37 +161,37 @@ def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCod
 def _tell_as_json(error: BaseException, code: ExitCode, given: Sequence[str]) -> None:
     if "--json" in given:
         from isotrain.core.contracts.events import CommandFailed
-        from isotrain.core.json_text import marked_line
+        from isotrain.core.json_text import prefixed_line
 
         kind = type(error).__name__
         lost = error.lost_host if isinstance(error, RunFailedError) else None
         told = CommandFailed(error=kind, message=str(error), exit_code=int(code), lost_host=lost)
-        print(marked_line(told.to_dict(), _mark_in(given)), flush=True)
+        print(prefixed_line(told.to_dict(), _line_prefix_in(given)), flush=True)
 
 
 def _in_words(error: BaseException) -> str:
     """A line for a person; all of what is known of a defect."""
     if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
-        return f"isotrain: {visible(str(error.filename))}: {error.strerror}"
+        return f"isotrain: {escape_controls(str(error.filename))}: {error.strerror}"
     if isinstance(error, BlockingIOError | RuntimeError):
-        from isotrain.core.launching.run_job import NO_PROCESSES, is_refused_process
+        from isotrain.core.launching.run_job import PROCESS_LIMIT_REACHED, is_process_limit
 
-        if is_refused_process(error):
-            return f"isotrain: {NO_PROCESSES}"
+        if is_process_limit(error):
+            return f"isotrain: {PROCESS_LIMIT_REACHED}"
     if isinstance(error, OSError) and error.errno in _NO_ROOM:
         what = "the output, or a file," if error.filename is None else error.filename
         return f"isotrain: {what} cannot be written: {error.strerror}"
     if isinstance(error, Exception) and not isinstance(error, IsotrainError):
         return "".join(traceback.format_exception(error)).rstrip()
-    return f"isotrain: {visible(str(error))}"
+    return f"isotrain: {escape_controls(str(error))}"
 
 
-def _mark_in(given: Sequence[str]) -> str:
-    """What `--mark` says, also among arguments that no command takes."""
+def _line_prefix_in(given: Sequence[str]) -> str:
+    """What `--line-prefix` says, also among arguments that no command takes."""
     words = iter([*given, ""])
     for word in words:
         option, has_text, text = word.partition("=")
-        if option == "--mark":
+        if option == "--line-prefix":
             return text if has_text else next(words)
     return ""
 
@@ -207,7 +207,7 @@ def _unwinding_on_signals() -> Iterator[None]:
     def end(number: int, frame: FrameType | None) -> None:
         for caught in previous:
             signal.signal(caught, signal.SIG_IGN)
-        raise Ended(_ENDING_SIGNALS[signal.Signals(number)])
+        raise EndedBySignal(_ENDING_SIGNALS[signal.Signals(number)])
 
     for number in _ENDING_SIGNALS:
         if signal.getsignal(number) is not signal.SIG_IGN:

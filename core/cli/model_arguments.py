@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import count
+from isotrain.core.cli.argument_types import positive_int
 from isotrain.core.cli.command import Command
 from isotrain.core.contracts.export import FORMS
 
 
-def _describe_predict(command: argparse.ArgumentParser) -> None:
+def _add_predict_arguments(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `predict`."""
-    _describe_finished(command)
+    _add_finished_arguments(command)
     command.add_argument(
         "--data",
         required=True,
@@ -31,15 +31,15 @@ def _describe_predict(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--replicas",
-        type=count,
+        type=positive_int,
         metavar="N",
         help="how many copies of the model share the samples (default: one per usable GPU, or one)",
     )
 
 
-def _describe_export(command: argparse.ArgumentParser) -> None:
+def _add_export_arguments(command: argparse.ArgumentParser) -> None:
     """Adds the arguments of `export`."""
-    _describe_finished(command)
+    _add_finished_arguments(command)
     command.add_argument(
         "--to",
         choices=FORMS,
@@ -56,7 +56,7 @@ def _describe_export(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _describe_finished(command: argparse.ArgumentParser) -> None:
+def _add_finished_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "run", metavar="RUN", help="the directory of a run, or a checkpoint: its folder or URL"
     )
@@ -78,8 +78,8 @@ examples:
   isotrain predict runs/digits-20260102-030405 --data my_data.py:images --output predictions.npy
   isotrain predict runs/digits-20260102-030405 --data images.npy --output predictions.npy \\
       --replicas 4""",
-    describe=_describe_predict,
-    home="isotrain.core.cli.model_commands",
+    add_arguments=_add_predict_arguments,
+    module="isotrain.core.cli.model_commands",
 )
 EXPORT = Command(
     "export",
@@ -91,6 +91,6 @@ examples:
   isotrain export runs/digits-20260102-030405 --to keras --output digits.keras
   isotrain export runs/digits-20260102-030405 --to torch --output digits.pt
   isotrain export runs/digits-20260102-030405 --to onnx --output digits.onnx""",
-    describe=_describe_export,
-    home="isotrain.core.cli.model_commands",
+    add_arguments=_add_export_arguments,
+    module="isotrain.core.cli.model_commands",
 )

@@ -7,12 +7,12 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.cli.here import look_here
+from isotrain.core.cli.here import add_working_directory_to_path
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_text import FORMAT, json_page
-from isotrain.core.planning.own_place import require_alone
-from isotrain.core.system.folders import made_folder, unmade_on_failure
-from isotrain.core.system.whole_file import whole_file
+from isotrain.core.planning.own_place import require_single_process
+from isotrain.core.system.folders import make_folder, removed_on_failure
+from isotrain.core.system.whole_file import atomic_file
 
 if TYPE_CHECKING:
     import numpy as np
@@ -22,11 +22,11 @@ def predict(options: argparse.Namespace) -> None:
     """Predicts, and writes the predictions to a file."""
     from isotrain.core.running.finished import predict as predicted
 
-    require_alone("predict")
-    look_here()
+    require_single_process("predict")
+    add_working_directory_to_path()
     target = _output(options.output)
-    with unmade_on_failure(target.parent):
-        made_folder(target.parent, f"--output: the folder of {target}")
+    with removed_on_failure(target.parent):
+        make_folder(target.parent, f"--output: the folder of {target}")
         found = predicted(
             options.run,
             _data(options.data),
@@ -48,8 +48,8 @@ def export(options: argparse.Namespace) -> None:
     """Writes a model, and prints where."""
     from isotrain.core.running.finished import export as exported
 
-    require_alone("export")
-    look_here()
+    require_single_process("export")
+    add_working_directory_to_path()
     data = None if options.data is None else _data(options.data)
     found = exported(options.run, options.output, to=options.to, spec=options.spec, data=data)
     if options.json:
@@ -71,7 +71,7 @@ def _write(arrays: Mapping[str, np.ndarray], target: Path) -> None:
     if target.suffix == ".npy" and len(arrays) > 1:
         raise IsotrainError(f"--output {target}: the model has several outputs; write .npz.")
     try:
-        with whole_file(target) as stream:
+        with atomic_file(target) as stream:
             if target.suffix == ".npy":
                 np.save(stream, next(iter(arrays.values())))
             else:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import several
+from isotrain.core.cli.argument_types import int_from_two
 from isotrain.core.cli.command import Command
 
 
-def _describe_conformance(command: argparse.ArgumentParser) -> None:
+def _add_conformance_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "name", metavar="NAME", help="of a backend (NAME[:COLLECTIVE]) or of a strategy"
     )
@@ -18,11 +18,11 @@ def _describe_conformance(command: argparse.ArgumentParser) -> None:
         help="check the strategy NAME on it (default: the first that has what the strategy requires)",
     )
     command.add_argument(
-        "--replicas", type=several, default=2, metavar="N", help="how many, at least 2 (default: 2)"
+        "--replicas", type=int_from_two, default=2, metavar="N", help="how many, at least 2 (default: 2)"
     )
 
 
-def _describe_new_plugin(command: argparse.ArgumentParser) -> None:
+def _add_new_plugin_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("name", metavar="NAME", help="of the strategy: lower case, with hyphens")
     command.add_argument(
         "--directory",
@@ -43,8 +43,8 @@ examples:
   isotrain conformance my-backend:gloo --replicas 3
   isotrain conformance my-strategy --backend torch-ddp
   isotrain conformance my-strategy --json > card.json""",
-    describe=_describe_conformance,
-    home="isotrain.testing.commands",
+    add_arguments=_add_conformance_arguments,
+    module="isotrain.testing.commands",
 )
 NEW_PLUGIN = Command(
     "new-plugin",
@@ -55,5 +55,5 @@ NEW_PLUGIN = Command(
 examples:
   isotrain new-plugin elastic-averaging
   isotrain new-plugin elastic-averaging --directory ~/work""",
-    describe=_describe_new_plugin,
+    add_arguments=_add_new_plugin_arguments,
 )

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import count_or_zero
+from isotrain.core.cli.argument_types import non_negative_int
 from isotrain.core.cli.command import Command
 
 
-def _describe_runs(command: argparse.ArgumentParser) -> None:
+def _add_runs_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "folder",
         metavar="FOLDER",
@@ -18,10 +18,10 @@ def _describe_runs(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _describe_logs(command: argparse.ArgumentParser) -> None:
+def _add_logs_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", help="directory of the run")
     command.add_argument(
-        "--rank", type=count_or_zero, default=0, metavar="N", help="whose output (default: 0)"
+        "--rank", type=non_negative_int, default=0, metavar="N", help="whose output (default: 0)"
     )
     command.add_argument(
         "--follow", action="store_true", help="go on printing what comes, until the run has ended"
@@ -36,8 +36,8 @@ RUNS = Command(
 examples:
   isotrain runs
   isotrain runs /scratch/me/runs --json""",
-    describe=_describe_runs,
-    home="isotrain.core.cli.record_commands",
+    add_arguments=_add_runs_arguments,
+    module="isotrain.core.cli.record_commands",
 )
 LOGS = Command(
     "logs",
@@ -47,6 +47,6 @@ LOGS = Command(
 examples:
   isotrain logs runs/digits-20260102-030405
   isotrain logs runs/digits-20260102-030405 --rank 3 --follow""",
-    describe=_describe_logs,
-    home="isotrain.core.cli.record_commands",
+    add_arguments=_add_logs_arguments,
+    module="isotrain.core.cli.record_commands",
 )

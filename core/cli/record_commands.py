@@ -42,14 +42,14 @@ def logs(options: argparse.Namespace) -> None:
 
 def _lines(folder: Path, rank: int, follow: bool) -> Iterator[str]:
     from isotrain.core.launching.log_tail import LogTail
-    from isotrain.core.launching.run_directory import RunDirectory, log_of
+    from isotrain.core.launching.run_directory import RunDirectory, rank_log
 
     directory = RunDirectory.reopen(folder)
-    log = log_of(directory.path, rank)
+    log = rank_log(directory.path, rank)
     if not log.exists():
         _refuse(directory.path, rank)
     tail = LogTail(log, from_start=True)
-    while follow and directory.is_held():
+    while follow and directory.is_locked():
         yield from tail.lines()
         time.sleep(_POLL_SECONDS)
     yield from tail.rest()

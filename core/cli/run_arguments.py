@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import choice, count_or_zero, port, ranks, target
+from isotrain.core.cli.argument_types import name_with_options, non_negative_int, port, ranks, target
 from isotrain.core.cli.command import Command
-from isotrain.core.cli.spec_arguments import describe_changes, describe_spec, describe_target
+from isotrain.core.cli.spec_arguments import add_override_arguments, add_spec_arguments, add_backend_arguments
 
 
-def _describe_run(command: argparse.ArgumentParser) -> None:
-    describe_spec(command)
-    describe_target(command, required=True)
+def _add_run_arguments(command: argparse.ArgumentParser) -> None:
+    add_spec_arguments(command)
+    add_backend_arguments(command, required=True)
     command.add_argument(
         "--run-dir",
         metavar="DIR",
@@ -19,7 +19,7 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--logger",
-        type=choice,
+        type=name_with_options,
         action="append",
         default=[],
         metavar="NAME[,OPTION=VALUE...]",
@@ -31,15 +31,15 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
         help="only write what the launcher would give to its engine, such as a script for sbatch",
     )
     command.add_argument(
-        "--hand-over",
+        "--return-files",
         action="store_true",
-        help="with --mark and --run-dir: at the end, print the run's files too, for who follows it from where"
+        help="with --line-prefix and --run-dir: at the end, print the run's files too, for who follows it from where"
         " they cannot be seen; who sees them has put a file named by the mark beside the run directory",
     )
     command.add_argument(
-        "--work",
+        "--internal-work",
         metavar="JSON",
-        help="with --json, --mark and --run-dir: do this in the place of training; what `compare` and"
+        help="with --json, --line-prefix and --run-dir: do this in the place of training; what `compare` and"
         " `parity` tell the ranks that they have had started by --launcher",
     )
     command.add_argument(
@@ -48,24 +48,24 @@ def _describe_run(command: argparse.ArgumentParser) -> None:
         help="go on from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest in"
         " --run-dir or the spec's checkpoint.folder, if there is one",
     )
-    _describe_watching(command)
+    _add_watching_arguments(command)
 
 
-def _describe_resume(command: argparse.ArgumentParser) -> None:
+def _add_resume_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("run_dir", metavar="RUN_DIR", help="directory of the run")
     command.add_argument(
         "--spec",
         metavar="SPEC",
         help="what to train, where it is to differ (default: the run's own)",
     )
-    describe_changes(command)
-    describe_target(command, required=False, default="the run's own")
-    _describe_watching(command)
+    add_override_arguments(command)
+    add_backend_arguments(command, required=False, default="the run's own")
+    _add_watching_arguments(command)
 
 
-def _describe_plan(command: argparse.ArgumentParser) -> None:
-    describe_spec(command)
-    describe_target(command, required=False)
+def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
+    add_spec_arguments(command)
+    add_backend_arguments(command, required=False)
     command.add_argument(
         "--diff",
         nargs=2,
@@ -81,7 +81,7 @@ def _describe_plan(command: argparse.ArgumentParser) -> None:
     )
 
 
-def _describe_watching(command: argparse.ArgumentParser) -> None:
+def _add_watching_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--port",
         type=port,
@@ -96,7 +96,7 @@ def _describe_watching(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument(
         "--max-restarts",
-        type=count_or_zero,
+        type=non_negative_int,
         default=0,
         metavar="N",
         help="start again from the last checkpoint after a failure, at most so often (default: 0)",
@@ -110,7 +110,7 @@ def _describe_watching(command: argparse.ArgumentParser) -> None:
     )
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
     command.add_argument(
-        "--mark",
+        "--line-prefix",
         default="",
         metavar="TEXT",
         help="with --json: put this before each line, to tell them from what the training itself prints",
@@ -130,7 +130,7 @@ examples:
   isotrain run digits.yaml --backend tf-mirrored --replicas 2 --strategy local-sgd,every=8
   isotrain run digits.yaml --backend torch-ddp --set checkpoint.every_minutes=10 --max-restarts 3
   isotrain run digits.yaml --backend horovod-torch --json > events.jsonl""",
-    describe=_describe_run,
+    add_arguments=_add_run_arguments,
 )
 RESUME = Command(
     "resume",
@@ -142,7 +142,7 @@ examples:
   isotrain resume runs/digits-20260102-030405
   isotrain resume runs/digits-20260102-030405 --backend tf-multiworker --replicas 3
   isotrain resume runs/digits-20260102-030405 --set epochs=20 --max-restarts 3""",
-    describe=_describe_resume,
+    add_arguments=_add_resume_arguments,
 )
 PLAN = Command(
     "plan",
@@ -155,5 +155,5 @@ examples:
   isotrain plan digits.yaml --backend torch-ddp --replicas 8 --no-measure
   isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2
   isotrain plan digits.yaml --diff torch-ddp@2 'torch-ddp@2 local-sgd,every=8'""",
-    describe=_describe_plan,
+    add_arguments=_add_plan_arguments,
 )

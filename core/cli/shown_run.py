@@ -15,38 +15,38 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.events import OnPlainEvent
 
 
-def shown(
+def progress_display(
     options: argparse.Namespace,
 ) -> contextlib.AbstractContextManager[OnPlainEvent | None]:
     """Within it, what it gives shows a training while it goes on."""
     from isotrain.core.showing import display
-    from isotrain.core.showing.aside import plain_events_aside
+    from isotrain.core.showing.aside import threaded_plain_display
 
-    if options.mark and not options.json:
-        raise PlanError("--mark TEXT goes before each line of --json: add that.")
+    if options.line_prefix and not options.json:
+        raise PlanError("--line-prefix TEXT goes before each line of --json: add that.")
     if options.json:
-        return plain_events_aside(display.json_lines(mark=options.mark))
+        return threaded_plain_display(display.json_lines(line_prefix=options.line_prefix))
     return display.quiet() if options.quiet else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def handed_over(options: argparse.Namespace, tell: OnPlainEvent | None) -> Iterator[None]:
+def returning_files(options: argparse.Namespace, tell: OnPlainEvent | None) -> Iterator[None]:
     """Tells of the run's files after it, however it ends, where this was asked for and is of use."""
     try:
         yield
     finally:
-        if getattr(options, "hand_over", False) and not speaks_for_another(options):
-            from isotrain.core.launching.handed_over import hand_over, is_followed_from
+        if getattr(options, "return_files", False) and not is_result_printed_by_rank_zero(options):
+            from isotrain.core.launching.handed_over import return_files, launcher_sees_folder
 
             assert tell is not None
             folder = Path(options.run_dir)
-            if not is_followed_from(folder, options.mark):
-                hand_over(folder, tell)
+            if not launcher_sees_folder(folder, options.line_prefix):
+                return_files(folder, tell)
 
 
-def speaks_for_another(options: argparse.Namespace) -> bool:
+def is_result_printed_by_rank_zero(options: argparse.Namespace) -> bool:
     """Whether this process has joined a run of which rank 0 prints the result."""
-    from isotrain.core.planning.own_place import place_to_join
+    from isotrain.core.planning.own_place import detect_cluster_info
 
-    place = place_to_join() if options.launcher in (None, LOCAL) else None
+    place = detect_cluster_info() if options.launcher in (None, LOCAL) else None
     return place is not None and place.rank > 0

@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import argparse
 
-from isotrain.core.cli.argument_types import choice, count, option
+from isotrain.core.cli.argument_types import name_with_options, positive_int, option
 
 
-def describe_spec(command: argparse.ArgumentParser) -> None:
+def add_spec_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "spec",
         metavar="SPEC",
         help="what to train: a file (.yaml, .toml, .json), script.py:NAME of a spec in a script, or"
         " env:NAME of a variable that has one as JSON",
     )
-    describe_changes(command)
+    add_override_arguments(command)
 
 
-def describe_changes(command: argparse.ArgumentParser) -> None:
+def add_override_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--set",
         action="append",
@@ -27,17 +27,17 @@ def describe_changes(command: argparse.ArgumentParser) -> None:
     )
 
 
-def describe_strategy(command: argparse.ArgumentParser) -> None:
+def add_strategy_argument(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--strategy",
-        type=choice,
+        type=name_with_options,
         metavar="NAME[,OPTION=VALUE...]",
         help="how replicas cooperate, such as local-sgd,every=8; `isotrain strategies` lists all"
         " (default: the spec's)",
     )
 
 
-def describe_target(
+def add_backend_arguments(
     command: argparse.ArgumentParser, *, required: bool, default: str | None = None
 ) -> None:
     command.add_argument(
@@ -46,18 +46,18 @@ def describe_target(
         metavar="NAME[:COLLECTIVE]",
         help="what to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
     )
-    describe_strategy(command)
-    describe_launcher(command, default)
+    add_strategy_argument(command)
+    add_launcher_arguments(command, default)
     command.add_argument(
         "--replicas",
-        type=count,
+        type=positive_int,
         metavar="N",
         help="how many copies of the model train together"
         f" (default: {default or 'one per usable GPU, or one'})",
     )
 
 
-def describe_launcher(command: argparse.ArgumentParser, default: str | None = None) -> None:
+def add_launcher_arguments(command: argparse.ArgumentParser, default: str | None = None) -> None:
     command.add_argument(
         "--launcher",
         default=None if default else "local",

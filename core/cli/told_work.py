@@ -8,12 +8,12 @@ from importlib import import_module
 from pathlib import Path
 
 from isotrain.core import api
-from isotrain.core.cli.shown_run import handed_over, shown, speaks_for_another
+from isotrain.core.cli.shown_run import returning_files, progress_display, is_result_printed_by_rank_zero
 from isotrain.core.contracts.events import RESULT
-from isotrain.core.contracts.job import ToldWork
+from isotrain.core.contracts.job import InternalWork
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.errors import PlanError
-from isotrain.core.json_text import marked_line
+from isotrain.core.json_text import prefixed_line
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _WORKS = {
@@ -23,8 +23,8 @@ _WORKS = {
 """By the name that each has for itself: where it is."""
 
 
-def told_work(text: str) -> ToldWork:
-    """Makes the work of what `--work` says.
+def parse_internal_work(text: str) -> InternalWork:
+    """Makes the work of what `--internal-work` says.
 
     Raises:
         PlanError: It is none that this version knows.
@@ -34,16 +34,16 @@ def told_work(text: str) -> ToldWork:
     try:
         fields = json.loads(text)
         module, _, name = _WORKS[fields.pop(WORK)].partition(":")
-        kind: type[ToldWork] = getattr(import_module(module), name)
+        kind: type[InternalWork] = getattr(import_module(module), name)
         return kind.of(fields)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise PlanError(
-            f"--work: expected what `isotrain compare` or `isotrain parity` of this version tells the ranks"
+            f"--internal-work: expected what `isotrain compare` or `isotrain parity` of this version tells the ranks"
             f" that it has started; received {text!r:.80}."
         ) from error
 
 
-def require_nothing_else(options: argparse.Namespace) -> None:
+def refuse_other_options(options: argparse.Namespace) -> None:
     """Refuses, beside work that ranks are told to do, what is for who starts a training.
 
     Raises:
@@ -60,18 +60,18 @@ def require_nothing_else(options: argparse.Namespace) -> None:
     for name, none in left_out.items():
         if getattr(options, name.strip("-").replace("-", "_")) != none:
             raise PlanError(
-                f"{name}: --work is told to ranks that were started already, and is no training."
+                f"{name}: --internal-work is told to ranks that were started already, and is no training."
                 " Leave it out."
             )
 
 
-def do_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
+def do_internal_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
     """Does what another command asks of this rank; leaves what all ranks returned in the run directory."""
     from isotrain.core.launching.driving import RETURNED
     from isotrain.core.launching.returned import save_value
 
-    work = told_work(options.work)
-    with shown(options) as on_event, handed_over(options, on_event):
+    work = parse_internal_work(options.internal_work)
+    with progress_display(options) as on_event, returning_files(options, on_event):
         returned = api.launch(
             work,
             spec,
@@ -82,7 +82,7 @@ def do_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
             ranks=options.ranks,
             interface=options.interface,
         )
-        if not speaks_for_another(options):
+        if not is_result_printed_by_rank_zero(options):
             save_value(returned, Path(options.run_dir), RETURNED)
-    if not speaks_for_another(options):
-        print(marked_line({"event": RESULT}, options.mark), flush=True)
+    if not is_result_printed_by_rank_zero(options):
+        print(prefixed_line({"event": RESULT}, options.line_prefix), flush=True)

@@ -10,7 +10,7 @@ from isotrain.core.comparison.records import Cell
 
 
 @dataclass(frozen=True)
-class Agenda:
+class RunOrder:
     """How runs are ordered and when there are enough.
 
     Every cell is first run `repeats` times, in rounds: one run of each cell, in an order drawn anew for

@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isotrain.core.comparison.comparison import Comparison
-from isotrain.core.comparison.engine import Engine, OnProgress
-from isotrain.core.comparison.settings import REPEATS, STEPS, Request
-from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
+from isotrain.core.comparison.engine import ComparisonEngine, OnProgress
+from isotrain.core.comparison.settings import REPEATS, STEPS, CompareRequest
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.spec.files import SpecLike
 from isotrain.core.spec.parts import StrategyLike
 
@@ -72,7 +72,7 @@ def compare(
         SpecError: The spec is wrong.
         PlanError: What is asked for does not fit together.
     """
-    request = Request(
+    request = CompareRequest(
         backends=backends,
         replicas=replicas,
         strategies=strategies,
@@ -87,9 +87,9 @@ def compare(
         against=against,
         margin=margin,
         interpreters=interpreters or {},
-        launcher=ChosenLauncher(launcher, launcher_options or {}),
+        launcher=LauncherChoice(launcher, launcher_options or {}),
     )
-    return Engine(spec, request, on_progress or _silent).run()
+    return ComparisonEngine(spec, request, on_progress or _silent).run()
 
 
 def _silent(line: str) -> None:

@@ -10,14 +10,14 @@ from isotrain.core.comparison.runner import Runner
 from isotrain.core.contracts.allocation import Allocation
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.spec.parts import StrategyChoice
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
 
 @dataclass(frozen=True)
-class Target:
+class PlannedCell:
     """One cell to measure.
 
     Attributes:
@@ -46,14 +46,14 @@ class Target:
         return split_backend(self.backend)[0]
 
 
-def targets(
+def planned_cells(
     spec: TrainingSpec,
     *,
     backends: Sequence[str],
     replicas: Sequence[int] | None,
     strategies: Sequence[StrategyChoice],
     runner: Runner,
-) -> list[Target]:
+) -> list[PlannedCell]:
     """Plans every cell, in the order asked for; cells that would do the same are one.
 
     Args:
@@ -63,7 +63,7 @@ def targets(
         strategies: One or more.
         runner: Knows the interpreters and the launcher.
     """
-    found: dict[tuple[Any, ...], Target] = {}
+    found: dict[tuple[Any, ...], PlannedCell] = {}
     for strategy in strategies:
         for backend in backends:
             for count in replicas or (None,):
@@ -74,7 +74,7 @@ def targets(
     return list(found.values())
 
 
-def _identity(target: Target) -> tuple[Any, ...]:
+def _identity(target: PlannedCell) -> tuple[Any, ...]:
     collective = target.plan.get("collective", target.backend)
     return target.backend_name, collective, target.replicas, target.strategy.label
 
@@ -85,9 +85,9 @@ def _planned(
     replicas: int | None,
     strategy: StrategyChoice,
     runner: Runner,
-) -> Target:
+) -> PlannedCell:
     own = spec.under(strategy)
-    python = runner.python_of(backend)
+    python = runner.interpreter_of(backend)
     plan: Mapping[str, Any] = {}
     refusal = None
     unsupported = False
@@ -99,7 +99,7 @@ def _planned(
         refusal = reason_of(error)
     count = replicas or plan.get("replicas", runner.slots)
     name = f"{backend}@{count}"
-    return Target(name, backend, count, strategy, python, plan, refusal, unsupported)
+    return PlannedCell(name, backend, count, strategy, python, plan, refusal, unsupported)
 
 
 def reason_of(error: Exception) -> str:
@@ -107,7 +107,7 @@ def reason_of(error: Exception) -> str:
     return str(error) if isinstance(error, IsotrainError) else f"{type(error).__name__}: {error}"
 
 
-def usable_backends(host: PluginHost, interpreters: Mapping[str, str]) -> list[str]:
+def available_backends(host: PluginManager, interpreters: Mapping[str, str]) -> list[str]:
     """The backends that can be used here, and those that have an interpreter of their own.
 
     Raises:
@@ -115,7 +115,7 @@ def usable_backends(host: PluginHost, interpreters: Mapping[str, str]) -> list[s
     """
     from isotrain.core.planning import listings
 
-    listed = [found["name"] for found in listings.backends(host) if found["usable"]]
+    listed = [found["name"] for found in listings.backends(host) if found["available"]]
     names = [name for name in host.backends.names() if name in listed or name in interpreters]
     if not names:
         raise PlanError(
@@ -137,7 +137,7 @@ def equal_threads(spec: TrainingSpec, places: int) -> TrainingSpec:
     return spec.replace(threads=max(1, hardware.cores() // places))
 
 
-def most_on_a_host(replicas: Sequence[int] | None, allocation: Allocation | None) -> int:
+def max_processes_per_host(replicas: Sequence[int] | None, allocation: Allocation | None) -> int:
     """How many replicas share the cores of a machine, in the cell that has most.
 
     Args:
@@ -146,4 +146,4 @@ def most_on_a_host(replicas: Sequence[int] | None, allocation: Allocation | None
     """
     if allocation is None or allocation.slots == 1:  # a single process may have all of them
         return max(replicas or (1,))
-    return max(share.slots for share in allocation.shares)
+    return max(share.slots for share in allocation.host_slots)

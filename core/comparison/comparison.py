@@ -23,7 +23,7 @@ from isotrain.core.showing.data_frame import data_frame
 _LATEST = 4e9
 """Seconds since 1970: in the year 2096."""
 _MOST = 1e30
-_MOST_REPLICAS = 10**6
+_MAX_REPLICAS = 10**6
 
 
 class Comparison(ComparisonRecord):
@@ -94,7 +94,7 @@ def _faults_of(holder: Cell | Change) -> Iterator[tuple[str, str]]:
         estimate = getattr(holder, name, None)
         if estimate is not None and not 0 <= estimate.low <= estimate.high < _MOST:
             yield name, f"expected an interval of finite numbers from 0 on, received {estimate}"
-    if isinstance(holder, Cell) and not 1 <= holder.replicas < _MOST_REPLICAS:
+    if isinstance(holder, Cell) and not 1 <= holder.replicas < _MAX_REPLICAS:
         yield "replicas", f"expected a number of replicas, received {holder.replicas}"
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.comparison.differences import difference
-from isotrain.core.comparison.drawing import MUTED, Canvas, Look, legend_height, shortened
+from isotrain.core.comparison.drawing import MUTED, Canvas, SeriesStyle, legend_height, shortened
 from isotrain.core.comparison.records import Cell
 from isotrain.core.comparison.series import Series
 from isotrain.core.comparison.units import tick
@@ -15,7 +15,7 @@ from isotrain.core.comparison.units import tick
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-MOST_POINTS = 400
+MAX_POINTS = 400
 """Of one curve: more cannot be told apart on a page."""
 _LOG_FROM = 8
 """Replicas from which both axes of a scaling curve are logarithmic."""
@@ -71,18 +71,18 @@ def _speedups(axes: Axes, series: Series, shift: float) -> Any:
     ys = [speedup.value for _, speedup in cells]
     for x, (_, speedup) in zip(xs, cells, strict=True):
         if math.isfinite(speedup.low) and math.isfinite(speedup.high):
-            axes.plot([x, x], [speedup.low, speedup.high], color=series.look.colour, linewidth=1.6)
+            axes.plot([x, x], [speedup.low, speedup.high], color=series.look.color, linewidth=1.6)
     (line,) = axes.plot(xs, ys, **series.look.line(1.6))
     return line
 
 
 def stride(steps: int) -> int:
     """One of so many steps is drawn of a curve."""
-    return max(1, -(-steps // MOST_POINTS))
+    return max(1, -(-steps // MAX_POINTS))
 
 
 def draw_losses(
-    cells: Sequence[Cell], reference: Cell | None, looks: Mapping[str, Look], width: int
+    cells: Sequence[Cell], reference: Cell | None, looks: Mapping[str, SeriesStyle], width: int
 ) -> Canvas:
     """Draws the loss of every cell and, where there is a reference, the differences to it below."""
     from matplotlib.ticker import MaxNLocator
@@ -121,17 +121,17 @@ def draw_losses(
     return canvas
 
 
-def _curve(axes: Axes, losses: Sequence[float], look: Look, width: float) -> Any:
+def _curve(axes: Axes, losses: Sequence[float], look: SeriesStyle, width: float) -> Any:
     steps = range(0, len(losses), stride(len(losses)))
     values = [losses[step] if math.isfinite(losses[step]) else math.nan for step in steps]
     (line,) = axes.plot(steps, values, **_thin(look, len(values)), linewidth=width)
     return line
 
 
-def _thin(look: Look, points: int) -> dict[str, Any]:
+def _thin(look: SeriesStyle, points: int) -> dict[str, Any]:
     """Keywords for a line of many points, with a mark on a few of them."""
     return {
-        "color": look.colour,
+        "color": look.color,
         "linestyle": look.dash,
         "marker": look.marker,
         "markersize": 4.5,
@@ -141,7 +141,7 @@ def _thin(look: Look, points: int) -> dict[str, Any]:
 
 
 def _draw_differences(
-    axes: Axes, apart: Mapping[str, Sequence[float]], looks: Mapping[str, Look]
+    axes: Axes, apart: Mapping[str, Sequence[float]], looks: Mapping[str, SeriesStyle]
 ) -> None:
     from matplotlib.ticker import LogLocator, NullLocator
 

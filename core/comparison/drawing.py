@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 WIDE, NARROW = 760, 340
 """Widths of a drawing, for a page and for a phone."""
 PAPER, INK, MUTED, GRID, BAND = "#ffffff", "#16191d", "#59626d", "#d9dee4", "#e9eef3"
-SERIES_COLOURS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", INK, "#e69f00", "#56b4e9")
+SERIES_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", INK, "#e69f00", "#56b4e9")
 """Okabe and Ito, "Color Universal Design" (2008), without the yellow, which white paper swallows."""
 MARKERS = "osD^vPX*"
 DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)), (0, (9, 3)))
@@ -66,17 +66,17 @@ _STYLE = {
 
 
 @dataclass(frozen=True)
-class Look:
+class SeriesStyle:
     """How one series is told from the others: never by its colour alone."""
 
-    colour: str
+    color: str
     marker: str = "o"
     dash: Any = "-"
 
     def line(self, width: float = 1.8) -> dict[str, Any]:
         """Keywords for a line with markers."""
         return {
-            "color": self.colour,
+            "color": self.color,
             "linestyle": self.dash,
             "linewidth": width,
             "marker": self.marker,

@@ -10,7 +10,7 @@ from isotrain.core.errors import PlanError
 from isotrain.core.system.version import VERSION
 
 
-def do(task: Mapping[str, Any]) -> dict[str, Any]:
+def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
     """Plans a run, or makes it in the task's folder.
 
     Raises:

@@ -10,21 +10,21 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from isotrain.core.comparison import changes, store, summary
-from isotrain.core.comparison.agenda import Agenda
+from isotrain.core.comparison.agenda import RunOrder
 from isotrain.core.comparison.cells import (
-    Target,
+    PlannedCell,
     equal_threads,
-    most_on_a_host,
+    max_processes_per_host,
     reason_of,
-    targets,
-    usable_backends,
+    planned_cells,
+    available_backends,
 )
 from isotrain.core.comparison.comparison import Comparison, read_comparison
 from isotrain.core.comparison.records import Cell, Verdict
 from isotrain.core.comparison.runner import Runner
 from isotrain.core.comparison.settings import (
-    Request,
-    Settings,
+    CompareRequest,
+    CompareSettings,
     run_seconds,
 )
 from isotrain.core.comparison.verdict import decide
@@ -32,12 +32,12 @@ from isotrain.core.contracts.allocation import Allocation
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import PlanError, did_you_mean, unknown_name
-from isotrain.core.launching.engine_launcher import require_starting
+from isotrain.core.launching.engine_launcher import require_starts_runs
 from isotrain.core.launching.local import refuse_nesting
 from isotrain.core.plain_records import value
 from isotrain.core.planning.launchable import require_startable
-from isotrain.core.planning.own_place import require_alone
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.planning.own_place import require_single_process
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.parts import StrategyChoice
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -49,7 +49,7 @@ _NO_TIME = "not run: the time budget was used up before"
 OnProgress = Callable[[str], None]
 
 
-class Engine:
+class ComparisonEngine:
     """One comparison while it is made.
 
     Attributes:
@@ -58,7 +58,7 @@ class Engine:
         report: The HTML report, once there is one.
     """
 
-    def __init__(self, spec: SpecLike, request: Request, on_progress: OnProgress) -> None:
+    def __init__(self, spec: SpecLike, request: CompareRequest, on_progress: OnProgress) -> None:
         """Plans every cell; starts nothing.
 
         Raises:
@@ -66,7 +66,7 @@ class Engine:
             PlanError: What is asked for does not fit together.
         """
         refuse_nesting()
-        require_alone("compare")
+        require_single_process("compare")
         self.report: Path | None = None
         self._say = on_progress
         given = load_spec(spec)
@@ -76,9 +76,9 @@ class Engine:
         backends = _backends(request, given)
         strategies = _strategies(request, given)
         counts = _replicas(request)
-        self._spec = equal_threads(given, most_on_a_host(counts, allocation))
+        self._spec = equal_threads(given, max_processes_per_host(counts, allocation))
         self._old = read_comparison(Path(request.against)) if request.against else None
-        planned = targets(
+        planned = planned_cells(
             self._spec,
             backends=backends,
             replicas=counts,
@@ -109,7 +109,7 @@ class Engine:
             verdict=Verdict(None, [], ""),
         )
 
-    def _opened(self, request: Request) -> Path:
+    def _opened(self, request: CompareRequest) -> Path:
         """The folder: a new one, or that of the comparison to go on with."""
         if not request.resume:
             return store.new_folder(self._spec.name, request.output)
@@ -141,7 +141,7 @@ class Engine:
 
     def _next(self) -> Cell | None:
         settings = self._settings
-        agenda = Agenda(settings.repeats, settings.seed, settings.time_budget_s)
+        agenda = RunOrder(settings.repeats, settings.seed, settings.time_budget_s)
         runnable = [c for c in self._cells if self._targets[c.name].refusal is None]
         name = agenda.next_cell(runnable, self.comparison.verdict.tied, settings.spent_s)
         return None if name is None else self.comparison.cell(name)
@@ -187,7 +187,7 @@ class Engine:
         if reference is None:
             finished = (cell.name for cell in self._cells if cell.status == "finished")
             reference = next(finished, None)
-        cells = summary.summarised(self._cells, reference, seed)
+        cells = summary.summarize(self._cells, reference, seed)
         verdict = decide(cells)
         found = replace(self.comparison, reference=reference, cells=cells, verdict=verdict)
         since = []
@@ -208,31 +208,31 @@ class Engine:
         return [cell for cell in self._cells if self._targets[cell.name].refusal is None]
 
 
-def _allocation(request: Request, spec: TrainingSpec) -> Allocation | None:
+def _allocation(request: CompareRequest, spec: TrainingSpec) -> Allocation | None:
     """What the launcher has; None: this machine.
 
     Raises:
         PlanError: It cannot start runs from here, or starts none by itself, or its options
             contradict each other or what there is.
     """
-    launcher = plugin_host(spec.plugins).launcher(request.launcher.name, request.launcher.options)
+    launcher = plugin_manager(spec.plugins).launcher(request.launcher.name, request.launcher.options)
     require_startable(launcher)
-    require_starting(launcher)
+    require_starts_runs(launcher)
     return launcher.allocation()
 
 
-def _replicas(request: Request) -> Sequence[int] | None:
+def _replicas(request: CompareRequest) -> Sequence[int] | None:
     """Numbers of them; None: as many as the launcher's hosts give."""
     if request.replicas is None and request.launcher.name == LOCAL:
         return (1,)
     return request.replicas
 
 
-def _backends(request: Request, spec: TrainingSpec) -> list[str]:
-    host = plugin_host(spec.plugins)
+def _backends(request: CompareRequest, spec: TrainingSpec) -> list[str]:
+    host = plugin_manager(spec.plugins)
     if request.backends is None:
         _require_compared(request.interpreters, host.backends.names())
-        return usable_backends(host, request.interpreters)
+        return available_backends(host, request.interpreters)
     names = {split_backend(backend)[0] for backend in request.backends}
     _require_compared(request.interpreters, [*request.backends, *names])
     elsewhere = {split_backend(backend)[0] for backend in request.interpreters}
@@ -249,9 +249,9 @@ def _require_compared(interpreters: Iterable[str], backends: Collection[str]) ->
             raise PlanError(f"--python {backend}=...: that backend is not compared.{meant}")
 
 
-def _strategies(request: Request, spec: TrainingSpec) -> list[StrategyChoice]:
+def _strategies(request: CompareRequest, spec: TrainingSpec) -> list[StrategyChoice]:
     choices = [StrategyChoice.of(each) for each in request.strategies or [spec.strategy.name]]
-    known = plugin_host(spec.plugins).strategies.names()
+    known = plugin_manager(spec.plugins).strategies.names()
     for choice in choices:
         if choice.name not in known:
             raise PlanError(unknown_name("strategy", choice.name, known))
@@ -259,14 +259,14 @@ def _strategies(request: Request, spec: TrainingSpec) -> list[StrategyChoice]:
 
 
 def _settings(
-    request: Request,
+    request: CompareRequest,
     spec: TrainingSpec,
     backends: Sequence[str],
     strategies: Sequence[StrategyChoice],
-    planned: Sequence[Target],
-) -> Settings:
+    planned: Sequence[PlannedCell],
+) -> CompareSettings:
     assert spec.threads is not None
-    return Settings(
+    return CompareSettings(
         backends=backends,
         replicas=list(request.replicas or dict.fromkeys(each.replicas for each in planned)),
         strategies=[each.label for each in strategies],
@@ -282,7 +282,7 @@ def _settings(
     )
 
 
-def _empty(target: Target) -> Cell:
+def _empty(target: PlannedCell) -> Cell:
     """The cell before its first run."""
     fails = target.refusal is not None and not target.unsupported
     return Cell(
@@ -298,7 +298,7 @@ def _empty(target: Target) -> Cell:
     )
 
 
-def _collective(target: Target) -> str:
+def _collective(target: PlannedCell) -> str:
     asked = split_backend(target.backend)[1] or "auto"
     return str(target.plan.get("collective", asked))
 

@@ -15,7 +15,7 @@ Reading = Estimate | float | None
 
 
 @dataclass(frozen=True)
-class Measure:
+class TableColumn:
     """One column: what it is called, what it counts, and where it is in a cell."""
 
     label: str
@@ -24,7 +24,7 @@ class Measure:
 
 
 @dataclass(frozen=True)
-class Entry:
+class TableEntry:
     """One cell's number in a column; both empty where it was not measured."""
 
     value: str
@@ -32,7 +32,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Group:
+class TableSection:
     """Measures that are read together.
 
     Attributes:
@@ -45,39 +45,39 @@ class Group:
     title: str
     note: str
     heads: tuple[tuple[str, str], ...]
-    rows: Mapping[str, tuple[Entry, ...]]
+    rows: Mapping[str, tuple[TableEntry, ...]]
 
 
 _SPEED = (
-    Measure("throughput", "rate", lambda c: c.samples_per_s),
-    Measure("step, median", "seconds", lambda c: c.step_s),
-    Measure("step, 95th percentile", "seconds", lambda c: c.step_p95_s),
-    Measure("speedup", "plain", lambda c: c.speedup),
-    Measure("efficiency", "percent", lambda c: c.efficiency),
+    TableColumn("throughput", "rate", lambda c: c.samples_per_s),
+    TableColumn("step, median", "seconds", lambda c: c.step_s),
+    TableColumn("step, 95th percentile", "seconds", lambda c: c.step_p95_s),
+    TableColumn("speedup", "plain", lambda c: c.speedup),
+    TableColumn("efficiency", "percent", lambda c: c.efficiency),
 )
 _COST = (
-    Measure("first step", "seconds", lambda c: c.first_step_s),
-    Measure("warm-up and compilation", "seconds", lambda c: c.compile_s),
-    Measure("memory, largest process", "bytes", lambda c: c.peak_memory_bytes),
-    Measure("memory, per replica", "bytes", lambda c: c.memory_per_replica),
-    Measure("memory, all", "bytes", lambda c: c.total_memory_bytes),
-    Measure("CPU time per sample", "seconds", lambda c: c.cpu_s_per_sample),
+    TableColumn("first step", "seconds", lambda c: c.first_step_s),
+    TableColumn("warm-up and compilation", "seconds", lambda c: c.compile_s),
+    TableColumn("memory, largest process", "bytes", lambda c: c.peak_memory_bytes),
+    TableColumn("memory, per replica", "bytes", lambda c: c.memory_per_replica),
+    TableColumn("memory, all", "bytes", lambda c: c.total_memory_bytes),
+    TableColumn("CPU time per sample", "seconds", lambda c: c.cpu_s_per_sample),
 )
 _EXCHANGE = (
-    Measure("all-reduce by itself", "seconds", lambda c: c.all_reduce_s),
-    Measure("bus bandwidth", "bytes/s", lambda c: c.bus_bandwidth),
-    Measure("sent per replica and step", "bytes", lambda c: c.exchanged_bytes),
+    TableColumn("all-reduce by itself", "seconds", lambda c: c.all_reduce_s),
+    TableColumn("bus bandwidth", "bytes/s", lambda c: c.bus_bandwidth),
+    TableColumn("sent per replica and step", "bytes", lambda c: c.exchanged_bytes),
 )
 
 
-def groups(cells: Iterable[Cell]) -> list[Group]:
+def groups(cells: Iterable[Cell]) -> list[TableSection]:
     """All measures of the finished cells, in the groups and the order in which they are shown."""
     cells = list(cells)
     metrics = dict.fromkeys(name for cell in cells for name in cell.metrics)
     result = (
-        Measure("final loss", "loss", lambda c: c.final_loss),
-        *(Measure(name, "loss", _metric(name)) for name in metrics),
-        Measure("loss, difference to the reference", "difference", lambda c: c.loss_difference),
+        TableColumn("final loss", "loss", lambda c: c.final_loss),
+        *(TableColumn(name, "loss", _metric(name)) for name in metrics),
+        TableColumn("loss, difference to the reference", "difference", lambda c: c.loss_difference),
     )
     return [
         _group(
@@ -113,7 +113,7 @@ def _metric(name: str) -> Callable[[Cell], Reading]:
     return lambda cell: cell.metrics.get(name)
 
 
-def _group(title: str, note: str, measures: Iterable[Measure], cells: list[Cell]) -> Group:
+def _group(title: str, note: str, measures: Iterable[TableColumn], cells: list[Cell]) -> TableSection:
     heads, columns = [], []
     for measure in measures:
         found = [measure.of(cell) for cell in cells]
@@ -123,22 +123,22 @@ def _group(title: str, note: str, measures: Iterable[Measure], cells: list[Cell]
     rows = {
         cell.name: tuple(column[index] for column in columns) for index, cell in enumerate(cells)
     }
-    return Group(title, note, tuple(heads), rows)
+    return TableSection(title, note, tuple(heads), rows)
 
 
 def _value(measured: Estimate | float) -> float:
     return measured.value if isinstance(measured, Estimate) else measured
 
 
-def _entry(measured: Reading, unit: Unit) -> Entry:
+def _entry(measured: Reading, unit: Unit) -> TableEntry:
     if measured is None:
-        return Entry("", "")
+        return TableEntry("", "")
     if not isinstance(measured, Estimate):
-        return Entry(unit.text(measured), "")
+        return TableEntry(unit.text(measured), "")
     if math.isnan(measured.low) or math.isnan(measured.high):
-        return Entry(unit.text(measured.value), "")
+        return TableEntry(unit.text(measured.value), "")
     low, high = unit.text(measured.low), unit.text(measured.high)
-    return Entry(unit.text(measured.value), f"{low} – {high}")
+    return TableEntry(unit.text(measured.value), f"{low} – {high}")
 
 
 def versions(cells: Iterable[Cell]) -> list[tuple[str, str, str]]:

@@ -33,7 +33,7 @@ def _row(cell: Cell, metrics: Sequence[str]) -> dict[str, Any]:
         row[f"{name}_high"] = found and found.high
     row |= {name: getattr(cell, name) for name in _NUMBERS}
     row |= {f"metric_{name}": cell.metrics.get(name) for name in metrics}
-    row["remarks"] = "; ".join(cell.remarks)
+    row["notes"] = "; ".join(cell.notes)
     return row
 
 

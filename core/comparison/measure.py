@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.core.contracts.job import ToldWork
+from isotrain.core.contracts.job import InternalWork
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.replica import Tensor
@@ -19,12 +19,12 @@ if TYPE_CHECKING:
 
 _TIMELINE_STEPS = 5
 _EXCHANGE_SECONDS = 0.5
-_MOST_EXCHANGES = 20
-_LEAST_EXCHANGES = 3
+_MAX_EXCHANGES = 20
+_MIN_EXCHANGES = 3
 
 
 @dataclass(frozen=True)
-class Measurement(ToldWork):
+class Measurement(InternalWork):
     """How one run is measured; called with its session on every process.
 
     Attributes:
@@ -44,7 +44,7 @@ class Measurement(ToldWork):
 
     def __call__(self, session: Session) -> dict[str, Any]:
         """Measures; returns plain values, on each process its own."""
-        session.report_no_progress()
+        session.disable_progress_reports()
         feed = _Feed(session)
         steps = min(self.steps, session.total_steps)
         losses, (first_step, first_step_time), opening = _first_steps(feed, steps)
@@ -62,7 +62,7 @@ class Measurement(ToldWork):
             "opening_steps": steps,
             "warm_up": _columns(warm_up),
             "blocks": _columns(blocks),
-            "steady_from": steady,
+            "steady_state_start": steady,
             "block_steps": timer.steps,
             "peak_memory_bytes": memory,
             "timeline": _timeline(feed),
@@ -81,13 +81,13 @@ class Measurement(ToldWork):
 
     def _blocks(self, timer: _Timer) -> tuple[list[_Block], int | None]:
         """Times blocks until enough of them are steady, or the limit has passed."""
-        from isotrain.core.comparison.steady import steady_from
+        from isotrain.core.comparison.steady import steady_state_start
 
         blocks: list[_Block] = []
         began = time.perf_counter()
         while True:
             blocks.append(timer.block())
-            start = steady_from([block.seconds / block.samples for block in blocks])
+            start = steady_state_start([block.seconds / block.samples for block in blocks])
             enough = start is not None and len(blocks) - start >= self.blocks
             late = time.perf_counter() - began > self.seconds
             if _agreed(timer.session, int(enough or late)):
@@ -99,11 +99,11 @@ def _first_steps(feed: _Feed, steps: int) -> tuple[list[Tensor], tuple[float, fl
     group = feed.session.group
     began = time.perf_counter()
     losses = [feed.step()[1]]
-    group.synchronise_device()
+    group.synchronize_device()
     # By the clock that all processes of a machine share, and by that of the events.
     first = time.monotonic(), time.time()
     losses += [feed.step()[1] for _ in range(steps - 1)]
-    group.synchronise_device()
+    group.synchronize_device()
     return losses, first, time.perf_counter() - began
 
 
@@ -160,11 +160,11 @@ class _Timer:
         """Times one block, all processes at the same time."""
         group, steps, step = self.session.group, self.steps, self._feed.step
         samples = 0
-        group.synchronise_device()
+        group.synchronize_device()
         cpu, began = time.process_time(), time.perf_counter()
         for _ in range(steps):
             samples += step()[0]
-        group.synchronise_device()
+        group.synchronize_device()
         return _Block(steps, samples, time.perf_counter() - began, time.process_time() - cpu)
 
 
@@ -184,35 +184,35 @@ def _calibrated(timer: _Timer, seconds: float) -> list[_Block]:
 
 def _agreed(session: Session, value: int) -> int:
     """Gives every process the whole number, from 0, that rank 0 has."""
-    if session.group.is_alone or session.plan.is_served:
+    if session.group.is_single_process or session.plan.uses_parameter_server:
         return value
-    return int(session.group.largest([float(value if session.is_main else 0)])[0])
+    return int(session.group.all_reduce_max([float(value if session.is_main else 0)])[0])
 
 
-Piece = tuple[str, float, float]
+StepSpan = tuple[str, float, float]
 """Of a step: its name, and when it began and how long it took, in seconds."""
 
 
-def _timeline(feed: _Feed) -> list[Piece]:
+def _timeline(feed: _Feed) -> list[StepSpan]:
     """The pieces of a typical step, the device waited for before and after it."""
     from statistics import median_low
 
-    feed.session.group.note_actions()
-    steps = [_pieces(feed) for _ in range(_TIMELINE_STEPS)]
+    feed.session.group.enable_action_timing()
+    steps = [_step_spans(feed) for _ in range(_TIMELINE_STEPS)]
     lengths = [sum(pieces[-1][1:]) for pieces in steps]
     return steps[lengths.index(median_low(lengths))]
 
 
-def _pieces(feed: _Feed) -> list[Piece]:
+def _step_spans(feed: _Feed) -> list[StepSpan]:
     """Input, the step (in stages, what its process did), and what the device still computes then."""
     group, session = feed.session.group, feed.session
-    group.synchronise_device()
+    group.synchronize_device()
     began = time.perf_counter()
     batch = feed.batch()
     fed = time.perf_counter()
     session.step(batch)
     stepped = time.perf_counter()
-    group.synchronise_device()
+    group.synchronize_device()
     ended = time.perf_counter()
     actions = [(each.name, each.begin, each.end) for each in group.last_actions()]
     rest = ("update", actions[-1][2], stepped) if actions else ("step", fed, stepped)
@@ -225,7 +225,7 @@ def _all_reduce_seconds(session: Session) -> float | None:
     import numpy as np
 
     group, size = session.group, session.plan.gradient_bytes
-    if group.replicas == 1 or session.plan.is_served or not size:
+    if group.replicas == 1 or session.plan.uses_parameter_server or not size:
         return None
     kind = np.dtype(np.float64 if session.spec.precision == "float64" else np.float32)
     count = -(-size // kind.itemsize)
@@ -233,15 +233,15 @@ def _all_reduce_seconds(session: Session) -> float | None:
 
     def once() -> float:
         session.barrier()
-        group.synchronise_device()
+        group.synchronize_device()
         began = time.perf_counter()
         group.all_reduce(values, "sum")
-        group.synchronise_device()
+        group.synchronize_device()
         return time.perf_counter() - began
 
     once()  # the first one may compile
     wanted = int(_EXCHANGE_SECONDS / max(once(), 1e-9))
-    rounds = _agreed(session, min(max(wanted, _LEAST_EXCHANGES), _MOST_EXCHANGES))
+    rounds = _agreed(session, min(max(wanted, _MIN_EXCHANGES), _MAX_EXCHANGES))
     return float(np.median([once() for _ in range(rounds)]))
 
 

@@ -14,7 +14,7 @@ from typing import Any
 from isotrain.core.comparison import figures
 from isotrain.core.comparison.drawing import NARROW, WIDE, missing, svg_inline
 from isotrain.core.comparison.plots import Plot, plots_of
-from isotrain.core.comparison.records import LEAST_RUNS, Cell, ComparisonRecord
+from isotrain.core.comparison.records import MIN_RUNS, Cell, ComparisonRecord
 from isotrain.core.comparison.series import finished
 from isotrain.core.comparison.settings import launcher_line
 from isotrain.core.showing import tables
@@ -142,7 +142,7 @@ def _ties(comparison: ComparisonRecord) -> list[str]:
     """The cells that cannot be told from the fastest though they were run often enough."""
     tied = comparison.verdict.tied
     runs = [len(comparison.cell(name).repeats) for name in tied]
-    return tied if min(runs, default=0) >= LEAST_RUNS else []
+    return tied if min(runs, default=0) >= MIN_RUNS else []
 
 
 def _counts(comparison: ComparisonRecord) -> str:

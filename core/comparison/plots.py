@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from functools import partial
 
 from isotrain.core.comparison import curves, rows, timelines
-from isotrain.core.comparison.drawing import INK, MARKERS, Draw, Look
+from isotrain.core.comparison.drawing import INK, MARKERS, Draw, SeriesStyle
 from isotrain.core.comparison.records import Cell, ComparisonRecord, Estimate
-from isotrain.core.comparison.series import Series, finished, is_finite, looks_of, series_of
+from isotrain.core.comparison.series import Series, finished, is_finite, styles_of, series_of
 from isotrain.core.comparison.units import Unit, power, unit_of
 
 _NAMED = 8
@@ -103,7 +103,7 @@ def interval(unit: Unit, estimate: Estimate) -> str:
     return f"{unit.text(estimate.low)} to {unit.text(estimate.high)}"
 
 
-def _told(unit: Unit, name: str, estimate: Estimate) -> str:
+def _estimate_text(unit: Unit, name: str, estimate: Estimate) -> str:
     return f"{name} {unit.full(estimate.value)} ({interval(unit, estimate)})"
 
 
@@ -120,7 +120,7 @@ def _throughput(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
     ranked = sorted(found, key=lambda name: -found[name].value)
     unit, looks, fastest = (
         unit_of("rate", _values(list(found.values()))),
-        looks_of(cells),
+        styles_of(cells),
         ranked[0],
     )
     drawn = [
@@ -131,7 +131,7 @@ def _throughput(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
     caption = _THROUGHPUT
     if left_out:
         caption += f" Without a throughput, and so not drawn: {_counted(left_out, 'cell')}."
-    told = [_told(unit, name, found[name]) for name in ranked]
+    told = [_estimate_text(unit, name, found[name]) for name in ranked]
     return Plot(
         "throughput",
         title,
@@ -169,14 +169,14 @@ def _scaling(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         "scaling",
         title,
         _SCALING,
-        f"Speedup over one replica: {_ends([_told_scaling(series, unit) for series in drawn])}.",
+        f"Speedup over one replica: {_ends([_describe_scaling(series, unit) for series in drawn])}.",
         ("series", "replicas", "speedup", "95 % interval", "of the ideal"),
         tuple(table),
         partial(curves.draw_scaling, drawn),
     )
 
 
-def _told_scaling(series: Series, unit: Unit) -> str:
+def _describe_scaling(series: Series, unit: Unit) -> str:
     points = [
         f"{unit.text(cell.speedup.value)} with {cell.replicas}"
         for cell in series.cells
@@ -202,7 +202,7 @@ def _losses(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
         table.append((cell.name, str(len(cell.losses)), f"{_last(cell.losses):.6g}", largest))
     told = [f"{name} ends at {last}, largest difference {apart}" for name, _, last, apart in table]
     caption = _LOSS + (_DIFFERENCE.format(reference.name) if reference else _NO_DIFFERENCE)
-    if steps > curves.MOST_POINTS:
+    if steps > curves.MAX_POINTS:
         caption += _THINNED.format(curves.stride(steps))
     return Plot(
         "loss",
@@ -211,7 +211,7 @@ def _losses(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
         f"Loss curves over {steps:,} steps: {_ends(told)}.",
         ("cell", "steps", "last loss", "largest relative difference"),
         tuple(table),
-        partial(curves.draw_losses, able, reference, looks_of(cells)),
+        partial(curves.draw_losses, able, reference, styles_of(cells)),
     )
 
 
@@ -226,7 +226,7 @@ def _step_times(_: ComparisonRecord, cells: list[Cell]) -> Plot:
     if not able:
         return _nothing("step-times", title, "No cell has timed blocks to draw.")
     unit = unit_of("seconds", [statistics.median(seconds) for seconds in able.values()])
-    looks = looks_of(cells)
+    looks = styles_of(cells)
     table, drawn = [], []
     for name, seconds in able.items():
         five = rows.quartiles(seconds)
@@ -292,7 +292,7 @@ def _memory(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         return _nothing("memory", title, "No cell has a peak of memory to draw.")
     estimates = [e for c in able for e in (c.peak_memory_bytes, c.total_memory_bytes) if e]
     unit = unit_of("bytes", _values(estimates))
-    looks = looks_of(cells)
+    looks = styles_of(cells)
     table, drawn = [], []
     for cell in able:
         both = cell.peak_memory_bytes, cell.total_memory_bytes
@@ -301,8 +301,8 @@ def _memory(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         marks = tuple((e, filled) for e, filled in zip(both, (True, False), strict=True) if e)
         drawn.append(rows.Row(cell.name, looks[cell.name], shown[1], marks=marks))
     legend = (
-        (Look(INK, MARKERS[0]), True, "largest process"),
-        (Look(INK, MARKERS[0]), False, "all processes"),
+        (SeriesStyle(INK, MARKERS[0]), True, "largest process"),
+        (SeriesStyle(INK, MARKERS[0]), False, "all processes"),
     )
     told = [f"{name} {one} in the largest process, {total} in all" for name, one, total in table]
     return Plot(

@@ -10,7 +10,7 @@ from isotrain.core.json_text import json_page
 
 FORMAT = 1
 COMPARISON_FILE = "comparison.json"
-LEAST_RUNS = 3
+MIN_RUNS = 3
 """Runs of a cell from which on an interval knows how runs differ."""
 CellStatus = Literal["finished", "failed", "skipped"]
 
@@ -125,7 +125,7 @@ class Cell:
         plan: The plan it followed.
         plan_differences: What differs from the reference cell's plan: rows of field, its value, ours.
         versions: Packages it ran with.
-        remarks: What limits the numbers above.
+        notes: What limits the numbers above.
     """
 
     name: str
@@ -158,7 +158,7 @@ class Cell:
     plan: dict[str, Any] = field(default_factory=dict)
     plan_differences: list[tuple[str, Any, Any]] = field(default_factory=list)
     versions: dict[str, str] = field(default_factory=dict)
-    remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     @property
     def memory_per_replica(self) -> Estimate | None:

@@ -9,7 +9,7 @@ from isotrain.core.comparison.page import render
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import ComparisonRecord
 from isotrain.core.errors import IsotrainError
-from isotrain.core.system.whole_file import write_whole
+from isotrain.core.system.whole_file import atomic_write
 
 REPORT_FILE = "report.html"
 PLOTS_FOLDER = "plots"
@@ -37,7 +37,7 @@ def write_report(comparison: ComparisonRecord, folder: Path) -> Path:
         (folder / PLOTS_FOLDER).mkdir(parents=True, exist_ok=True)
         for plot in plots:
             _write_plot(plot, folder / PLOTS_FOLDER)
-        write_whole(target, html)
+        atomic_write(target, html)
     except OSError as error:
         raise IsotrainError(f"the report cannot be written to {folder}: {error}.") from error
     return target
@@ -49,5 +49,5 @@ def _write_plot(plot: Plot, folder: Path) -> None:
         for path in paths:
             path.unlink(missing_ok=True)  # of an earlier report
         return
-    write_whole(paths[0], svg_file(plot.draw, plot.title, plot.summary).encode())
-    write_whole(paths[1], png(plot.draw))
+    atomic_write(paths[0], svg_file(plot.draw, plot.title, plot.summary).encode())
+    atomic_write(paths[1], png(plot.draw))

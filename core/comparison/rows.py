@@ -13,7 +13,7 @@ from isotrain.core.comparison.drawing import (
     INK,
     PAPER,
     Canvas,
-    Look,
+    SeriesStyle,
     legend_height,
     shortened,
 )
@@ -23,7 +23,7 @@ from isotrain.core.comparison.units import Unit
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-_MOST_DOTS = 60
+_MAX_DOTS = 60
 """Of one cell: more would only make the file larger."""
 _LOG_RANGE = 30.0
 """Where the largest is so many times the smallest, a logarithmic axis shows both."""
@@ -43,7 +43,7 @@ class Row:
     """
 
     label: str
-    look: Look
+    look: SeriesStyle
     text: str
     marks: tuple[tuple[Estimate, bool], ...] = ()
     times: tuple[float, ...] = ()
@@ -113,7 +113,7 @@ def draw_marks(
     band: Estimate | None,
     width: int,
     *,
-    legend: Sequence[tuple[Look, bool, str]] = (),
+    legend: Sequence[tuple[SeriesStyle, bool, str]] = (),
 ) -> Canvas:
     """Draws estimates with their intervals.
 
@@ -144,23 +144,23 @@ def draw_marks(
     return canvas
 
 
-def _mark(axes: Axes, estimate: Estimate, size: float, y: float, look: Look, filled: bool) -> None:
+def _mark(axes: Axes, estimate: Estimate, size: float, y: float, look: SeriesStyle, filled: bool) -> None:
     low, high = estimate.low / size, estimate.high / size
     if math.isfinite(low) and math.isfinite(high):
-        axes.plot([low, high], [y, y], color=look.colour, linewidth=2, solid_capstyle="butt")
+        axes.plot([low, high], [y, y], color=look.color, linewidth=2, solid_capstyle="butt")
         axes.plot(
-            [low, high], [y, y], color=look.colour, linestyle="none", marker="|", markersize=9
+            [low, high], [y, y], color=look.color, linestyle="none", marker="|", markersize=9
         )
     if math.isfinite(estimate.value):
         axes.plot([estimate.value / size], [y], **_dot(look, filled), clip_on=False, zorder=3)
 
 
-def _dot(look: Look, filled: bool) -> dict[str, Any]:
+def _dot(look: SeriesStyle, filled: bool) -> dict[str, Any]:
     return {
         "marker": look.marker,
         "markersize": 8,
-        "markerfacecolor": look.colour if filled else "none",
-        "markeredgecolor": PAPER if filled else look.colour,
+        "markerfacecolor": look.color if filled else "none",
+        "markeredgecolor": PAPER if filled else look.color,
         "markeredgewidth": 1 if filled else 1.8,
     }
 
@@ -182,7 +182,7 @@ def draw_times(rows: Sequence[Row], unit: Unit, width: int) -> Canvas:
         y = index * frame.pitch + frame.middle
         _, first, middle, third, _ = (value / unit.size for value in quartiles(row.times))
         axes.barh(
-            y, third - first, left=first, height=17, color=row.look.colour, alpha=0.22, linewidth=0
+            y, third - first, left=first, height=17, color=row.look.color, alpha=0.22, linewidth=0
         )
         dots = [value / unit.size for value in thinned(row.times)]
         heights = [y + 6 * (((7 * position) % 11) / 5 - 1) for position in range(len(dots))]
@@ -192,7 +192,7 @@ def draw_times(rows: Sequence[Row], unit: Unit, width: int) -> Canvas:
             linestyle="none",
             marker=row.look.marker,
             markersize=3.4,
-            markerfacecolor=row.look.colour,
+            markerfacecolor=row.look.color,
             markeredgewidth=0,
             alpha=0.75,
         )
@@ -201,9 +201,9 @@ def draw_times(rows: Sequence[Row], unit: Unit, width: int) -> Canvas:
 
 
 def thinned(values: Sequence[float]) -> list[float]:
-    """At most `_MOST_DOTS` of the values, evenly over their ranks, with the least and the most."""
+    """At most `_MAX_DOTS` of the values, evenly over their ranks, with the least and the most."""
     ranked = sorted(values)
-    if len(ranked) <= _MOST_DOTS:
+    if len(ranked) <= _MAX_DOTS:
         return ranked
     last = len(ranked) - 1
-    return [ranked[round(index * last / (_MOST_DOTS - 1))] for index in range(_MOST_DOTS)]
+    return [ranked[round(index * last / (_MAX_DOTS - 1))] for index in range(_MAX_DOTS)]

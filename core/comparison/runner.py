@@ -11,16 +11,16 @@ from typing import Any
 
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.contracts.events import Event, Ready
-from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, error_named
-from isotrain.core.launching.engine_launcher import require_followed
+from isotrain.core.launching.engine_launcher import require_submittable
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
+from isotrain.core.launching.templates import FORK_SERVERS
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.travel import as_plain
 from isotrain.core.system.child_process import (
@@ -31,7 +31,7 @@ from isotrain.core.system.child_process import (
 )
 from isotrain.core.system.version import VERSION
 
-_DO = "isotrain.core.comparison.elsewhere:do"
+_DO = "isotrain.core.comparison.elsewhere:run_task"
 
 
 class Runner:
@@ -44,7 +44,7 @@ class Runner:
     def __init__(
         self,
         interpreters: Mapping[str, str],
-        launcher: ChosenLauncher | None = None,
+        launcher: LauncherChoice | None = None,
         slots: int = 1,
     ) -> None:
         """Takes note of the interpreters and the launcher.
@@ -64,10 +64,10 @@ class Runner:
                     " the interpreter of another environment, such as /home/me/env/bin/python."
                 )
         self._interpreters = dict(interpreters)
-        self._launcher = launcher or ChosenLauncher()
+        self._launcher = launcher or LauncherChoice()
         self.slots = slots
 
-    def python_of(self, backend: str) -> str | None:
+    def interpreter_of(self, backend: str) -> str | None:
         """The interpreter of a backend; None for this program's own."""
         own = self._interpreters.get(backend)
         return own or self._interpreters.get(split_backend(backend)[0])
@@ -78,7 +78,7 @@ class Runner:
         Raises:
             IsotrainError: It does not fit together.
         """
-        python = self.python_of(backend)
+        python = self.interpreter_of(backend)
         if python is None:
             return plan_here(spec, backend, replicas, self._launcher)
         task = {"spec": as_plain(spec), "backend": backend, "replicas": replicas}
@@ -108,7 +108,7 @@ class Runner:
         Raises:
             IsotrainError: The run failed.
         """
-        python = self.python_of(backend)
+        python = self.interpreter_of(backend)
         if python is None:
             return run_here(spec, backend, replicas, measurement, folder, self._launcher)
         folder.mkdir(parents=True, exist_ok=True)
@@ -125,12 +125,12 @@ def plan_here(
     spec: TrainingSpec,
     backend: str,
     replicas: int | None,
-    launcher: ChosenLauncher | None = None,
+    launcher: LauncherChoice | None = None,
 ) -> dict[str, Any]:
     """As `Runner.plan`, in this interpreter."""
-    cast = Cast(spec, plugin_host(spec.plugins))
+    cast = ResolvedSpec(spec, plugin_manager(spec.plugins))
     found = make_plan(cast, backend=backend, replicas=replicas, launcher=launcher)
-    require_followed(cast.host.launcher(found.launcher, found.launcher_options), spec, found)
+    require_submittable(cast.host.launcher(found.launcher, found.launcher_options), spec, found)
     return found.to_dict()
 
 
@@ -140,20 +140,20 @@ def run_here(
     replicas: int,
     measurement: Measurement,
     folder: Path,
-    launcher: ChosenLauncher | None = None,
+    launcher: LauncherChoice | None = None,
 ) -> dict[str, Any]:
     """As `Runner.run`, in this interpreter."""
-    host = plugin_host(spec.plugins)
-    plan = make_plan(Cast(spec, host), backend=backend, replicas=replicas, launcher=launcher)
+    host = plugin_manager(spec.plugins)
+    plan = make_plan(ResolvedSpec(spec, host), backend=backend, replicas=replicas, launcher=launcher)
     directory = RunDirectory.create(spec.name, folder)
-    heard = _Heard()
-    with OF_THIS_PROGRAM.only_new():  # what is measured is what a new program would see
+    heard = _ReadyTime()
+    with FORK_SERVERS.only_new():  # what is measured is what a new program would see
         started = time.monotonic()
         ranks = run_job(measurement, spec, plan, host, directory, on_event=heard)
     return {"started": started, "ranks": heard.by_this_clock(ranks, plan)}
 
 
-class _Heard:
+class _ReadyTime:
     """Notes when rank 0 was ready, by the clock here and by its own, which may be another one."""
 
     def __init__(self) -> None:

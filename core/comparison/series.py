@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from isotrain.core.comparison.drawing import DASHES, MARKERS, SERIES_COLOURS, Look
+from isotrain.core.comparison.drawing import DASHES, MARKERS, SERIES_COLORS, SeriesStyle
 from isotrain.core.comparison.records import Cell, Estimate
 
 
@@ -22,7 +22,7 @@ class Series:
 
     label: str
     cells: list[Cell]
-    look: Look
+    look: SeriesStyle
 
 
 def finished(cells: Iterable[Cell]) -> list[Cell]:
@@ -51,8 +51,8 @@ def series_of(cells: list[Cell]) -> list[Series]:
             Series(
                 f"{label} {strategy}" if several else label,
                 sorted(members, key=lambda cell: cell.replicas),
-                Look(
-                    SERIES_COLOURS[index % len(SERIES_COLOURS)],
+                SeriesStyle(
+                    SERIES_COLORS[index % len(SERIES_COLORS)],
                     MARKERS[index % len(MARKERS)],
                     DASHES[index % len(DASHES)],
                 ),
@@ -79,13 +79,13 @@ def _belongs(cell: Cell, key: tuple[str, str, str]) -> bool:
     return same and (cell.replicas == 1 or cell.collective == collective)
 
 
-def looks_of(cells: list[Cell]) -> dict[str, Look]:
+def styles_of(cells: list[Cell]) -> dict[str, SeriesStyle]:
     """How each cell looks, by name: colour and marker of its series, a dash by replicas."""
     replicas = sorted({cell.replicas for cell in cells})
-    looks: dict[str, Look] = {}
+    looks: dict[str, SeriesStyle] = {}
     for series in series_of(cells):
         for cell in series.cells:
             index = replicas.index(cell.replicas)
             dash = DASHES[index % len(DASHES)]
-            looks.setdefault(cell.name, Look(series.look.colour, series.look.marker, dash))
+            looks.setdefault(cell.name, SeriesStyle(series.look.color, series.look.marker, dash))
     return looks

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.comparison.measure import Measurement
-from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.errors import PlanError
 from isotrain.core.spec.parts import StrategyLike
 
@@ -17,11 +17,11 @@ STEPS = 20
 _BLOCKS = 20
 _BLOCK_SECONDS = 0.1
 _RUN_SECONDS = 60.0
-_LEAST_RUN_SECONDS = 1.0
+_MIN_RUN_SECONDS = 1.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class Request:
+class CompareRequest:
     """What `isotrain.compare` was asked for; see there."""
 
     backends: Sequence[str] | None = None
@@ -38,7 +38,7 @@ class Request:
     against: str | os.PathLike[str] | None = None
     margin: float = 0.0
     interpreters: Mapping[str, str] = field(default_factory=dict)
-    launcher: ChosenLauncher = field(default_factory=ChosenLauncher)
+    launcher: LauncherChoice = field(default_factory=LauncherChoice)
 
     def __post_init__(self) -> None:
         """Checks the numbers.
@@ -69,7 +69,7 @@ class Request:
 
 
 @dataclass(frozen=True)
-class Settings:
+class CompareSettings:
     """How a comparison measures; recorded in it.
 
     Attributes:
@@ -117,14 +117,14 @@ class Settings:
         )
 
 
-def run_seconds(request: Request, cells: int) -> float:
+def run_seconds(request: CompareRequest, cells: int) -> float:
     """The limit of one run's blocks: with a time budget, no run may use up what others need."""
     if request.run_limit is not None:
         return request.run_limit
     if request.time_budget is None:
         return _RUN_SECONDS
     share = request.time_budget / (REPEATS * max(1, cells))
-    return min(_RUN_SECONDS, max(_LEAST_RUN_SECONDS, share / 2))
+    return min(_RUN_SECONDS, max(_MIN_RUN_SECONDS, share / 2))
 
 
 def launcher_line(settings: Mapping[str, Any]) -> str | None:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from isotrain.core.comparison.records import LEAST_RUNS, Estimate
+from isotrain.core.comparison.records import MIN_RUNS, Estimate
 
 RESAMPLES = 2000
 CONFIDENCE = 0.95
@@ -79,7 +79,7 @@ class Bootstrap:
         The percentiles of a bootstrap over few runs lie too close together (Hesterberg, "What
         Teachers Should Know About the Bootstrap", The American Statistician 69(4), 2015, section
         3.2): they are moved outwards as for Student's t with as many runs. With less than
-        `LEAST_RUNS` there is no telling how runs differ, and the percentiles stay as they are.
+        `MIN_RUNS` there is no telling how runs differ, and the percentiles stay as they are.
         """
         low, high = np.percentile(self.draws, [50 - 50 * CONFIDENCE, 50 + 50 * CONFIDENCE])
         factor = _widening(self.runs)
@@ -103,7 +103,7 @@ def _redrawn(run: np.ndarray, statistic: Statistic, generator: np.random.Generat
 
 
 def _widening(runs: int) -> float:
-    if runs < LEAST_RUNS:
+    if runs < MIN_RUNS:
         return 1.0
     student = _STUDENT[runs - 2] if runs - 2 < len(_STUDENT) else _NORMAL
     return student / _NORMAL * math.sqrt(runs / (runs - 1))

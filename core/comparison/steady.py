@@ -20,7 +20,7 @@ _ROBUST = 3 * 1.4826
 """Median absolute deviations that make three standard deviations of normal noise."""
 
 
-def steady_from(times: Sequence[float]) -> int | None:
+def steady_state_start(times: Sequence[float]) -> int | None:
     """Finds the block from which on the times are steady.
 
     The warm-up ends where the marginal standard error of what remains is least (MSER: White, "An

@@ -13,7 +13,7 @@ from typing import Any
 from isotrain.core.comparison.comparison import Comparison
 from isotrain.core.comparison.records import COMPARISON_FILE, ComparisonRecord
 from isotrain.core.errors import PlanError, RunFailedError
-from isotrain.core.system.whole_file import write_whole
+from isotrain.core.system.whole_file import atomic_write
 
 CSV_FILE = "comparison.csv"
 REPORT_PACKAGES = ("jinja2", "matplotlib")
@@ -73,7 +73,7 @@ def publish(comparison: Comparison, folder: Path) -> Path | None:
 
 def _replace(target: Path, text: str) -> None:
     try:
-        write_whole(target, text)
+        atomic_write(target, text)
     except OSError as error:
         raise RunFailedError(f"{target} cannot be written: {error}.") from error
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from isotrain.core.comparison import waiting
 from isotrain.core.comparison.differences import difference
-from isotrain.core.comparison.records import ESTIMATES, LEAST_RUNS, Cell, Estimate, Repeat, Span
+from isotrain.core.comparison.records import ESTIMATES, MIN_RUNS, Cell, Estimate, Repeat, Span
 from isotrain.core.comparison.statistics import Bootstrap, quantile, rate
 from isotrain.core.contracts.plan import plain_differences
 from isotrain.core.plain_records import value
@@ -53,7 +53,7 @@ def repeat_of(raw: Mapping[str, Any], times: RunTimes) -> Repeat:
     blocks = main["blocks"]
     seconds = [max(own) for own in zip(*(r["blocks"]["seconds"] for r in ranks), strict=True)]
     cpu = [sum(own) for own in zip(*(r["blocks"]["cpu_s"] for r in ranks), strict=True)]
-    steady = main["steady_from"]
+    steady = main["steady_state_start"]
     start = len(seconds) // 2 if steady is None else steady
     warm_steps = (
         main["opening_steps"] + sum(main["warm_up"]["steps"]) + sum(blocks["steps"][:start])
@@ -106,7 +106,7 @@ def _timeline(ranks: Sequence[Mapping[str, Any]]) -> list[Span]:
     ]
 
 
-def summarised(cells: Sequence[Cell], reference: str | None, seed: int) -> list[Cell]:
+def summarize(cells: Sequence[Cell], reference: str | None, seed: int) -> list[Cell]:
     """Gives every finished cell its estimates; the others none.
 
     Args:
@@ -119,7 +119,7 @@ def summarised(cells: Sequence[Cell], reference: str | None, seed: int) -> list[
     return [
         _related(_estimated(cell, rates[cell.name], seed), _single(cell, cells), rates, known)
         if cell.name in rates
-        else replace(cell, remarks=[], **_NO_FIGURES)
+        else replace(cell, notes=[], **_NO_FIGURES)
         for cell in cells
     ]
 
@@ -163,7 +163,7 @@ def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
         cpu_s_per_sample=each([r.cpu_s / sum(r.block_samples) for r in runs]),
         all_reduce_s=all_reduce,
         bus_bandwidth=bandwidth,
-        remarks=[*_remarks(runs), *waiting.told(cell.timeline, cell.replicas)],
+        notes=[*_notes(runs), *waiting.idle_notes(cell.timeline, cell.replicas)],
     )
 
 
@@ -179,11 +179,11 @@ def _all_reduce(
     return each(times), each([carried / seconds for seconds in times])
 
 
-def _remarks(runs: Sequence[Repeat]) -> list[str]:
+def _notes(runs: Sequence[Repeat]) -> list[str]:
     unsteady = sum(not run.steady for run in runs)
     found = [_NOT_STEADY.format(count=unsteady, runs=len(runs))] if unsteady else []
-    few = _FEW_RUNS.format(runs=len(runs), least=LEAST_RUNS)
-    return [*found, few] if len(runs) < LEAST_RUNS else found
+    few = _FEW_RUNS.format(runs=len(runs), least=MIN_RUNS)
+    return [*found, few] if len(runs) < MIN_RUNS else found
 
 
 def _single(cell: Cell, cells: Sequence[Cell]) -> str | None:

@@ -31,11 +31,11 @@ def result(comparison: ComparisonRecord) -> str:
     missing = [(c.name, f"{c.status}: {c.reason}") for c in comparison.cells if c not in done]
     if missing:
         parts.append(facts("without figures", missing))
-    remarks: dict[str, list[str]] = {}
+    notes: dict[str, list[str]] = {}
     for cell in done:
-        for remark in cell.remarks:
-            remarks.setdefault(remark, []).append(cell.name)
-    parts += [paragraph(f"{', '.join(names)}: {remark}.") for remark, names in remarks.items()]
+        for note in cell.notes:
+            notes.setdefault(note, []).append(cell.name)
+    parts += [paragraph(f"{', '.join(names)}: {note}.") for note, names in notes.items()]
     parts += _changes(comparison)
     if started := launcher_line(comparison.settings):
         parts.append(paragraph(f"All runs were {started}."))
@@ -45,7 +45,7 @@ def result(comparison: ComparisonRecord) -> str:
     return "\n".join(parts)
 
 
-def places(folder: Path, report: Path | None) -> str:
+def result_paths(folder: Path, report: Path | None) -> str:
     """Where the results are."""
     missing = "not made: pip install 'isotrain[report]', then isotrain report with this folder"
     shown = missing if report is None else str(report)

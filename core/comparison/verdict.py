@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isotrain.core.comparison.records import LEAST_RUNS, Cell, Estimate, Verdict
+from isotrain.core.comparison.records import MIN_RUNS, Cell, Estimate, Verdict
 
 LOSS_TOLERANCE = 1e-3
 """A relative difference of losses from which on the verdict mentions it."""
@@ -34,7 +34,7 @@ def _rate(cell: Cell) -> Estimate:
 def _can_tell(fast: Cell, slow: Cell) -> bool:
     """Whether the two differ: their intervals are apart, and know how runs differ."""
     runs = min(len(fast.repeats), len(slow.repeats))
-    return runs >= LEAST_RUNS and not _rate(fast).overlaps(_rate(slow))
+    return runs >= MIN_RUNS and not _rate(fast).overlaps(_rate(slow))
 
 
 def _figure(cell: Cell) -> str:
@@ -49,9 +49,9 @@ def three_digits(value: float) -> str:
 
 
 def _no_telling(first: Cell, tied: Sequence[Cell]) -> str:
-    if min(len(cell.repeats) for cell in (first, *tied)) < LEAST_RUNS:
+    if min(len(cell.repeats) for cell in (first, *tied)) < MIN_RUNS:
         return (
-            f"Cannot tell which is fastest with less than {LEAST_RUNS} runs of each. So far"
+            f"Cannot tell which is fastest with less than {MIN_RUNS} runs of each. So far"
             f" {_figure(first)} is ahead of {_figure(tied[0])}."
         )
     listed = "; ".join(_figure(cell) for cell in (first, *tied))

@@ -16,7 +16,7 @@ _WAITING = (
 )
 
 
-def told(timeline: Sequence[Span], replicas: int) -> list[str]:
+def idle_notes(timeline: Sequence[Span], replicas: int) -> list[str]:
     """The share of their passes' time in which stages compute none, and what is predicted.
 
     Args:

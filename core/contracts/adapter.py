@@ -10,16 +10,16 @@ from isotrain.core.contracts.capabilities import Capabilities
 from isotrain.core.contracts.export import ExportForm
 from isotrain.core.contracts.plan import DeviceKind
 from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.start import Start
+from isotrain.core.contracts.start import StartMethod
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
-from isotrain.core.stages.cut import ModelCut
+from isotrain.core.stages.cut import PipelineSplit
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.contracts.plan import Plan, Setting
-    from isotrain.core.contracts.service import Service
-    from isotrain.core.contracts.slot_forms import SlotForms
-    from isotrain.core.contracts.usability import Examination, Usability
+    from isotrain.core.contracts.plan import Plan, BackendConfig
+    from isotrain.core.contracts.service import ServerConnection
+    from isotrain.core.contracts.slot_forms import OptimizerStateNames
+    from isotrain.core.contracts.usability import Examination, Availability
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -34,21 +34,21 @@ class Adapter(ABC):
         summary: One line for listings.
         collectives: Name to a one-line meaning; the first is what is used unless one is asked for.
         replicas_per_process: `one`, or `all` when one process holds every replica of its host.
-        capabilities: By the name of a placement, what its replica groups can do, and why not the rest; it
-            has no runs of a placement of which it declares nothing.
+        capabilities: By the name of a parallel_layout, what its replica groups can do, and why not the rest; it
+            has no runs of a parallel layout of which it declares nothing.
         packages: The distributions whose installed versions a run's record has.
-        usual_lines: Patterns of how lines begin that its libraries write to logs of healthy runs too: they
+        ignored_log_lines: Patterns of how lines begin that its libraries write to logs of healthy runs too: they
             explain no failure.
         options: The names of `backend_options` it knows, with their meaning.
-        replicated_options: Those of them that say nothing to groups of any placement but `replicated`.
-        synchronised_statistics: The devices on which a layer that asks for statistics of the global
+        replicated_options: Those of them that say nothing to groups of any parallel layout but `replicated`.
+        sync_batchnorm_devices: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
         compiler: What translates the model where a spec says `compile`; None where nothing does.
-        served_over: With what the processes of a served run exchange, where it has served runs.
+        parameter_server_transport: With what the processes of a parameter-server run exchange, where it has parameter-server runs.
         exports: The forms in which its groups write models to files, but for `safetensors`, which needs none.
-        kit_models: Where it trains no portable models, the module that has the conformance kit's models in
+        conformance_models: Where it trains no portable models, the module that has the conformance kit's models in
             its own words: `probe_model`, `probe_objective` and `digits_model`.
-        slot_forms: How optimizers of its native models keep slots, for who goes on in another framework.
+        optimizer_state_names: How optimizers of its native models keep slots, for who goes on in another framework.
     """
 
     name: ClassVar[str]
@@ -58,18 +58,18 @@ class Adapter(ABC):
     replicas_per_process: ClassVar[Literal["one", "all"]]
     capabilities: ClassVar[Mapping[str, Capabilities]]
     packages: ClassVar[tuple[str, ...]] = ()
-    usual_lines: ClassVar[tuple[str, ...]] = ()
+    ignored_log_lines: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
     replicated_options: ClassVar[frozenset[str]] = frozenset()
-    synchronised_statistics: ClassVar[frozenset[DeviceKind]] = frozenset()
+    sync_batchnorm_devices: ClassVar[frozenset[DeviceKind]] = frozenset()
     compiler: ClassVar[str | None] = None
-    served_over: ClassVar[str] = "none"
+    parameter_server_transport: ClassVar[str] = "none"
     exports: ClassVar[frozenset[ExportForm]] = frozenset()
-    kit_models: ClassVar[str | None] = None
-    slot_forms: ClassVar[SlotForms | None] = None
+    conformance_models: ClassVar[str | None] = None
+    optimizer_state_names: ClassVar[OptimizerStateNames | None] = None
 
     @abstractmethod
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         """Looks whether the packages are installed, importing none of them."""
 
     @abstractmethod
@@ -91,27 +91,27 @@ class Adapter(ABC):
         """
 
     @abstractmethod
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         """Variables that must be set before a process of this backend starts Python."""
 
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         """What a process of this backend imports before it knows its run, if it can be forked then.
 
         Nothing that is imported may run the framework: no runtime, no device, no thread that matters.
-        What `variables` returns is set by then. Other runs of the same program are forked from the
+        What `environment_variables` returns is set by then. Other runs of the same program are forked from the
         same process if they import the same, so `spec` should bear on little.
         """
-        return Start(why_fresh=f"backend {self.name!r} does not say that it can be forked")
+        return StartMethod(why_fresh=f"backend {self.name!r} does not say that it can be forked")
 
     @abstractmethod
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
+    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
         """Joins the run and builds the model. Called once by every process.
 
         A run with one replica starts no process group and opens no port.
         """
 
     def servers(self, asked: int) -> int:
-        """How many processes that only hold parameters a served run has besides its workers.
+        """How many processes that only hold parameters a parameter-server run has besides its workers.
 
         Args:
             asked: As many as the strategy wants, where the backend has such.
@@ -121,43 +121,43 @@ class Adapter(ABC):
         """
         if asked > 1:
             raise UnsupportedError(
-                f"backend {self.name!r} keeps the parameters of a served run in rank 0, and cannot"
+                f"backend {self.name!r} keeps the parameters of a parameter-server run in rank 0, and cannot"
                 f" spread them over {asked} servers."
             )
         return 0
 
-    def start_served(self, spec: TrainingSpec, setting: Setting, service: Service) -> ReplicaGroup:
-        """Starts the coordinator of a served run: a group with `served_step`.
+    def start_parameter_server(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> ReplicaGroup:
+        """Starts the coordinator of a parameter-server run: a group with `parameter_server_step`.
 
         Raises:
-            UnsupportedError: It has no served runs. `ServedOverTcp` gives a backend those that need
+            UnsupportedError: It has no parameter-server runs. `TcpParameterServer` gives a backend those that need
                 nothing of it but `start` with one replica.
         """
-        raise UnsupportedError(f"backend {self.name!r} has no served runs.")
+        raise UnsupportedError(f"backend {self.name!r} has no parameter-server runs.")
 
-    def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
-        """Does what a worker or server of a served run does; returns when the coordinator is gone."""
-        raise UnsupportedError(f"backend {self.name!r} has no served runs.")
+    def serve(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> None:
+        """Does what a worker or server of a parameter-server run does; returns when the coordinator is gone."""
+        raise UnsupportedError(f"backend {self.name!r} has no parameter-server runs.")
 
-    def start_staged(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, cut: ModelCut
+    def start_pipeline(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
     ) -> ReplicaGroup:
-        """Starts a process of a staged run: a group with `staged_step`, whose stage `context.mesh` tells.
+        """Starts a process of a pipeline run: a group with `pipeline_step`, whose stage `context.device_mesh` tells.
 
         Raises:
-            UnsupportedError: It has no staged runs.
+            UnsupportedError: It has no pipeline runs.
             SpecError: The model cannot be cut so.
         """
-        raise UnsupportedError(f"backend {self.name!r} has no staged runs.")
+        raise UnsupportedError(f"backend {self.name!r} has no pipeline runs.")
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
-        """Starts a process of a fully sharded run: a group with `synchronised_step` and `gather_weights`.
+        """Starts a process of a fully sharded run: a group with `synchronous_step` and `unshard_weights`.
 
         Args:
             spec: What to train.
-            setting: What the plan resolved.
+            backend_config: What the plan resolved.
             context: This process's place.
             unit_bytes: Of weights that are joined together, where the model's modules allow it.
 
@@ -166,7 +166,7 @@ class Adapter(ABC):
         """
         raise UnsupportedError(f"backend {self.name!r} has no fully sharded runs.")
 
-    def why_not_joined(self) -> str | None:
+    def why_not_externally_started(self) -> str | None:
         """Why processes that an engine has started cannot become a run of this backend; None: they can.
 
         Any backend runs in a process that is alone. Overridden by one whose processes hold several
@@ -179,9 +179,9 @@ class Adapter(ABC):
             )
         return None
 
-    def can(self, placement: str) -> Capabilities:
-        """What its replica groups of a placement of this name can do."""
-        return self.capabilities.get(placement, Capabilities())
+    def capabilities_for(self, parallel_layout: str) -> Capabilities:
+        """What its replica groups of a parallel layout of this name can do."""
+        return self.capabilities.get(parallel_layout, Capabilities())
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         """Refuses what this backend cannot honour.
@@ -199,12 +199,12 @@ class Adapter(ABC):
         """
         return []
 
-    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        """Refuses models whose state its groups of a placement cannot lay out.
+    def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
+        """Refuses models whose state its groups of a parallel layout cannot lay out.
 
         Args:
             spec: What to train.
-            placement: Its name.
+            parallel_layout: Its name.
 
         Returns:
             Remarks about how it lays out the others, for the plan.
@@ -214,7 +214,7 @@ class Adapter(ABC):
         """
         return []
 
-    def blames_peer(self, error: BaseException) -> bool:
+    def is_peer_error(self, error: BaseException) -> bool:
         """Whether an error tells that another process of the run is gone, and not of a fault here.
 
         Asked in the process that raised it, which may have failed before anything was imported.
@@ -230,16 +230,16 @@ class Adapter(ABC):
         """
         return 2 * (plan.replicas - 1) / plan.replicas * (plan.gradient_bytes or 0)
 
-    def check_options(self, spec: TrainingSpec, placement: str = "replicated") -> Mapping[str, Any]:
+    def check_options(self, spec: TrainingSpec, parallel_layout: str = "replicated") -> Mapping[str, Any]:
         """Returns the spec's options for this backend.
 
         Args:
             spec: What to train.
-            placement: The name of how its state will lie.
+            parallel_layout: The name of how its state will lie.
 
         Raises:
             PlanError: One of them is unknown.
-            UnsupportedError: Groups of the placement would not honour one.
+            UnsupportedError: Groups of the parallel layout would not honour one.
         """
         given = spec.backend_options.get(self.name, {})
         for option in given:
@@ -247,14 +247,14 @@ class Adapter(ABC):
                 raise PlanError(
                     f"backend_options.{self.name}: " + unknown_name("option", option, self.options)
                 )
-            if option in self.replicated_options and placement != "replicated":
+            if option in self.replicated_options and parallel_layout != "replicated":
                 raise UnsupportedError(
                     f"backend_options.{self.name}.{option}: it is about how the gradients of data-parallel"
-                    f" steps are exchanged, of which {placement} runs have none. Leave it out."
+                    f" steps are exchanged, of which {parallel_layout} runs have none. Leave it out."
                 )
         return given
 
-    def known_collective(self, requested: str | None) -> str:
+    def collective_or_default(self, requested: str | None) -> str:
         """Returns the requested collective or the default.
 
         Raises:

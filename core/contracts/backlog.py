@@ -17,7 +17,7 @@ _MAY_BE_LEFT_OUT = (Output.kind, Progress.kind, Steps.kind)
 Item = TypeVar("Item")
 
 
-class Backlog(Generic[Item]):
+class EventQueue(Generic[Item]):
     """A queue of events in some form; of progress in a row only the newest is kept. Not thread-safe."""
 
     def __init__(self, as_item: Callable[[str], Item], most_bytes: int = MOST_BYTES) -> None:
@@ -40,7 +40,7 @@ class Backlog(Generic[Item]):
         return self._bytes > self._most_bytes
 
     @staticmethod
-    def may_leave_out(kind: str) -> bool:
+    def is_droppable(kind: str) -> bool:
         """Whether events of a kind are left out where too much waits already."""
         return kind in _MAY_BE_LEFT_OUT
 
@@ -52,7 +52,7 @@ class Backlog(Generic[Item]):
             kind: The event's kind.
             fields: The event's fields.
         """
-        if self.is_full and self.may_leave_out(kind):
+        if self.is_full and self.is_droppable(kind):
             self._steps_left_out += len(fields.get("losses", ()))
             self._outputs_left_out += kind == Output.kind
             return

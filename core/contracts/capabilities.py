@@ -10,33 +10,33 @@ from enum import StrEnum
 class Capability(StrEnum):
     """One thing a backend's replica group can do; every backend declares each, or says why not."""
 
-    SYNCHRONISED_STEP = "synchronised-step"
+    SYNCHRONOUS_STEP = "synchronous-step"
     LOCAL_STEP = "local-step"
     GRADIENTS = "gradients"
-    APPLY = "apply"
+    APPLY_GRADIENTS = "apply-gradients"
     NAMED_STATE = "named-state"
     AVERAGE_PARAMETERS = "average-parameters"
     SEND_RECEIVE = "send-receive"
     COMPUTE = "compute"
     SUBGROUPS = "subgroups"
-    BFLOAT16_EXCHANGE = "bfloat16-exchange"
-    SERVED_STEP = "served-step"
-    PARTIAL_UPDATE = "partial-update"
-    GRADIENTS_IN_BUCKETS = "gradients-in-buckets"
-    STAGED_STEP = "staged-step"
-    GATHER_WEIGHTS = "gather-weights"
-    WEIGHTS_IN_HOSTS = "weights-in-hosts"
+    BFLOAT16_COLLECTIVES = "bfloat16-collectives"
+    PARAMETER_SERVER_STEP = "parameter-server-step"
+    UPDATE_SHARD = "update-shard"
+    REDUCE_SCATTER_GRADIENTS = "reduce-scatter-gradients"
+    PIPELINE_STEP = "pipeline-step"
+    UNSHARD_WEIGHTS = "unshard-weights"
+    HYBRID_SHARDING = "hybrid-sharding"
 
 
 NOT_REPLICATED = {
-    Capability.SERVED_STEP: "only a strategy of placement `served` has workers",
+    Capability.PARAMETER_SERVER_STEP: "only a strategy of parallel layout `parameter-server` has workers",
     **dict.fromkeys(
-        (Capability.PARTIAL_UPDATE, Capability.GRADIENTS_IN_BUCKETS),
-        "only in a strategy of placement `sharded` has each replica its own part",
+        (Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS),
+        "only in a strategy of parallel layout `sharded` has each replica its own part",
     ),
-    Capability.STAGED_STEP: "only a strategy of placement `staged` has stages",
+    Capability.PIPELINE_STEP: "only a strategy of parallel layout `pipeline` has stages",
     **dict.fromkeys(
-        (Capability.GATHER_WEIGHTS, Capability.WEIGHTS_IN_HOSTS), "each replica has all weights"
+        (Capability.UNSHARD_WEIGHTS, Capability.HYBRID_SHARDING), "each replica has all weights"
     ),
 }
 """Why no replicated group has what others have."""
@@ -45,7 +45,7 @@ _UNDECLARED = "the backend does not declare it"
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the replica groups of one placement can do under a backend.
+    """What the replica groups of one parallel layout can do under a backend.
 
     Attributes:
         has: What they can do; what is not in it they cannot, also a capability of a later isotrain.

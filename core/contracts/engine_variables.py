@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import TypeVar
 
-from isotrain.core.errors import PlaceError
+from isotrain.core.errors import ClusterInfoError
 
 T = TypeVar("T")
 
 
-class EngineVariables:
+class EnvReader:
     """Reads variables that an engine sets, and notes which. One that is set to nothing is not set."""
 
     def __init__(self, engine: str, variables: Mapping[str, str]) -> None:
@@ -19,7 +19,7 @@ class EngineVariables:
         self._read: dict[str, None] = {}
 
     @property
-    def told_by(self) -> tuple[str, ...]:
+    def variables_read(self) -> tuple[str, ...]:
         """The names of the set variables that were asked for so far, in order."""
         return tuple(self._read)
 
@@ -27,12 +27,12 @@ class EngineVariables:
         """Whether the engine has set these variables: all of them, or none.
 
         Raises:
-            PlaceError: Some of them are set, and others are not.
+            ClusterInfoError: Some of them are set, and others are not.
         """
         found = [name for name in names if self.text(name) is not None]
         missing = [name for name in names if name not in found]
         if found and missing:
-            raise PlaceError(
+            raise ClusterInfoError(
                 f"{self._engine}: {_are_set(found)}, but not {' and '.join(missing)}; expected all of"
                 f" {', '.join(names)}, as this engine sets them, or none. Set what is missing, or unset"
                 " the others."
@@ -51,7 +51,7 @@ class EngineVariables:
         """The text of a variable without which the place is not whole.
 
         Raises:
-            PlaceError: It is not set.
+            ClusterInfoError: It is not set.
         """
         found = self.text(name)
         if found is None:
@@ -62,13 +62,13 @@ class EngineVariables:
         """The whole number, of at least 0, that a variable is set to; None: it is not set.
 
         Raises:
-            PlaceError: It is set to something else.
+            ClusterInfoError: It is set to something else.
         """
         found = self.text(name)
         if found is None:
             return None
         if not (found.isascii() and found.isdecimal()):
-            raise PlaceError(
+            raise ClusterInfoError(
                 f"{self._engine}: {name} is {found!r}; expected a whole number of at least 0."
             )
         return int(found)
@@ -77,7 +77,7 @@ class EngineVariables:
         """The number of a variable without which the place is not whole.
 
         Raises:
-            PlaceError: It is not set, or to something else.
+            ClusterInfoError: It is not set, or to something else.
         """
         self.required_text(name)
         return self.number(name) or 0
@@ -86,13 +86,13 @@ class EngineVariables:
         """What `host_list` or `counts_per_host` reads in a variable without which the place is not whole.
 
         Raises:
-            PlaceError: It is not set, or to something else.
+            ClusterInfoError: It is not set, or to something else.
         """
         text = self.required_text(name)
         try:
             return tuple(read(text))
-        except PlaceError as error:
-            raise PlaceError(f"{self._engine}: {name}: {error}") from error
+        except ClusterInfoError as error:
+            raise ClusterInfoError(f"{self._engine}: {name}: {error}") from error
 
 
 def _are_set(names: list[str]) -> str:

@@ -7,16 +7,16 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import ClassVar
 
-from isotrain.core.errors import PlaceError
+from isotrain.core.errors import ClusterInfoError
 
 
 @dataclass(frozen=True)
-class Place:
+class ClusterInfo:
     """What an engine tells one process about itself; None and empty where it does not tell.
 
     Attributes:
-        engine: The name of the environment that read it.
-        told_by: The variables that it was read from.
+        environment: The name of the environment that read it.
+        variables_read: The variables that it was read from.
         rank: Of this process among all that the engine started, from 0.
         world_size: How many it started.
         job: Names what was started on the whole cluster, equally in all its processes and, as far as the
@@ -32,8 +32,8 @@ class Place:
         restarts: How often the engine has started the processes again.
     """
 
-    engine: str
-    told_by: tuple[str, ...]
+    environment: str
+    variables_read: tuple[str, ...]
     rank: int
     world_size: int
     job: str
@@ -55,36 +55,36 @@ class Place:
         """Refuses what cannot be.
 
         Raises:
-            PlaceError: A rank is not below its size.
+            ClusterInfoError: A rank is not below its size.
         """
         _require_below("rank", self.rank, "processes", self.world_size, self)
         _require_below("local rank", self.local_rank, "on its host", self.local_world_size, self)
         _require_below("node rank", self.node_rank, "hosts", len(self.hosts) or None, self)
 
 
-class Environment(ABC):
+class ClusterEnvironment(ABC):
     """Tells who a process is, if one engine started it.
 
     Attributes:
         name: The engine, under which it is registered.
         summary: One line for listings.
-        inside: Engines that often start this one, or in whose jobs it runs: where both claim a process,
+        nested_in: Engines that often start this one, or in whose jobs it runs: where both claim a process,
             this one is right, and what is half set for the others does not matter. Of engines of which
             neither names the other, only one may claim a process.
     """
 
     name: ClassVar[str]
     summary: ClassVar[str]
-    inside: ClassVar[frozenset[str]] = frozenset()
+    nested_in: ClassVar[frozenset[str]] = frozenset()
 
     @abstractmethod
-    def place(self, variables: Mapping[str, str]) -> Place | None:
+    def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
         """Reads the place of the process that has these variables; None: this engine did not start it.
 
-        Looks at nothing else: no other variables, no file, no socket, no clock. See `EngineVariables`.
+        Looks at nothing else: no other variables, no file, no socket, no clock. See `EnvReader`.
 
         Raises:
-            PlaceError: The variables are half set, or not what they should be.
+            ClusterInfoError: The variables are half set, or not what they should be.
         """
 
     def secret(self, variables: Mapping[str, str]) -> str | None:
@@ -96,11 +96,11 @@ class Environment(ABC):
 
 
 def _require_below(
-    what: str, number: int | None, of_what: str, size: int | None, place: Place
+    what: str, number: int | None, of_what: str, size: int | None, place: ClusterInfo
 ) -> None:
     if number is not None and size is not None and not 0 <= number < size:
-        raise PlaceError(
-            f"{place.engine}: the {what} is {number} of {size} {of_what}, as"
-            f" {', '.join(place.told_by)} say; expected at least 0 and less than {size}. Unset these"
+        raise ClusterInfoError(
+            f"{place.environment}: the {what} is {number} of {size} {of_what}, as"
+            f" {', '.join(place.variables_read)} say; expected at least 0 and less than {size}. Unset these"
             " variables if you set them, or start the processes anew."
         )

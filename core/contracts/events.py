@@ -186,7 +186,7 @@ class Resumed(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLost(ProcessEvent):
-    """A worker of a served run is lost, and the run goes on without it; of rank 0.
+    """A worker of a parameter-server run is lost, and the run goes on without it; of rank 0.
 
     Attributes:
         lost_rank: Of the worker.
@@ -222,14 +222,14 @@ class Failed(ProcessEvent):
         error: The name of the error's class.
         message: The error in a line.
         traceback: As Python prints it, without most frames of libraries; the log has the whole.
-        blames_peer: Whether the error tells that another process is gone.
+        is_peer_error: Whether the error tells that another process is gone.
     """
 
     kind = "failed"
     error: str
     message: str
     traceback: str
-    blames_peer: bool
+    is_peer_error: bool
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -272,7 +272,7 @@ class FilePart(Event):
 
 
 @dataclass(frozen=True, kw_only=True)
-class Remark(Event):
+class LauncherNote(Event):
     """The launcher does something in another way than the plan says.
 
     Attributes:
@@ -280,7 +280,7 @@ class Remark(Event):
         text: What, and why.
     """
 
-    kind = "remark"
+    kind = "note"
     time: float
     text: str
 
@@ -358,7 +358,7 @@ _KINDS: tuple[type[Event], ...] = (
     Finished,
     Output,
     FilePart,
-    Remark,
+    LauncherNote,
     Restarted,
     RunFailed,
     CommandFailed,

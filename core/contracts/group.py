@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from isotrain.core.contracts.export import ExportForm
-from isotrain.core.contracts.placed_steps import PlacedSteps
+from isotrain.core.contracts.placed_steps import LayoutSteps
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait, Trait
@@ -23,12 +23,12 @@ CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
 Phase = Literal["train", "evaluation"]
 
 
-class ReplicaGroup(PlacedSteps, ABC):
+class ReplicaGroup(LayoutSteps, ABC):
     """The replicas of one process, and their ties to all others.
 
     Every method is called by every process at the same point unless its docstring says *local*.
     Where a method takes or gives a sequence of tensors, there is one per replica of this process, in
-    the order of `local_replicas`. `PlacedSteps` has what only runs of other placements ask for.
+    the order of `local_replicas`. `LayoutSteps` has what only runs of other placements ask for.
 
     Attributes:
         replicas: Replicas in the whole run.
@@ -39,14 +39,14 @@ class ReplicaGroup(PlacedSteps, ABC):
     local_replicas: tuple[int, ...]
 
     @abstractmethod
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         """Moves NumPy arrays of a slice, one or a tree of them, to the framework. Local; any thread."""
 
-    def is_placed(self, value: Any) -> bool:
-        """Whether something is as `place` would make it: streams that give such are not copied. Local."""
+    def is_on_device(self, value: Any) -> bool:
+        """Whether something is as `to_device` would make it: streams that give such are not copied. Local."""
         return False
 
-    def own_rates(self) -> Callable[[int], float] | None:
+    def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
         """The schedule that the spec's own optimizer came with; None where it has none. Local.
 
         Returns:
@@ -62,7 +62,7 @@ class ReplicaGroup(PlacedSteps, ABC):
         """
         return None
 
-    def weight_finaliser(self) -> Callable[[], None] | None:
+    def weight_finalizer(self) -> Callable[[], None] | None:
         """What the spec's own optimizer does with the weights when training ends. Local.
 
         Returns:
@@ -72,7 +72,7 @@ class ReplicaGroup(PlacedSteps, ABC):
         return None
 
     @abstractmethod
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> Tensor:
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """Runs the backend's native synchronised data-parallel step.
 
         Args:
@@ -100,11 +100,11 @@ class ReplicaGroup(PlacedSteps, ABC):
         """
 
     @abstractmethod
-    def apply(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
+    def apply_gradients(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
         """Clips and applies gradients that are already reduced, on each replica. Local."""
 
     @contextlib.contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def preserving_training_state(self) -> Iterator[None]:
         """Puts back at its end what computing gradients moves, on each replica here. Local.
 
         That is the non-trainable state; and, where a group has them besides, training metrics and
@@ -117,7 +117,7 @@ class ReplicaGroup(PlacedSteps, ABC):
             self.write_state(before)
 
     @contextlib.contextmanager
-    def unmoved(self) -> Iterator[None]:
+    def preserving_state(self) -> Iterator[None]:
         """Puts back at its end what evaluations and predictions move, on each replica here. Local.
 
         Training goes on as if they had not been: with the states that layers carry, the random streams and
@@ -211,7 +211,7 @@ class ReplicaGroup(PlacedSteps, ABC):
         `evaluation` has `loss` besides the spec's metrics; `train` has the metrics only.
         """
 
-    def take_metrics(self) -> np.ndarray:
+    def pop_metric_state(self) -> np.ndarray:
         """Gives the sums that this process's training metrics consist of, and starts them anew. Local.
 
         Returns:
@@ -222,33 +222,33 @@ class ReplicaGroup(PlacedSteps, ABC):
         """
         raise UnsupportedError(f"{type(self).__name__} does not give its metrics away.")
 
-    def add_metrics(self, sums: np.ndarray) -> None:
-        """Adds what `take_metrics` of another group gave to this one's. Local."""
+    def add_metric_state(self, sums: np.ndarray) -> None:
+        """Adds what `pop_metric_state` of another group gave to this one's. Local."""
         raise UnsupportedError(f"{type(self).__name__} does not take metrics over.")
 
     def traits(self) -> list[LayerTrait]:
         """Lists what the model's layers do that bears on whether runs agree. Local."""
         return [LayerTrait(Trait.HIDDEN, "model", type(self).__name__)]
 
-    def remarks(self) -> list[str]:
+    def plan_notes(self) -> list[str]:
         """What the model or the loss is used for in another way than one might think, for the plan. Local."""
         return []
 
-    def step_remarks(self, batch: Batch) -> list[str]:
+    def step_notes(self, batch: Batch) -> list[str]:
         """Says what it will honour in its own way in steps on such batches; nothing moves. Local."""
         return []
 
-    def refuses_one(self, batch: Batch) -> str | None:
+    def refuses_single_sample(self, batch: Batch) -> str | None:
         """Names a layer that cannot be trained on a slice of one sample, such as the batch's first. Local.
 
         It may try: nothing moves.
         """
         return None
 
-    def draw_anew(self, replica: int, step: int) -> None:
+    def reseed(self, replica: int, step: int) -> None:
         """Has random layers draw from here on what a replica draws in a step. Local.
 
-        A worker of a served run is asked for it before each slice, so that what is drawn depends neither on
+        A worker of a parameter-server run is asked for it before each slice, so that what is drawn depends neither on
         who computes a slice nor on what that one has computed before: runs that go on draw as if never ended.
 
         Args:
@@ -260,7 +260,7 @@ class ReplicaGroup(PlacedSteps, ABC):
         """
         raise UnsupportedError(f"{type(self).__name__} does not draw by replica and step.")
 
-    def not_carried(self) -> list[str]:
+    def not_checkpointed(self) -> list[str]:
         """Says what a step depends on that `read_state` cannot give: one sentence each. Local."""
         return []
 
@@ -325,14 +325,14 @@ class ReplicaGroup(PlacedSteps, ABC):
             IsotrainError: A name is unknown, a shape does not fit, or the replica is not here.
         """
 
-    def lives_elsewhere(self, name: str) -> bool:
+    def is_remote(self, name: str) -> bool:
         """Whether only other processes hold the state of a name, which `write_state` passes over. Local.
 
         Nothing of it is then read from a checkpoint here.
         """
         return False
 
-    def place_of(self, replica: int | None) -> int:
+    def local_index(self, replica: int | None) -> int:
         """The place of a replica among `local_replicas`, that of the first for None. Local.
 
         Raises:
@@ -396,11 +396,11 @@ class ReplicaGroup(PlacedSteps, ABC):
         return self.compute(_all_reduced, values, static=op)
 
     @property
-    def is_alone(self) -> bool:
+    def is_single_process(self) -> bool:
         """Whether no other process takes part in the steps. Local."""
         return len(self.local_replicas) == self.replicas
 
-    def largest(self, numbers: Sequence[float]) -> list[float]:
+    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
         """Gives the largest of what every process has in each place, the same on all of them.
 
         Args:
@@ -417,7 +417,7 @@ class ReplicaGroup(PlacedSteps, ABC):
         """Returns once every process has called it."""
 
     @abstractmethod
-    def synchronise_device(self) -> None:
+    def synchronize_device(self) -> None:
         """Waits until this process's devices have finished all submitted work. Local."""
 
     @abstractmethod

@@ -15,7 +15,7 @@ Work = Callable[[Any], Any]
 """Called on every process with its session; what it returns is given back to the caller."""
 
 
-class ToldWork(ABC):
+class InternalWork(ABC):
     """Work of isotrain's own that is not training, which also the ranks of an engine can be told to do.
 
     Attributes:
@@ -49,7 +49,7 @@ class Job:
         key: A secret of this run's processes.
         plugins: Those that were asked for where the run was.
         resume: The checkpoint to go on from: its folder or URL.
-        usual_lines: Of the backend's logs; see `Adapter`.
+        ignored_log_lines: Of the backend's logs; see `Adapter`.
         interface: The network interface over which its processes talk, where they are on several hosts.
     """
 
@@ -59,5 +59,5 @@ class Job:
     key: bytes = field(repr=False)
     plugins: PluginChoice
     resume: str | None = None
-    usual_lines: tuple[str, ...] = ()
+    ignored_log_lines: tuple[str, ...] = ()
     interface: str | None = None

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.core.contracts.allocation import Allocation
-from isotrain.core.contracts.usability import Usability
+from isotrain.core.contracts.usability import Availability
 from isotrain.core.errors import PlanError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ LOCAL = "local"
 
 
 @dataclass(frozen=True)
-class ChosenLauncher:
+class LauncherChoice:
     """A launcher, as it was asked for.
 
     Attributes:
@@ -45,9 +45,9 @@ class Launcher(ABC):
     name: ClassVar[str]
     summary: ClassVar[str]
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         """Looks whether it can start runs from here, starting nothing; plans are made also where not."""
-        return Usability(True)
+        return Availability(True)
 
     def allocation(self) -> Allocation | None:
         """What there is to run on; None: this machine, and as many processes as are asked for.
@@ -60,7 +60,7 @@ class Launcher(ABC):
     def refuses(self, adapter: Adapter, processes: int) -> str | None:
         """Why it does not start runs of a backend; None: it does.
 
-        A launcher that has an engine start the same command on every rank gives `adapter.why_not_joined()`
+        A launcher that has an engine start the same command on every rank gives `adapter.why_not_externally_started()`
         where there are several: a rank that is alone starts what its backend has by itself.
 
         Args:

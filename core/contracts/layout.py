@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class Spot:
+class ProcessSlot:
     """Where one process is.
 
     Attributes:
@@ -19,25 +19,25 @@ class Spot:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ClusterLayout:
     """Where the processes of a run are, and what each has there.
 
     Attributes:
-        engine: That has started them.
-        spots: Of each process, by rank.
+        launcher: That has started them.
+        process_slots: Of each process, by rank.
         cores: That each may use.
         gpus: That each can see; None: nobody tells before they start.
-        remarks: On how they talk with each other, for people.
+        notes: On how they talk with each other, for people.
     """
 
-    engine: str
-    spots: tuple[Spot, ...]
+    launcher: str
+    process_slots: tuple[ProcessSlot, ...]
     cores: int
     gpus: int | None
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
 
     @property
-    def most_on_a_host(self) -> int:
+    def max_processes_per_host(self) -> int:
         """Processes on the host that has most."""
-        hosts = [spot.host for spot in self.spots]
+        hosts = [spot.host for spot in self.process_slots]
         return max(map(hosts.count, {*hosts}))

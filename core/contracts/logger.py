@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from isotrain.core.contracts.usability import Usability
+from isotrain.core.contracts.usability import Availability
 
 
 class Logger:
@@ -27,9 +27,9 @@ class Logger:
     summary: ClassVar[str]
 
     @classmethod
-    def usability(cls) -> Usability:
+    def availability(cls) -> Availability:
         """Looks whether the packages it needs are installed, importing none of them."""
-        return Usability(True)
+        return Availability(True)
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         """Called first: the processes are ready, or the run failed before they were.

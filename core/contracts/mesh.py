@@ -10,7 +10,7 @@ DATA, SHARD, STAGE = "data", "shard", "stage"
 
 
 @dataclass(frozen=True)
-class Mesh:
+class DeviceMesh:
     """The places of a run as a grid, numbered row by row: neighbours differ along the last axis.
 
     Along `data`, places hold equal state; along `shard`, each holds a part of it; on both, each place is a
@@ -27,7 +27,7 @@ class Mesh:
         return self.sizes.get(axis, 1)
 
     @property
-    def places(self) -> int:
+    def total_size(self) -> int:
         """In all."""
         return math.prod(self.sizes.values())
 
@@ -46,9 +46,9 @@ class Mesh:
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
         """The places that differ along one axis alone, together; each in the order of the axis."""
         found: dict[tuple[tuple[str, int], ...], list[int]] = {}
-        for place in range(self.places):
+        for place in range(self.total_size):
             others = self.coordinates(place)
             others.pop(axis, None)
             found.setdefault(tuple(others.items()), []).append(place)
-        own = found.values() if axis in self.sizes else ([place] for place in range(self.places))
+        own = found.values() if axis in self.sizes else ([place] for place in range(self.total_size))
         return tuple(tuple(places) for places in own)

@@ -10,21 +10,21 @@ from isotrain.core.contracts.replica import Tensor
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.stages.actions import Action
-from isotrain.core.stages.executor import Taken
+from isotrain.core.stages.executor import ExecutedAction
 from isotrain.core.stages.profile import ModelProfile
 
 
-class PlacedSteps:
+class LayoutSteps:
     """Steps of staged, served and sharded runs; a group that has none of them says so.
 
     Every method is called by every process at the same point unless its docstring says *local*, or who
     calls it.
     """
 
-    def staged_step(
+    def pipeline_step(
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> Tensor:
-        """Takes the micro-batches of a global batch through the stages of a staged run, and updates each.
+        """Takes the micro-batches of a global batch through the stages of a pipeline run, and updates each.
 
         Args:
             batch: The slices of this process's replica, which all of its stages have.
@@ -34,37 +34,37 @@ class PlacedSteps:
         Returns:
             The loss of the global batch, equal on every process.
         """
-        raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
+        raise UnsupportedError(f"{type(self).__name__} is no group of a pipeline run.")
 
-    def join_stages(self) -> None:
-        """Gives every process of a staged run the weights of all stages, as they are."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
+    def gather_stages(self) -> None:
+        """Gives every process of a pipeline run the weights of all stages, as they are."""
+        raise UnsupportedError(f"{type(self).__name__} is no group of a pipeline run.")
 
-    def part_weights(self) -> None:
+    def reshard_weights(self) -> None:
         """Leaves each process of a staged or fully sharded run the weights that it keeps up to date. Local.
 
         It does nothing in other runs. Called on every process before a checkpoint is read whose state is the
-        same on all replicas; `join_stages` and `gather_weights` get the others again. Means of replicas and
+        same on all replicas; `gather_stages` and `unshard_weights` get the others again. Means of replicas and
         translated state are written whole.
         """
 
-    def note_actions(self) -> None:
+    def enable_action_timing(self) -> None:
         """Has `last_actions` tell of the staged steps from here on, also where to know it costs something."""
 
-    def last_actions(self) -> Sequence[Taken]:
+    def last_actions(self) -> Sequence[ExecutedAction]:
         """What this process did in the last staged step, where that was noted. Local."""
         return ()
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
-        """Times the layers of all stages of a staged run on a micro-batch, before the first step. Local."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a staged run.")
+        """Times the layers of all stages of a pipeline run on a micro-batch, before the first step. Local."""
+        raise UnsupportedError(f"{type(self).__name__} is no group of a pipeline run.")
 
-    def gather_weights(self) -> None:
+    def unshard_weights(self) -> None:
         """Gives every process of a fully sharded run all weights, as they are, until the next step."""
         raise UnsupportedError(f"{type(self).__name__} is no group of a fully sharded run.")
 
-    def served_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
-        """Hands a global batch out to the workers of a served run. Called by the coordinator.
+    def parameter_server_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
+        """Hands a global batch out to the workers of a parameter-server run. Called by the coordinator.
 
         Args:
             batch: All slices of it.
@@ -77,13 +77,13 @@ class PlacedSteps:
         Returns:
             The loss of the global batch; with staleness an object that is ready later: `float` waits.
         """
-        raise UnsupportedError(f"{type(self).__name__} is no group of a served run.")
+        raise UnsupportedError(f"{type(self).__name__} is no group of a parameter-server run.")
 
-    def served_account(self) -> Mapping[str, Any]:
-        """What a served run measured so far, as JSON values: staleness, slices, lost workers. Local."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a served run.")
+    def parameter_server_stats(self) -> Mapping[str, Any]:
+        """What a parameter-server run measured so far, as JSON values: staleness, slices, lost workers. Local."""
+        raise UnsupportedError(f"{type(self).__name__} is no group of a parameter-server run.")
 
-    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+    def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         """Lets each replica here update some of the weights only, and keep slots for them alone. Local.
 
         Called before the first step, at most once.
@@ -93,7 +93,7 @@ class PlacedSteps:
         """
         raise UnsupportedError(f"{type(self).__name__} updates all weights on each replica.")
 
-    def update_own(
+    def update_shard(
         self,
         gradients: Sequence[Sequence[Tensor]],
         learning_rate: float,
@@ -102,14 +102,14 @@ class PlacedSteps:
         """Clips and applies, on each replica, reduced gradients of the weights that it keeps slots of. Local.
 
         Args:
-            gradients: Of these weights, in the order in which `keep_slots_of` was told them.
+            gradients: Of these weights, in the order in which `shard_optimizer` was told them.
             learning_rate: The rate of this step.
             norms: The norm of the gradients of all weights, where the spec clips by it: a scalar for each
                 local replica, equal on all.
         """
         raise UnsupportedError(f"{type(self).__name__} updates all weights on each replica.")
 
-    def reduced_gradients(
+    def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[Tensor]], Tensor]:
         """Computes gradients, and keeps of each bucket what a reduction makes of it; the rest is let go.

@@ -1,4 +1,4 @@
-"""The contract of a placement: how the state of a run lies over its processes."""
+"""The contract of a parallel layout: how the state of a run lies over its processes."""
 
 from __future__ import annotations
 
@@ -7,21 +7,21 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
-from isotrain.core.contracts.mesh import DATA, Mesh
+from isotrain.core.contracts.mesh import DATA, DeviceMesh
 from isotrain.core.contracts.process import Role
 from isotrain.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
     from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.contracts.plan import Setting
+    from isotrain.core.contracts.plan import BackendConfig
     from isotrain.core.contracts.process import ProcessContext
-    from isotrain.core.contracts.service import Service
+    from isotrain.core.contracts.service import ServerConnection
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
 @dataclass(frozen=True)
-class Seat:
+class ProcessRole:
     """What one process of a run is there for.
 
     Attributes:
@@ -33,7 +33,7 @@ class Seat:
     role: Role = "replica"
 
 
-class Placement(ABC):
+class ParallelLayout(ABC):
     """Lays out the processes of a run, and opens the group of each.
 
     A strategy has one; where it depends on options, the strategy's constructor makes it. It is the same on
@@ -41,30 +41,30 @@ class Placement(ABC):
 
     Attributes:
         name: Under which backends declare what their groups of it can do.
-        doors: Ports that its processes need besides one for each.
+        extra_ports: Ports that its processes need besides one for each.
     """
 
     name: ClassVar[str]
-    doors: int = 0
+    extra_ports: int = 0
 
     @property
     def where(self) -> str:
         """How texts begin that are about groups of it."""
         return f"in {self.name} runs "
 
-    def for_replicas(self, replicas: int) -> Placement:
-        """The placement of a run of so many: a single replica may need no other."""
+    def for_replicas(self, replicas: int) -> ParallelLayout:
+        """The parallel layout of a run of so many: a single replica may need no other."""
         return self
 
     @abstractmethod
-    def mesh(self, replicas: int) -> Mesh:
+    def device_mesh(self, replicas: int) -> DeviceMesh:
         """The places of a run of so many replicas.
 
         Raises:
             PlanError: So many do not fit.
         """
 
-    def mesh_on(self, replicas: int, hosts: Sequence[Sequence[int]]) -> Mesh:
+    def device_mesh_on_hosts(self, replicas: int, hosts: Sequence[Sequence[int]]) -> DeviceMesh:
         """The places of a run whose hosts are known; by default those of any hosts.
 
         Args:
@@ -74,9 +74,9 @@ class Placement(ABC):
         Raises:
             PlanError: They do not fit.
         """
-        return self.mesh(replicas)
+        return self.device_mesh(replicas)
 
-    def seats(self, adapter: Adapter, replicas: int) -> tuple[Seat, ...]:
+    def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
         """What each process is there for, by rank: by default to hold as many replicas as the backend says.
 
         Raises:
@@ -84,8 +84,8 @@ class Placement(ABC):
         """
         everyone = tuple(range(replicas))
         if adapter.replicas_per_process == "all":
-            return (Seat(everyone),)
-        return tuple(Seat((replica,)) for replica in everyone)
+            return (ProcessRole(everyone),)
+        return tuple(ProcessRole((replica,)) for replica in everyone)
 
     def collective(self, adapter: Adapter, resolved: str) -> str:
         """What several replicas exchange with, where the backend has resolved a collective."""
@@ -95,39 +95,39 @@ class Placement(ABC):
         self,
         adapter: Adapter,
         spec: TrainingSpec,
-        setting: Setting,
+        backend_config: BackendConfig,
         context: ProcessContext,
-        service: Service | None = None,
+        server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
         """Joins the run; called once by every process that has a session.
 
         Args:
             adapter: Of the backend.
             spec: What to train.
-            setting: What the plan resolved.
+            backend_config: What the plan resolved.
             context: This process's place.
-            service: What it is told besides; None in a session that nobody launched.
+            server_connection: What it is told besides; None in a session that nobody launched.
         """
-        return adapter.start(spec, setting, context)
+        return adapter.start(spec, backend_config, context)
 
     def serve(
-        self, adapter: Adapter, spec: TrainingSpec, setting: Setting, service: Service
+        self, adapter: Adapter, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
     ) -> None:
         """Does what a process without a session does; returns when those with one are through."""
         raise UnsupportedError(
-            f"placement {self.name!r} has no process of role {service.context.role!r}."
+            f"parallel layout {self.name!r} has no process of role {server_connection.context.role!r}."
         )
 
 
-class Replicated(Placement):
+class ReplicatedLayout(ParallelLayout):
     """Every replica holds the weights, and steps."""
 
     name = "replicated"
     where = ""
 
-    def mesh(self, replicas: int) -> Mesh:
+    def device_mesh(self, replicas: int) -> DeviceMesh:
         """All of them along the data axis."""
-        return Mesh({DATA: replicas})
+        return DeviceMesh({DATA: replicas})
 
 
-REPLICATED = Replicated()
+REPLICATED = ReplicatedLayout()

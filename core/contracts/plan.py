@@ -6,12 +6,12 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from isotrain.core.contracts.mesh import Mesh
+from isotrain.core.contracts.mesh import DeviceMesh
 from isotrain.core.contracts.process import Role, runs_the_loop
-from isotrain.core.contracts.start import Start
+from isotrain.core.contracts.start import StartMethod
 from isotrain.core.contracts.state_bytes import StateBytes
 from isotrain.core.errors import PlanError
-from isotrain.core.stages.staged_plan import StagedPlan
+from isotrain.core.stages.staged_plan import PipelinePlan
 
 DeviceKind = Literal["cpu", "gpu"]
 Hosts = tuple[tuple[int, ...], ...]
@@ -19,7 +19,7 @@ Hosts = tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True)
-class Setting:
+class BackendConfig:
     """What the plan resolved for every process of a run.
 
     Attributes:
@@ -62,7 +62,7 @@ class Plan:
         backend: Its registered name.
         framework: The framework under it.
         collective: What replicas will really exchange with; `none` for one replica.
-        requested: The collective that was asked for; None: whichever the backend takes.
+        requested_collective: The collective that was asked for; None: whichever the backend takes.
         strategy: The strategy's name.
         strategy_options: Its options.
         launcher: What starts the processes.
@@ -71,22 +71,22 @@ class Plan:
         replicas: Of the model, in all.
         threads: Compute threads per replica.
         processes: Who runs where.
-        start: How they come to be.
-        variables: Set for every process before it starts.
+        start_method: How they come to be.
+        environment_variables: Set for every process before it starts.
         precision: The spec's.
-        global_batch: Samples of one step over all replicas.
-        local_batches: Each replica's share of a full global batch, in samples.
-        accumulate: Micro-batches that each share is cut into.
+        global_batch_size: Samples of one step over all replicas.
+        local_batch_sizes: Each replica's share of a full global batch, in samples.
+        gradient_accumulation_steps: Micro-batches that each share is cut into.
         scaling: The rule, and the factor it puts on the spec's learning rate.
         optimizer: Its name; `custom`: one of the spec's own.
         learning_rate: After scaling, at the end of any warm-up.
         timeouts: Seconds: silence, start, progress.
         options: The spec's options for this backend.
-        remarks: What the backend honours in its own way.
+        notes: What the backend honours in its own way.
         loggers: Names of those that write down how the run goes.
-        placement: The name of how state lies over the processes.
-        mesh: Its places, by axis.
-        doors: Ports that the processes need besides one for each.
+        parallel_layout: The name of how state lies over the processes.
+        device_mesh: Its places, by axis.
+        extra_ports: Ports that the processes need besides one for each.
         samples: In the training data; None until they were counted.
         steps_per_epoch: None until the samples were counted.
         total_steps: Of the run; None until known.
@@ -110,24 +110,24 @@ class Plan:
     replicas: int
     threads: int
     processes: tuple[ProcessPlan, ...]
-    start: Start
-    variables: Mapping[str, str]
+    start_method: StartMethod
+    environment_variables: Mapping[str, str]
     precision: str
-    global_batch: int
-    local_batches: tuple[int, ...]
-    accumulate: int
+    global_batch_size: int
+    local_batch_sizes: tuple[int, ...]
+    gradient_accumulation_steps: int
     scaling: str
     optimizer: str
     learning_rate: float
     timeouts: Mapping[str, float]
     options: Mapping[str, Any]
-    remarks: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
     loggers: tuple[str, ...] = ()
     launcher_options: Mapping[str, Any] | None = None
-    placement: str = "replicated"
-    mesh: Mesh = field(default_factory=Mesh)
-    doors: int = 0
-    requested: str | None = None
+    parallel_layout: str = "replicated"
+    device_mesh: DeviceMesh = field(default_factory=DeviceMesh)
+    extra_ports: int = 0
+    requested_collective: str | None = None
     samples: int | None = None
     steps_per_epoch: int | None = None
     total_steps: int | None = None
@@ -136,19 +136,19 @@ class Plan:
     gradient_bytes: int | None = None
     exchanged_bytes_per_step: float | None = None
     state_bytes: StateBytes | None = None
-    stages: StagedPlan | None = None
+    stages: PipelinePlan | None = None
 
     def __repr__(self) -> str:
         """In a line; `isotrain plan` and `to_dict` show all of it."""
         collective = "" if self.collective == "none" else f":{self.collective}"
         plural = "" if self.replicas == 1 else "s"
         where = f"{self.backend}{collective}, {self.replicas} replica{plural}"
-        return f"<Plan of {self.run} on {where}, {self.strategy}, global batch {self.global_batch}>"
+        return f"<Plan of {self.run} on {where}, {self.strategy}, global batch {self.global_batch_size}>"
 
     @property
-    def setting(self) -> Setting:
+    def backend_config(self) -> BackendConfig:
         """What adapters are told about it."""
-        return Setting(
+        return BackendConfig(
             collective=self.collective,
             device=self.device,
             threads=self.threads,
@@ -162,24 +162,24 @@ class Plan:
         return replicas_by_host(self.processes)
 
     @property
-    def is_served(self) -> bool:
+    def uses_parameter_server(self) -> bool:
         """Whether rank 0 is a coordinator, and the others work for it."""
         return self.processes[0].role == "coordinator"
 
     @property
     def ports(self) -> int:
         """One for each process, and those where they meet besides."""
-        return len(self.processes) + self.doors
+        return len(self.processes) + self.extra_ports
 
     def to_dict(self) -> dict[str, Any]:
         """The plan as plain JSON values."""
         fields = asdict(self)
         del fields["weight_shapes"]
-        fields["mesh"] = dict(self.mesh.sizes)
-        fields["local_batches"] = list(self.local_batches)
-        fields["remarks"] = list(self.remarks)
+        fields["device_mesh"] = dict(self.device_mesh.sizes)
+        fields["local_batch_sizes"] = list(self.local_batch_sizes)
+        fields["notes"] = list(self.notes)
         fields["loggers"] = list(self.loggers)
-        fields["start"] = {"way": self.start.way, "why_fresh": self.start.why_fresh}
+        fields["start_method"] = {"way": self.start_method.way, "why_fresh": self.start_method.why_fresh}
         fields["processes"] = [
             {**asdict(process), "replicas": list(process.replicas)} for process in self.processes
         ]
@@ -218,7 +218,7 @@ def split_backend(text: str) -> tuple[str, str | None]:
     return name, collective or None
 
 
-def joined_backend(name: str, collective: str | None) -> str:
+def backend_label(name: str, collective: str | None) -> str:
     """What `split_backend` has split."""
     return name if collective is None else f"{name}:{collective}"
 

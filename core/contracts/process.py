@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from isotrain.core.contracts.mesh import Mesh
+from isotrain.core.contracts.mesh import DeviceMesh
 from isotrain.core.errors import IsotrainError
 
 VARIABLE = "ISOTRAIN_PROCESS"
 LOCALHOST = "127.0.0.1"
 Role = Literal["replica", "coordinator", "worker", "server"]
-"""`replica`: holds replicas that step. In a served run: `coordinator`, with loop and optimizer; `worker`,
+"""`replica`: holds replicas that step. In a parameter-server run: `coordinator`, with loop and optimizer; `worker`,
 which computes gradients; `server`, which holds parameters where the framework has such processes."""
 Address = tuple[str, int]
 """Host and port."""
@@ -26,12 +26,12 @@ def runs_the_loop(role: Role) -> bool:
 
 
 def rank_of(worker: int) -> int:
-    """The rank of a worker of a served run, which has its replica's number: rank 0 is the coordinator."""
+    """The rank of a worker of a parameter-server run, which has its replica's number: rank 0 is the coordinator."""
     return worker + 1
 
 
 def worker_of(rank: int) -> int:
-    """The worker that a process of this rank is, in a served run."""
+    """The worker that a process of this rank is, in a parameter-server run."""
     return rank - 1
 
 
@@ -68,16 +68,16 @@ class ProcessContext:
         run_directory: Where this process keeps the run's files: on another machine than rank 0's perhaps in
             a folder of its own.
         peers: All processes of the run, in the order of their ranks.
-        doors: Where rank 0 lets the others in besides, as the placement asked.
-        mesh: The places of the run. Where every process holds one of them, this one holds that of its rank.
+        extra_addresses: Where rank 0 lets the others in besides, as the parallel layout asked.
+        device_mesh: The places of the run. Where every process holds one of them, this one holds that of its rank.
     """
 
     rank: int
     replicas: int
     run_directory: str
     peers: tuple[Peer, ...]
-    doors: tuple[Address, ...] = ()
-    mesh: Mesh = field(default_factory=Mesh)
+    extra_addresses: tuple[Address, ...] = ()
+    device_mesh: DeviceMesh = field(default_factory=DeviceMesh)
 
     @functools.cached_property
     def own(self) -> Peer:
@@ -116,7 +116,7 @@ class ProcessContext:
 
     @property
     def has_session(self) -> bool:
-        """Whether it runs the loop; workers and servers of a served run do not."""
+        """Whether it runs the loop; workers and servers of a parameter-server run do not."""
         return runs_the_loop(self.role)
 
     def to_variables(self) -> dict[str, str]:
@@ -132,8 +132,8 @@ def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
     try:
         fields = json.loads(text)
         fields["peers"] = tuple(map(peer_of, fields["peers"]))
-        fields["doors"] = tuple((host, port) for host, port in fields["doors"])
-        fields["mesh"] = Mesh(**fields["mesh"])
+        fields["extra_addresses"] = tuple((host, port) for host, port in fields["extra_addresses"])
+        fields["device_mesh"] = DeviceMesh(**fields["device_mesh"])
         return ProcessContext(**fields)
     except (ValueError, TypeError, KeyError) as error:
         raise IsotrainError(

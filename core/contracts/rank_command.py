@@ -22,7 +22,7 @@ class RankCommand:
         run_directory: Where rank 0 keeps the run's files, on its own host.
         variables: What every rank must find set, as it is here; no secret is among them.
         key: A secret by which the processes of the run know each other.
-        following: Options for a run that is followed from here while it goes on.
+        follow_options: Options for a run that is followed from here while it goes on.
         fewest_processes: With how few the run may go on; None: with no fewer than it began.
         key_variable: The variable in which they are told the key.
         spec_variable: The one in which they are told the spec.
@@ -37,7 +37,7 @@ class RankCommand:
     run_directory: Path
     variables: Mapping[str, str] = field(default_factory=dict)
     key: str = field(default="", repr=False)
-    following: tuple[str, ...] = ()
+    follow_options: tuple[str, ...] = ()
     fewest_processes: int | None = None
     key_variable: ClassVar[str] = "ISOTRAIN_KEY"
     spec_variable: ClassVar[str] = "ISOTRAIN_SPEC"
@@ -53,10 +53,10 @@ class RankCommand:
     def on_host(self, python: str, spec: str, run_directory: str) -> tuple[str, ...]:
         """The same where these are elsewhere."""
         run = (python, "-m", "isotrain", "run", spec)
-        return (*run, *self.options, *self.following, "--run-dir", run_directory)
+        return (*run, *self.options, *self.follow_options, "--run-dir", run_directory)
 
     @property
-    def told(self) -> dict[str, str]:
+    def secret_variables(self) -> dict[str, str]:
         """Further variables that every rank must find set, and that stand on no command line."""
         spec = json.dumps(json.loads(self.spec_text))
         return {self.key_variable: self.key, self.spec_variable: spec}

@@ -13,7 +13,7 @@ Tensor = Any
 
 ReduceOp = Literal["sum", "mean", "max"]
 StatePart = Literal["trainable", "statistics", "momenta"]
-Parts = Sequence[Sequence[int]]
+Subgroups = Sequence[Sequence[int]]
 """Disjoint sets of replicas, by index; each sorted. A replica may be in none of them."""
 
 Computation = Callable[..., Any]
@@ -101,7 +101,7 @@ class Replica(ABC):
         raise UnsupportedError(f"{type(self).__name__} writes trainable weights all at once.")
 
     @abstractmethod
-    def scatter(self, places: Tensor, values: Tensor, length: int) -> Tensor:
+    def scatter_add(self, places: Tensor, values: Tensor, length: int) -> Tensor:
         """A vector of zeros to which `values[i]` is added at `places[i]` (int32)."""
 
     @abstractmethod
@@ -112,7 +112,7 @@ class Replica(ABC):
     def all_gather(self, tensor: Tensor) -> Tensor:
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
-    def sum_parts(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
+    def reduce_scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
         """Sums a vector over all replicas, of which each gets a part: a reduce-scatter.
 
         Args:
@@ -123,7 +123,7 @@ class Replica(ABC):
         total = self.all_reduce(vector)
         return total[start : start + sizes[self.index]]
 
-    def join_parts(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+    def all_gather_shards(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
         """Joins the parts of all replicas into one vector: an all-gather of parts of any sizes.
 
         Args:
@@ -135,30 +135,30 @@ class Replica(ABC):
         rows = self.all_gather(filled)
         return self.ops.concatenate([rows[i][:size] for i, size in enumerate(sizes)])
 
-    def sum_parts_within(self, vector: Tensor, sizes: Sequence[int], within: Parts) -> Tensor:
-        """As `sum_parts`, over the replicas of one set of several.
+    def reduce_scatter_within(self, vector: Tensor, sizes: Sequence[int], within: Subgroups) -> Tensor:
+        """As `reduce_scatter`, over the replicas of one set of several.
 
         Args:
             vector: Of `sum(sizes)` numbers.
             sizes: How many of them each replica of a set gets, one after the other.
             within: The sets, each of `len(sizes)` replicas; each replica is in one of them.
         """
-        place = place_within(self.index, within)
+        place = index_within(self.index, within)
         start = sum(sizes[:place])
-        return self.sum_within(vector, within)[start : start + sizes[place]]
+        return self.all_reduce_within(vector, within)[start : start + sizes[place]]
 
-    def join_parts_within(self, part: Tensor, sizes: Sequence[int], within: Parts) -> Tensor:
-        """As `join_parts`, over the replicas of one set of several.
+    def all_gather_shards_within(self, part: Tensor, sizes: Sequence[int], within: Subgroups) -> Tensor:
+        """As `all_gather_shards`, over the replicas of one set of several.
 
         Args:
             part: This replica's, a vector.
             sizes: How many numbers each replica of a set has.
             within: The sets, each of `len(sizes)` replicas; each replica is in one of them.
         """
-        place = place_within(self.index, within)
+        place = index_within(self.index, within)
         before, after = sum(sizes[:place]), sum(sizes[place + 1 :])
         rest = [self.ops.zeros((size,), part.dtype) for size in (before, after)]
-        return self.sum_within(self.ops.concatenate([rest[0], part, rest[1]]), within)
+        return self.all_reduce_within(self.ops.concatenate([rest[0], part, rest[1]]), within)
 
     @abstractmethod
     def send_receive(self, tensor: Tensor, destinations: Sequence[int]) -> Tensor:
@@ -170,15 +170,15 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    def sum_within(self, tensor: Tensor, parts: Parts) -> Tensor:
+    def all_reduce_within(self, tensor: Tensor, parts: Subgroups) -> Tensor:
         """Sums a tensor over the replicas of each part; one that is in no part keeps its own."""
 
     @abstractmethod
-    def broadcast_within(self, tensor: Tensor, parts: Parts) -> Tensor:
+    def broadcast_within(self, tensor: Tensor, parts: Subgroups) -> Tensor:
         """Gives each part the tensor of its first replica; one that is in no part keeps its own."""
 
 
-def own_part(replica: int, parts: Parts) -> tuple[int, ...]:
+def local_subgroup(replica: int, parts: Subgroups) -> tuple[int, ...]:
     """The part that a replica is in; empty where it is in none, or alone."""
     for part in parts:
         if replica in part and len(part) > 1:
@@ -186,6 +186,6 @@ def own_part(replica: int, parts: Parts) -> tuple[int, ...]:
     return ()
 
 
-def place_within(replica: int, parts: Parts) -> int:
+def index_within(replica: int, parts: Subgroups) -> int:
     """Which of the replicas of its part a replica is; it is in one of them."""
     return next(part.index(replica) for part in parts if replica in part)

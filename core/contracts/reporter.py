@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from isotrain.core.contracts.backlog import Backlog
+from isotrain.core.contracts.backlog import EventQueue
 from isotrain.core.contracts.events import Heartbeat, ProcessEvent, Warned
 from isotrain.core.errors import EndedError
 
@@ -39,7 +39,7 @@ _HEEDS_WISHES = PAGE_BYTES - 4
 _LOOK_SECONDS = 0.002
 
 
-class Wishes(NamedTuple):
+class CheckpointRequest(NamedTuple):
     """What somebody outside asks of a run.
 
     Attributes:
@@ -75,17 +75,17 @@ def read_status(page: mmap.mmap) -> Status:
     return Status(step - 1 if step > 0 else None, since, text or "start")
 
 
-def let_leave(page: mmap.mmap) -> None:
+def allow_exit(page: mmap.mmap) -> None:
     """Tells a process, on its status page, that it may end: all have finished."""
     page[_MAY_LEAVE] = 1
 
 
-def ask_for_checkpoint(page: mmap.mmap, *, and_end: bool) -> None:
+def request_checkpoint(page: mmap.mmap, *, and_end: bool) -> None:
     """Tells a process, on its status page, that a checkpoint is wanted."""
     page[_END if and_end else _SAVE] = 1
 
 
-def heeds_wishes(page: mmap.mmap) -> bool:
+def accepts_requests(page: mmap.mmap) -> bool:
     """Whether a process looks for such wishes."""
     return page[_HEEDS_WISHES] > 0
 
@@ -119,7 +119,7 @@ class Reporter:
         self._descriptor = descriptor
         self._page = mmap.mmap(-1 if page is None else page, PAGE_BYTES)
         self._lock = threading.Lock()
-        self._backlog = Backlog(lambda text: self._told(Warned(text=text)).to_line())
+        self._backlog = EventQueue(lambda text: self._told(Warned(text=text)).to_line())
         self._unsent = b""
         """Of the line that is being sent."""
         self._has_more = threading.Event()
@@ -161,15 +161,15 @@ class Reporter:
         self._is_asked_to_end = True
 
     @property
-    def wishes(self) -> Wishes:
+    def checkpoint_request(self) -> CheckpointRequest:
         """What was asked of this process's run: an end, or a checkpoint since this was looked at last."""
         self._page[_HEEDS_WISHES] = 1
         end, save = bool(self._page[_END]), bool(self._page[_SAVE])
         self._page[_SAVE] = 0
-        return Wishes(save=save or end, end=end)
+        return CheckpointRequest(save=save or end, end=end)
 
     @property
-    def is_heard(self) -> bool:
+    def has_listener(self) -> bool:
         """Whether anybody listens."""
         return self._descriptor is not None
 
@@ -208,7 +208,7 @@ class Reporter:
 
     def warn(self, text: str) -> None:
         """Tells the launcher, or where there is none the person whose program this is."""
-        if self.is_heard:
+        if self.has_listener:
             self.emit(Warned(text=text))
         else:
             warnings.warn(text, stacklevel=2)
@@ -237,7 +237,7 @@ class Reporter:
                 self._has_more.clear()
                 self.flush()
         except OSError:
-            end_own_group()
+            kill_process_group()
 
 
 def _await_room(descriptor: int) -> None:
@@ -247,6 +247,6 @@ def _await_room(descriptor: int) -> None:
     room.poll(HEARTBEAT_SECONDS * 1000)
 
 
-def end_own_group() -> None:
+def kill_process_group() -> None:
     """Ends this process and all that it started: whoever started the run is gone."""
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from isotrain.core.contracts.mesh import DATA, Mesh
+from isotrain.core.contracts.mesh import DATA, DeviceMesh
 from isotrain.core.contracts.process import Address, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 
 
 @dataclass(frozen=True)
-class Service:
-    """How one process finds the others, where its backend does not see to that: in a served run.
+class ServerConnection:
+    """How one process finds the others, where its backend does not see to that: in a parameter-server run.
 
     Attributes:
         context: Its place.
@@ -35,21 +35,21 @@ class Service:
         key: bytes,
         timeouts: Mapping[str, float],
         reporter: Reporter,
-    ) -> Service:
+    ) -> ServerConnection:
         """With limits that are over before the launcher's own, which would end the run."""
         return cls(context, key, timeouts["start"] / 2, timeouts["progress"] / 2, reporter)
 
     @property
-    def door(self) -> Address:
+    def server_address(self) -> Address:
         """Where the coordinator lets the others in."""
-        return self.context.doors[0]
+        return self.context.extra_addresses[0]
 
     @property
     def replica(self) -> int:
         """The replica of a worker, or 0."""
         return self.context.local_replicas[0] if self.context.local_replicas else 0
 
-    def alone(self) -> ProcessContext:
+    def single_replica_context(self) -> ProcessContext:
         """The context of a group with one replica: no process group, no port."""
         own = replace(self.context.own, local_rank=self.replica, replicas=(self.replica,))
-        return replace(self.context, replicas=1, peers=(own,), mesh=Mesh({DATA: 1}))
+        return replace(self.context, replicas=1, peers=(own,), device_mesh=DeviceMesh({DATA: 1}))

@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Sequence
 
 
-class SlotForms(ABC):
+class OptimizerStateNames(ABC):
     """Names in the state of native models, which lack the prefix `optimizer/`; imports no framework.
 
     A slot has its name in the spec (`optimizer.slots`), where `momentum` of SGD and RMSprop is what was

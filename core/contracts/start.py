@@ -7,7 +7,7 @@ from typing import Literal
 
 
 @dataclass(frozen=True)
-class Start:
+class StartMethod:
     """How the processes of a run come to be.
 
     They are forked from one process that has imported the framework and run nothing of it, or each

@@ -54,7 +54,7 @@ class StateInfo:
     part: tuple[int, ...] | None = None
     aliases: tuple[str, ...] = ()
 
-    def held_alone(self) -> StateInfo:
+    def on_this_replica_only(self) -> StateInfo:
         """That it is whole here, and elsewhere not at all."""
         return replace(self, offset=(0,) * len(self.shape), part=self.shape)
 

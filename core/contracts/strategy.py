@@ -9,7 +9,7 @@ from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.placement import REPLICATED, Placement
+from isotrain.core.contracts.placement import REPLICATED, ParallelLayout
 from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
 from isotrain.core.contracts.strategy_state import StrategyState
 
@@ -20,10 +20,10 @@ if TYPE_CHECKING:
     from isotrain.core.data.batch import Batch
     from isotrain.core.spec.training_spec import TrainingSpec
     from isotrain.core.stages.profile import ModelProfile
-    from isotrain.core.stages.staged_plan import StagedPlan
+    from isotrain.core.stages.staged_plan import PipelinePlan
 
 
-class Conserved(StrEnum):
+class Invariant(StrEnum):
     """What a strategy's exchange can leave as it is.
 
     `parameter-mean`: the mean over all replicas of the parameters changes by local steps only.
@@ -44,15 +44,15 @@ class Strategy(ABC):
     Attributes:
         name: The name it is registered under.
         summary: One line for listings; an instance may say it otherwise, where options change it.
-        requires: What it asks of a backend's groups of its placement; a backend that lacks one of these is
+        requires: What it asks of a backend's groups of its parallel layout; a backend that lacks one of these is
             refused by the plan. An instance may ask for more than its class, where an option needs it.
-        placement: How weights and other state lie over the processes, and who steps.
+        parallel_layout: How weights and other state lie over the processes, and who steps.
         keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
             synchronous data parallelism, up to rounding, where the loss counts all targets alike.
-        conserves: What its exchange leaves as it is.
-        sparing: Options with which a replica takes less memory than in data-parallel runs, what spares least
+        invariants: What its exchange leaves as it is.
+        memory_saving: Options with which a replica takes less memory than in data-parallel runs, what spares least
             first: what `isotrain check` advises where a model does not fit.
         variants: Options with which it asks other things of backends: each has a row of its own in
             `isotrain strategies`.
@@ -63,15 +63,15 @@ class Strategy(ABC):
     name: ClassVar[str]
     summary: str
     requires: frozenset[Capability]
-    placement: Placement = REPLICATED
+    parallel_layout: ParallelLayout = REPLICATED
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
-    conserves: frozenset[Conserved] = frozenset()
-    sparing: ClassVar[tuple[Mapping[str, Any], ...]] = ()
+    invariants: frozenset[Invariant] = frozenset()
+    memory_saving: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     convergence_margin: float = 0.05
 
-    def planned(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Called first of all, with what the run will be; keeps of it what the strategy needs.
 
         Once while the plan is made, then (with the numbers of steps and parameters) before
@@ -104,11 +104,11 @@ class Strategy(ABC):
     def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:  # noqa: B027  # as above
         """Goes on from what `state` of the same strategy gave; the group has its own state back. Local.
 
-        Called after `started`. Where the run had another number of replicas, `state.of_replicas` is empty
+        Called after `started`. Where the run had another number of replicas, `state.per_replica` is empty
         and `state_written` was called before.
         """
 
-    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+    def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
         """Says what a run loses of this strategy's own state when it goes on as something else.
 
         With another strategy's name it goes on from the weights alone: `load_state` is not called.
@@ -132,7 +132,7 @@ class Strategy(ABC):
             return [f"{self.name}: what it kept for each replica is lost"]
         return []
 
-    def staged_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> StagedPlan | None:
+    def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan | None:
         """Draws how the layers of a model lie in stages; None where they do not.
 
         Args:

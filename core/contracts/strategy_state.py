@@ -19,9 +19,9 @@ class StrategyState:
     Attributes:
         values: JSON values, equal on every process.
         tensors: Arrays by name, equal on every process.
-        of_replicas: Arrays by name of each replica of this process, by its index in the run.
+        per_replica: Arrays by name of each replica of this process, by its index in the run.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
     tensors: Arrays = field(default_factory=dict)
-    of_replicas: Mapping[int, Arrays] = field(default_factory=dict)
+    per_replica: Mapping[int, Arrays] = field(default_factory=dict)

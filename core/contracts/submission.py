@@ -15,16 +15,16 @@ class Submission:
             What rank 0 prints comes out of them.
         variables: What the commands find set besides.
         files: Texts by name, written into the run's folder before.
-        knows_key: Whether the commands find `ISOTRAIN_KEY` set, for engines that hand variables on and show
+        key_in_environment: Whether the commands find `ISOTRAIN_KEY` set, for engines that hand variables on and show
             nobody what is in them.
         stdin: What each command reads, such as a secret that must stand on no command line.
-        last: Commands that end what the engine has started, where ending `commands` does not, or they were
+        cleanup_commands: Commands that end what the engine has started, where ending `commands` does not, or they were
             killed.
     """
 
     commands: tuple[tuple[str, ...], ...]
     variables: Mapping[str, str] = field(default_factory=dict)
     files: Mapping[str, str] = field(default_factory=dict)
-    knows_key: bool = True
+    key_in_environment: bool = True
     stdin: str = field(default="", repr=False)
-    last: tuple[tuple[str, ...], ...] = ()
+    cleanup_commands: tuple[tuple[str, ...], ...] = ()

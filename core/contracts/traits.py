@@ -15,9 +15,9 @@ class Trait(StrEnum):
     """Asks to normalise with those of the global batch."""
     RANDOM = "random"
     """Draws random numbers from the framework's generator."""
-    NARROW = "narrow"
+    LOWER_PRECISION = "lower-precision"
     """Computes in fewer bits than the spec's precision."""
-    OWN_TRAINING = "own-training"
+    CUSTOM_TRAINING = "custom-training"
     """Brings a step, loss or optimizer of its own for training, which is not called."""
     WITHOUT_GRADIENT = "without-gradient"
     """Is a trainable weight that the last step gave no gradient."""
@@ -31,7 +31,7 @@ class LayerTrait:
 
     Attributes:
         trait: What it does.
-        layer: Its name in the model; of `OWN_TRAINING` what is not called, of `WITHOUT_GRADIENT` the weight.
+        layer: Its name in the model; of `CUSTOM_TRAINING` what is not called, of `WITHOUT_GRADIENT` the weight.
         kind: Its class.
     """
 

@@ -7,17 +7,17 @@ from dataclasses import dataclass, field
 
 
 @dataclass(frozen=True)
-class Usability:
+class Availability:
     """Whether a backend, one of its collectives, a launcher or a logger can be used here.
 
     Attributes:
-        usable: True when it can.
+        available: True when it can.
         version: Of the framework or library, when installed.
         reason: Why not, when not usable; else what it cannot do here, if there is something.
         hint: What to do about it.
     """
 
-    usable: bool
+    available: bool
     version: str | None = None
     reason: str | None = None
     hint: str | None = None
@@ -28,11 +28,11 @@ class Examination:
     """What `doctor` found by really loading a backend.
 
     Attributes:
-        backend: Usability of the backend as a whole.
-        collectives: Usability of each of its collectives.
+        backend: Availability of the backend as a whole.
+        collectives: Availability of each of its collectives.
         versions: Versions of every package it uses.
     """
 
-    backend: Usability
-    collectives: Mapping[str, Usability] = field(default_factory=dict)
+    backend: Availability
+    collectives: Mapping[str, Availability] = field(default_factory=dict)
     versions: Mapping[str, str] = field(default_factory=dict)

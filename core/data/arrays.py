@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from isotrain.core.data.order import Indices
 
 Array = NDArray[Any]
-Parts = tuple[Any, Any]
+InputsAndTargets = tuple[Any, Any]
 """(inputs, targets): each an array, or a tuple or dict of them; targets may be None."""
 
 
@@ -46,7 +46,7 @@ def as_array(value: Any, name: str = "data") -> Array:
     return array
 
 
-def as_parts(value: Any, name: str) -> Parts:
+def as_inputs_and_targets(value: Any, name: str) -> InputsAndTargets:
     """One sample or batch as (inputs, targets): a tuple or list of two, or inputs alone.
 
     Sample weights, the third of three, go with the targets. Within them, a list of arrays or tensors is a
@@ -70,7 +70,7 @@ def _as_tuples(tree: Any) -> Any:
     return tree
 
 
-def _length(parts: Parts) -> int:
+def _length(parts: InputsAndTargets) -> int:
     """The common length of all arrays."""
     found = [*leaves(parts[0], "inputs")]
     if parts[1] is not None:
@@ -138,7 +138,7 @@ class _Mapped:
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
 
 
-def _reopened(parts: Parts) -> ArraySource:
+def _reopened(parts: InputsAndTargets) -> ArraySource:
     """Rebuilds a source that was sent to this process."""
     inputs, targets = map_tree(lambda x: x.open() if isinstance(x, _Mapped) else x, parts)
     return ArraySource(inputs, targets)
@@ -167,7 +167,7 @@ class ArraySource:
         """Mapped arrays travel as file, offset and shape; arrays in memory travel as they are."""
         return _reopened, ((map_tree(_Mapped.of, self.inputs), map_tree(_Mapped.of, self.targets)),)
 
-    def gather(self, indices: Indices) -> Parts:
+    def gather(self, indices: Indices) -> InputsAndTargets:
         """Copies of the samples at `indices`."""
         return self._gather(indices)
 
@@ -185,20 +185,20 @@ class ArraySource:
 
 
 def reader(
-    source: ArraySource, place: Callable[[Array], Any] | None = None, *, in_order: bool = False
-) -> Callable[[Indices], Parts]:
+    source: ArraySource, to_device: Callable[[Array], Any] | None = None, *, in_order: bool = False
+) -> Callable[[Indices], InputsAndTargets]:
     """Makes the function that copies the samples at some indices.
 
     Args:
         source: Of the samples.
-        place: What is made of each array of them.
+        to_device: What is made of each array of them.
         in_order: Whether indices will follow each other.
     """
     rows_of = _rows_in_order if in_order else _any_rows
 
     def read(array: Array) -> Read:
         take = rows_of(array)
-        return take if place is None else lambda indices: place(take(indices))
+        return take if to_device is None else lambda indices: to_device(take(indices))
 
     inputs = joined(map_tree(read, source.inputs))
     if source.targets is None:

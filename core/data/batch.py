@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from isotrain.core.data.stream_marks import StreamMark
+from isotrain.core.data.stream_marks import StreamState
 
 
 @dataclass(frozen=True, slots=True)
@@ -13,7 +13,7 @@ class Slice:
     """What one replica computes on at once.
 
     Attributes:
-        inputs: array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or what `place`
+        inputs: array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or what `to_device`
             made of it.
         targets: the same, or None; with their sample weights, where data give them, a `Weighted`.
         count: samples in it. When 0, the arrays hold one placeholder sample, so that the replica
@@ -56,4 +56,4 @@ class Batch:
     even: bool
     slices: tuple[tuple[Slice, ...], ...]
     fingerprint: int | None = None
-    mark: StreamMark | None = None
+    mark: StreamState | None = None

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isotrain.core.data.arrays import Array, Parts, as_array, as_parts
+from isotrain.core.data.arrays import Array, InputsAndTargets, as_array, as_inputs_and_targets
 from isotrain.core.data.trees import same_kind
 from isotrain.core.errors import DataError, unknown_name
 
@@ -47,7 +47,7 @@ class BatchIndexed:
         """Number of samples."""
         return len(self._data)
 
-    def gather(self, indices: Indices) -> Parts:
+    def gather(self, indices: Indices) -> InputsAndTargets:
         """The chosen columns of the samples at `indices`."""
         batch = self._data[indices.tolist()]
         if not isinstance(batch, Mapping):
@@ -63,7 +63,7 @@ def _chosen(
     inputs: _Names,
     targets: _Names,
     taken: Callable[[Any, str], Any],
-) -> Parts:
+) -> InputsAndTargets:
     """Which named fields are the inputs and which the targets, and what is taken of each."""
     if inputs is None:
         used = [targets] if isinstance(targets, str) else (targets or ())
@@ -97,7 +97,7 @@ class MapStyle:
     `__getitems__(list)` is used where there is one.
 
     Attributes:
-        remarks: What is not done as a loader of it would have.
+        notes: What is not done as a loader of it would have.
     """
 
     def __init__(
@@ -118,7 +118,7 @@ class MapStyle:
             targets: of samples that are dicts, one name, several, or None for none.
         """
         self._data = data
-        self.remarks: list[str] = []
+        self.notes: list[str] = []
         self._collate = collate
         self._names = inputs, targets
         _require_samples(len(data))
@@ -127,7 +127,7 @@ class MapStyle:
         """Number of samples."""
         return len(self._data)
 
-    def gather(self, indices: Indices) -> Parts:
+    def gather(self, indices: Indices) -> InputsAndTargets:
         """Fetches the samples one by one (or together by `__getitems__`) and stacks them."""
         wanted = indices.tolist()
         if hasattr(self._data, "__getitems__"):
@@ -144,10 +144,10 @@ class MapStyle:
             return inputs, None
         return inputs, _collated([pair[1] for pair in pairs], wanted, "targets")
 
-    def _parts(self, given: Any, what: str) -> Parts:
+    def _parts(self, given: Any, what: str) -> InputsAndTargets:
         """Inputs and targets of a sample or a batch."""
         if self._names == (None, None):
-            return as_parts(given, what)
+            return as_inputs_and_targets(given, what)
         if not isinstance(given, Mapping):
             raise DataError(
                 f"{what}: expected a dict with the names that are given, got {type(given).__name__}."

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data.arrays import as_array, as_parts
+from isotrain.core.data.arrays import as_array, as_inputs_and_targets
 from isotrain.core.data.reading import rows_of
 from isotrain.core.data.trees import leaves, map_tree
 from isotrain.core.errors import DataError
@@ -56,7 +56,7 @@ class FirstEpoch:
 def _copied(batch: Any) -> tuple[Any, int]:
     """A batch of arrays of its own, and their bytes; None where it cannot be made arrays."""
     try:
-        inputs, targets = as_parts(batch, "a batch of the stream")
+        inputs, targets = as_inputs_and_targets(batch, "a batch of the stream")
         copy = map_tree(_array, (inputs, targets))
     except DataError:
         return None, 0

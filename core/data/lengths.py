@@ -23,7 +23,7 @@ def at_least(name: str, value: int, bound: int) -> None:
 
 def epoch_steps(
     source: AnySource,
-    global_batch: int,
+    global_batch_size: int,
     replicas: int,
     drop_remainder: bool,
 ) -> int:
@@ -35,17 +35,17 @@ def epoch_steps(
     length = _length(source)
     if isinstance(source, ShardedStream):
         at_least("length of the stream", length, 1)
-        if global_batch < replicas:
+        if global_batch_size < replicas:
             raise DataError(
-                f"global_batch: a stream needs a sample for each of {replicas} replicas, "
-                f"got {global_batch}."
+                f"global_batch_size: a stream needs a sample for each of {replicas} replicas, "
+                f"got {global_batch_size}."
             )
         return length
-    steps = order.steps_per_epoch(length, global_batch, drop_remainder)
+    steps = order.steps_per_epoch(length, global_batch_size, drop_remainder)
     if steps < 1:
         raise DataError(
-            f"the data set has {length} samples: not one global batch of {global_batch}, and the "
-            "remainder is dropped. Lower global_batch or keep the remainder."
+            f"the data set has {length} samples: not one global batch of {global_batch_size}, and the "
+            "remainder is dropped. Lower global_batch_size or keep the remainder."
         )
     return steps
 

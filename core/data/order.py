@@ -40,15 +40,15 @@ def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
     return drawn.astype(np.int64, copy=False)
 
 
-def steps_per_epoch(length: int, global_batch: int, drop_remainder: bool) -> int:
+def steps_per_epoch(length: int, global_batch_size: int, drop_remainder: bool) -> int:
     """How many global batches one epoch has; a last partial one counts unless it is dropped."""
-    full, rest = divmod(length, global_batch)
+    full, rest = divmod(length, global_batch_size)
     return full if drop_remainder or rest == 0 else full + 1
 
 
-def global_batch_indices(order: Indices, t: int, global_batch: int) -> Indices:
+def global_batch_indices(order: Indices, t: int, global_batch_size: int) -> Indices:
     """The samples of global batch `t`: a view of `order`, shorter only where `order` ends."""
-    return order[t * global_batch : (t + 1) * global_batch]
+    return order[t * global_batch_size : (t + 1) * global_batch_size]
 
 
 def slice_bounds(size: int, replicas: int, replica: int) -> tuple[int, int]:
@@ -65,9 +65,9 @@ def slice_bounds(size: int, replicas: int, replica: int) -> tuple[int, int]:
     return start, start + share + (replica < larger)
 
 
-def slice_sizes(size: int, replicas: int, accumulate: int) -> set[int]:
+def slice_sizes(size: int, replicas: int, gradient_accumulation_steps: int) -> set[int]:
     """How many samples the slices of a global batch have."""
-    return {part for share in _sizes(size, replicas) for part in _sizes(share, accumulate)}
+    return {part for share in _sizes(size, replicas) for part in _sizes(share, gradient_accumulation_steps)}
 
 
 def _sizes(size: int, parts: int) -> set[int]:

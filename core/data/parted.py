@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isotrain.core.data.arrays import Array, ArraySource, Parts, as_array, as_parts
+from isotrain.core.data.arrays import Array, ArraySource, InputsAndTargets, as_array, as_inputs_and_targets
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.data.trees import Weighted, map_tree
@@ -31,7 +31,7 @@ class _Range:
     def __len__(self) -> int:
         return self.stop - self.start
 
-    def gather(self, indices: Indices) -> Parts:
+    def gather(self, indices: Indices) -> InputsAndTargets:
         return self.source.gather(indices + self.start)
 
 
@@ -80,7 +80,7 @@ class _ClassWeighted:
     def __len__(self) -> int:
         return len(self.source)
 
-    def gather(self, indices: Indices) -> Parts:
+    def gather(self, indices: Indices) -> InputsAndTargets:
         return _with_weights(self.source.gather(indices), self.weights)
 
 
@@ -105,11 +105,11 @@ def class_weighted(source: AnySource, weights: Mapping[int, float]) -> AnySource
     return _ClassWeighted(source, weights)
 
 
-def _weighted_batch(weights: Mapping[int, float], batch: Any) -> Parts:
-    return _with_weights(as_parts(batch, "a batch of the stream"), weights)
+def _weighted_batch(weights: Mapping[int, float], batch: Any) -> InputsAndTargets:
+    return _with_weights(as_inputs_and_targets(batch, "a batch of the stream"), weights)
 
 
-def _with_weights(parts: Parts, weights: Mapping[int, float]) -> Parts:
+def _with_weights(parts: InputsAndTargets, weights: Mapping[int, float]) -> InputsAndTargets:
     inputs, targets = parts
     if targets is None or isinstance(targets, tuple | Mapping):
         raise DataError(

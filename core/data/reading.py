@@ -8,13 +8,13 @@ from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from isotrain.core.data.recut import next_sample
-from isotrain.core.data.stream_marks import Keeper, StreamMark
+from isotrain.core.data.stream_marks import StreamStateHandler, StreamState
 from isotrain.core.errors import DataError
 
 Change = Callable[[Any], Any]
 
 
-class Reading:
+class StreamEpoch:
     """The batches of one epoch of a stream, from its start or from a mark on.
 
     Attributes:
@@ -27,7 +27,7 @@ class Reading:
         self,
         source: Iterable[Any],
         epoch: int,
-        mark: StreamMark | None,
+        mark: StreamState | None,
         *,
         mark_seconds: float | None,
         change: Change | None,
@@ -43,11 +43,11 @@ class Reading:
         """
         self._source = source
         self._epoch = epoch
-        self._keeper = Keeper.of(source)
+        self._keeper = StreamStateHandler.of(source)
         self._load(mark)
         self._batches = iter(source)
         if self._keeper is None:
-            self._keeper = Keeper.of(self._batches)
+            self._keeper = StreamStateHandler.of(self._batches)
             self._load(mark)
         self.is_at_mark = mark is not None and self._keeper is not None
         self.mark = mark if self.is_at_mark else None
@@ -57,7 +57,7 @@ class Reading:
         self._marked_at: float | None = None
         self._change = change
 
-    def _load(self, mark: StreamMark | None) -> None:
+    def _load(self, mark: StreamState | None) -> None:
         if mark is not None and self._keeper is not None:
             self._keeper.load(mark.state)
 
@@ -75,7 +75,7 @@ class Reading:
         if self._due is not None:
             self._require_due(batch)
         if state is not None:
-            self.mark = StreamMark(self._epoch, self.given, state, next_sample(batch))
+            self.mark = StreamState(self._epoch, self.given, state, next_sample(batch))
         self.given += rows_of(batch)
         return batch if self._change is None else self._change(batch)
 

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data.arrays import Parts, as_array, as_parts
+from isotrain.core.data.arrays import InputsAndTargets, as_array, as_inputs_and_targets
 from isotrain.core.data.trees import leaves, map_tree, same_kind
 from isotrain.core.errors import DataError
 
-Stays = Callable[[Any], bool]
+IsOnDevice = Callable[[Any], bool]
 
 
-def nothing_stays(leaf: Any) -> bool:
+def never_on_device(leaf: Any) -> bool:
     """Has everything made an array."""
     return False
 
@@ -28,8 +28,8 @@ def global_batches(
     *,
     given: int = 0,
     first: int = 0,
-    stays: Stays = nothing_stays,
-) -> Iterator[tuple[Parts, int]]:
+    stays: IsOnDevice = never_on_device,
+) -> Iterator[tuple[InputsAndTargets, int]]:
     """Yields (inputs, targets) of `size` samples, and the rest of the epoch at last.
 
     A batch that has the right size already is passed on as it is; others are cut and joined.
@@ -45,7 +45,7 @@ def global_batches(
     Raises:
         DataError: It has fewer or more, or a batch is not as the others.
     """
-    held: list[Parts] = []
+    held: list[InputsAndTargets] = []
     rows = 0
     for batch in batches:
         parts = _arrays(batch, stays)
@@ -78,7 +78,7 @@ def global_batches(
         yield _joined(held), rows
 
 
-def fingerprint(parts: Parts) -> int:
+def fingerprint(parts: InputsAndTargets) -> int:
     """A checksum of all arrays: 32 bits."""
     found = 0
     for _, array in _leaves(parts):
@@ -91,21 +91,21 @@ def next_sample(batch: Any) -> int:
     return fingerprint(_cut(_arrays(batch), 0, 1))
 
 
-def _arrays(batch: Any, stays: Stays = nothing_stays) -> Parts:
+def _arrays(batch: Any, stays: IsOnDevice = never_on_device) -> InputsAndTargets:
     def made(leaf: Any, name: str) -> Any:
         return leaf if stays(leaf) else as_array(leaf, name)
 
-    inputs, targets = as_parts(batch, "a batch of the stream")
+    inputs, targets = as_inputs_and_targets(batch, "a batch of the stream")
     inputs = map_tree(partial(made, name="inputs"), inputs)
     return inputs, None if targets is None else map_tree(partial(made, name="targets"), targets)
 
 
-def _leaves(parts: Parts) -> list[tuple[str, Any]]:
+def _leaves(parts: InputsAndTargets) -> list[tuple[str, Any]]:
     found = [*leaves(parts[0], "inputs")]
     return found if parts[1] is None else [*found, *leaves(parts[1], "targets")]
 
 
-def _rows(parts: Parts) -> int:
+def _rows(parts: InputsAndTargets) -> int:
     """The samples of a batch.
 
     Raises:
@@ -121,14 +121,14 @@ def _rows(parts: Parts) -> int:
     return length
 
 
-def _cut(parts: Parts, start: int, stop: int) -> Parts:
+def _cut(parts: InputsAndTargets, start: int, stop: int) -> InputsAndTargets:
     inputs, targets = (
         None if part is None else map_tree(lambda array: array[start:stop], part) for part in parts
     )
     return inputs, targets
 
 
-def _joined(held: list[Parts]) -> Parts:
+def _joined(held: list[InputsAndTargets]) -> InputsAndTargets:
     """All of them as one; no copy where it is one already.
 
     Raises:

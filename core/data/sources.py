@@ -6,14 +6,14 @@ from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from isotrain.core.data.array_files import npy, npz
-from isotrain.core.data.arrays import ArraySource, Parts, arrays, as_parts
+from isotrain.core.data.arrays import ArraySource, InputsAndTargets, arrays, as_inputs_and_targets
 from isotrain.core.data.by_position import BatchIndexed, MapStyle
 from isotrain.core.data.streams import (
     BatchStream,
     is_loader,
     loads_by_position,
     reader,
-    told_samples,
+    declared_samples,
 )
 from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import DataError
@@ -66,7 +66,7 @@ class Source(Protocol):
     def __len__(self) -> int:
         """Number of samples."""
 
-    def gather(self, indices: Indices) -> Parts:
+    def gather(self, indices: Indices) -> InputsAndTargets:
         """The samples at `indices` (int64 [batch], any order), as arrays of shape [batch, ...].
 
         Called from one thread at a time, which may be a background thread.
@@ -104,7 +104,7 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
             (inputs, targets, sample weights) or inputs alone.
         samples: in an epoch. When left out, a loader of torch tells it by its sampler, unless it has a
             `collate_fn` of its own. Of others every process reads the first epoch ahead to count them:
-            up to 64 MiB are kept for their turn, and of more a remark says that training begins with the
+            up to 64 MiB are kept for their turn, and of more a note says that training begins with the
             second reading.
 
     Raises:
@@ -113,7 +113,7 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
     read = reader(batches)
     if read is None:
         raise DataError(_not_accepted(batches))
-    return BatchStream(read, told_samples(batches) if samples is None else samples)
+    return BatchStream(read, declared_samples(batches) if samples is None else samples)
 
 
 def as_source(value: Any) -> AnySource:
@@ -127,7 +127,7 @@ def as_source(value: Any) -> AnySource:
         DataError: nothing fits; lists what is accepted.
     """
     if isinstance(value, tuple | list):
-        return ArraySource(*as_parts(value, "data"))
+        return ArraySource(*as_inputs_and_targets(value, "data"))
     if isinstance(value, Mapping) or hasattr(value, "__array__") or hasattr(value, "numpy"):
         return ArraySource(value)  # before Source: tensors have a gather of their own
     if isinstance(value, Source | ShardedStream | BatchStream):
@@ -151,17 +151,17 @@ def _loaded(loader: Any) -> Source:
     is_plain = f"{kind.__module__}.{kind.__qualname__}" == _OF_TENSORS
     stacks = getattr(loader.collate_fn, "__name__", "") == "default_collate"
     if is_plain and stacks and len(loader.dataset.tensors) in (1, 2, 3):
-        return ArraySource(*as_parts(loader.dataset.tensors, "data"))
+        return ArraySource(*as_inputs_and_targets(loader.dataset.tensors, "data"))
     source = MapStyle(loader.dataset, loader.collate_fn)
     if loader.num_workers:
-        source.remarks.append(_UNUSED_WORKERS.format(loader.num_workers))
+        source.notes.append(_UNUSED_WORKERS.format(loader.num_workers))
     return source
 
 
-def source_remarks(source: Any) -> Iterator[str]:
+def source_notes(source: Any) -> Iterator[str]:
     """What becomes of something that a source was made of, and is not as it was there."""
     while source is not None:
-        yield from getattr(source, "remarks", ())
+        yield from getattr(source, "notes", ())
         source = getattr(source, "source", None)
 
 

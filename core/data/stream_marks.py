@@ -20,7 +20,7 @@ _METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
 
 
 @dataclass(frozen=True)
-class StreamMark:
+class StreamState:
     """A place between two batches of an epoch of a stream, to which it can be taken back.
 
     Attributes:
@@ -36,7 +36,7 @@ class StreamMark:
     next_sample: int
 
 
-class Keeper:
+class StreamStateHandler:
     """What knows where a stream is: the loader itself or its iterator."""
 
     def __init__(self, owner: Any, tell: str, take_back: str) -> None:
@@ -44,7 +44,7 @@ class Keeper:
         self._take_back = getattr(owner, take_back)
 
     @classmethod
-    def of(cls, owner: Any) -> Keeper | None:
+    def of(cls, owner: Any) -> StreamStateHandler | None:
         """The one that `owner` is; None where it has not both methods."""
         for names in _METHODS:
             if all(callable(getattr(owner, name, None)) for name in names):

@@ -7,8 +7,8 @@ from functools import partial
 from typing import Any
 
 from isotrain.core.data.first_epoch import FirstEpoch
-from isotrain.core.data.reading import Change, Reading
-from isotrain.core.data.stream_marks import StreamMark
+from isotrain.core.data.reading import Change, StreamEpoch
+from isotrain.core.data.stream_marks import StreamState
 from isotrain.core.errors import DataError
 
 _READ_AGAIN = (
@@ -26,7 +26,7 @@ class BatchStream:
     stream's affair; every process must be given the same, which is checked at the start of each epoch.
 
     Attributes:
-        remarks: What became of it that a person should know.
+        notes: What became of it that a person should know.
     """
 
     def __init__(
@@ -49,7 +49,7 @@ class BatchStream:
         self._samples = samples
         self._next_epoch = 0
         self._ahead: FirstEpoch | None = None
-        self.remarks: list[str] = []
+        self.notes: list[str] = []
 
     def __len__(self) -> int:
         """Samples in an epoch."""
@@ -57,7 +57,7 @@ class BatchStream:
             self._ahead = FirstEpoch(self._read())
             self._samples = self._ahead.samples
             if self._ahead.batches is None:
-                self.remarks.append(_READ_AGAIN)
+                self.notes.append(_READ_AGAIN)
         if self._samples < 1:
             raise DataError("the data set is empty: expected at least one sample.")
         return self._samples
@@ -69,8 +69,8 @@ class BatchStream:
         return BatchStream(self._read, self._samples, both)
 
     def epoch(
-        self, number: int, mark: StreamMark | None = None, *, mark_seconds: float | None = None
-    ) -> Reading:
+        self, number: int, mark: StreamState | None = None, *, mark_seconds: float | None = None
+    ) -> StreamEpoch:
         """The batches of one epoch.
 
         A stream that shuffles itself does so anew in each reading: epochs before this one that were not
@@ -85,7 +85,7 @@ class BatchStream:
         if ahead is not None and ahead.batches is not None:
             self._next_epoch = 1
             if number == 0:
-                return Reading(ahead.batches, 0, None, mark_seconds=None, change=self._change)
+                return StreamEpoch(ahead.batches, 0, None, mark_seconds=None, change=self._change)
         if mark is not None:
             reading = self._reading(mark.epoch, mark, mark_seconds)
             if reading.is_at_mark:
@@ -99,8 +99,8 @@ class BatchStream:
         self._next_epoch = number + 1
         return self._reading(number, None, mark_seconds)
 
-    def _reading(self, epoch: int, mark: StreamMark | None, mark_seconds: float | None) -> Reading:
-        return Reading(self._read(), epoch, mark, mark_seconds=mark_seconds, change=self._change)
+    def _reading(self, epoch: int, mark: StreamState | None, mark_seconds: float | None) -> StreamEpoch:
+        return StreamEpoch(self._read(), epoch, mark, mark_seconds=mark_seconds, change=self._change)
 
 
 def _read_through(batches: Iterable[Any]) -> None:
@@ -137,7 +137,7 @@ def is_loader(value: Any) -> bool:
     return all(hasattr(value, name) for name in ("dataset", "batch_sampler", "collate_fn"))
 
 
-def told_samples(value: Any) -> int | None:
+def declared_samples(value: Any) -> int | None:
     """The samples of an epoch, where a loader of torch tells them; None where it must be read for that.
 
     Its sampler gives the position of each. A `batch_sampler` of a person's own says nothing of that, and a

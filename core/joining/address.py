@@ -9,21 +9,21 @@ import psutil
 
 from isotrain.core.errors import PlanError
 
-VARIABLE = "ISOTRAIN_INTERFACE"
+INTERFACE_VARIABLE = "ISOTRAIN_INTERFACE"
 """The network interface, by its name or address, over which a backend's processes talk; also where all
 processes meet that are on one host."""
 
 
-def asked_interface(interface: str | None, variables: Mapping[str, str]) -> str:
+def requested_interface(interface: str | None, variables: Mapping[str, str]) -> str:
     """What was asked for: as an option, else by the variable; empty where nothing was."""
-    return (variables.get(VARIABLE, "") if interface is None else interface).strip()
+    return (variables.get(INTERFACE_VARIABLE, "") if interface is None else interface).strip()
 
 
-def chosen_address(asked: str) -> str | None:
+def interface_address(asked: str) -> str | None:
     """The address of the interface that was asked for; None where none was.
 
     Args:
-        asked: What `asked_interface` found.
+        asked: What `requested_interface` found.
 
     Raises:
         PlanError: This machine has no such interface.
@@ -36,16 +36,16 @@ def chosen_address(asked: str) -> str | None:
     }
     if found.get(asked):
         return found[asked][0]
-    if is_own(asked):
+    if is_local_address(asked):
         return asked
     known = "; ".join(f"{name}: {', '.join(each)}" for name, each in found.items() if each)
     raise PlanError(
-        f"interface (or {VARIABLE}): expected the name or address of one of {socket.gethostname()},"
+        f"interface (or {INTERFACE_VARIABLE}): expected the name or address of one of {socket.gethostname()},"
         f" received {asked!r}. It has {known}."
     )
 
 
-def is_own(address: str) -> bool:
+def is_local_address(address: str) -> bool:
     """Whether this machine has an address: one can listen on it."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:

@@ -10,8 +10,8 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.served.inbox import Message
-from isotrain.core.served.wire import Wire, WireError
-from isotrain.core.served.workforce import readable
+from isotrain.core.served.wire import Connection, ConnectionLostError
+from isotrain.core.served.workforce import poll_readable
 
 _SEND_SECONDS = 5.0
 _FINISH_SECONDS = 1.0
@@ -25,11 +25,11 @@ class Channel:
         here: The address of this end.
     """
 
-    def __init__(self, wire: Wire) -> None:
+    def __init__(self, wire: Connection) -> None:
         wire.limit_sending(_SEND_SECONDS)
         self.here = wire.here
         self._wire = wire
-        self._inbox = wire.inbox()
+        self._inbox = wire.reader()
         self._lock = threading.Lock()
         self._unread: list[Message] = []
 
@@ -47,9 +47,9 @@ class Channel:
             try:
                 self._wire.send(header, arrays)
             except (
-                WireError
+                ConnectionLostError
             ):  # a part of it may be there: what followed would be taken for the rest
-                self._wire.shut()
+                self._wire.shutdown()
 
     @property
     def received(self) -> int:
@@ -80,12 +80,12 @@ class Channel:
                 first, *others = messages
                 self.put_back(others)
                 return first
-            if not readable([self.fileno()], max(0.0, deadline - time.monotonic())):
+            if not poll_readable([self.fileno()], max(0.0, deadline - time.monotonic())):
                 return None
 
     def has_gone(self, seconds: float) -> bool:
         """Whether the other end has gone without a word, or goes within so many seconds."""
-        if not self._unread and readable([self.fileno()], seconds):
+        if not self._unread and poll_readable([self.fileno()], seconds):
             messages = self.read()
             self.put_back(messages or ())
             return messages is None
@@ -96,20 +96,20 @@ class Channel:
         deadline = time.monotonic() + seconds
         while self.read() is not None:
             left = deadline - time.monotonic()
-            if left < 0 or not readable([self.fileno()], left):
+            if left < 0 or not poll_readable([self.fileno()], left):
                 return
 
-    def shut(self) -> None:
+    def shutdown(self) -> None:
         """Lets nothing through any more, from either end."""
-        self._wire.shut()
+        self._wire.shutdown()
 
     def close(self) -> None:
         """Ends it; the other end notices at once."""
         self._wire.close()
 
-    def say_no_more(self) -> None:
+    def shutdown_write(self) -> None:
         """Lets the other end know that nothing will follow what was sent."""
-        self._wire.say_no_more()
+        self._wire.shutdown_write()
 
 
 def finish(channels: Iterable[Channel], seconds: float = _FINISH_SECONDS) -> None:
@@ -119,7 +119,7 @@ def finish(channels: Iterable[Channel], seconds: float = _FINISH_SECONDS) -> Non
     """
     left = list(channels)
     for channel in left:
-        channel.say_no_more()
+        channel.shutdown_write()
     deadline = time.monotonic() + seconds
     while left and time.monotonic() < deadline:
         for channel in [each for each in left if each.read() is None]:

@@ -5,10 +5,10 @@ from __future__ import annotations
 import socket
 from dataclasses import dataclass
 
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.errors import PlanError
-from isotrain.core.joining.address import chosen_address, is_loopback, is_own
+from isotrain.core.joining.address import interface_address, is_loopback, is_local_address
 from isotrain.core.planning.places import COORDINATOR_VARIABLE, claim
 
 _ANY = ""
@@ -16,20 +16,20 @@ _ANY = ""
 
 
 @dataclass(frozen=True)
-class Doorstep:
+class RendezvousAddress:
     """Where the processes of a joined run come together.
 
     Attributes:
-        called: Name or address of rank 0's host, as the others call it.
-        listening: The address that rank 0 listens on; empty: all of its machine's, since it cannot know
+        host: Name or address of rank 0's host, as the others call it.
+        listen_address: The address that rank 0 listens on; empty: all of its machine's, since it cannot know
             which one the name stands for elsewhere.
     """
 
-    called: str
-    listening: str
+    host: str
+    listen_address: str
 
     @classmethod
-    def of(cls, place: Place, interface: str) -> Doorstep:
+    def of(cls, place: ClusterInfo, interface: str) -> RendezvousAddress:
         """The same for all processes of a run, but for what only rank 0 needs.
 
         Args:
@@ -40,12 +40,12 @@ class Doorstep:
             PlanError: Nobody says where rank 0 is, or there is no such interface.
         """
         if place.is_on_one_host:
-            here = chosen_address(interface) or LOCALHOST
+            here = interface_address(interface) or LOCALHOST
             return cls(here, here)
         called = place.coordinator or next(iter(place.hosts), None)
         if called is None:
             raise PlanError(
-                f"{place.engine} does not tell its processes where rank 0 is. Set {COORDINATOR_VARIABLE} to"
+                f"{place.environment} does not tell its processes where rank 0 is. Set {COORDINATOR_VARIABLE} to"
                 f" the name or address of its host for all of them. {claim(place)}"
             )
         return cls(called, _heard_at(called) if place.rank == 0 else _ANY)
@@ -61,4 +61,4 @@ def _heard_at(called: str) -> str:
     except OSError:
         return _ANY
     means_the_same_everywhere = not is_loopback(found) or called in ("localhost", found)
-    return found if means_the_same_everywhere and is_own(found) else _ANY
+    return found if means_the_same_everywhere and is_local_address(found) else _ANY

@@ -10,18 +10,18 @@ from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 from isotrain.core.contracts.plan import plain_differences
 from isotrain.core.errors import PlanError
 from isotrain.core.joining.address import is_loopback
-from isotrain.core.joining.meeting import Facts, Meeting
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.joining.meeting import Facts, Rendezvous
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.system import hardware
 
 _MOST_SHOWN = 8
 
 
-def plugins_of(host: PluginHost) -> dict[str, Any]:
+def plugins_of(host: PluginManager) -> dict[str, Any]:
     """What is known of every plugin that must be the same everywhere, by name."""
     return {
         each.candidate.name: {
@@ -33,7 +33,7 @@ def plugins_of(host: PluginHost) -> dict[str, Any]:
     }
 
 
-def own_facts(place: Place, address: str, port: int) -> dict[str, Any]:
+def local_facts(place: ClusterInfo, address: str, port: int) -> dict[str, Any]:
     """Where this process is, and what it has there."""
     return {
         "host": place.host or socket.gethostname(),
@@ -45,7 +45,7 @@ def own_facts(place: Place, address: str, port: int) -> dict[str, Any]:
     }
 
 
-def require_equal(meeting: Meeting, parts: Mapping[str, Any]) -> None:
+def require_equal(meeting: Rendezvous, parts: Mapping[str, Any]) -> None:
     """Sees that all processes have the same of each part. Called by all.
 
     Args:
@@ -57,10 +57,10 @@ def require_equal(meeting: Meeting, parts: Mapping[str, Any]) -> None:
     """
     digests = {name: _digest(part) for name, part in parts.items()}
     host = meeting.place.host or socket.gethostname()
-    found = meeting.settle({"host": host, **digests}, _differing)
+    found = meeting.agree({"host": host, **digests}, _differing)
     if found["differing"]:
         own = {name: parts[name] for name in found["differing"]}
-        meeting.settle({"host": host, **own}, _refuse)
+        meeting.agree({"host": host, **own}, _refuse)
 
 
 def _digest(part: Any) -> str:
@@ -94,7 +94,7 @@ def _lines(rank: int, name: str, first: Any, other: Any) -> list[str]:
     ]
 
 
-class Seating:
+class LocalRankAssignment:
     """Judges where everybody is, from what all have told."""
 
     def __init__(self, first_address: Callable[[Sequence[Facts]], str]) -> None:
@@ -118,7 +118,7 @@ class Seating:
         ]
         cores = min(_cores(ranks, told) for ranks in hosts.values())
         gpus = min(each["gpus"] for each in told)
-        return {"seats": seats, "cores": cores, "gpus": gpus}
+        return {"processes": seats, "cores": cores, "gpus": gpus}
 
 
 def _cores(ranks: Sequence[int], told: Sequence[Facts]) -> int:

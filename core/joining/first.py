@@ -13,29 +13,29 @@ from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.meeting import Chair
-from isotrain.core.joining.own_line import OwnLine
-from isotrain.core.joining.pace import Pace
-from isotrain.core.joining.party import Party
-from isotrain.core.joining.sigterm import unwinding_on_sigterm
-from isotrain.core.joining.watched import OwnProcess, RemoteProcess
-from isotrain.core.joining.witness import crashes_told
-from isotrain.core.joining.work import END_SECONDS, Working
-from isotrain.core.launching.returned import packed_value
-from isotrain.core.launching.saving_on_signals import saving_on_signals
+from isotrain.core.joining.meeting import RendezvousHost
+from isotrain.core.joining.own_line import LocalReporter
+from isotrain.core.joining.pace import HeartbeatInterval
+from isotrain.core.joining.party import WorkerGroup
+from isotrain.core.joining.sigterm import sigterm_as_exception
+from isotrain.core.joining.watched import LocalProcess, RemoteProcess
+from isotrain.core.joining.witness import faulthandler_enabled
+from isotrain.core.joining.work import END_SECONDS, WorkerThread
+from isotrain.core.launching.returned import encode_value
+from isotrain.core.launching.saving_on_signals import checkpoint_on_signals
 from isotrain.core.launching.supervisor import Supervisor
-from isotrain.core.system.leaving import leave_after_failure
-from isotrain.core.system.pipes import hold_more
-from isotrain.core.system.variables import variables_set
+from isotrain.core.system.leaving import exit_after_failure
+from isotrain.core.system.pipes import enlarge_pipe
+from isotrain.core.system.variables import environ_set
 
 _STDOUT = 1
 """Whatever has been put in the place of `sys.stdout`."""
 
 
-class First:
+class RankZeroLauncher:
     """What rank 0 has in the place of a launcher: all processes are there already."""
 
-    def __init__(self, party: Party) -> None:
+    def __init__(self, party: WorkerGroup) -> None:
         self._party = party
 
     def launch(
@@ -55,18 +55,18 @@ class First:
         Raises:
             RunFailedError: A process died, raised, or fell silent.
         """
-        meeting = self._party.meeting
-        assert isinstance(meeting, Chair)
-        agreed = self._party.agree(job.plan, directory, job.resume)
-        meeting.close_door()
-        job = replace(job, key=meeting.key.derived("served run"))
-        line, channels = OwnLine(0), meeting.channels
-        own = OwnProcess(line, agreed.context.own, directory)
+        meeting = self._party.rendezvous
+        assert isinstance(meeting, RendezvousHost)
+        agreed = self._party.exchange_plan(job.plan, directory, job.resume)
+        meeting.close_server()
+        job = replace(job, key=meeting.key.derive("parameter-server run"))
+        line, channels = LocalReporter(0), meeting.channels
+        own = LocalProcess(line, agreed.context.own, directory)
         others = [
             RemoteProcess(channels[peer.rank], peer, directory) for peer in agreed.context.peers[1:]
         ]
         returned: list[Any] = []
-        work = Working(job, self._party.cast, agreed.context, line, returned.append)
+        work = WorkerThread(job, self._party.cast, agreed.context, line, returned.append)
 
         def let_begin() -> None:
             work.begin()
@@ -75,7 +75,7 @@ class First:
 
         with _taking_part(job, line, list(channels.values())):
             supervisor = Supervisor(
-                [own, *others], job.plan.timeouts, on_event, let_begin, job.usual_lines
+                [own, *others], job.plan.timeouts, on_event, let_begin, job.ignored_log_lines
             )
             work.start()
             with _failing_together(meeting, supervisor, work):
@@ -83,7 +83,7 @@ class First:
                 work.join()
                 found = (each.returned for each in others if runs_the_loop(each.peer.role))
                 values = [*returned, *found]
-                plain, arrays = packed_value(values)
+                plain, arrays = encode_value(values)
                 for channel in channels.values():
                     channel.send({"do": "leave", "returned": plain}, arrays)
             meeting.close()
@@ -91,31 +91,31 @@ class First:
 
 
 @contextlib.contextmanager
-def _taking_part(job: Job, line: OwnLine, channels: Sequence[Channel]) -> Iterator[None]:
+def _taking_part(job: Job, line: LocalReporter, channels: Sequence[Channel]) -> Iterator[None]:
     """What holds in this process while it works and watches."""
     with contextlib.ExitStack() as stack:
         stack.callback(line.close)
-        hold_more(_STDOUT)  # whose reader, the engine, may be held by a terminal
-        stack.enter_context(crashes_told())
-        stack.enter_context(unwinding_on_sigterm())
+        enlarge_pipe(_STDOUT)  # whose reader, the engine, may be held by a terminal
+        stack.enter_context(faulthandler_enabled())
+        stack.enter_context(sigterm_as_exception())
         if job.spec.checkpoint is not None:
-            stack.enter_context(saving_on_signals([line]))
-        stack.enter_context(variables_set(job.plan.variables))
-        pace = Pace.of(len(job.plan.processes), job.plan.timeouts["silence"])
-        stack.enter_context(beating(line, channels, pace.beat))
+            stack.enter_context(checkpoint_on_signals([line]))
+        stack.enter_context(environ_set(job.plan.environment_variables))
+        pace = HeartbeatInterval.of(len(job.plan.processes), job.plan.timeouts["silence"])
+        stack.enter_context(heartbeats(line, channels, pace.max_seconds))
         yield
 
 
 @contextlib.contextmanager
-def _failing_together(meeting: Chair, supervisor: Supervisor, work: Working) -> Iterator[None]:
+def _failing_together(meeting: RendezvousHost, supervisor: Supervisor, work: WorkerThread) -> Iterator[None]:
     """Tells the others what its body raises, and ends this process's own work then."""
     try:
         yield
     except BaseException as error:
         cause = None if isinstance(error, Exception) else supervisor.cause_of_end()
-        meeting.tell_end(cause or error)
+        meeting.broadcast_failure(cause or error)
         work.end(END_SECONDS)
-        leave_after_failure(work)
+        exit_after_failure(work)
         if cause is not None:
             raise cause from error
         raise
@@ -130,7 +130,7 @@ def _watch(supervisor: Supervisor) -> None:
 
 
 @contextlib.contextmanager
-def beating(line: OwnLine, channels: Sequence[Channel], seconds: float) -> Iterator[None]:
+def heartbeats(line: LocalReporter, channels: Sequence[Channel], seconds: float) -> Iterator[None]:
     """Within it, the others hear all the time that this process lives, and where it is.
 
     Args:

@@ -13,7 +13,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.errors import PlanError
 from isotrain.core.planning.places import claim
@@ -37,18 +37,18 @@ class RunKey:
     secret: bytes
 
     @classmethod
-    def of(cls, place: Place, own: bytes, number: int) -> RunKey:
+    def of(cls, place: ClusterInfo, own: bytes, number: int) -> RunKey:
         """Makes the key of a run: the same on all its processes, and another one for every run.
 
         Args:
             place: Of this process.
-            own: What `secret_of` found.
+            own: What `shared_secret` found.
             number: Of the run among those that this program has joined.
         """
-        run = f"{place.engine}\n{place.job}\n{place.world_size}\n{number}"
+        run = f"{place.environment}\n{place.job}\n{place.world_size}\n{number}"
         return cls(hmac.digest(own, run.encode(), "sha256"))
 
-    def derived(self, what: str) -> bytes:
+    def derive(self, what: str) -> bytes:
         """Another key for another purpose."""
         return hmac.digest(self.secret, what.encode(), "sha256")
 
@@ -57,14 +57,14 @@ class RunKey:
         found: dict[int, None] = {}
         turn = 0
         while len(found) < count:
-            drawn = hashlib.sha256(self.derived(f"number {turn}")).digest()
+            drawn = hashlib.sha256(self.derive(f"number {turn}")).digest()
             found[int.from_bytes(drawn[:8], "big") % below] = None
             turn += 1
         return list(found)
 
 
-def secret_of(
-    place: Place, variables: Mapping[str, str], given: str | None, *, is_certified: bool
+def shared_secret(
+    place: ClusterInfo, variables: Mapping[str, str], given: str | None, *, is_certified: bool
 ) -> bytes:
     """What the processes of one user share, and nobody else knows.
 
@@ -90,7 +90,7 @@ def secret_of(
     if is_certified:
         return b"isotrain"
     raise PlanError(
-        f"the processes that {place.engine} has started share no secret by which they know each other."
+        f"the processes that {place.environment} has started share no secret by which they know each other."
         f" Make one, once, and copy it to hosts that do not share home directories: {_MAKE}."
         f" Or set {RankCommand.key_variable} for all of the processes, to what nobody can guess."
         f" {claim(place)}"
@@ -111,7 +111,7 @@ def _from_named(variables: Mapping[str, str]) -> bytes:
     return found
 
 
-def _places_for_one(place: Place) -> Iterator[Path]:
+def _places_for_one(place: ClusterInfo) -> Iterator[Path]:
     """Files that all processes find and that nobody else can read, in which a secret may be made."""
     with contextlib.suppress(RuntimeError):  # there is no home
         home = FILE.expanduser()

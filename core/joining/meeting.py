@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, ClassVar
 
 from isotrain.core import errors
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.errors import (
     EndedError,
@@ -21,13 +21,13 @@ from isotrain.core.errors import (
 )
 from isotrain.core.joining.channel import Channel, finish
 from isotrain.core.joining.key import RunKey
-from isotrain.core.joining.welcome import AWAITED_SECONDS, Welcome, say_awaited
+from isotrain.core.joining.welcome import LONG_WAIT_SECONDS, RankZeroServer, announce_wait
 from isotrain.core.planning.places import claim
-from isotrain.core.system.patience import Patience
+from isotrain.core.system.patience import Deadline
 
 Facts = Mapping[str, Any]
 """What a process tells of itself: JSON values."""
-Judge = Callable[[Sequence[Facts]], dict[str, Any]]
+DecisionFunction = Callable[[Sequence[Facts]], dict[str, Any]]
 """Makes a decision of all processes' facts, by rank; raises where they do not fit."""
 
 _LOOK_SECONDS = 0.02
@@ -35,7 +35,7 @@ LATE_SECONDS = 5.0
 """For so long rank 0 tells those who come late that the run has failed, unless it has waited for them."""
 _GONE_SECONDS = 1.0
 """In which it is noticed that a caller has hung up."""
-AGAIN_SECONDS = 2.0
+RECONNECT_SECONDS = 2.0
 """In which one who hung up without a word calls again: it had not heard in time that it was let in."""
 _FIRST_SECONDS = 8.0
 """So long the others wait for rank 0 to hang up: an engine may end all processes once one of them has failed,
@@ -44,7 +44,7 @@ _MARGIN_SECONDS = 10.0
 """How much longer than rank 0 the others wait: it can say who did not come."""
 
 
-class Meeting(ABC):
+class Rendezvous(ABC):
     """Where the processes of a joined run agree before it begins.
 
     Every process calls the same methods in the same order.
@@ -55,14 +55,14 @@ class Meeting(ABC):
         seconds: That each step of it may take.
     """
 
-    def __init__(self, place: Place, key: RunKey, seconds: float) -> None:
+    def __init__(self, place: ClusterInfo, key: RunKey, seconds: float) -> None:
         self.place = place
         self.key = key
         self.seconds = seconds
         self._has_failed = False
 
     @abstractmethod
-    def settle(self, facts: Facts, judge: Judge) -> dict[str, Any]:
+    def agree(self, facts: Facts, judge: DecisionFunction) -> dict[str, Any]:
         """Gives every process the same decision.
 
         Args:
@@ -82,7 +82,7 @@ class Meeting(ABC):
         """Ends the connections, once what was sent has been read."""
 
     @contextlib.contextmanager
-    def telling(self) -> Iterator[None]:
+    def broadcasting_errors(self) -> Iterator[None]:
         """Tells the others of any error within."""
         try:
             yield
@@ -93,17 +93,17 @@ class Meeting(ABC):
             raise
 
 
-class Chair(Meeting):
+class RendezvousHost(Rendezvous):
     """Rank 0's part.
 
     Attributes:
         channels: To the others, by rank.
     """
 
-    _left_open: ClassVar[Chair | None] = None
+    _left_open: ClassVar[RendezvousHost | None] = None
     """Of this program's run that has failed before."""
 
-    def __init__(self, place: Place, key: RunKey, seconds: float, welcome: Welcome) -> None:
+    def __init__(self, place: ClusterInfo, key: RunKey, seconds: float, welcome: RankZeroServer) -> None:
         super().__init__(place, key, seconds)
         self.channels: dict[int, Channel] = {}
         self._welcome = welcome
@@ -114,8 +114,8 @@ class Chair(Meeting):
         self._left: dict[int, float] = {}
         """Who was seen to have hung up, and when first."""
 
-    def settle(self, facts: Facts, judge: Judge) -> dict[str, Any]:
-        with self.telling():
+    def agree(self, facts: Facts, judge: DecisionFunction) -> dict[str, Any]:
+        with self.broadcasting_errors():
             told = self._gathered()
             decision = judge([facts, *(told[rank] for rank in sorted(told))])
         for channel in self.channels.values():
@@ -138,7 +138,7 @@ class Chair(Meeting):
                 if facts is not None:
                     told[rank] = facts
                     self._names[rank] = str(facts.get("host", self._names.get(rank, "")))
-            if time.monotonic() > began + AWAITED_SECONDS and not self._has_said_whom_it_awaits:
+            if time.monotonic() > began + LONG_WAIT_SECONDS and not self._has_said_whom_it_awaits:
                 self._say_who_is_absent()
             if time.monotonic() > deadline:
                 self._late = 0.0
@@ -151,8 +151,8 @@ class Chair(Meeting):
         self._has_said_whom_it_awaits = True
         ranks = (rank for rank in range(1, self.place.world_size) if rank not in self.channels)
         if absent := ", ".join(map(str, ranks)):
-            at = f"rank {absent} at {self._welcome.shown}"
-            say_awaited(self.place, at, self.seconds)
+            at = f"rank {absent} at {self._welcome.location}"
+            announce_wait(self.place, at, self.seconds)
 
     def _let_in(self) -> None:
         refused = None
@@ -163,12 +163,12 @@ class Chair(Meeting):
             else:  # those who came at the same time are to hear of it too
                 wire.close()
                 refused = rank
-        for problem in self._welcome.estranged.values():
+        for problem in self._welcome.rejected.values():
             raise PlanError(problem)
         if refused is not None:
             raise IsotrainError(
                 f"two processes say that they are rank {refused} of the run's {self.place.world_size}."
-                f" Look at what the engine, {self.place.engine}, was told to start. {claim(self.place)}"
+                f" Look at what the engine, {self.place.environment}, was told to start. {claim(self.place)}"
             )
 
     def _is_here(self, rank: int) -> bool:
@@ -186,18 +186,18 @@ class Chair(Meeting):
         messages = [] if channel is None else channel.read()
         if messages is None:
             now = time.monotonic()
-            if rank not in self._names and now - self._left.setdefault(rank, now) < AGAIN_SECONDS:
+            if rank not in self._names and now - self._left.setdefault(rank, now) < RECONNECT_SECONDS:
                 return None
             raise PeerLostError(
                 f"{self._name(rank)} left before the run began: its connection to rank 0 was closed. Its"
-                f" own output, which {self.place.engine} has, says more."
+                f" own output, which {self.place.environment} has, says more."
             )
         if channel is None or not messages:
             return None
         (message, _), *others = messages
         channel.put_back(others)
         if "error" in message:
-            raise error_of(message, f"{self._name(rank)}: ")
+            raise remote_error(message, f"{self._name(rank)}: ")
         facts: Facts = message["facts"]
         return facts
 
@@ -212,12 +212,12 @@ class Chair(Meeting):
         if known:
             return f"{silent} said nothing for {self.seconds:g} s before the run began."
         return (
-            f"rank {absent} of {self.place.world_size} never came to {self._welcome.shown}, in"
+            f"rank {absent} of {self.place.world_size} never came to {self._welcome.location}, in"
             f" {self.seconds:g} s (timeouts.start). Was it started, can its host reach this one there, and"
             f" has it the same key? {self._welcome.refused} callers were turned away. {claim(self.place)}"
         )
 
-    def reached_at(self, told: Sequence[Facts]) -> str:
+    def reachable_address(self, told: Sequence[Facts]) -> str:
         """The own address by which the others have called, those on other hosts above all."""
         others = [rank for rank in self.channels if told[rank]["host"] != told[0]["host"]]
         return self.channels[min(others)].here if others else LOCALHOST
@@ -225,7 +225,7 @@ class Chair(Meeting):
     def fail(self, error: BaseException) -> None:
         message = as_message(error)
         self._close_later()
-        patience = Patience(self._late)
+        patience = Deadline(self._late)
         informed: set[int] = set()
         while True:
             with contextlib.suppress(IsotrainError):
@@ -233,13 +233,13 @@ class Chair(Meeting):
             for rank in self.channels.keys() - informed:
                 self.channels[rank].send(message)
                 informed.add(rank)
-            know = informed | self._welcome.estranged.keys()
+            know = informed | self._welcome.rejected.keys()
             if len(know) == self.place.world_size - 1 or patience.is_over:
                 break
             time.sleep(_LOOK_SECONDS)
-        self.close_door()
+        self.close_server()
 
-    def tell_end(self, error: BaseException) -> None:
+    def broadcast_failure(self, error: BaseException) -> None:
         """Tells the others how a run that had begun has failed."""
         self._has_failed = True
         self._close_later()
@@ -255,45 +255,45 @@ class Chair(Meeting):
     def _close_later(self) -> None:
         """Hangs up when this program ends, or joins another run."""
         atexit.register(self.close)
-        Chair._left_open = self
+        RendezvousHost._left_open = self
 
     @classmethod
-    def close_earlier(cls) -> None:
+    def close_previous(cls) -> None:
         """Hangs up on those whose run has failed: they wait for that to end, or to go on."""
         if cls._left_open is not None:
             cls._left_open.close()
 
     def close(self) -> None:
         atexit.unregister(self.close)
-        if Chair._left_open is self:
-            Chair._left_open = None
-        self.close_door()
+        if RendezvousHost._left_open is self:
+            RendezvousHost._left_open = None
+        self.close_server()
         finish(self.channels.values())
 
-    def close_door(self) -> None:
+    def close_server(self) -> None:
         """Lets nobody in any more."""
         self._welcome.close()
 
 
-class Member(Meeting):
+class RendezvousClient(Rendezvous):
     """The part of any other process.
 
     Attributes:
         channel: To rank 0.
     """
 
-    def __init__(self, place: Place, key: RunKey, seconds: float, channel: Channel) -> None:
+    def __init__(self, place: ClusterInfo, key: RunKey, seconds: float, channel: Channel) -> None:
         super().__init__(place, key, seconds)
         self.channel = channel
 
-    def settle(self, facts: Facts, judge: Judge) -> dict[str, Any]:
+    def agree(self, facts: Facts, judge: DecisionFunction) -> dict[str, Any]:
         self.channel.send({"facts": dict(facts)})
         message = self.channel.wait(self.seconds + _MARGIN_SECONDS)
         if message is None:
             raise PeerLostError("rank 0 is gone, or says nothing, before the run began.")
         header, _ = message
         if "error" in header:
-            raise error_of(header)
+            raise remote_error(header)
         decision: dict[str, Any] = header["decision"]
         return decision
 
@@ -314,6 +314,6 @@ def as_message(error: BaseException) -> dict[str, str]:
     return {"error": RunFailedError.__name__, "text": f"{kind}: {error}".strip(": ")}
 
 
-def error_of(message: Mapping[str, Any], prefix: str = "") -> IsotrainError:
+def remote_error(message: Mapping[str, Any], prefix: str = "") -> IsotrainError:
     """The error that another process has told of."""
     return errors.error_named(str(message["error"]), prefix + str(message["text"]))

@@ -19,18 +19,18 @@ from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.meeting import Member, error_of
-from isotrain.core.joining.output import Tail, sent_to_file
-from isotrain.core.joining.own_line import OwnLine
-from isotrain.core.joining.pace import Pace
-from isotrain.core.joining.party import Party
-from isotrain.core.joining.sigterm import unwinding_on_sigterm
-from isotrain.core.joining.work import END_SECONDS, Working
+from isotrain.core.joining.meeting import RendezvousClient, remote_error
+from isotrain.core.joining.output import OutputTail, output_to_file
+from isotrain.core.joining.own_line import LocalReporter
+from isotrain.core.joining.pace import HeartbeatInterval
+from isotrain.core.joining.party import WorkerGroup
+from isotrain.core.joining.sigterm import sigterm_as_exception
+from isotrain.core.joining.work import END_SECONDS, WorkerThread
 from isotrain.core.launching.diagnosis import whereabouts
-from isotrain.core.launching.returned import packed_value, unpacked_value
-from isotrain.core.launching.saving_on_signals import saving_on_signals
-from isotrain.core.system.leaving import leave_after_failure
-from isotrain.core.system.variables import variables_set
+from isotrain.core.launching.returned import encode_value, decode_value
+from isotrain.core.launching.saving_on_signals import checkpoint_on_signals
+from isotrain.core.system.leaving import exit_after_failure
+from isotrain.core.system.variables import environ_set
 
 _LOOK_SECONDS = 0.1
 _HEARTBEAT = f'{{"event": "{Heartbeat.kind}"'.encode()
@@ -39,11 +39,11 @@ _STDERR = 2
 """Whatever has been put in the place of `sys.stderr`."""
 
 
-class Relay:
+class RankRelay:
     """Tells rank 0 what this process reports, and does what rank 0 says."""
 
     def __init__(
-        self, channel: Channel, line: OwnLine, work: Working, silence: float, processes: int
+        self, channel: Channel, line: LocalReporter, work: WorkerThread, silence: float, processes: int
     ) -> None:
         """Prepares.
 
@@ -54,7 +54,7 @@ class Relay:
             silence: Seconds without a word from rank 0 after which that is taken for lost.
             processes: In the run.
         """
-        self._pace = Pace.of(processes, silence)
+        self._pace = HeartbeatInterval.of(processes, silence)
         self._told: Status | None = None
         self._told_at = 0.0
         self._channel = channel
@@ -65,7 +65,7 @@ class Relay:
         self._heard = time.monotonic()
         self._received = 0
 
-    def run(self, tail: Tail) -> list[Any]:
+    def run(self, tail: OutputTail) -> list[Any]:
         """Goes on until rank 0 says that the run has ended.
 
         Args:
@@ -94,7 +94,7 @@ class Relay:
         if pause > _PAUSE_SECONDS:
             self._heard += pause
 
-    def _pass_on(self, tail: Tail) -> None:
+    def _pass_on(self, tail: OutputTail) -> None:
         lines = (
             self._line.read_lines() or ()
         )  # first: what was printed before an event goes before it
@@ -103,15 +103,15 @@ class Relay:
         for line in lines:
             if not line.startswith(_HEARTBEAT):  # whatever is sent is one
                 self._channel.send({"event": line.decode(), **self._status()})
-        pace = self._pace.news if self._told != self._line.status else self._pace.beat
+        pace = self._pace.min_seconds if self._told != self._line.status else self._pace.max_seconds
         if time.monotonic() - self._told_at > pace:
             self._channel.send(self._status())
 
     def _status(self) -> dict[str, Any]:
         self._told, self._told_at = self._line.status, time.monotonic()
-        return told_status(self._line)
+        return status_message(self._line)
 
-    def _obey(self, tail: Tail) -> tuple[bool, list[Any]]:
+    def _obey(self, tail: OutputTail) -> tuple[bool, list[Any]]:
         """Does what rank 0 has said; whether the run is over, and what was returned then."""
         messages = self._channel.read()
         if messages is None:
@@ -120,10 +120,10 @@ class Relay:
             self._received, self._heard = self._channel.received, time.monotonic()
         for message, arrays in messages:
             if "error" in message:  # of the run, or of rank 0 before or after it
-                raise error_of(message)
+                raise remote_error(message)
             what = message["do"]
             if what == "leave":
-                values: list[Any] = unpacked_value(message["returned"], arrays)
+                values: list[Any] = decode_value(message["returned"], arrays)
                 return True, values
             self._do(what, message, tail)
         silent = time.monotonic() - self._heard
@@ -131,7 +131,7 @@ class Relay:
             raise self._lost(f"fell silent: nothing was heard of it for {silent:.0f} s")
         return False, []
 
-    def _do(self, what: str, message: Any, tail: Tail) -> None:
+    def _do(self, what: str, message: Any, tail: OutputTail) -> None:
         if what == "beat":
             self._first = Status(message["step"], 0.0, message["call"])
         elif what == "begin":
@@ -143,14 +143,14 @@ class Relay:
             os._exit(0)
 
     def _lost(self, how: str) -> PeerLostError:
-        self._channel.shut()  # nobody waits for its word any more
+        self._channel.shutdown()  # nobody waits for its word any more
         own = whereabouts(self._line.status)
         return PeerLostError(
             f"rank 0 {how}. It was {whereabouts(self._first)}, and this process {own}."
         )
 
 
-def attend(party: Party, job: Job) -> tuple[list[Any], str]:
+def run_rank(party: WorkerGroup, job: Job) -> tuple[list[Any], str]:
     """Does this process's part of a job.
 
     Args:
@@ -167,29 +167,29 @@ def attend(party: Party, job: Job) -> tuple[list[Any], str]:
         return _attend(party, job, Path(spare))
 
 
-def _attend(party: Party, job: Job, spare: Path) -> tuple[list[Any], str]:
-    """As `attend`, with a folder for where rank 0's cannot be seen."""
-    meeting = party.meeting
-    assert isinstance(meeting, Member)
+def _attend(party: WorkerGroup, job: Job, spare: Path) -> tuple[list[Any], str]:
+    """As `run_rank`, with a folder for where rank 0's cannot be seen."""
+    meeting = party.rendezvous
+    assert isinstance(meeting, RendezvousClient)
     channel = meeting.channel
-    with meeting.telling():
-        agreed = party.agree(job.plan, spare, None)
-    own = replace(job, key=meeting.key.derived("served run"), resume=agreed.resume)
-    line = OwnLine(party.rank)
+    with meeting.broadcasting_errors():
+        agreed = party.exchange_plan(job.plan, spare, None)
+    own = replace(job, key=meeting.key.derive("parameter-server run"), resume=agreed.resume)
+    line = LocalReporter(party.rank)
 
     def hand_over(value: Any) -> None:
-        plain, arrays = packed_value(value)
+        plain, arrays = encode_value(value)
         channel.send({"returned": plain}, arrays)
 
-    work = Working(own, party.cast, agreed.context, line, hand_over)
-    relay = Relay(channel, line, work, job.plan.timeouts["silence"], len(job.plan.processes))
+    work = WorkerThread(own, party.cast, agreed.context, line, hand_over)
+    relay = RankRelay(channel, line, work, job.plan.timeouts["silence"], len(job.plan.processes))
     with contextlib.ExitStack() as stack:
         stack.callback(line.close)
-        stack.enter_context(unwinding_on_sigterm())
+        stack.enter_context(sigterm_as_exception())
         if job.spec.checkpoint is not None:
-            stack.enter_context(saving_on_signals([line]))
-        stack.enter_context(variables_set(job.plan.variables))
-        tail = stack.enter_context(sent_to_file())
+            stack.enter_context(checkpoint_on_signals([line]))
+        stack.enter_context(environ_set(job.plan.environment_variables))
+        tail = stack.enter_context(output_to_file())
         work.start()
         try:
             values = relay.run(tail)
@@ -197,20 +197,20 @@ def _attend(party: Party, job: Job, spare: Path) -> tuple[list[Any], str]:
             if not isinstance(error, IsotrainError):
                 _tell(error, channel, line)
             work.end(END_SECONDS)
-            leave_after_failure(work)
+            exit_after_failure(work)
             meeting.close()
             raise
         meeting.close()
     return values, str(agreed.directory)
 
 
-def told_status(line: OwnLine) -> dict[str, Any]:
+def status_message(line: LocalReporter) -> dict[str, Any]:
     """Where this process is, and what its clock shows, as it tells rank 0, whose clock is another one."""
     step, since, call = line.status
     return {"status": [step, time.monotonic() - since, call], "clock": time.time()}
 
 
-def _tell(error: BaseException, channel: Channel, line: OwnLine) -> None:
+def _tell(error: BaseException, channel: Channel, line: LocalReporter) -> None:
     """Tells rank 0 what has ended this process from outside of its work."""
     kind = type(error).__name__
     shown = "".join(traceback.format_exception(error))
@@ -223,7 +223,7 @@ def _tell(error: BaseException, channel: Channel, line: OwnLine) -> None:
         error=kind,
         message=f"{kind}: {error}".strip(": "),
         traceback=shown,
-        blames_peer=False,
+        is_peer_error=False,
     )
-    channel.send({"event": failed.to_line().decode().strip(), **told_status(line)})
+    channel.send({"event": failed.to_line().decode().strip(), **status_message(line)})
     sys.stderr.flush()

@@ -9,13 +9,13 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from isotrain.core.joining.witness import Dismiss, crashes_told, last_output_shown
-from isotrain.core.system.whole_lines import whole_lines
+from isotrain.core.joining.witness import Dismiss, faulthandler_enabled, output_tail_on_crash
+from isotrain.core.system.whole_lines import line_buffered
 
 _MOST_BYTES = 1 << 16
 
 
-class Tail:
+class OutputTail:
     """Reads what is written to a file, as it grows.
 
     Attributes:
@@ -36,19 +36,19 @@ class Tail:
 
 
 @contextlib.contextmanager
-def sent_to_file() -> Iterator[Tail]:
+def output_to_file() -> Iterator[OutputTail]:
     """Within it, standard output and error go to a file, line by line, whoever writes to them.
 
     Should this process die, the end of it goes where its errors went before.
     """
-    with tempfile.TemporaryFile() as log, whole_lines():
+    with tempfile.TemporaryFile() as log, line_buffered():
         _flush()
         kept = [os.dup(number) for number in (1, 2)]
         for number in (1, 2):
             os.dup2(log.fileno(), number)
         try:
-            with last_output_shown(log.fileno(), kept[1]) as dismiss, crashes_told():
-                yield Tail(log.fileno(), dismiss)
+            with output_tail_on_crash(log.fileno(), kept[1]) as dismiss, faulthandler_enabled():
+                yield OutputTail(log.fileno(), dismiss)
         finally:
             _flush()
             for number, own in zip((1, 2), kept, strict=True):

@@ -9,14 +9,14 @@ from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
     Reporter,
     Status,
-    ask_for_checkpoint,
-    heeds_wishes,
+    request_checkpoint,
+    accepts_requests,
     read_status,
 )
-from isotrain.core.launching.lines import Lines
+from isotrain.core.launching.lines import LineReader
 
 
-class OwnLine:
+class LocalReporter:
     """A reporter, and the other ends of what it writes to.
 
     Attributes:
@@ -26,7 +26,7 @@ class OwnLine:
 
     def __init__(self, rank: int) -> None:
         self.events, self._writing = os.pipe()
-        self._lines = Lines(self.events)
+        self._lines = LineReader(self.events)
         self._status = os.memfd_create("isotrain-status")
         os.truncate(self._status, PAGE_BYTES)
         self._page = mmap.mmap(self._status, PAGE_BYTES)
@@ -41,14 +41,14 @@ class OwnLine:
         """Where this process is."""
         return read_status(self._page)
 
-    def ask_for_checkpoint(self, *, and_end: bool) -> None:
+    def request_checkpoint(self, *, and_end: bool) -> None:
         """Tells the loop that a checkpoint is wanted, and whether the run is to end after that."""
-        ask_for_checkpoint(self._page, and_end=and_end)
+        request_checkpoint(self._page, and_end=and_end)
 
     @property
-    def heeds_wishes(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Whether the loop looks for wishes."""
-        return heeds_wishes(self._page)
+        return accepts_requests(self._page)
 
     def close(self) -> None:
         """Ends the heartbeat. What is still told is lost."""

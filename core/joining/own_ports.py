@@ -9,7 +9,7 @@ from isotrain.core.errors import PlanError
 from isotrain.core.launching.ports import Ports
 
 
-class OwnPorts:
+class PortLeases:
     """Leases on ports of this machine. A lease ends with its object: a framework's server keeps its port."""
 
     def __init__(self, ports: Callable[[str], Ports] = Ports) -> None:
@@ -44,7 +44,7 @@ class OwnPorts:
             )
         return port
 
-    def meeting(self, address: str, candidates: Sequence[int]) -> list[int]:
+    def rendezvous(self, address: str, candidates: Sequence[int]) -> list[int]:
         """Where rank 0 tries to let the others in: first where no other run here is or will be.
 
         The port of the run before it is given back.
@@ -60,7 +60,7 @@ class OwnPorts:
         first = [] if kept is None else [kept]
         return [*first, *(port for port in candidates if port != kept)]
 
-    def doors(self, address: str, count: int, asked: int | None) -> list[Address]:
+    def extra_ports(self, address: str, count: int, asked: int | None) -> list[Address]:
         """Where rank 0 lets others in besides, in one run; those of the run before it are given back."""
         if self._doors is not None:
             self._doors.close()
@@ -72,5 +72,5 @@ def _taken(ports: Ports, count: int, asked: int | None) -> tuple[int, ...]:
     return ports.take(count) if asked is None else ports.take_after(asked, count)
 
 
-OWN_PORTS = OwnPorts()
+PORT_LEASES = PortLeases()
 """Of this process."""

@@ -12,19 +12,19 @@ _WITHIN_SILENCE = 4
 
 
 @dataclass(frozen=True)
-class Pace:
+class HeartbeatInterval:
     """How often, in seconds.
 
     Attributes:
-        news: Between two messages at least, where something has changed.
-        beat: Between two at most: each is a sign of life.
+        min_seconds: Between two messages at least, where something has changed.
+        max_seconds: Between two at most: each is a sign of life.
     """
 
-    news: float
-    beat: float
+    min_seconds: float
+    max_seconds: float
 
     @classmethod
-    def of(cls, processes: int, silence: float) -> Pace:
+    def of(cls, processes: int, silence: float) -> HeartbeatInterval:
         """For a run.
 
         Args:

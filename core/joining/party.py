@@ -11,28 +11,28 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.environment import Place
-from isotrain.core.contracts.layout import Layout, Spot
+from isotrain.core.contracts.environment import ClusterInfo
+from isotrain.core.contracts.layout import ClusterLayout, ProcessSlot
 from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.joining import address
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.doorstep import Doorstep
-from isotrain.core.joining.facts import Seating, own_facts, plugins_of, require_equal
-from isotrain.core.joining.key import RunKey, secret_of
-from isotrain.core.joining.meeting import Chair, Facts, Meeting, Member
-from isotrain.core.joining.own_ports import OWN_PORTS
-from isotrain.core.joining.sight import marked, token_of
-from isotrain.core.joining.welcome import Welcome, reached, say_awaited
+from isotrain.core.joining.doorstep import RendezvousAddress
+from isotrain.core.joining.facts import LocalRankAssignment, local_facts, plugins_of, require_equal
+from isotrain.core.joining.key import RunKey, shared_secret
+from isotrain.core.joining.meeting import RendezvousHost, Facts, Rendezvous, RendezvousClient
+from isotrain.core.joining.own_ports import PORT_LEASES
+from isotrain.core.joining.sight import marker_file, checkpoint_token
+from isotrain.core.joining.welcome import RankZeroServer, connect_to_rank_zero, announce_wait
 from isotrain.core.launching.ports import PORTS, require_port
 from isotrain.core.planning.on_layout import replicas_for
 from isotrain.core.planning.places import claim
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost, plugin_host
-from isotrain.core.served.terms import TLS_VARIABLE, Terms
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager, plugin_manager
+from isotrain.core.served.terms import TLS_VARIABLE, EncryptionOffer
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.core.system.folders import made_folder
+from isotrain.core.system.folders import make_folder
 from isotrain.core.system.urls import is_url
 from isotrain.core.system.version import VERSION
 from isotrain.core.system.versions import versions
@@ -51,33 +51,33 @@ _ENCRYPTED = (
     " exchanges do not"
 )
 
-Load = Callable[[], tuple[TrainingSpec, PluginHost]]
+Load = Callable[[], tuple[TrainingSpec, PluginManager]]
 
 
 @dataclass(frozen=True)
-class Party:
+class WorkerGroup:
     """The processes of a joined run.
 
     Attributes:
-        meeting: Of them.
+        rendezvous: Of them.
         cast: What to train, and by what.
         layout: Where they are.
-        seats: Address and port of each, besides.
+        addresses: Address and port of each, besides.
         port: After which rank 0 takes those of its other doors; None: any.
     """
 
-    meeting: Meeting
-    cast: Cast
-    layout: Layout
-    seats: Sequence[Mapping[str, Any]]
+    rendezvous: Rendezvous
+    cast: ResolvedSpec
+    layout: ClusterLayout
+    addresses: Sequence[Mapping[str, Any]]
     port: int | None
 
     @property
     def rank(self) -> int:
         """Of this process."""
-        return self.meeting.place.rank
+        return self.rendezvous.place.rank
 
-    def agree(self, plan: Plan, own: Path, resume: str | None) -> Agreed:
+    def exchange_plan(self, plan: Plan, own: Path, resume: str | None) -> RunAssignment:
         """Has all processes agree on the plan, and learn what rank 0 has decided. Called by all.
 
         Args:
@@ -88,14 +88,14 @@ class Party:
         Raises:
             PlanError: The plans differ, or a process cannot see what it needs.
         """
-        require_equal(self.meeting, {"plan": plan.to_dict()})
+        require_equal(self.rendezvous, {"plan": plan.to_dict()})
         with self._decided(plan, own, resume) as decided:
-            decision = self.meeting.settle({}, lambda told: decided)
+            decision = self.rendezvous.agree({}, lambda told: decided)
             folder = Path(decision["directory"])
             sees = Path(decision["mark"]).is_file()
             self._require_shared(decision["kept"], decision["resume"])
-        context = self._context(plan, folder if sees else own, decision["doors"])
-        return Agreed(context, folder, decision["resume"])
+        context = self._context(plan, folder if sees else own, decision["extra_ports"])
+        return RunAssignment(context, folder, decision["resume"])
 
     @contextlib.contextmanager
     def _decided(self, plan: Plan, own: Path, resume: str | None) -> Iterator[dict[str, Any]]:
@@ -103,9 +103,9 @@ class Party:
         if self.rank:
             yield {}
             return
-        doors = OWN_PORTS.doors(self.seats[0]["address"], plan.doors, self.port)
-        told = {"directory": str(own.absolute()), "resume": _absolute(resume), "doors": doors}
-        with marked(own) as mark, self._checkpoints_marked(own, mark) as kept:
+        doors = PORT_LEASES.extra_ports(self.addresses[0]["address"], plan.extra_ports, self.port)
+        told = {"directory": str(own.absolute()), "resume": _absolute(resume), "extra_ports": doors}
+        with marker_file(own) as mark, self._checkpoints_marked(own, mark) as kept:
             yield {**told, "mark": mark, "kept": kept}
 
     @contextlib.contextmanager
@@ -117,15 +117,15 @@ class Party:
         elif policy.folder is None:
             yield mark
         else:
-            folder = made_folder(Path(policy.folder).absolute(), "checkpoint.folder: it")
-            with marked(folder) as kept:
+            folder = make_folder(Path(policy.folder).absolute(), "checkpoint.folder: it")
+            with marker_file(folder) as kept:
                 yield kept
 
     def _require_shared(self, kept: str | None, resume: str | None) -> None:
         """Refuses checkpoints that not all can reach."""
-        host = self.layout.spots[self.rank].host
+        host = self.layout.process_slots[self.rank].host
         sees = kept is None or Path(kept).is_file()
-        blind = self.meeting.settle({"host": host, "sees": sees, "finds": token_of(resume)}, _blind)
+        blind = self.rendezvous.agree({"host": host, "sees": sees, "finds": checkpoint_token(resume)}, _blind)
         if kept is not None and blind["sees"]:
             raise PlanError(
                 f"checkpoint: every process writes its share, and {', '.join(blind['sees'])} cannot see"
@@ -149,14 +149,14 @@ class Party:
                 each.replicas,
                 each.role,
             )
-            for each, seat in zip(plan.processes, self.seats, strict=True)
+            for each, seat in zip(plan.processes, self.addresses, strict=True)
         )
         opened = tuple((host, port) for host, port in doors)
-        return ProcessContext(self.rank, plan.replicas, str(own), peers, opened, plan.mesh)
+        return ProcessContext(self.rank, plan.replicas, str(own), peers, opened, plan.device_mesh)
 
 
 @dataclass(frozen=True)
-class Agreed:
+class RunAssignment:
     """What a process needs to begin.
 
     Attributes:
@@ -180,15 +180,15 @@ def _blind(told: Sequence[Facts]) -> dict[str, Any]:
     return {n: sorted({t["host"] for t in told if t[n] != told[0][n]}) for n in names}
 
 
-def gather(
-    place: Place,
+def rendezvous(
+    place: ClusterInfo,
     load: Load,
     *,
     backend: str,
     replicas: int | None,
     port: int | None,
     interface: str | None = None,
-) -> Party:
+) -> WorkerGroup:
     """Meets the other processes of this one's run, and sees that all were told the same.
 
     Args:
@@ -204,12 +204,12 @@ def gather(
     """
     if port is not None:
         require_port(port)
-    terms = Terms.of(os.environ.get(TLS_VARIABLE, ""))
-    given = plugin_host().environment(place.engine).secret(os.environ)
-    own = secret_of(place, os.environ, given, is_certified=bool(terms.folder))
+    terms = EncryptionOffer.of(os.environ.get(TLS_VARIABLE, ""))
+    given = plugin_manager().environment(place.environment).secret(os.environ)
+    own = shared_secret(place, os.environ, given, is_certified=bool(terms.folder))
     key = RunKey.of(place, own, next(_numbers))
-    over = address.asked_interface(interface, os.environ)
-    doorstep = Doorstep.of(place, over)
+    over = address.requested_interface(interface, os.environ)
+    doorstep = RendezvousAddress.of(place, over)
     try:
         spec, host = load()
     except IsotrainError as error:
@@ -217,35 +217,35 @@ def gather(
         raise
     if replicas is not None:
         try:
-            _require_as_many(place, Cast(spec, host), backend, replicas)
+            _require_as_many(place, ResolvedSpec(spec, host), backend, replicas)
         except IsotrainError as error:
             with contextlib.suppress(IsotrainError):  # it found nobody to tell
                 _open(place, key, terms, doorstep, REFUSED_SECONDS, port).fail(error)
             raise
     meeting = _open(place, key, terms, doorstep, spec.timeouts.start, port)
-    with meeting.telling():
-        terms.require_usable()
+    with meeting.broadcasting_errors():
+        terms.require_available()
         asked = {"backend": backend, "replicas": replicas}
         require_equal(meeting, {"asked": asked, **_parts(spec, host, backend)})
         at = _own_address(meeting, over)
-        facts = own_facts(place, at, OWN_PORTS.backend(split_backend(backend)[0], at, port))
-        found = meeting.settle(facts, Seating(_reached_at(meeting, over)))
-    spots = tuple(Spot(seat["host"], seat["local_rank"]) for seat in found["seats"])
-    remarks = () if terms.tls is None else (_ENCRYPTED,)
-    layout = Layout(place.engine, spots, found["cores"], found["gpus"], remarks)
-    return Party(meeting, Cast(spec, host), layout, found["seats"], port)
+        facts = local_facts(place, at, PORT_LEASES.backend(split_backend(backend)[0], at, port))
+        found = meeting.agree(facts, LocalRankAssignment(_reached_at(meeting, over)))
+    process_slots = tuple(ProcessSlot(seat["host"], seat["local_rank"]) for seat in found["processes"])
+    notes = () if terms.tls is None else (_ENCRYPTED,)
+    layout = ClusterLayout(place.environment, process_slots, found["cores"], found["gpus"], notes)
+    return WorkerGroup(meeting, ResolvedSpec(spec, host), layout, found["processes"], port)
 
 
-def _require_as_many(place: Place, cast: Cast, backend: str, replicas: int) -> None:
+def _require_as_many(place: ClusterInfo, cast: ResolvedSpec, backend: str, replicas: int) -> None:
     """Refuses, before anybody is waited for, replicas that are not those of the processes."""
     adapter = cast.host.backend(split_backend(backend)[0])
     try:
-        replicas_for(place.engine, place.world_size, adapter, cast.strategy, replicas)
+        replicas_for(place.environment, place.world_size, adapter, cast.strategy, replicas)
     except PlanError as error:
         raise PlanError(f"{error} {claim(place)}") from error
 
 
-def _parts(spec: TrainingSpec, host: PluginHost, backend: str) -> dict[str, Any]:
+def _parts(spec: TrainingSpec, host: PluginManager, backend: str) -> dict[str, Any]:
     """What every process must have the same of."""
     packages = host.backend(split_backend(backend)[0]).packages
     return {
@@ -256,37 +256,37 @@ def _parts(spec: TrainingSpec, host: PluginHost, backend: str) -> dict[str, Any]
 
 
 def _open(
-    place: Place, key: RunKey, terms: Terms, doorstep: Doorstep, seconds: float, port: int | None
-) -> Meeting:
-    Chair.close_earlier()
+    place: ClusterInfo, key: RunKey, terms: EncryptionOffer, doorstep: RendezvousAddress, seconds: float, port: int | None
+) -> Rendezvous:
+    RendezvousHost.close_previous()
     told = place.port if port is None else port
     drawn = [PORTS[number] for number in key.numbers(_CANDIDATES, len(PORTS))]
     ports = drawn if told is None else [told]
     if place.rank == 0:
-        at = doorstep.listening
-        opened = OWN_PORTS.meeting(at, ports) if told is None else ports
-        return Chair(place, key, seconds, Welcome(at, opened, key.secret, terms))
-    at = f"rank 0 at {doorstep.called}, ports {', '.join(map(str, ports))}"
-    say = functools.partial(say_awaited, place, at, seconds)
+        at = doorstep.listen_address
+        opened = PORT_LEASES.rendezvous(at, ports) if told is None else ports
+        return RendezvousHost(place, key, seconds, RankZeroServer(at, opened, key.secret, terms))
+    at = f"rank 0 at {doorstep.host}, ports {', '.join(map(str, ports))}"
+    say = functools.partial(announce_wait, place, at, seconds)
     try:
-        wire = reached(doorstep.called, ports, key.secret, place.rank, seconds, terms, say)
+        wire = connect_to_rank_zero(doorstep.host, ports, key.secret, place.rank, seconds, terms, say)
     except PeerLostError as error:
         raise PeerLostError(f"{error} {claim(place)}") from error
-    return Member(place, key, seconds, Channel(wire))
+    return RendezvousClient(place, key, seconds, Channel(wire))
 
 
-def _own_address(meeting: Meeting, interface: str) -> str:
-    chosen = address.chosen_address(interface)
+def _own_address(meeting: Rendezvous, interface: str) -> str:
+    chosen = address.interface_address(interface)
     if chosen is not None:
         return chosen
-    return meeting.channel.here if isinstance(meeting, Member) else ""
+    return meeting.channel.here if isinstance(meeting, RendezvousClient) else ""
 
 
-def _reached_at(meeting: Meeting, interface: str) -> Callable[[Sequence[Facts]], str]:
+def _reached_at(meeting: Rendezvous, interface: str) -> Callable[[Sequence[Facts]], str]:
     """How rank 0 finds its own address out: by those who have called it."""
 
     def own(told: Sequence[Facts]) -> str:
-        assert isinstance(meeting, Chair)
-        return _own_address(meeting, interface) or meeting.reached_at(told)
+        assert isinstance(meeting, RendezvousHost)
+        return _own_address(meeting, interface) or meeting.reachable_address(told)
 
     return own

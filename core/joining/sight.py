@@ -15,7 +15,7 @@ _MARK_BYTES = 8
 
 
 @contextlib.contextmanager
-def marked(folder: Path) -> Iterator[str]:
+def marker_file(folder: Path) -> Iterator[str]:
     """Within it, a folder has a file that no other folder has; gives its path."""
     mark = folder.absolute() / f".seen-{secrets.token_hex(_MARK_BYTES)}"
     mark.touch()
@@ -25,7 +25,7 @@ def marked(folder: Path) -> Iterator[str]:
         mark.unlink(missing_ok=True)
 
 
-def token_of(location: str | None) -> str | None:
+def checkpoint_token(location: str | None) -> str | None:
     """What tells a checkpoint from all others; None: it is not found here.
 
     Of none, and of one behind a URL, where all find the same, it is that.

@@ -12,13 +12,13 @@ _EXIT_CODE = 128 + signal.SIGTERM
 
 
 @contextlib.contextmanager
-def unwinding_on_sigterm() -> Iterator[None]:
+def sigterm_as_exception() -> Iterator[None]:
     """Within it, SIGTERM unwinds the program that it would end at once, so that it can say why first.
 
     A program that has a way of its own keeps it.
     """
-    is_heard = threading.current_thread() is threading.main_thread()
-    if not is_heard or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    has_listener = threading.current_thread() is threading.main_thread()
+    if not has_listener or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
     signal.signal(signal.SIGTERM, _end)

@@ -15,16 +15,16 @@ from isotrain.core.contracts.events import Failed, Heartbeat, read_event
 from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.own_line import OwnLine
-from isotrain.core.launching.effort import effort, effort_of_bytes, waits
-from isotrain.core.launching.returned import unpacked_value
-from isotrain.core.launching.run_directory import log_of
+from isotrain.core.joining.own_line import LocalReporter
+from isotrain.core.launching.effort import activity, activity_of_bytes, waits
+from isotrain.core.launching.returned import decode_value
+from isotrain.core.launching.run_directory import rank_log
 
 _SIGN_OF_LIFE = Heartbeat().to_line()
 _FAILED = f'"{Failed.kind}"'.encode()
 
 
-class OwnProcess:
+class LocalProcess:
     """Rank 0 itself.
 
     Attributes:
@@ -37,9 +37,9 @@ class OwnProcess:
     exit_code: int | None = None
     is_stopped = False
 
-    def __init__(self, line: OwnLine, peer: Peer, directory: Path) -> None:
+    def __init__(self, line: LocalReporter, peer: Peer, directory: Path) -> None:
         self.peer = peer
-        self.log = log_of(directory, peer.rank)
+        self.log = rank_log(directory, peer.rank)
         self.events = line.events
         self._line = line
 
@@ -53,16 +53,16 @@ class OwnProcess:
         return self._line.status
 
     @property
-    def effort(self) -> float:
+    def activity(self) -> float:
         """Grows with what it does."""
-        return effort(os.getpid())
+        return activity(os.getpid())
 
     @property
     def waits(self) -> dict[int, float]:
         """How long each of its threads was ready, and had no processor."""
         return waits(os.getpid())
 
-    def ask_for_stacks(self) -> None:
+    def request_stacks(self) -> None:
         """Writes where each thread is to the log."""
         with self.log.open("a", encoding="utf-8") as log:
             faulthandler.dump_traceback(log, all_threads=True)
@@ -86,7 +86,7 @@ class RemoteProcess:
 
     def __init__(self, channel: Channel, peer: Peer, directory: Path) -> None:
         self.peer = peer
-        self.log = log_of(directory, peer.rank)
+        self.log = rank_log(directory, peer.rank)
         self.events = channel.fileno()
         self.returned: Any = None
         self.is_gone = False
@@ -111,15 +111,15 @@ class RemoteProcess:
             elif "output" in message:
                 self._keep(message["output"])
             elif "returned" in message:
-                self.returned = unpacked_value(message["returned"], arrays)
+                self.returned = decode_value(message["returned"], arrays)
             else:
                 lines.append(_SIGN_OF_LIFE)
         return lines
 
     @property
-    def effort(self) -> float:
+    def activity(self) -> float:
         """Grows with what comes of it, of messages that are not whole yet too."""
-        return effort_of_bytes(self._channel.received)
+        return activity_of_bytes(self._channel.received)
 
     @property
     def waits(self) -> dict[int, float]:
@@ -142,7 +142,7 @@ class RemoteProcess:
         with self.log.open("a", encoding="utf-8") as log:
             log.write(text)
 
-    def ask_for_stacks(self) -> None:
+    def request_stacks(self) -> None:
         """Makes it write where each of its threads is to its log."""
         self._channel.send({"do": "stacks"})
 

@@ -9,33 +9,33 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 from isotrain.core.contracts.process import Address
 from isotrain.core.errors import PeerLostError, PlanError
 from isotrain.core.planning.places import claim
-from isotrain.core.served.calling import called
-from isotrain.core.served.door import Door
-from isotrain.core.served.terms import Terms
-from isotrain.core.served.wire import Wire, WireError
+from isotrain.core.served.calling import client_handshake
+from isotrain.core.served.door import AuthenticatedServer
+from isotrain.core.served.terms import EncryptionOffer
+from isotrain.core.served.wire import Connection, ConnectionLostError
 
 _HANDSHAKE_SECONDS = 5.0
 LAST_SECONDS = 1.0
 """For a call when the time is over: it may just begin to be answered."""
 _BETWEEN_ROUNDS_SECONDS = 0.1
-AWAITED_SECONDS = 5.0
+LONG_WAIT_SECONDS = 5.0
 """After which a process says whom it waits for."""
-_PLAIN = Terms()
+_PLAIN = EncryptionOffer()
 
 
-class Welcome:
+class RankZeroServer:
     """Rank 0's door, at the first of some ports that is free.
 
     Attributes:
-        shown: Where it is, for messages.
+        location: Where it is, for messages.
     """
 
     def __init__(
-        self, address: str, ports: Sequence[int], key: bytes, terms: Terms = _PLAIN
+        self, address: str, ports: Sequence[int], key: bytes, terms: EncryptionOffer = _PLAIN
     ) -> None:
         """Listens.
 
@@ -49,7 +49,7 @@ class Welcome:
             PlanError: None of them is free.
         """
         self._door = _opened(address, ports, key, terms)
-        self.shown = f"port {self._door.address[1]} of {address or socket.gethostname()}"
+        self.location = f"port {self._door.address[1]} of {address or socket.gethostname()}"
 
     @property
     def refused(self) -> int:
@@ -57,11 +57,11 @@ class Welcome:
         return self._door.refused
 
     @property
-    def estranged(self) -> dict[int, str]:
+    def rejected(self) -> dict[int, str]:
         """Why ranks that have come cannot be talked with; they know."""
-        return dict(self._door.estranged)
+        return dict(self._door.rejected)
 
-    def arrivals(self) -> list[tuple[int, Wire]]:
+    def arrivals(self) -> list[tuple[int, Connection]]:
         """Ranks and connections of those who came since the last call."""
         return self._door.arrivals()
 
@@ -70,11 +70,11 @@ class Welcome:
         self._door.close()
 
 
-def _opened(address: str, ports: Sequence[int], key: bytes, terms: Terms) -> Door:
+def _opened(address: str, ports: Sequence[int], key: bytes, terms: EncryptionOffer) -> AuthenticatedServer:
     problems = {}
     for port in ports:
         try:
-            return Door((address, port), key, terms=terms)
+            return AuthenticatedServer((address, port), key, terms=terms)
         except OSError as error:
             problems[port] = (error.strerror or str(error)).lower()
     told = "; ".join(f"{port}: {problem}" for port, problem in problems.items())
@@ -84,7 +84,7 @@ def _opened(address: str, ports: Sequence[int], key: bytes, terms: Terms) -> Doo
     )
 
 
-def say_awaited(place: Place, whom: str, seconds: float) -> None:
+def announce_wait(place: ClusterInfo, whom: str, seconds: float) -> None:
     """Tells a person, before there is a run that could, whom this process waits for, and why."""
     limit = f"for up to {seconds:g} s (timeouts.start)"
     print(f"isotrain: waiting {limit} for {whom}. {claim(place)}", file=sys.stderr, flush=True)
@@ -94,15 +94,15 @@ def _say_nothing() -> None:
     """For who waits unseen."""
 
 
-def reached(
+def connect_to_rank_zero(
     host: str,
     ports: Sequence[int],
     key: bytes,
     rank: int,
     seconds: float,
-    terms: Terms = _PLAIN,
+    terms: EncryptionOffer = _PLAIN,
     on_long_wait: Callable[[], None] = _say_nothing,
-) -> Wire:
+) -> Connection:
     """Calls at rank 0's door until it lets this process in.
 
     Args:
@@ -125,24 +125,24 @@ def reached(
         for port in ports:
             left = deadline - time.monotonic()
             found = _tried((host, port), key, rank, left, terms)
-            if isinstance(found, Wire):
+            if isinstance(found, Connection):
                 return found
             problems[found] = None
         if time.monotonic() > deadline:
-            terms.require_usable()
+            terms.require_available()
             listed = ", ".join(map(str, ports))
             raise PeerLostError(
                 f"rank {rank} did not find rank 0 at {host}, ports {listed}, in {seconds:g} s"
                 f" (timeouts.start): {'; '.join(problems)}. Was rank 0 started, can this host,"
                 f" {socket.gethostname()}, reach it there, and has it the same key?"
             )
-        if not is_said and time.monotonic() > began + AWAITED_SECONDS:
+        if not is_said and time.monotonic() > began + LONG_WAIT_SECONDS:
             is_said = True
             on_long_wait()
         time.sleep(_BETWEEN_ROUNDS_SECONDS)
 
 
-def _tried(address: Address, key: bytes, rank: int, left: float, terms: Terms) -> Wire | str:
+def _tried(address: Address, key: bytes, rank: int, left: float, terms: EncryptionOffer) -> Connection | str:
     """A connection, or why there is none."""
     limit = max(LAST_SECONDS, min(_HANDSHAKE_SECONDS, left))
     try:
@@ -153,8 +153,8 @@ def _tried(address: Address, key: bytes, rank: int, left: float, terms: Terms) -
     problem = "who listens there turned this process away, or was too slow"
     try:
         with _limited(connection, limit):
-            wire = called(connection, key, rank, terms)
-    except WireError as error:
+            wire = client_handshake(connection, key, rank, terms)
+    except ConnectionLostError as error:
         problem = str(error)
     finally:
         if wire is None:

@@ -24,7 +24,7 @@ if not sys.stdin.buffer.read(1):
 
 
 @contextlib.contextmanager
-def last_output_shown(log: int, shown: int) -> Iterator[Dismiss]:
+def output_tail_on_crash(log: int, shown: int) -> Iterator[Dismiss]:
     """Should this process end within it, a small one beside it shows the end of its output.
 
     Where the system starts no further process, nothing is shown.
@@ -64,7 +64,7 @@ def _started(log: int, shown: int) -> subprocess.Popen[bytes]:
 
 
 @contextlib.contextmanager
-def crashes_told() -> Iterator[None]:
+def faulthandler_enabled() -> Iterator[None]:
     """Within it, a crash of native code writes where each thread was to standard error."""
     if faulthandler.is_enabled():
         yield

@@ -12,25 +12,25 @@ from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import AWAITING_OTHERS
 from isotrain.core.errors import EndedError
-from isotrain.core.joining.own_line import OwnLine
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.running.worker import do_job, report_failure
-from isotrain.core.system.leaving import note_work
+from isotrain.core.joining.own_line import LocalReporter
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.running.worker import run_job_in_worker, report_failure
+from isotrain.core.system.leaving import note_framework_use
 
 END_SECONDS = 2.0
 """That the work of a process has to end by itself when its run has failed."""
 _LOOK_SECONDS = 0.1
 
 
-class Working(threading.Thread):
+class WorkerThread(threading.Thread):
     """Does a job; what becomes of it is told to the reporter."""
 
     def __init__(
         self,
         job: Job,
-        cast: Cast,
+        cast: ResolvedSpec,
         context: ProcessContext,
-        line: OwnLine,
+        line: LocalReporter,
         hand_over: Callable[[Any], None],
     ) -> None:
         """Prepares.
@@ -53,12 +53,12 @@ class Working(threading.Thread):
 
     def run(self) -> None:
         """Does the job."""
-        note_work()
+        note_framework_use()
         reporter = self._reporter
         reporter.emit(Started(pid=os.getpid()))
         adapter = self._cast.host.backend(self._job.plan.backend)
         try:
-            value = do_job(self._job, self._cast, self._context, reporter, self._await_others)
+            value = run_job_in_worker(self._job, self._cast, self._context, reporter, self._await_others)
             self._hand_over(value)
             reporter.emit(Finished())
         except BaseException as error:  # whatever ends it must be reported

@@ -14,7 +14,7 @@ _MAIN = "isotrain.core.running.worker:main"
 
 
 @dataclass(frozen=True)
-class Beginning:
+class ProcessArgs:
     """What a new process of a run is given.
 
     Attributes:
@@ -28,7 +28,7 @@ class Beginning:
     inherited: tuple[int, int, int]
 
 
-class Begun(Protocol):
+class ProcessHandle(Protocol):
     """A process that was started; until `release` it keeps its number, also when it has ended."""
 
     @property
@@ -43,18 +43,18 @@ class Begun(Protocol):
         """Lets the system forget it, once it has ended."""
 
 
-Begin = Callable[[Beginning], Begun]
+Spawn = Callable[[ProcessArgs], ProcessHandle]
 """A way to start a process."""
 
 
-class FreshProcess:
+class SpawnedProcess:
     """A process that has started by itself, as a child of this one.
 
     Attributes:
         pid: Its number.
     """
 
-    def __init__(self, beginning: Beginning) -> None:
+    def __init__(self, beginning: ProcessArgs) -> None:
         """Starts it."""
         stdin, stdout, stderr = beginning.streams
         self._process = subprocess.Popen(

@@ -13,7 +13,7 @@ from isotrain.core.contracts.events import Event, Failed, Finished, Ready
 from isotrain.core.contracts.process import Role, runs_the_loop
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.errors import EndedError, NotANumberError, RunFailedError
-from isotrain.core.launching.watched_process import WatchedProcess
+from isotrain.core.launching.watched_process import MonitoredProcess
 from isotrain.core.system.last_words import signal_name
 
 _LOG_LINES = 30
@@ -29,34 +29,34 @@ PEERS_FAILED = 4
 
 
 @dataclass
-class Watched:
+class RankStatus:
     """What is known of one process.
 
     Attributes:
         process: The process.
-        heard: When it was last heard of (`time.monotonic`).
-        active: When it was last seen to do something: use a processor, or read.
-        effort: What it had done by then.
+        last_heard: When it was last heard of (`time.monotonic`).
+        last_active: When it was last seen to do something: use a processor, or read.
+        activity: What it had done by then.
         failure: The event by which it reported its failure.
-        died: When it was found to have ended (`time.time`).
+        died_at: When it was found to have ended (`time.time`).
         started: Whether it was ever heard of.
         ready: Whether it has loaded the data and built the model.
         finished: Whether it reported the end of its work.
         lost: In words, why it is taken for lost though it lives.
-        usual_lines: See `Adapter`.
+        ignored_log_lines: See `Adapter`.
     """
 
-    process: WatchedProcess
-    heard: float
-    active: float
-    effort: float = 0.0
+    process: MonitoredProcess
+    last_heard: float
+    last_active: float
+    activity: float = 0.0
     failure: Failed | None = None
-    died: float | None = None
+    died_at: float | None = None
     started: bool = False
     ready: bool = False
     finished: bool = False
     lost: str | None = None
-    usual_lines: Sequence[str] = ()
+    ignored_log_lines: Sequence[str] = ()
 
     @property
     def rank(self) -> int:
@@ -83,7 +83,7 @@ class Watched:
 
     def note(self, event: Event | None) -> None:
         """Takes over what an event tells; one of an unknown kind is a sign of life all the same."""
-        self.heard = time.monotonic()
+        self.last_heard = time.monotonic()
         self.started = True
         if isinstance(event, Failed):
             self.failure = event
@@ -94,18 +94,18 @@ class Watched:
 
     def look(self) -> None:
         """Notes whether it has done something since the last look."""
-        effort = self.process.effort
-        if effort - self.effort >= _EFFORT_SECONDS:
-            self.effort = effort
-            self.active = time.monotonic()
+        activity = self.process.activity
+        if activity - self.activity >= _EFFORT_SECONDS:
+            self.activity = activity
+            self.last_active = time.monotonic()
 
     def excuse(self, seconds: float) -> None:
         """Does not count time in which the launcher itself did not run."""
-        self.heard += seconds
-        self.active += seconds
+        self.last_heard += seconds
+        self.last_active += seconds
 
 
-def suspicion(watched: Watched) -> tuple[int, float]:
+def suspicion(watched: RankStatus) -> tuple[int, float]:
     """Orders processes by how likely they are the cause, and not a consequence; the cause is least.
 
     When one process goes, the others' communication fails at once, and some frameworks then end
@@ -114,15 +114,15 @@ def suspicion(watched: Watched) -> tuple[int, float]:
     """
     code = watched.process.exit_code
     if watched.lost is not None or (not watched.finished and watched.process.is_stopped):
-        return 0, watched.heard
-    if watched.died_silently and watched.died is not None:
+        return 0, watched.last_heard
+    if watched.died_silently and watched.died_at is not None:
         if code is None:  # nobody here knows how it ended, nor just when
-            return 2, watched.died - _NOTICED_SECONDS
+            return 2, watched.died_at - _NOTICED_SECONDS
         if code == -signal.SIGKILL:
-            return 1, watched.died
-        return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died
+            return 1, watched.died_at
+        return (3 if code in _AMBIGUOUS_EXITS else 2), watched.died_at
     if watched.failure is not None:
-        return (PEERS_FAILED if watched.failure.blames_peer else 2), _raised(watched.failure)
+        return (PEERS_FAILED if watched.failure.is_peer_error else 2), _raised(watched.failure)
     step = watched.process.status.step
     return PEERS_FAILED + 1, -1.0 if step is None else float(step)
 
@@ -132,7 +132,7 @@ def _raised(failure: Failed) -> float:
     return failure.time - (_NOTICED_SECONDS if failure.call == BETWEEN_CALLS else 0.0)
 
 
-def verdict(watched: Watched) -> str:
+def verdict(watched: RankStatus) -> str:
     """Says in a few words what happened to a process."""
     code = watched.process.exit_code
     if watched.failure is not None:
@@ -140,7 +140,7 @@ def verdict(watched: Watched) -> str:
     if watched.died_silently:
         return "is gone: its connection to rank 0 was closed" if code is None else _ending(code)
     if watched.process.is_stopped:
-        silent = time.monotonic() - watched.heard
+        silent = time.monotonic() - watched.last_heard
         heard = f"was last heard of {silent:.1f} s ago" if watched.started else "was never heard of"
         return f"is suspended (SIGSTOP) and {heard}"
     return watched.lost or "did nothing wrong"
@@ -154,7 +154,7 @@ def _ending(code: int) -> str:
     return f"ended with exit code {code} before its work was done"
 
 
-def error_of(culprit: Watched, everyone: Sequence[Watched]) -> RunFailedError:
+def run_failure(culprit: RankStatus, everyone: Sequence[RankStatus]) -> RunFailedError:
     """The error that the run ends with, in the words of `describe_failure`."""
     text = describe_failure(culprit, everyone)
     is_nan = culprit.failure is not None and culprit.failure.error == NotANumberError.__name__
@@ -166,14 +166,14 @@ def error_of(culprit: Watched, everyone: Sequence[Watched]) -> RunFailedError:
     return error
 
 
-def _lost_host(culprit: Watched, everyone: Sequence[Watched]) -> str | None:
+def _lost_host(culprit: RankStatus, everyone: Sequence[RankStatus]) -> str | None:
     """The culprit's host, if in the midst of training all its ranks were lost, and others were not."""
     if culprit.failure is not None or culprit.process.status.step is None:
         return None
     host, now = culprit.process.peer.host, time.monotonic()
     there = [watched for watched in everyone if watched.process.peer.host == host]
-    quiet = (now - culprit.heard) / 2 if culprit.lost else math.inf
-    lost = [each for each in there if each.died_silently or now - each.heard > quiet]
+    quiet = (now - culprit.last_heard) / 2 if culprit.lost else math.inf
+    lost = [each for each in there if each.died_silently or now - each.last_heard > quiet]
     return host if len(lost) == len(there) < len(everyone) else None
 
 
@@ -182,7 +182,7 @@ def _steps_done(status: Status) -> int | None:
     return None if status.step is None else status.step + (status.call != "step")
 
 
-def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:
+def describe_failure(culprit: RankStatus, everyone: Sequence[RankStatus]) -> str:
     """Says which rank failed, at which step, in which call, and where the others were."""
     status = culprit.process.status
     are_apart = len({watched.process.peer.host for watched in everyone}) > 1
@@ -197,7 +197,7 @@ def describe_failure(culprit: Watched, everyone: Sequence[Watched]) -> str:
     return "\n".join(line for line in lines if line)
 
 
-def _left_alone(everyone: Sequence[Watched]) -> str:
+def _left_alone(everyone: Sequence[RankStatus]) -> str:
     """Which processes had left their loop while others took further steps, if any; that ends in many ways."""
     loops = [watched for watched in everyone if watched.has_session]
     steps = [-1 if w.process.status.step is None else w.process.status.step for w in loops]
@@ -221,7 +221,7 @@ def whereabouts(status: Status) -> str:
     return f"{word} step {status.step}, in call {status.call!r}"
 
 
-def evidence(culprit: Watched) -> str:
+def evidence(culprit: RankStatus) -> str:
     """Its traceback, or the end of its log; nothing where that says nothing but what libraries always say."""
     if culprit.failure is not None:
         return culprit.failure.traceback.rstrip()
@@ -229,12 +229,12 @@ def evidence(culprit: Watched) -> str:
         text = culprit.process.log.read_text(encoding="utf-8", errors="replace")
     except OSError as error:
         return f"its log cannot be read: {error}"
-    usual = re.compile("|".join([_WARNINGS, *culprit.usual_lines]))
+    usual = re.compile("|".join([_WARNINGS, *culprit.ignored_log_lines]))
     tail = [line for line in text.splitlines() if line.strip() and not usual.match(line)]
     return "\n".join(["the end of its log:", *tail[-_LOG_LINES:]]) if tail else ""
 
 
-def _progress(watched: Watched) -> str:
+def _progress(watched: RankStatus) -> str:
     status = watched.process.status
     step = "before its first step" if status.step is None else f"last step {status.step}"
     if watched.failure is not None:

@@ -19,25 +19,25 @@ from isotrain.core.contracts.events import (
     FilePart,
     OnEvent,
     Output,
-    Remark,
+    LauncherNote,
     event_of,
 )
-from isotrain.core.contracts.job import Job, ToldWork, Work
+from isotrain.core.contracts.job import Job, InternalWork, Work
 from isotrain.core.contracts.mesh import STAGE
-from isotrain.core.contracts.plan import Plan, joined_backend
+from isotrain.core.contracts.plan import Plan, backend_label
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError, RunFailedError, error_named
 from isotrain.core.json_text import json_line, json_page
-from isotrain.core.launching.engine_process import EngineProcess
-from isotrain.core.launching.handed_over import Arriving, is_handed_over
+from isotrain.core.launching.engine_process import SchedulerProcess
+from isotrain.core.launching.handed_over import FileReceiver, is_returned_file
 from isotrain.core.launching.run_directory import append_to_log, checkpoint_folder
 from isotrain.core.planning.places import CHOICE_VARIABLE, NONE
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.travel import as_plain
 
-FOLDER = "engine"
+FOLDER = "launcher"
 """In the run directory: what the engine was given, and what it said."""
 _TRAINING = ("isotrain.core.running.works", "train")
 """What `isotrain run` does with its session."""
@@ -57,7 +57,7 @@ Submit = Callable[[RankCommand], Submission]
 """Says what is given to an engine."""
 
 
-def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: OnEvent) -> list[Any]:
+def run_on_scheduler(launcher: str, submit: Submit, job: Job, directory: Path, on_event: OnEvent) -> list[Any]:
     """Runs a job on an engine: of `isotrain.run`, or one whose work its ranks can be told.
 
     Args:
@@ -85,12 +85,12 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
             f"{launcher}: isotrain writes what it is given and does not start it: give it"
             f" {', '.join(map(str, _files(submission, command)))}."
         )
-    log, seen = command.spec.with_name("engine.log"), command.spec.with_name(command.name)
+    log, seen = command.spec.with_name("launcher.log"), command.spec.with_name(command.name)
     seen.touch()
     for process in job.plan.processes:
         append_to_log(directory, process.rank, "")
     try:
-        with EngineProcess(submission, log, variables_for(submission, command)) as engine:
+        with SchedulerProcess(submission, log, environment_for(submission, command)) as engine:
             told = _follow(engine, command.name, directory, on_event)
             status = 0 if "event" in told else engine.status()
     finally:
@@ -99,7 +99,7 @@ def drive(launcher: str, submit: Submit, job: Job, directory: Path, on_event: On
     if "event" not in told:
         raise RunFailedError(_without_result(launcher, status, log))
     _raise_if_error(told)
-    found = _returned(directory) if isinstance(job.work, ToldWork) else [told]
+    found = _returned(directory) if isinstance(job.work, InternalWork) else [told]
     return [_result(each, job.plan) for each in found]
 
 
@@ -109,10 +109,10 @@ def _work_options(launcher: str, work: Work) -> tuple[str, ...]:
     Raises:
         PlanError: It is a person's own, or too long for an argument.
     """
-    if isinstance(work, ToldWork):
+    if isinstance(work, InternalWork):
         told = json_line({WORK: work.name, **work.fields()}, default=None)
         _require_short(f"the work {work.name!r}", told, "Have it name fewer tensors in its map.")
-        return ("--work", told)
+        return ("--internal-work", told)
     if (work.__module__, getattr(work, "__name__", None)) != _TRAINING:
         raise PlanError(
             f"launcher {launcher!r}: your own loop cannot be sent to other hosts. Start the script that has"
@@ -158,8 +158,8 @@ def rank_command(
         PlanError: The spec holds what cannot be told by name.
     """
     folder = directory / FOLDER
-    name, backend = _engine_name(plan.run), joined_backend(plan.backend, plan.requested)
-    options = ["--backend", backend, "--json", "--mark", name]
+    name, backend = _engine_name(plan.run), backend_label(plan.backend, plan.requested_collective)
+    options = ["--backend", backend, "--json", "--line-prefix", name]
     if len(plan.processes) == 1:
         # who is alone joins nobody that would say how many replicas there are
         options += ["--replicas", str(plan.replicas)]
@@ -179,7 +179,7 @@ def rank_command(
         run_directory=_unused(folder),
         variables={name: os.environ[name] for name in filter(_is_handed_on, os.environ)},
         key=secrets.token_hex(_KEY_BYTES),
-        following=("--ranks", "all", "--hand-over"),
+        follow_options=("--ranks", "all", "--return-files"),
         fewest_processes=_fewest_processes(spec, plan),
     )
 
@@ -188,7 +188,7 @@ def _fewest_processes(spec: TrainingSpec, plan: Plan) -> int | None:
     """Those that `min_replicas` replicas take: each is as many processes as it has stages."""
     if spec.min_replicas is None:
         return None
-    without = (plan.replicas - spec.min_replicas) * plan.mesh.size(STAGE)
+    without = (plan.replicas - spec.min_replicas) * plan.device_mesh.size(STAGE)
     return max(1, len(plan.processes) - without)
 
 
@@ -238,16 +238,16 @@ def _engine_name(run: str) -> str:
     return f"{readable}-{secrets.token_hex(3)}"
 
 
-def variables_for(submission: Submission, command: RankCommand) -> dict[str, str]:
+def environment_for(submission: Submission, command: RankCommand) -> dict[str, str]:
     """All that the commands of a submission find set.
 
     Raises:
         PlanError: The spec is too long for a variable.
     """
-    told = command.told
+    told = command.secret_variables
     shorter = "Have the long parts of it made by the functions that it names."
     _require_short("the spec", told[command.spec_variable], shorter)
-    if not submission.knows_key:
+    if not submission.key_in_environment:
         del told[command.key_variable]
     own = {
         name: value
@@ -265,7 +265,7 @@ def _require_short(what: str, text: str, shorter: str) -> None:
         )
 
 
-def _follow(engine: EngineProcess, mark: str, directory: Path, on_event: OnEvent) -> dict[str, Any]:
+def _follow(engine: SchedulerProcess, mark: str, directory: Path, on_event: OnEvent) -> dict[str, Any]:
     """Passes on what rank 0 tells; returns its result or its error, or nothing.
 
     Args:
@@ -275,7 +275,7 @@ def _follow(engine: EngineProcess, mark: str, directory: Path, on_event: OnEvent
         on_event: Called with every event.
     """
     last: dict[str, Any] = {}
-    files = Arriving(directory)
+    files = FileReceiver(directory)
     for line in engine.lines():
         told = _event(line, mark)
         if told is None:
@@ -289,7 +289,7 @@ def _follow(engine: EngineProcess, mark: str, directory: Path, on_event: OnEvent
             append_to_log(directory, event.rank, event.text)
         elif event is not None:
             on_event(event)
-    files.close(lambda text: on_event(Remark(time=time.time(), text=text)))
+    files.close(lambda text: on_event(LauncherNote(time=time.time(), text=text)))
     return last
 
 
@@ -337,5 +337,5 @@ def _take_over(source: Path, directory: Path) -> None:
     """Moves what rank 0 has left into the run directory, where this machine sees it."""
     for entry in source.iterdir() if source.is_dir() else ():
         target = directory / entry.name
-        if not target.exists() or (entry.is_file() and is_handed_over(entry.name)):
+        if not target.exists() or (entry.is_file() and is_returned_file(entry.name)):
             os.replace(entry, target)

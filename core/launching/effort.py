@@ -10,7 +10,7 @@ import psutil
 _READ_BYTES_PER_SECOND = 1e6
 
 
-def effort(pid: int) -> float:
+def activity(pid: int) -> float:
     """Seconds of processor time it has used or waited for, plus a second for each megabyte it has read.
 
     One that waits for a processor on a busy machine, and hardly gets one, is not idle.
@@ -18,12 +18,12 @@ def effort(pid: int) -> float:
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
         times = process.cpu_times()
-        read = effort_of_bytes(_bytes_read(process))
+        read = activity_of_bytes(_bytes_read(process))
         return times.user + times.system + sum(waits(pid).values()) + read
     return 0.0
 
 
-def effort_of_bytes(count: float) -> float:
+def activity_of_bytes(count: float) -> float:
     """A second for each megabyte."""
     return count / _READ_BYTES_PER_SECOND
 

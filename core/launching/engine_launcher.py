@@ -15,12 +15,12 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError
-from isotrain.core.launching.driving import drive, rank_command
+from isotrain.core.launching.driving import run_on_scheduler, rank_command
 from isotrain.core.plugins import asked
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
-class EngineLauncher(Launcher):
+class SchedulerLauncher(Launcher):
     """Has an engine start the same command on every rank; each finds its place there by itself."""
 
     @property
@@ -48,7 +48,7 @@ class EngineLauncher(Launcher):
         """
 
     def refuses(self, adapter: Adapter, processes: int) -> str | None:
-        return adapter.why_not_joined() if processes > 1 else None
+        return adapter.why_not_externally_started() if processes > 1 else None
 
     def launch(
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
@@ -58,10 +58,10 @@ class EngineLauncher(Launcher):
                 f"launcher {self.name!r}: --port (port= in Python) is of this machine, and ranks choose"
                 " ports on theirs. Leave it out."
             )
-        return drive(self.name, self.submission, job, directory, on_event)
+        return run_on_scheduler(self.name, self.submission, job, directory, on_event)
 
 
-def require_followed(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None:
+def require_submittable(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None:
     """Refuses what an engine cannot be given, and a launcher that starts nothing by itself.
 
     Args:
@@ -72,19 +72,19 @@ def require_followed(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None
     Raises:
         PlanError: It is such.
     """
-    require_starting(launcher)
-    if isinstance(launcher, EngineLauncher):
+    require_starts_runs(launcher)
+    if isinstance(launcher, SchedulerLauncher):
         plugins = asked.for_workers(asked.current())
         launcher.submission(rank_command(spec, plan, plugins, Path("run").absolute(), None))
 
 
-def require_starting(launcher: Launcher) -> None:
+def require_starts_runs(launcher: Launcher) -> None:
     """Refuses a launcher that starts nothing by itself.
 
     Raises:
         PlanError: It is such.
     """
-    if isinstance(launcher, EngineLauncher) and not launcher.starts:
+    if isinstance(launcher, SchedulerLauncher) and not launcher.starts:
         raise PlanError(
             f"launcher {launcher.name!r}: with these options isotrain writes what the engine is given, and"
             " starts nothing by itself. `isotrain run --dry-run` writes it; leave them out here."

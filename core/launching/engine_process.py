@@ -15,9 +15,9 @@ from typing import IO
 
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError
-from isotrain.core.launching.guard import Guard
+from isotrain.core.launching.guard import OrphanGuard
 from isotrain.core.system.ended import exit_code, wait_for_end
-from isotrain.core.system.pipes import hold_more
+from isotrain.core.system.pipes import enlarge_pipe
 
 END_SECONDS = 15.0
 """What an engine has to end its ranks before it is ended itself."""
@@ -25,7 +25,7 @@ END_SECONDS = 15.0
 _LOOK_SECONDS = 0.2
 
 
-class EngineProcess:
+class SchedulerProcess:
     """An engine's commands while they run; use it in a `with` statement, after which none of them runs."""
 
     def __init__(self, submission: Submission, log: Path, variables: Mapping[str, str]) -> None:
@@ -39,12 +39,12 @@ class EngineProcess:
         Raises:
             PlanError: A command cannot be started.
         """
-        self._last = submission.last
+        self._last = submission.cleanup_commands
         self._deadline: float | None = None
         self._lines: queue.SimpleQueue[str | subprocess.Popen[str]] = queue.SimpleQueue()
         """What the commands print, and each of them at the end of that."""
         self._processes: list[subprocess.Popen[str]] = []
-        self._guard = Guard(END_SECONDS, submission.last)
+        self._guard = OrphanGuard(END_SECONDS, submission.cleanup_commands)
         try:
             for command in submission.commands:
                 self._start(command, submission.stdin, log, variables)
@@ -52,7 +52,7 @@ class EngineProcess:
             self.__exit__()
             raise
 
-    def __enter__(self) -> EngineProcess:
+    def __enter__(self) -> SchedulerProcess:
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -114,7 +114,7 @@ class EngineProcess:
         self._guard.watch(process.pid)
         assert process.stdin is not None
         assert process.stdout is not None
-        hold_more(process.stdout)
+        enlarge_pipe(process.stdout)
         with contextlib.suppress(BrokenPipeError), process.stdin as given:
             given.write(stdin)
         threading.Thread(target=self._read, args=(process, process.stdout), daemon=True).start()

@@ -40,7 +40,7 @@ send(signal.SIGKILL, groups)
 """
 
 
-class Guard:
+class OrphanGuard:
     """Ends process groups for sure should this process be killed, whatever state they are in.
 
     A process that is suspended, or busy in native code, cannot notice that its launcher is gone.
@@ -51,7 +51,7 @@ class Guard:
 
         Args:
             seconds: That the groups have to end on SIGTERM, before they are killed.
-            last: Commands that end what the groups have started elsewhere; run where these have seconds.
+            cleanup_commands: Commands that end what the groups have started elsewhere; run where these have seconds.
         """
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps([seconds, last])],

@@ -10,18 +10,18 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from isotrain.core.contracts.events import FilePart, OnPlainEvent
-from isotrain.core.launching.run_directory import KEPT_BY_LAUNCHER, log_of
+from isotrain.core.launching.run_directory import KEPT_BY_LAUNCHER, rank_log
 
 _PART_BYTES = 1 << 15
 _NAME = re.compile(r"\w[\w.-]*")
 
 
-def is_followed_from(folder: Path, mark: str) -> bool:
+def launcher_sees_folder(folder: Path, mark: str) -> bool:
     """Whether who follows a run sees its folder: a file beside it has the name of the mark."""
     return (folder.parent / mark).is_file()  # the folder itself may have that name
 
 
-def hand_over(folder: Path, say: OnPlainEvent) -> None:
+def return_files(folder: Path, say: OnPlainEvent) -> None:
     """Tells of every file of a run that its launcher does not keep itself.
 
     Args:
@@ -29,7 +29,7 @@ def hand_over(folder: Path, say: OnPlainEvent) -> None:
         say: Is told of every file, as of a part without bytes, and then of every part, one after the other.
     """
     found = sorted(filter(Path.is_file, folder.iterdir() if folder.is_dir() else ()))
-    paths = [path for path in found if is_handed_over(path.name)]
+    paths = [path for path in found if is_returned_file(path.name)]
     for path in paths:  # all names first: who waits then knows of a file though its parts be lost
         say(FilePart(name=path.name, begin=0, size=path.stat().st_size, data="").to_dict())
     for path in paths:
@@ -37,9 +37,9 @@ def hand_over(folder: Path, say: OnPlainEvent) -> None:
             say(part.to_dict())
 
 
-def is_handed_over(name: str) -> bool:
+def is_returned_file(name: str) -> bool:
     """Whether a file of rank 0's is one that its launcher has not written by what it was told."""
-    is_log = log_of(Path(), 0).suffix == Path(name).suffix
+    is_log = rank_log(Path(), 0).suffix == Path(name).suffix
     return name not in KEPT_BY_LAUNCHER and not is_log and _NAME.fullmatch(name) is not None
 
 
@@ -55,7 +55,7 @@ def _parts(path: Path) -> Iterator[FilePart]:
                 return
 
 
-class Arriving:
+class FileReceiver:
     """Files that come part by part; each is in its place once it is whole."""
 
     def __init__(self, folder: Path) -> None:
@@ -70,7 +70,7 @@ class Arriving:
 
     def take(self, part: FilePart) -> None:
         """Keeps a part; one that does not follow on that before it is of a file that has lost another."""
-        if not is_handed_over(part.name) or part.begin != self._there.setdefault(part.name, 0):
+        if not is_returned_file(part.name) or part.begin != self._there.setdefault(part.name, 0):
             return
         try:
             content = base64.b64decode(part.data, validate=True)

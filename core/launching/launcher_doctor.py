@@ -10,14 +10,14 @@ from typing import Any
 
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.errors import IsotrainError
-from isotrain.core.launching.engine_launcher import EngineLauncher
+from isotrain.core.launching.engine_launcher import SchedulerLauncher
 from isotrain.core.planning import launchable
-from isotrain.core.planning.places import place_of
-from isotrain.core.plugins.host import PluginHost
-from isotrain.core.served.terms import TLS_VARIABLE, Terms
+from isotrain.core.planning.places import cluster_info_of
+from isotrain.core.plugins.host import PluginManager
+from isotrain.core.served.terms import TLS_VARIABLE, EncryptionOffer
 
 
-def examine_launcher(host: PluginHost, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
+def examine_launcher(host: PluginManager, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """What there is to say of a launcher here, as plain values.
 
     Args:
@@ -42,9 +42,9 @@ def examine_launcher(host: PluginHost, name: str, options: Mapping[str, Any]) ->
         "options": _options(type(launcher)),
         "allocation": allocation,
         "no_allocation": why_none,
-        "place": place,
-        "no_place": unclear,
-        "tls": Terms.of(os.environ.get(TLS_VARIABLE, "")).facts(),
+        "cluster_info": place,
+        "no_cluster_info": unclear,
+        "tls": EncryptionOffer.of(os.environ.get(TLS_VARIABLE, "")).facts(),
     }
 
 
@@ -56,17 +56,17 @@ def _options(kind: type[Launcher]) -> dict[str, Any]:
 
 
 def _allocation(launcher: Launcher) -> tuple[list[dict[str, Any]] | None, str | None]:
-    if not isinstance(launcher, EngineLauncher):
+    if not isinstance(launcher, SchedulerLauncher):
         return None, "it starts processes on this machine alone"
     try:
-        return [asdict(share) for share in launcher.allocation().shares], None
+        return [asdict(share) for share in launcher.allocation().host_slots], None
     except IsotrainError as error:
         return None, str(error)
 
 
-def _place(host: PluginHost) -> tuple[dict[str, Any] | None, str | None]:
+def _place(host: PluginManager) -> tuple[dict[str, Any] | None, str | None]:
     try:
-        found = place_of(os.environ, host)
+        found = cluster_info_of(os.environ, host)
     except IsotrainError as error:
         return None, str(error)
     return (None, "no engine started this process") if found is None else (asdict(found), None)

@@ -6,7 +6,7 @@ import contextlib
 import os
 
 
-class Lines:
+class LineReader:
     """What comes out of a pipe, as whole lines."""
 
     def __init__(self, descriptor: int) -> None:
@@ -16,14 +16,14 @@ class Lines:
 
     def read(self) -> list[bytes] | None:
         """The lines that have come since the last call; None at the end."""
-        chunk = available(self._descriptor)
+        chunk = read_available(self._descriptor)
         if chunk is None:
             return None
         *lines, self._unread = (self._unread + chunk).split(b"\n")
         return lines
 
 
-def available(descriptor: int) -> bytes | None:
+def read_available(descriptor: int) -> bytes | None:
     """All that can be read without waiting; None at the end."""
     found = b""
     with contextlib.suppress(BlockingIOError):

@@ -14,12 +14,12 @@ from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, VARIABLE, Peer, ProcessContext
 from isotrain.core.errors import IsotrainError
-from isotrain.core.launching.guard import Guard
+from isotrain.core.launching.guard import OrphanGuard
 from isotrain.core.launching.payload import Payload
 from isotrain.core.launching.ports import Ports
-from isotrain.core.launching.rank_process import RankProcess, end_all, wait_for_exit
-from isotrain.core.launching.saving_on_signals import saving_on_signals
-from isotrain.core.launching.starter import Starter
+from isotrain.core.launching.rank_process import RankProcess, terminate_all, wait_for_exit
+from isotrain.core.launching.saving_on_signals import checkpoint_on_signals
+from isotrain.core.launching.starter import ProcessStarter
 from isotrain.core.launching.supervisor import Supervisor
 
 _EXIT_SECONDS = 5.0
@@ -35,7 +35,7 @@ class LocalLauncher(Launcher):
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
     ) -> list[Any]:
         refuse_nesting()
-        starter = Starter(job.plan, on_event)  # first: a template imports while the rest is made
+        starter = ProcessStarter(job.plan, on_event)  # first: a template imports while the rest is made
         with contextlib.ExitStack() as cleanup:
             ports = cleanup.enter_context(contextlib.closing(Ports()))
             places = contexts(job.plan, ports.take(job.plan.ports, first_port), directory)
@@ -43,12 +43,12 @@ class LocalLauncher(Launcher):
             for process in processes:
                 cleanup.callback(process.close)
             if job.spec.checkpoint is not None:
-                cleanup.enter_context(saving_on_signals(processes))
+                cleanup.enter_context(checkpoint_on_signals(processes))
             payload = cleanup.enter_context(contextlib.closing(Payload(job, directory)))
-            guard = cleanup.enter_context(contextlib.closing(Guard()))
-            cleanup.callback(end_all, processes)
+            guard = cleanup.enter_context(contextlib.closing(OrphanGuard()))
+            cleanup.callback(terminate_all, processes)
             for process in processes:
-                guard.watch(process.start(starter.variables, payload, starter.begin))
+                guard.watch(process.start(starter.variables, payload, starter.spawn))
             _watch(processes, job, on_event)
             # Late: the start need not wait for it.
             from isotrain.core.launching.returned import load_value
@@ -61,12 +61,12 @@ class LocalLauncher(Launcher):
 
 
 def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> None:
-    supervisor = Supervisor(processes, job.plan.timeouts, on_event, usual_lines=job.usual_lines)
+    supervisor = Supervisor(processes, job.plan.timeouts, on_event, ignored_log_lines=job.ignored_log_lines)
     failure = supervisor.run()
     if failure is not None:
         raise failure
     for process in processes:
-        process.let_leave()
+        process.allow_exit()
     wait_for_exit(processes, _EXIT_SECONDS)
     supervisor.drain()
 
@@ -79,7 +79,7 @@ def contexts(plan: Plan, ports: Sequence[int], directory: Path) -> list[ProcessC
     )
     doors = tuple((LOCALHOST, port) for port in ports[len(peers) :])
     return [
-        ProcessContext(peer.rank, plan.replicas, str(directory), peers, doors, plan.mesh)
+        ProcessContext(peer.rank, plan.replicas, str(directory), peers, doors, plan.device_mesh)
         for peer in peers
     ]
 

@@ -11,10 +11,10 @@ from isotrain.core.contracts.job import Work
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
+from isotrain.core.plugins.cast import ResolvedSpec
 
 
-def look(work: Work, cast: Cast, backend: str, replicas: int | None = 1) -> Any:
+def probe_run(work: Work, cast: ResolvedSpec, backend: str, replicas: int | None = 1) -> Any:
     """Gives what `work` returns of a session in rank 0.
 
     Args:

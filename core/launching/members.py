@@ -23,7 +23,7 @@ class _Seen(NamedTuple):
     began: int
 
 
-def members(ranks: Collection[int], directories: Iterable[str]) -> list[psutil.Process]:
+def run_processes(ranks: Collection[int], directories: Iterable[str]) -> list[psutil.Process]:
     """The ranks, their descendants, and whatever else has the mark of one of the runs.
 
     Args:

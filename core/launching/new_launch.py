@@ -21,7 +21,7 @@ data: data.py:data           # a function that gives the inputs and the targets
 loss: sparse_categorical_crossentropy
 metrics: [accuracy]
 optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
-global_batch: 64             # over all replicas: what is computed does not depend on their number
+global_batch_size: 64             # over all replicas: what is computed does not depend on their number
 epochs: 1
 precision: $precision
 checkpoint: {every_minutes: 10}

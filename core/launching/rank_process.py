@@ -18,20 +18,20 @@ from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import (
     PAGE_BYTES,
     Status,
-    ask_for_checkpoint,
-    heeds_wishes,
-    let_leave,
+    request_checkpoint,
+    accepts_requests,
+    allow_exit,
     read_status,
 )
-from isotrain.core.launching.beginning import Begin, Beginning, Begun
-from isotrain.core.launching.effort import effort, waits
-from isotrain.core.launching.lines import Lines
-from isotrain.core.launching.members import members
+from isotrain.core.launching.beginning import Spawn, ProcessArgs, ProcessHandle
+from isotrain.core.launching.effort import activity, waits
+from isotrain.core.launching.lines import LineReader
+from isotrain.core.launching.members import run_processes
 from isotrain.core.launching.payload import Payload
-from isotrain.core.launching.run_directory import log_of
+from isotrain.core.launching.run_directory import rank_log
 from isotrain.core.system.new_interpreter import first_line
-from isotrain.core.system.patience import Patience
-from isotrain.core.system.pipes import hold_more
+from isotrain.core.system.patience import Deadline
+from isotrain.core.system.pipes import enlarge_pipe
 
 _SWEEPS = 3
 
@@ -50,17 +50,17 @@ class RankProcess:
         """Opens the pipes; `start` starts it."""
         self.context = context
         self.peer = context.own
-        self.log = log_of(Path(context.run_directory), context.rank)
+        self.log = rank_log(Path(context.run_directory), context.rank)
         self._output: IO[bytes] | None = None
         self.events, self._writing = os.pipe()
-        self._lines = Lines(self.events)
+        self._lines = LineReader(self.events)
         self._status = os.memfd_create("isotrain-status")  # memory: no full disk can break it
         os.truncate(self._status, PAGE_BYTES)
         self._page = mmap.mmap(self._status, PAGE_BYTES)
-        self._process: Begun | None = None
+        self._process: ProcessHandle | None = None
         self._exit_code: int | None = None
 
-    def start(self, variables: Mapping[str, str], payload: Payload, begin: Begin) -> int:
+    def start(self, variables: Mapping[str, str], payload: Payload, begin: Spawn) -> int:
         """Starts it with the job on its standard input; returns the id of its process group.
 
         Args:
@@ -73,7 +73,7 @@ class RankProcess:
             undoing.enter_context(feed)
             with self._stdout_beside(log) as stdout:
                 self._process = begin(
-                    Beginning(
+                    ProcessArgs(
                         {**variables, **self.context.to_variables()},
                         (stdin.fileno(), stdout.fileno(), log.fileno()),
                         (self._writing, self._status, payload.descriptor),
@@ -91,7 +91,7 @@ class RankProcess:
         if self.context.rank:
             return contextlib.nullcontext(log)
         self._output, writing = _pipe()
-        hold_more(writing)  # this process may be stopped (Ctrl-Z)
+        enlarge_pipe(writing)  # this process may be stopped (Ctrl-Z)
         return writing
 
     @property
@@ -128,18 +128,18 @@ class RankProcess:
         """Where it is, or was when it ended."""
         return read_status(self._page)
 
-    def let_leave(self) -> None:
+    def allow_exit(self) -> None:
         """Tells it that all have finished: until then it does not end."""
-        let_leave(self._page)
+        allow_exit(self._page)
 
-    def ask_for_checkpoint(self, *, and_end: bool) -> None:
+    def request_checkpoint(self, *, and_end: bool) -> None:
         """Tells it that a checkpoint is wanted, and whether the run is to end after that."""
-        ask_for_checkpoint(self._page, and_end=and_end)
+        request_checkpoint(self._page, and_end=and_end)
 
     @property
-    def heeds_wishes(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Whether its loop looks for wishes; one that serves another has no loop."""
-        return not self.context.has_session or heeds_wishes(self._page)
+        return not self.context.has_session or accepts_requests(self._page)
 
     @property
     def is_stopped(self) -> bool:
@@ -149,9 +149,9 @@ class RankProcess:
         return False
 
     @property
-    def effort(self) -> float:
-        """What it has done; see `effort`."""
-        return 0.0 if self._process is None else effort(self._process.pid)
+    def activity(self) -> float:
+        """What it has done; see `activity`."""
+        return 0.0 if self._process is None else activity(self._process.pid)
 
     @property
     def waits(self) -> dict[int, float]:
@@ -162,7 +162,7 @@ class RankProcess:
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
-    def ask_for_stacks(self) -> None:
+    def request_stacks(self) -> None:
         """Makes it write where each of its threads is to its log; only once it said it started."""
         if self._process is not None and self.exit_code is None:
             os.kill(self._process.pid, signal.SIGUSR1)
@@ -203,7 +203,7 @@ def _feed(pipe: IO[bytes], *parts: bytes) -> None:
             pipe.write(part)
 
 
-def end_all(processes: Sequence[RankProcess], patience: float = 2.0) -> None:
+def terminate_all(processes: Sequence[RankProcess], patience: float = 2.0) -> None:
     """Ends processes and everything they started: politely, then after `patience` seconds for sure.
 
     Args:
@@ -233,7 +233,7 @@ def _kill(
 
 def _everyone(processes: Sequence[RankProcess]) -> list[psutil.Process]:
     ranks = {process.pid for process in processes if process.pid is not None}
-    return members(ranks, {process.context.run_directory for process in processes})
+    return run_processes(ranks, {process.context.run_directory for process in processes})
 
 
 def _signal(
@@ -253,14 +253,14 @@ def _is_alive(member: psutil.Process) -> bool:
 
 
 def _wait(everyone: Sequence[psutil.Process], seconds: float) -> None:
-    patience = Patience(seconds)
+    patience = Deadline(seconds)
     while any(_is_alive(member) for member in everyone) and not patience.is_over:
         time.sleep(0.01)
 
 
 def wait_for_exit(processes: Iterable[RankProcess], seconds: float) -> None:
     """Waits for processes that have finished their work to be gone, `seconds` at most."""
-    patience = Patience(seconds)
+    patience = Deadline(seconds)
     processes = list(processes)
     while any(process.exit_code is None for process in processes):
         if patience.is_over:

@@ -54,7 +54,7 @@ CHUNK_BYTES = 1 << 16
 
 
 @dataclass(frozen=True)
-class RecordedRun:
+class RunSummary:
     """One run directory.
 
     Attributes:
@@ -92,7 +92,7 @@ class RecordedRun:
         }
 
 
-def runs_in(folder: str | os.PathLike[str]) -> list[RecordedRun]:
+def runs_in(folder: str | os.PathLike[str]) -> list[RunSummary]:
     """Every run whose directory is in a folder, or is this folder, in the order in which they started.
 
     Raises:
@@ -105,7 +105,7 @@ def runs_in(folder: str | os.PathLike[str]) -> list[RecordedRun]:
             " in runs/, or a run directory."
         )
     found = [path for path in (top, *top.iterdir()) if _is_run(path)]
-    runs = [recorded_run(path) for path in found]
+    runs = [summarize_run(path) for path in found]
     return sorted(runs, key=lambda run: (run.started or float("inf"), str(run.directory)))
 
 
@@ -116,22 +116,22 @@ def _is_run(path: Path) -> bool:
         return False
 
 
-def recorded_run(folder: Path) -> RecordedRun:
+def summarize_run(folder: Path) -> RunSummary:
     """Reads a run directory; one that is damaged says so, whatever its files hold."""
     try:
         return _read(folder)
     except (IsotrainError, *_OF_OTHER_FILES) as error:
         why = str(error) or type(error).__name__
-        return RecordedRun(folder, "damaged", why, {}, None, 0, None, None)
+        return RunSummary(folder, "damaged", why, {}, None, 0, None, None)
 
 
-def _read(folder: Path) -> RecordedRun:
+def _read(folder: Path) -> RunSummary:
     plan = read_fields(folder, PLAN_FILE)
     started, measured = _beginning(folder / EVENTS_FILE)
     done, loss = _progress(folder / STEPS_FILE)
     state, why = _state(folder)
     total = plan.get("total_steps") or measured.get("total_steps")
-    found = RecordedRun(folder, state, why, plan, started, done, total, loss)
+    found = RunSummary(folder, state, why, plan, started, done, total, loss)
     for name, told in found.to_dict().items():
         value(_TOLD.get(name, str | None), told, f"{folder}: {name}")
     if started is not None:
@@ -161,7 +161,7 @@ def _progress(steps: Path) -> tuple[int, float | None]:
 
 
 def _state(folder: Path) -> tuple[State, str | None]:
-    if RunDirectory(folder).is_held():
+    if RunDirectory(folder).is_locked():
         return "running", None
     line = _last_line(folder / EVENTS_FILE)
     last = None if line is None else read_event(line)

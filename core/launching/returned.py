@@ -35,7 +35,7 @@ def load_value(folder: Path, name: str) -> Any:
         return _restored(plain, archive)
 
 
-def packed_value(value: Any) -> tuple[Any, list[np.ndarray]]:
+def encode_value(value: Any) -> tuple[Any, list[np.ndarray]]:
     """A value made of JSON types and NumPy arrays as JSON values, and its arrays.
 
     Raises:
@@ -46,8 +46,8 @@ def packed_value(value: Any) -> tuple[Any, list[np.ndarray]]:
     return plain, list(arrays.values())
 
 
-def unpacked_value(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
-    """The value of which `packed_value` made these."""
+def decode_value(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """The value of which `encode_value` made these."""
     return _restored(plain, {_key(number): array for number, array in enumerate(arrays)})
 
 

@@ -12,7 +12,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import IO, Any
 
-from isotrain.core.checkpoints.locations import IN_RUN_DIRECTORY
+from isotrain.core.checkpoints.locations import CHECKPOINTS_FOLDER
 from isotrain.core.contracts.events import EpochEnded, Event, Steps, read_event
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
@@ -21,7 +21,7 @@ from isotrain.core.plain_records import read_json, value
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 from isotrain.core.system.urls import is_url
-from isotrain.core.system.whole_file import rewrite_lines, write_whole
+from isotrain.core.system.whole_file import rewrite_lines, atomic_write
 
 SPEC_FILE = "spec.json"
 PLAN_FILE = "plan.json"
@@ -89,7 +89,7 @@ class RunDirectory:
         return cls(found.resolve())
 
     @contextlib.contextmanager
-    def held(self) -> Iterator[None]:
+    def locked(self) -> Iterator[None]:
         """Keeps every other run out of the directory.
 
         Raises:
@@ -112,7 +112,7 @@ class RunDirectory:
                 (self.path / _LOCK_FILE).unlink()
                 self.path.rmdir()
 
-    def is_held(self) -> bool:
+    def is_locked(self) -> bool:
         """Whether a run goes on in it."""
         try:
             with (self.path / _LOCK_FILE).open() as lock:
@@ -144,7 +144,7 @@ class RunDirectory:
         """
         target = self.path / name
         try:
-            write_whole(target, json_page(fields) + "\n")
+            atomic_write(target, json_page(fields) + "\n")
         except OSError as error:
             raise RunFailedError(self.why_unwritable(error)) from error
         self._written.add(name)
@@ -285,12 +285,12 @@ def _unless_after(event: Event, step: int) -> Event | None:
     return None if isinstance(event, EpochEnded) and event.done > step else event
 
 
-def weights_after(folder: Path, steps: int) -> Path:
+def last_weights_path(folder: Path, steps: int) -> Path:
     """The file with the weights that a run had after so many steps, until it has finished."""
     return folder / f"weights-after-{steps}-steps.safetensors"
 
 
-def kept_weights(folder: Path) -> Path | None:
+def last_weights_file(folder: Path) -> Path | None:
     """The newest weights of a run that has not finished."""
     found = folder.glob("weights-after-*-steps.safetensors")
     steps = {path: path.name.split("-")[2] for path in found}
@@ -305,17 +305,17 @@ def checkpoint_folder(spec: TrainingSpec, folder: Path) -> str:
 
 def checkpoints_in(named: str | None, folder: Path) -> str:
     """The same, by the `folder` of a spec's checkpoints."""
-    return named or str(folder / IN_RUN_DIRECTORY)
+    return named or str(folder / CHECKPOINTS_FOLDER)
 
 
-def log_of(folder: Path, rank: int) -> Path:
+def rank_log(folder: Path, rank: int) -> Path:
     """The file with the output of a rank."""
     return folder / f"rank-{rank}.log"
 
 
 def append_to_log(folder: Path, rank: int, text: str) -> None:
     """Adds to the output of a rank."""
-    with log_of(folder, rank).open("a", encoding="utf-8") as log:
+    with rank_log(folder, rank).open("a", encoding="utf-8") as log:
         log.write(text)
 
 

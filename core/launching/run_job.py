@@ -13,26 +13,26 @@ from isotrain.core.contracts.events import Event, OnEvent, Output, Progress, Run
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import RunFailedError
-from isotrain.core.launching.run_directory import RunDirectory, kept_weights
+from isotrain.core.launching.run_directory import RunDirectory, last_weights_file
 from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _KEY_BYTES = 32
-NO_PROCESSES = (
+PROCESS_LIMIT_REACHED = (
     "the system allows this user no more processes or threads. Raise the limit (ulimit -u), or take fewer"
     " replicas or threads."
 )
 
 
-def is_refused_process(error: BaseException) -> bool:
+def is_process_limit(error: BaseException) -> bool:
     """Whether an error tells that the system allows no more processes or threads."""
     if isinstance(error, BlockingIOError):
         return not hasattr(error, "characters_written")  # which a stream that does not wait says
     return str(error) == "can't start new thread"
 
 
-class Starting(Protocol):
+class JobLauncher(Protocol):
     """What runs a job in the place of a launcher."""
 
     def launch(
@@ -49,14 +49,14 @@ def run_job(
     work: Work,
     spec: TrainingSpec,
     plan: Plan,
-    host: PluginHost,
+    host: PluginManager,
     directory: RunDirectory,
     *,
     on_event: OnEvent = _ignored,
     first_port: int | None = None,
     resume: str | None = None,
     interface: str | None = None,
-    launcher: Starting | None = None,
+    launcher: JobLauncher | None = None,
 ) -> list[Any]:
     """Runs `work` on every process of a plan; none of them is left when this returns.
 
@@ -81,9 +81,9 @@ def run_job(
         IsotrainError: The job cannot be sent to other processes.
     """
     plugins = asked.for_workers(asked.current(), host.installed)
-    usual_lines = host.backend(plan.backend).usual_lines
+    ignored_log_lines = host.backend(plan.backend).ignored_log_lines
     job = Job(
-        work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume, usual_lines, interface
+        work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume, ignored_log_lines, interface
     )
 
     untold: list[OSError] = []
@@ -132,17 +132,17 @@ def _told_as_failure(directory: RunDirectory, untold: Sequence[OSError]) -> Iter
     except OSError as error:
         if error in untold:
             raise
-        if is_refused_process(error):
-            raise RunFailedError(NO_PROCESSES) from error
+        if is_process_limit(error):
+            raise RunFailedError(PROCESS_LIMIT_REACHED) from error
         raise RunFailedError(
             f"{directory.why_unwritable(error)} The run was ended.{_weights_so_far(directory)}"
         ) from error
     except RuntimeError as error:
-        if is_refused_process(error):
-            raise RunFailedError(NO_PROCESSES) from error
+        if is_process_limit(error):
+            raise RunFailedError(PROCESS_LIMIT_REACHED) from error
         raise
 
 
 def _weights_so_far(directory: RunDirectory) -> str:
-    kept = kept_weights(directory.path)
+    kept = last_weights_file(directory.path)
     return f"\nthe weights so far: {kept}" if kept else ""

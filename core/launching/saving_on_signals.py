@@ -14,19 +14,19 @@ from isotrain.core.errors import EndedError, RunFailedError
 _ENDING = (signal.SIGINT, signal.SIGTERM)
 
 
-class Saving(Protocol):
+class AcceptsRequests(Protocol):
     """A process that can be asked for a checkpoint."""
 
     @property
-    def heeds_wishes(self) -> bool:
+    def accepts_requests(self) -> bool:
         """Whether its loop looks for wishes."""
 
-    def ask_for_checkpoint(self, *, and_end: bool) -> None:
+    def request_checkpoint(self, *, and_end: bool) -> None:
         """Tells it that a checkpoint is wanted, and whether the run is to end after that."""
 
 
 @contextlib.contextmanager
-def saving_on_signals(processes: Sequence[Saving]) -> Iterator[None]:
+def checkpoint_on_signals(processes: Sequence[AcceptsRequests]) -> Iterator[None]:
     """Within it, SIGUSR1 asks the run for a checkpoint; SIGINT and SIGTERM ask it to end after one.
 
     When the run has ended for that, the signal that asked for it is raised anew, and does what it does
@@ -61,7 +61,7 @@ class _Hearing:
         asked_to_end: The signal that has asked the run to end after a checkpoint.
     """
 
-    def __init__(self, processes: Sequence[Saving]) -> None:
+    def __init__(self, processes: Sequence[AcceptsRequests]) -> None:
         self.asked_to_end: int | None = None
         self._processes = processes
         self._before: dict[int, Any] = {}
@@ -81,14 +81,14 @@ class _Hearing:
 
     def _save(self, number: int, frame: FrameType | None) -> None:
         for process in self._processes:
-            process.ask_for_checkpoint(and_end=False)
+            process.request_checkpoint(and_end=False)
 
     def _save_and_end(self, number: int, frame: FrameType | None) -> None:
-        willing = all(process.heeds_wishes for process in self._processes)
+        willing = all(process.accepts_requests for process in self._processes)
         if self.asked_to_end is not None or not willing:
             self.end()
             signal.raise_signal(number)
             return
         self.asked_to_end = number
         for process in self._processes:
-            process.ask_for_checkpoint(and_end=True)
+            process.request_checkpoint(and_end=True)

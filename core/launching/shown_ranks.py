@@ -9,7 +9,7 @@ from pathlib import Path
 
 from isotrain.core.contracts.events import Event, OnEvent, Output
 from isotrain.core.launching.log_tail import LogTail
-from isotrain.core.launching.run_directory import log_of
+from isotrain.core.launching.run_directory import rank_log
 
 _POLL_SECONDS = 0.2
 
@@ -41,7 +41,7 @@ def shown_ranks(folder: Path, ranks: Sequence[int], show: OnEvent) -> Iterator[O
 
 @contextlib.contextmanager
 def _followed(folder: Path, ranks: Sequence[int], on_event: OnEvent) -> Iterator[None]:
-    tails = {rank: LogTail(log_of(folder, rank), from_start=False) for rank in ranks}
+    tails = {rank: LogTail(rank_log(folder, rank), from_start=False) for rank in ranks}
     ended = threading.Event()
 
     def follow() -> None:

@@ -7,18 +7,18 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from isotrain.core.contracts.reporter import AWAITING_OTHERS, BETWEEN_CALLS
-from isotrain.core.launching.diagnosis import Watched
-from isotrain.core.launching.starvation import Starvation
+from isotrain.core.launching.diagnosis import RankStatus
+from isotrain.core.launching.starvation import CpuStarvation
 
 _MOST_STARVED = 3.0
 """Times the limit of a call, which lack of a processor excuses at most: what spins lacks one too."""
 _PAUSES = 64
 
 
-class Stagnation:
+class HangDetector:
     """Looks whether the processes of a run get on."""
 
-    def __init__(self, processes: Sequence[Watched], timeouts: Mapping[str, float]) -> None:
+    def __init__(self, processes: Sequence[RankStatus], timeouts: Mapping[str, float]) -> None:
         """Has seen nothing yet.
 
         Args:
@@ -27,7 +27,7 @@ class Stagnation:
         """
         self._processes = processes
         self._timeouts = timeouts
-        self._starvation = Starvation([watched.process for watched in processes])
+        self._starvation = CpuStarvation([watched.process for watched in processes])
         self._pauses = deque[tuple[float, float]](maxlen=_PAUSES)
         """When each had ended, and its seconds; the last of them."""
 
@@ -39,7 +39,7 @@ class Stagnation:
         """
         late = self._lateness(now) > 0
         if late and not any(w.failure or (w.lost and w.is_needed) for w in self._processes):
-            self.blame_the_last(now)
+            self.blame_slowest(now)
 
     def excuse(self, seconds: float) -> None:
         """Does not count time in which the launcher itself did not run, which has just passed."""
@@ -49,17 +49,17 @@ class Stagnation:
         """Seconds of pauses that ended after a moment."""
         return sum(seconds for ended, seconds in self._pauses if ended > since)
 
-    def blame_the_last(self, now: float) -> None:
+    def blame_slowest(self, now: float) -> None:
         """Takes the process that is furthest behind for lost, unless what became of it is known."""
         behind = self._last()
         if behind.failure is None and not behind.process.is_gone:
             behind.lost = f"made no progress for {now - behind.process.status.since:.0f} s"
 
-    def limit(self, watched: Watched) -> float:
+    def limit(self, watched: RankStatus) -> float:
         """Of a process's call, in seconds."""
         return self._timeouts["progress" if watched.ready else "start"]
 
-    def _last(self) -> Watched:
+    def _last(self) -> RankStatus:
         """The process that is furthest behind, for which the others may wait."""
         return min((w for w in self._processes if w.has_session and not w.finished), key=_progress)
 
@@ -80,13 +80,13 @@ class Stagnation:
         return late - min(starved, now - status.since, _MOST_STARVED * limit)
 
 
-def _is_in_a_call(watched: Watched) -> bool:
+def _is_in_a_call(watched: RankStatus) -> bool:
     """Whether it is in a call of a session that has a limit."""
     is_at_work = watched.has_session and watched.started and not watched.finished
     return is_at_work and watched.process.status.call != BETWEEN_CALLS
 
 
-def _progress(watched: Watched) -> tuple[int, bool, bool]:
+def _progress(watched: RankStatus) -> tuple[int, bool, bool]:
     """Orders processes by how far they are; one in user code is behind those that wait for it."""
     step, _, call = watched.process.status
     return -1 if step is None else step, call != BETWEEN_CALLS, call == AWAITING_OTHERS

@@ -7,31 +7,31 @@ import os
 import time
 from collections.abc import Mapping
 
-from isotrain.core.contracts.events import OnEvent, Remark
+from isotrain.core.contracts.events import OnEvent, LauncherNote
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching import templates
-from isotrain.core.launching.beginning import Beginning, Begun, FreshProcess
-from isotrain.core.launching.template import Template, TemplateError
+from isotrain.core.launching.beginning import ProcessArgs, ProcessHandle, SpawnedProcess
+from isotrain.core.launching.template import ForkServer, ForkServerError
 
 
-def start_template(plan: Plan) -> None:
+def start_fork_server(plan: Plan) -> None:
     """Begins to start the template of a plan, where it has one, before a launcher is there to ask for it.
 
     It imports while the rest is made ready. Where it cannot be started the launcher finds out, and says so.
     """
-    if plan.start.way == "forked" and VARIABLE not in os.environ:  # else the launcher refuses
-        with contextlib.suppress(TemplateError):
-            templates.OF_THIS_PROGRAM.get(plan.start.imports, _variables(plan))
+    if plan.start_method.way == "forked" and VARIABLE not in os.environ:  # else the launcher refuses
+        with contextlib.suppress(ForkServerError):
+            templates.FORK_SERVERS.get(plan.start_method.imports, _variables(plan))
 
 
 def _variables(plan: Plan) -> Mapping[str, str]:
     """Of every process, but for those that tell it its place."""
-    return {**os.environ, **plan.variables, "PYTHONUNBUFFERED": "1"}
+    return {**os.environ, **plan.environment_variables, "PYTHONUNBUFFERED": "1"}
 
 
-class Starter:
+class ProcessStarter:
     """Starts processes; the first thing that a launcher makes, for a template imports meanwhile.
 
     Attributes:
@@ -49,23 +49,23 @@ class Starter:
         self._timeouts = plan.timeouts
         self._on_event = on_event
         self._begun = 0
-        self._template: Template | None = None
-        if plan.start.way == "forked":
+        self._template: ForkServer | None = None
+        if plan.start_method.way == "forked":
             try:
-                imports = plan.start.imports
-                self._template = templates.OF_THIS_PROGRAM.get(imports, self.variables)
-            except TemplateError as error:
+                imports = plan.start_method.imports
+                self._template = templates.FORK_SERVERS.get(imports, self.variables)
+            except ForkServerError as error:
                 self._remark(error)
 
-    def begin(self, beginning: Beginning) -> Begun:
+    def spawn(self, beginning: ProcessArgs) -> ProcessHandle:
         """Starts a process; by itself where the template turned out to be broken at the first one.
 
         Raises:
             RunFailedError: It cannot be started.
         """
         try:
-            begun = self._forked(beginning) or FreshProcess(beginning)
-        except (OSError, TemplateError) as error:
+            begun = self._forked(beginning) or SpawnedProcess(beginning)
+        except (OSError, ForkServerError) as error:
             raise RunFailedError(
                 f"a process of the run cannot be started, after {self._begun} of them were: {error}."
                 " The run was ended. See whether this machine has memory left, and how many"
@@ -74,11 +74,11 @@ class Starter:
         self._begun += 1
         return begun
 
-    def _forked(self, beginning: Beginning) -> Begun | None:
+    def _forked(self, beginning: ProcessArgs) -> ProcessHandle | None:
         """Forks a process; None where they start by themselves.
 
         Raises:
-            TemplateError: The template is broken, and others of the run live or lived on it.
+            ForkServerError: The template is broken, and others of the run live or lived on it.
         """
         if self._template is None:
             return None
@@ -86,14 +86,14 @@ class Starter:
             return self._template.fork(
                 beginning, self._timeouts["silence"], self._timeouts["start"]
             )
-        except TemplateError as error:
-            templates.OF_THIS_PROGRAM.drop(self._template, str(error))
+        except ForkServerError as error:
+            templates.FORK_SERVERS.drop(self._template, str(error))
             if self._begun:
-                raise TemplateError(f"the template they are forked from failed: {error}") from error
+                raise ForkServerError(f"the template they are forked from failed: {error}") from error
             self._template = None
             self._remark(error)
             return None
 
-    def _remark(self, error: TemplateError) -> None:
+    def _remark(self, error: ForkServerError) -> None:
         text = f"every process starts by itself, for the one to fork from cannot be used: {error}"
-        self._on_event(Remark(time=time.time(), text=text))
+        self._on_event(LauncherNote(time=time.time(), text=text))

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Mapping, Sequence
 
-from isotrain.core.launching.watched_process import WatchedProcess
+from isotrain.core.launching.watched_process import MonitoredProcess
 
 
-class Starvation:
+class CpuStarvation:
     """The waiting for processors of a run's processes while one of them waits for the others.
 
     It is read only where such a call already takes long: runs that get on pay nothing for it.
     """
 
-    def __init__(self, processes: Sequence[WatchedProcess]) -> None:
+    def __init__(self, processes: Sequence[MonitoredProcess]) -> None:
         """Has read nothing yet.
 
         Args:

@@ -25,15 +25,15 @@ from isotrain.core.contracts.events import (
 from isotrain.core.errors import RunFailedError
 from isotrain.core.launching.diagnosis import (
     PEERS_FAILED,
-    Watched,
-    error_of,
+    RankStatus,
+    run_failure,
     suspicion,
     verdict,
 )
-from isotrain.core.launching.lines import available
-from isotrain.core.launching.stagnation import Stagnation
-from isotrain.core.launching.watched_process import WatchedProcess
-from isotrain.core.system.patience import Patience
+from isotrain.core.launching.lines import read_available
+from isotrain.core.launching.stagnation import HangDetector
+from isotrain.core.launching.watched_process import MonitoredProcess
+from isotrain.core.system.patience import Deadline
 
 _GRACE_SECONDS = 1.5
 """How long after a first failure others may still say what happened to them."""
@@ -59,11 +59,11 @@ class Supervisor:
 
     def __init__(
         self,
-        processes: Sequence[WatchedProcess],
+        processes: Sequence[MonitoredProcess],
         timeouts: Mapping[str, float],
         on_event: OnEvent,
         on_ready: Callable[[], None] = _nothing,
-        usual_lines: Sequence[str] = (),
+        ignored_log_lines: Sequence[str] = (),
         poll_seconds: float = 0.1,
     ) -> None:
         """Watches started processes.
@@ -73,15 +73,15 @@ class Supervisor:
             timeouts: Seconds: `silence`, `start`, `progress`.
             on_event: Called with every event but heartbeats, and with rank 0's output.
             on_ready: Called when all that have a session are ready.
-            usual_lines: Of the backend's logs; see `Adapter`.
+            ignored_log_lines: Of the backend's logs; see `Adapter`.
             poll_seconds: After which all processes are looked at though none says that it has ended.
         """
         now = time.monotonic()
         self._watched = [
-            Watched(process, heard=now, active=now, usual_lines=usual_lines)
+            RankStatus(process, last_heard=now, last_active=now, ignored_log_lines=ignored_log_lines)
             for process in processes
         ]
-        self._stagnation = Stagnation(self._watched, timeouts)
+        self._stagnation = HangDetector(self._watched, timeouts)
         self._timeouts = timeouts
         self._on_event = on_event
         self._on_ready = on_ready
@@ -148,7 +148,7 @@ class Supervisor:
         """
         self._read_for(_LAST_WORDS_SECONDS)
         dead = [watched for watched in self._failed() if watched.died_silently]
-        return error_of(min(dead, key=suspicion), self._watched) if dead else None
+        return run_failure(min(dead, key=suspicion), self._watched) if dead else None
 
     def drain(self) -> None:
         """Reads what is left once the processes are gone, and stops reading."""
@@ -173,7 +173,7 @@ class Supervisor:
                 watched.excuse(pause)
             self._stagnation.excuse(pause)
 
-    def _read_events(self, watched: Watched) -> None:
+    def _read_events(self, watched: RankStatus) -> None:
         lines = watched.process.read_lines()
         if lines is None:
             self._has_news = True
@@ -184,7 +184,7 @@ class Supervisor:
             event = read if isinstance(read, ProcessEvent) else None
             watched.note(event)
             if event is not None and not isinstance(event, Heartbeat):
-                watched.active = watched.heard
+                watched.last_active = watched.last_heard
                 self._on_event(self._completed(event))
             if isinstance(event, Ready) and all(each.ready for each in self._looping):
                 self._on_ready()
@@ -214,7 +214,7 @@ class Supervisor:
 
     def _relay_output(self) -> None:
         assert self._output is not None
-        chunk = available(self._output)
+        chunk = read_available(self._output)
         if chunk is None:
             self._forget(self._output)
             return
@@ -226,20 +226,20 @@ class Supervisor:
             return
         self._last_look = now
         for watched in self._watched:
-            quiet = now - watched.heard > 2 * _LOOK_SECONDS
+            quiet = now - watched.last_heard > 2 * _LOOK_SECONDS
             if not watched.finished and (quiet or watched.process.status.call in _STARTING):
                 watched.look()
 
-    def _failed(self) -> list[Watched]:
+    def _failed(self) -> list[RankStatus]:
         """Those that failed; every process is looked at."""
         return [watched for watched in self._watched if self._has_failed(watched)]
 
-    def _has_failed(self, watched: Watched) -> bool:
+    def _has_failed(self, watched: RankStatus) -> bool:
         if watched.finished:
             return False
         if watched.process.is_gone:
             self._read_events(watched)  # its last words may still be in the pipe
-            watched.died = watched.died or time.time()
+            watched.died_at = watched.died_at or time.time()
         if watched.lost is None:
             watched.lost = self._loss(watched)
             if watched.lost is not None and not watched.is_needed:
@@ -248,7 +248,7 @@ class Supervisor:
             return watched.failure is not None
         return watched.failure is not None or watched.died_silently or watched.lost is not None
 
-    def _loss(self, watched: Watched) -> str | None:
+    def _loss(self, watched: RankStatus) -> str | None:
         """Why a living process is to be taken for lost, or None.
 
         `silence` seconds without a sign of life; a process that cannot report, but uses a processor
@@ -260,37 +260,37 @@ class Supervisor:
         if watched.role == "coordinator":
             silence *= _COORDINATOR_PATIENCE
         call = watched.process.status.call
-        if call in _STARTING and now - watched.active > silence:
+        if call in _STARTING and now - watched.last_active > silence:
             return f"did not start within {silence:g} s: it does nothing"
         limit = self._stagnation.limit(watched)
-        quiet = now - watched.heard
-        if quiet > max(limit, silence) or (quiet > silence and now - watched.active > silence):
+        quiet = now - watched.last_heard
+        if quiet > max(limit, silence) or (quiet > silence and now - watched.last_active > silence):
             return f"fell silent: nothing was heard of it for {quiet:.0f} s"
         return None
 
-    def _suspects(self) -> list[Watched]:
+    def _suspects(self) -> list[RankStatus]:
         """All but workers that may be lost and have not failed."""
         return [watched for watched in self._watched if watched.is_needed or watched.failure]
 
     def _explain(self) -> RunFailedError:
         if all(suspicion(watched)[0] >= PEERS_FAILED for watched in self._suspects()):
             # the others have timed out waiting for it
-            self._stagnation.blame_the_last(time.monotonic())
+            self._stagnation.blame_slowest(time.monotonic())
         culprit = min(self._suspects(), key=suspicion)
         before = _size(culprit.process.log)
         for watched in self._watched:
             if watched.started and (watched is not culprit or watched.failure is None):
-                watched.process.ask_for_stacks()
+                watched.process.request_stacks()
         self._read_for(_STACKS_SECONDS)
         if culprit.failure is None:
             self._await_words(culprit, before)
-        return error_of(culprit, self._watched)
+        return run_failure(culprit, self._watched)
 
-    def _await_words(self, culprit: Watched, before: int) -> None:
+    def _await_words(self, culprit: RankStatus, before: int) -> None:
         """Reads on until its log has grown, if it can be expected to write to it."""
-        patience = Patience(_MOST_STACKS_SECONDS)
-        is_heard = time.monotonic() - culprit.heard < _RECENT_SECONDS
-        can_write = is_heard and not culprit.process.is_stopped
+        patience = Deadline(_MOST_STACKS_SECONDS)
+        has_listener = time.monotonic() - culprit.last_heard < _RECENT_SECONDS
+        can_write = has_listener and not culprit.process.is_stopped
         while can_write and not culprit.process.is_gone and not patience.is_over:
             if _size(culprit.process.log) > before:
                 return
@@ -298,11 +298,11 @@ class Supervisor:
 
     def _gather(self) -> None:
         """Lets the other processes report what the failure did to them."""
-        patience = Patience(_GRACE_SECONDS)
+        patience = Deadline(_GRACE_SECONDS)
         while not patience.is_over:
             self._poll(self._poll_seconds)
             self._failed()
-            if all(w.failure or w.finished or w.died for w in self._watched):
+            if all(w.failure or w.finished or w.died_at for w in self._watched):
                 return
 
     def _read_for(self, seconds: float) -> None:

@@ -19,11 +19,11 @@ from typing import Any
 
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
-from isotrain.core.launching.beginning import Beginning
-from isotrain.core.launching.effort import effort
+from isotrain.core.launching.beginning import ProcessArgs
+from isotrain.core.launching.effort import activity
 from isotrain.core.system.last_words import last_words
 from isotrain.core.system.new_interpreter import command_line, first_line
-from isotrain.core.system.patience import Patience
+from isotrain.core.system.patience import Deadline
 
 _MAIN = "isotrain.core.launching.template_process:main"
 _HOME = str(Path(sys.modules["isotrain"].__path__[0]).parent)
@@ -35,11 +35,11 @@ _ROOM = " " * (1 << 16)
 """Where a forked process shows its place, see `template_process`; longer ones are cut."""
 
 
-class TemplateError(Exception):
+class ForkServerError(Exception):
     """A template cannot be used; says why."""
 
 
-class Template:
+class ForkServer:
     """The launcher's end of a template, which lives until `retire` or until this process ends.
 
     The template imports with the path that its interpreter starts with: never a module of the
@@ -106,14 +106,14 @@ class Template:
 
     def is_current(self) -> bool:
         """Whether it still is what a new one would be: no file that it imported has changed."""
-        with self._lock, contextlib.suppress(TemplateError):
+        with self._lock, contextlib.suppress(ForkServerError):
             self._read(0)
             if self.is_ready:
                 return not self._asked({"changed": []}, self._answer_seconds)["changed"]
             return not self._is_gone
         return False
 
-    def fork(self, beginning: Beginning, silence: float, limit: float) -> ForkedProcess:
+    def fork(self, beginning: ProcessArgs, silence: float, limit: float) -> ForkedProcess:
         """Forks a process.
 
         Args:
@@ -122,7 +122,7 @@ class Template:
             limit: Seconds that it may import.
 
         Raises:
-            TemplateError: It could not import, cannot fork, or is gone.
+            ForkServerError: It could not import, cannot fork, or is gone.
         """
         folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
@@ -132,7 +132,7 @@ class Template:
                 request = {"fork": dict(beginning.variables)}
                 answer = self._asked(request, silence, descriptors)
                 if "refused" in answer:
-                    raise TemplateError(f"it cannot fork: {answer['refused']}")
+                    raise ForkServerError(f"it cannot fork: {answer['refused']}")
                 self._living.add(answer["forked"])
         finally:
             os.close(folder)
@@ -147,7 +147,7 @@ class Template:
     def release(self, pid: int) -> None:
         """Lets the system forget a process, once it has ended; the last one may free the template."""
         with self._lock:
-            with contextlib.suppress(TemplateError):
+            with contextlib.suppress(ForkServerError):
                 self._asked({"release": pid}, self._answer_seconds)
             self._living.remove(pid)
             self._codes.pop(pid, None)
@@ -184,15 +184,15 @@ class Template:
         while not self.is_ready:
             self._read(_LOOK_SECONDS)
             now = time.monotonic()
-            if (more := effort(self.pid)) - done >= _EFFORT_SECONDS:
+            if (more := activity(self.pid)) - done >= _EFFORT_SECONDS:
                 done, active = more, now
             if self._is_retired:
-                raise TemplateError("it was ended while it imported")
+                raise ForkServerError("it was ended while it imported")
             if self._is_gone:
-                raise TemplateError(f"it ended while it imported; it said: {self._words()}")
+                raise ForkServerError(f"it ended while it imported; it said: {self._words()}")
             if now - active > silence or now - began > limit:
                 self._process.kill()
-                raise TemplateError(f"it was not ready after {now - began:.0f} s")
+                raise ForkServerError(f"it was not ready after {now - began:.0f} s")
 
     def _asked(
         self, request: Mapping[str, Any], patience: float, descriptors: Sequence[int] = ()
@@ -203,8 +203,8 @@ class Template:
         another request. Processes that live on it are left alone.
         """
         if self._is_gone or self._is_mute:
-            raise TemplateError("it is gone, or does not answer")
-        waiting = Patience(patience)
+            raise ForkServerError("it is gone, or does not answer")
+        waiting = Deadline(patience)
         try:
             doorway.send(self._door, request, descriptors)
             while not self._answers and not self._is_gone and not waiting.is_over:
@@ -212,7 +212,7 @@ class Template:
             return self._answers.pop()
         except (OSError, IndexError) as error:
             self._silence()
-            raise TemplateError("it is gone, or does not answer") from error
+            raise ForkServerError("it is gone, or does not answer") from error
         except BaseException:
             self._silence()
             raise
@@ -265,7 +265,7 @@ class ForkedProcess:
         pid: Its number.
     """
 
-    def __init__(self, pid: int, template: Template) -> None:
+    def __init__(self, pid: int, template: ForkServer) -> None:
         self.pid = pid
         self._template = template
 

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching import doorway
 from isotrain.core.plugins.host import BUILTINS
-from isotrain.core.system.ended import code_of
+from isotrain.core.system.ended import exit_code_from
 from isotrain.core.system.new_interpreter import take_over
 from isotrain.core.system.own_interpreter import is_of_interpreter
 
@@ -119,7 +119,7 @@ class _Template:
         self._unwatch(pid)
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
-        doorway.send(self._door, {"ended": pid, "code": code_of(ended)})
+        doorway.send(self._door, {"ended": pid, "code": exit_code_from(ended)})
 
     def _attempt(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, Any]:
         """Forks, or says why the system did not let it: its other children live on."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
-from isotrain.core.launching.template import ANSWER_SECONDS, Template, TemplateError
+from isotrain.core.launching.template import ANSWER_SECONDS, ForkServer, ForkServerError
 from isotrain.core.system.own_interpreter import is_of_interpreter
 
 _REFUSED_SECONDS = 60.0
@@ -27,7 +27,7 @@ _Key = tuple[Hashable, frozenset[str], Hashable]
 """The occasion, what is imported, and the circumstances."""
 
 
-class Templates:
+class ForkServerPool:
     """Starts templates when they are first needed, one for each set of circumstances.
 
     Attributes:
@@ -39,14 +39,14 @@ class Templates:
         self.most = most
         self.answer_seconds = answer_seconds
         self._lock = threading.RLock()
-        self._found: dict[_Key, Template] = {}
+        self._found: dict[_Key, ForkServer] = {}
         self._refused: dict[_Key, tuple[str, float]] = {}
         """Why there can be none, and until when nobody tries again (`time.monotonic`)."""
         self._is_closed = False
         self._occasion: Hashable = None
         """For what runs are started: part of what tells templates apart."""
 
-    def get(self, imports: Sequence[str], variables: Mapping[str, str]) -> Template:
+    def get(self, imports: Sequence[str], variables: Mapping[str, str]) -> ForkServer:
         """Gives a template, started just now if there is none; it may still import.
 
         Args:
@@ -54,7 +54,7 @@ class Templates:
             variables: All variables that it imports under.
 
         Raises:
-            TemplateError: There can be none.
+            ForkServerError: There can be none.
         """
         key = (self._occasion, frozenset(imports), _circumstances(variables))
         former = self._found.get(key)
@@ -71,12 +71,12 @@ class Templates:
 
     def _refuse(self, key: _Key) -> None:
         if self._is_closed:
-            raise TemplateError("this program is ending")
+            raise ForkServerError("this program is ending")
         reason, until = self._refused.get(key, ("", 0.0))
         if time.monotonic() < until:
-            raise TemplateError(reason)
+            raise ForkServerError(reason)
 
-    def drop(self, template: Template, reason: str | None = None) -> None:
+    def drop(self, template: ForkServer, reason: str | None = None) -> None:
         """Keeps a template from being used again.
 
         Args:
@@ -129,11 +129,11 @@ class Templates:
 
 def _started(
     imports: Sequence[str], variables: Mapping[str, str], answer_seconds: float
-) -> Template:
+) -> ForkServer:
     try:
-        return Template(imports, variables, answer_seconds)
+        return ForkServer(imports, variables, answer_seconds)
     except OSError as error:
-        raise TemplateError(str(error)) from error
+        raise ForkServerError(str(error)) from error
 
 
 def _circumstances(variables: Mapping[str, str]) -> Hashable:
@@ -164,7 +164,7 @@ def _changed(folder: str) -> tuple[str, int]:
         return folder, 0
 
 
-OF_THIS_PROGRAM = Templates()
-atexit.register(OF_THIS_PROGRAM.close)
+FORK_SERVERS = ForkServerPool()
+atexit.register(FORK_SERVERS.close)
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(after_in_child=OF_THIS_PROGRAM.forget)
+    os.register_at_fork(after_in_child=FORK_SERVERS.forget)

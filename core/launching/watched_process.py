@@ -10,7 +10,7 @@ from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import Status
 
 
-class WatchedProcess(Protocol):
+class MonitoredProcess(Protocol):
     """What a supervisor reads of a process, and asks of it."""
 
     @property
@@ -49,14 +49,14 @@ class WatchedProcess(Protocol):
         """Whether it is known that a signal (SIGSTOP) has suspended it."""
 
     @property
-    def effort(self) -> float:
-        """Grows with what it does; see `effort`."""
+    def activity(self) -> float:
+        """Grows with what it does; see `activity`."""
 
     @property
     def waits(self) -> Mapping[int, float]:
         """Seconds in which each of its threads was ready, and had no processor; none if nobody knows."""
 
-    def ask_for_stacks(self) -> None:
+    def request_stacks(self) -> None:
         """Makes it write where each of its threads is to its log."""
 
     def end(self) -> None:

@@ -18,11 +18,11 @@ from isotrain.core.contracts.events import (
 )
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.loggers import writer
-from isotrain.core.loggers.writer import Writer
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.loggers.writer import WriterThread
+from isotrain.core.plugins.host import PluginManager
 
 
-class Audience:
+class EventDispatcher:
     """Tells event hooks and loggers about one run; what they do wrong never ends it.
 
     Entered when the run's processes are about to start; left, it tells how the run ended.
@@ -33,13 +33,13 @@ class Audience:
 
     def __init__(
         self,
-        host: PluginHost,
+        host: PluginManager,
         loggers: Sequence[Logger],
         plan: Mapping[str, Any],
         directory: Path,
     ) -> None:
         self._host = host
-        self._writers = [Writer(logger) for logger in loggers]
+        self._writers = [WriterThread(logger) for logger in loggers]
         self._plan = plan
         self._directory = directory
         self._began = False
@@ -50,7 +50,7 @@ class Audience:
         self._tell("isotrain_run_started", plan=self._plan)
         return self
 
-    def hear(self, event: Event) -> None:
+    def dispatch(self, event: Event) -> None:
         """Passes on what an event of a process tells."""
         if isinstance(event, Ready) and event.plan is not None:
             self._begin(event.plan)
@@ -82,7 +82,7 @@ class Audience:
                 self._tell("isotrain_run_finished", result=self.result)
         self._close()
 
-    def rewound(self, step: int) -> None:
+    def rewind_to(self, step: int) -> None:
         """Tells loggers, once they have started, that what was told of steps from this one on is void."""
         if self._began:
             self._write("resumed", step)
@@ -98,7 +98,7 @@ class Audience:
                 self._write("resumed", self._rewound)
 
     def _tell(self, hook: str, **facts: Any) -> None:
-        self._host.tell(hook, **facts, run_directory=str(self._directory))
+        self._host.call_hook(hook, **facts, run_directory=str(self._directory))
 
     def _write(self, method: str, *facts: Any, steps: int = 0) -> None:
         for each in self._writers:
@@ -106,7 +106,7 @@ class Audience:
 
     def _close(self) -> None:
         """Waits for the loggers, and warns about those that went wrong."""
-        deadline = time.monotonic() + writer.PATIENCE_SECONDS
+        deadline = time.monotonic() + writer.CLOSE_TIMEOUT_SECONDS
         for each in self._writers:
             each.end()
         faults = [(each.name, each.wait(deadline)) for each in self._writers]

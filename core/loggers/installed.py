@@ -5,10 +5,10 @@ from __future__ import annotations
 import importlib.util
 from importlib import metadata
 
-from isotrain.core.contracts.usability import Usability
+from isotrain.core.contracts.usability import Availability
 
 
-def package(module: str) -> Usability:
+def package_availability(module: str) -> Availability:
     """Looks for a package, importing nothing.
 
     Args:
@@ -16,6 +16,6 @@ def package(module: str) -> Usability:
     """
     if importlib.util.find_spec(module) is None:
         hint = f"install it: pip install 'isotrain[{module}]'"
-        return Usability(False, None, f"the package {module!r} is not installed", hint)
+        return Availability(False, None, f"the package {module!r} is not installed", hint)
     owners = metadata.packages_distributions().get(module, [])
-    return Usability(True, metadata.version(owners[0]) if owners else None)
+    return Availability(True, metadata.version(owners[0]) if owners else None)

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.contracts.usability import Usability
+from isotrain.core.contracts.usability import Availability
 from isotrain.core.loggers import installed
 
 _AT_ONCE = 1000
@@ -37,8 +37,8 @@ class MlflowLogger(Logger):
         self._tracking_uri = tracking_uri
 
     @classmethod
-    def usability(cls) -> Usability:
-        return installed.package("mlflow")
+    def availability(cls) -> Availability:
+        return installed.package_availability("mlflow")
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         from mlflow import MlflowClient

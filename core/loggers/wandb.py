@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.contracts.usability import Usability
+from isotrain.core.contracts.usability import Availability
 from isotrain.core.loggers import installed
 
 _ID_FILE = "wandb-run-id"
@@ -38,8 +38,8 @@ class WandbLogger(Logger):
         self._mode = mode
 
     @classmethod
-    def usability(cls) -> Usability:
-        return installed.package("wandb")
+    def availability(cls) -> Availability:
+        return installed.package_availability("wandb")
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         import wandb

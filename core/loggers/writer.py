@@ -9,13 +9,13 @@ from typing import Any
 
 from isotrain.core.contracts.logger import Logger
 
-PATIENCE_SECONDS = 30.0
+CLOSE_TIMEOUT_SECONDS = 30.0
 """How long the end of a run waits for a logger that still writes."""
-MOST_STEPS_WAITING = 200_000
+MAX_QUEUED_STEPS = 200_000
 """Of those that a logger was not told of yet; further ones are left out until it has caught up."""
 
 
-class Writer:
+class WriterThread:
     """Calls a logger's methods in order until one raises; whoever has them called never waits.
 
     Attributes:
@@ -49,7 +49,7 @@ class Writer:
         if not self._thread.is_alive():
             self._thread.start()
         with self._lock:
-            if steps and self._steps_waiting + steps > MOST_STEPS_WAITING:
+            if steps and self._steps_waiting + steps > MAX_QUEUED_STEPS:
                 self._steps_left_out += steps
                 return
             self._steps_waiting += steps
@@ -64,7 +64,7 @@ class Writer:
         self._thread.join(max(0.0, deadline - time.monotonic()))
         fault = self._fault
         if self._thread.is_alive():
-            fault = f"it has not finished within {PATIENCE_SECONDS:g} s, and is not waited for"
+            fault = f"it has not finished within {CLOSE_TIMEOUT_SECONDS:g} s, and is not waited for"
         return ". ".join(filter(None, [fault, self._left_out()])) or None
 
     def _left_out(self) -> str | None:
@@ -73,7 +73,7 @@ class Writer:
         if not count:
             return None
         return (
-            f"it was too slow: {MOST_STEPS_WAITING} steps and epochs waited for it, and {count} were left"
+            f"it was too slow: {MAX_QUEUED_STEPS} steps and epochs waited for it, and {count} were left"
             " out. steps.jsonl and events.jsonl in the run directory have all"
         )
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isotrain.core.parity.noise import Floor
-from isotrain.core.parity.records import Parting
+from isotrain.core.parity.noise import NoiseFloor
+from isotrain.core.parity.records import Divergence
 from isotrain.core.parity.runs import RunTrace, StepTrace, Tensors, relative
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -17,7 +17,7 @@ FITS = 1e-3
 
 
 @dataclass(frozen=True)
-class Case:
+class DivergenceCase:
     """A run that parts from the reference.
 
     Attributes:
@@ -25,21 +25,21 @@ class Case:
         run: The run.
         reference: What it is compared with.
         floor: The noise floor around the reference.
-        parted: What parts at the first step and stage, the furthest first.
+        divergences: What parts at the first step and stage, the furthest first.
         other_precision: The reference in another precision, where there is such a run.
     """
 
     spec: TrainingSpec
     run: RunTrace
     reference: RunTrace
-    floor: Floor
-    parted: Sequence[Parting]
+    floor: NoiseFloor
+    divergences: Sequence[Divergence]
     other_precision: RunTrace | None
 
     @property
-    def first(self) -> Parting:
+    def first(self) -> Divergence:
         """Where it parts, and furthest there."""
-        return self.parted[0]
+        return self.divergences[0]
 
     @property
     def index(self) -> int:
@@ -47,12 +47,12 @@ class Case:
         return next(i for i, s in enumerate(self.run.steps) if s.step == self.first.step)
 
     @property
-    def here(self) -> StepTrace:
+    def run_step(self) -> StepTrace:
         """That step of the run."""
         return self.run.steps[self.index]
 
     @property
-    def there(self) -> StepTrace:
+    def reference_step(self) -> StepTrace:
         """That step of the reference."""
         return self.reference.steps[self.index]
 

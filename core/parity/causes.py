@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from isotrain.core.parity.case import Case
-from isotrain.core.parity.exchange_causes import wrong_exchange
+from isotrain.core.parity.case import DivergenceCase
+from isotrain.core.parity.exchange_causes import wrong_reduction
 from isotrain.core.parity.model_causes import computed_in_float32, random_streams, statistics
 from isotrain.core.parity.records import Cause
 from isotrain.core.parity.update_causes import epsilon, scaled_update
 
-_SUSPECTS: tuple[Callable[[Case], Cause | None], ...] = (
+_SUSPECTS: tuple[Callable[[DivergenceCase], Cause | None], ...] = (
     computed_in_float32,
     random_streams,
     statistics,
-    wrong_exchange,
+    wrong_reduction,
     epsilon,
     scaled_update,
 )
@@ -49,17 +49,17 @@ _GENERAL = {
 }
 
 
-def likely_causes(case: Case) -> list[Cause]:
+def likely_causes(case: DivergenceCase) -> list[Cause]:
     """Every cause that the measurements speak for, the likeliest first."""
     found = [cause for suspect in _SUSPECTS if (cause := suspect(case)) is not None]
     return found or [_unknown(case)]
 
 
-def _unknown(case: Case) -> Cause:
+def _unknown(case: DivergenceCase) -> Cause:
     stage = case.first.stage
     title, advice = _GENERAL[stage]
-    names = ", ".join(repr(parting.name) for parting in case.parted[:3])
+    names = ", ".join(repr(divergence.name) for divergence in case.divergences[:3])
     evidence = [
-        f"{len(case.parted)} tensors part there: {names}{', ...' if case.parted[3:] else ''}"
+        f"{len(case.divergences)} tensors part there: {names}{', ...' if case.divergences[3:] else ''}"
     ]
     return Cause(f"{stage}-differs", title, evidence + case.evaluation(), advice)

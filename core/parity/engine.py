@@ -8,19 +8,19 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.parity.judge import judge, step_records
-from isotrain.core.parity.noise import Floor, Noise, scale_between
+from isotrain.core.parity.noise import NoiseFloor, NoiseRun, scale_between
 from isotrain.core.parity.parity import Parity
 from isotrain.core.parity.records import PARITY_FILE, STAGES, NoiseRecord, RunRecord
 from isotrain.core.parity.runs import RunTrace, furthest_start, not_compared
-from isotrain.core.parity.tracer import Say, Tracer
-from isotrain.core.parity.wanted import Wanted, all_wanted
+from isotrain.core.parity.tracer import Say, TraceRunner
+from isotrain.core.parity.wanted import ParityTarget, parity_targets
 from isotrain.core.planning.launchable import require_startable
-from isotrain.core.planning.own_place import require_alone
-from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.planning.own_place import require_single_process
+from isotrain.core.plugins.host import PluginManager, plugin_manager
 from isotrain.core.spec.files import SpecLike, load_spec
 from isotrain.core.spec.name_maps import MapLike, read_maps
 from isotrain.core.spec.parts import StrategyLike
@@ -74,14 +74,14 @@ def parity(
         UnsupportedError: An engine has started this process with others.
         RunFailedError: The reference failed. Other runs that fail are told in their records.
     """
-    require_alone("parity")
+    require_single_process("parity")
     if steps < 1:
         raise PlanError(f"parity: steps: expected at least 1, received {steps}.")
     given = load_spec(spec)
-    host = plugin_host(given.plugins)
-    chosen = ChosenLauncher(launcher, launcher_options or {})
+    host = plugin_manager(given.plugins)
+    chosen = LauncherChoice(launcher, launcher_options or {})
     require_startable(host.launcher(chosen.name, chosen.options))
-    wanted = all_wanted(
+    wanted = parity_targets(
         given,
         host,
         backends=backends,
@@ -89,7 +89,7 @@ def parity(
         strategies=strategies or [given.strategy.name],
         launcher=chosen,
     )
-    tracer = Tracer(host, wanted[0], steps, read_maps(map), output, say)
+    tracer = TraceRunner(host, wanted[0], steps, read_maps(map), output, say)
     for each in wanted:
         tracer.plan(each, each.spec)
     with tracer.running():
@@ -102,7 +102,7 @@ class _Check:
     """One check of parity: which runs it takes, and what follows from them."""
 
     def __init__(
-        self, spec: TrainingSpec, host: PluginHost, wanted: Sequence[Wanted], tracer: Tracer
+        self, spec: TrainingSpec, host: PluginManager, wanted: Sequence[ParityTarget], tracer: TraceRunner
     ) -> None:
         self._spec = spec
         self._host = host
@@ -117,7 +117,7 @@ class _Check:
         self._reference = self._trace(first, first.spec, "the reference")
         self._other = self._noise(first, "other precision", _other_precision(first.spec))
         threads = self._noise(first, "other threads", self._other_threads(first.spec))
-        floor = Floor(self._reference, _noises(self._reference, self._other, threads))
+        floor = NoiseFloor(self._reference, _noises(self._reference, self._other, threads))
         runs = [self._reference_record(first, floor)]
         runs += [self._judged(wanted, floor) for wanted in others]
         return Parity(
@@ -142,7 +142,7 @@ class _Check:
         threads = self._reference.plan["threads"]
         return spec.replace(threads=1 if threads > 1 else 2)
 
-    def _noise(self, wanted: Wanted, source: str, spec: TrainingSpec) -> RunTrace | None:
+    def _noise(self, wanted: ParityTarget, source: str, spec: TrainingSpec) -> RunTrace | None:
         """Runs the reference otherwise; a failure is noted, and the floor rests on what is left."""
         threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
         about = spec.precision if source == "other precision" else threads
@@ -151,12 +151,12 @@ class _Check:
         except IsotrainError as error:
             self._noise_records.append(NoiseRecord(source, about, failed=str(error)))
             return None
-        only = Floor(self._reference, _noises(self._reference, found))
+        only = NoiseFloor(self._reference, _noises(self._reference, found))
         largest: dict[str, float] = {stage: only.largest(stage) for stage in STAGES}
         self._noise_records.append(NoiseRecord(source, about, largest))
         return found
 
-    def _reference_record(self, wanted: Wanted, floor: Floor) -> RunRecord:
+    def _reference_record(self, wanted: ParityTarget, floor: NoiseFloor) -> RunRecord:
         return RunRecord(
             name=wanted.name,
             backend=wanted.backend,
@@ -168,7 +168,7 @@ class _Check:
             plan=self._reference.plan,
         )
 
-    def _judged(self, wanted: Wanted, floor: Floor) -> RunRecord:
+    def _judged(self, wanted: ParityTarget, floor: NoiseFloor) -> RunRecord:
         common = {
             name: getattr(wanted, name) for name in ("name", "backend", "replicas", "strategy")
         }
@@ -176,42 +176,42 @@ class _Check:
             run = self._trace(wanted, wanted.spec, "")
         except IsotrainError as error:
             return RunRecord(**common, status="failed", reason=str(error))
-        remarks: list[str] = []
-        again = functools.partial(self._clearer, wanted, remarks)
+        notes: list[str] = []
+        again = functools.partial(self._clearer, wanted, notes)
         found = judge(wanted.spec, run, self._reference, floor, self._other, again)
         return RunRecord(
             **common,
             status=found.status,
             reason=found.reason,
             first=found.first,
-            parted=found.parted,
+            divergences=found.divergences,
             causes=found.causes,
             confirmed=found.confirmed,
             steps=step_records(run, self._reference, floor),
-            remarks=[
-                *remarks,
+            notes=[
+                *notes,
                 *self._about_strategy(wanted, run),
-                *_remarks(run, self._reference, floor),
+                *_notes(run, self._reference, floor),
             ],
             plan=run.plan,
         )
 
     def _clearer(
-        self, wanted: Wanted, remarks: list[str]
-    ) -> tuple[RunTrace, RunTrace, Floor] | None:
-        """The run and the reference in float64, to confirm a difference with; adds to remarks why not."""
+        self, wanted: ParityTarget, notes: list[str]
+    ) -> tuple[RunTrace, RunTrace, NoiseFloor] | None:
+        """The run and the reference in float64, to confirm a difference with; adds to notes why not."""
         if self._other is None:
-            remarks.append("the reference has no float64 run to confirm the difference with.")
+            notes.append("the reference has no float64 run to confirm the difference with.")
             return None
         try:
             clearer = self._trace(wanted, _in_float64(wanted.spec), "in float64, to be sure")
         except IsotrainError as error:
-            remarks.append(f"it could not be confirmed in float64: {error}")
+            notes.append(f"it could not be confirmed in float64: {error}")
             return None
         noises = _noises(self._other, self._reference)
-        return clearer, self._other, Floor(self._other, noises)
+        return clearer, self._other, NoiseFloor(self._other, noises)
 
-    def _about_strategy(self, wanted: Wanted, run: RunTrace) -> list[str]:
+    def _about_strategy(self, wanted: ParityTarget, run: RunTrace) -> list[str]:
         """Says where the run and the reference are not even meant to train alike, or take steps otherwise."""
         choices = (wanted.spec.strategy, self._wanted[0].spec.strategy)
         if choices[0] == choices[1]:
@@ -224,7 +224,7 @@ class _Check:
         promise = (
             "not meant to train as data-parallel does: what parts there is no fault of a backend"
         )
-        return [*(f"{label} is {promise}." for label in own_way), *run.remarks]
+        return [*(f"{label} is {promise}." for label in own_way), *run.notes]
 
 
 def _other_precision(spec: TrainingSpec) -> TrainingSpec:
@@ -236,17 +236,17 @@ def _in_float64(spec: TrainingSpec) -> TrainingSpec:
     return spec.replace(precision="float64", **changes)
 
 
-def _noises(reference: RunTrace, *runs: RunTrace | None) -> list[Noise]:
-    return [Noise(run, scale_between(run, reference)) for run in runs if run is not None]
+def _noises(reference: RunTrace, *runs: RunTrace | None) -> list[NoiseRun]:
+    return [NoiseRun(run, scale_between(run, reference)) for run in runs if run is not None]
 
 
 def _verdict(runs: Sequence[RunRecord]) -> dict[str, Any]:
     """The verdict over all runs, and its sentence."""
     reference, *others = runs
-    parted = [run.name for run in others if run.status == "difference"]
+    divergences = [run.name for run in others if run.status == "difference"]
     failed = [run.name for run in others if run.status == "failed"]
-    if parted:
-        summary = f"{_list(parted)} {_does(parted)} not train like {reference.name}."
+    if divergences:
+        summary = f"{_list(divergences)} {_does(divergences)} not train like {reference.name}."
         return {"verdict": "difference", "summary": summary}
     if failed:
         return {"verdict": "failed", "summary": f"{_list(failed)} failed; see the reason."}
@@ -265,7 +265,7 @@ def _does(names: Sequence[str]) -> str:
     return "does" if len(names) == 1 else "do"
 
 
-def _remarks(run: RunTrace, reference: RunTrace, floor: Floor) -> list[str]:
+def _notes(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[str]:
     found = [
         f"not compared, because the reference has no such {STAGES[stage]}: {', '.join(names)}"
         for stage, names in not_compared(run, reference).items()

@@ -5,13 +5,13 @@ from __future__ import annotations
 import numpy as np
 
 from isotrain.core.parity import fingerprints
-from isotrain.core.parity.case import FITS, Case, stacked
+from isotrain.core.parity.case import FITS, DivergenceCase, stacked
 from isotrain.core.parity.clipping import clipped
 from isotrain.core.parity.records import STAGES, Cause
 from isotrain.core.parity.runs import Tensors
 
 
-def wrong_exchange(case: Case) -> Cause | None:
+def wrong_reduction(case: DivergenceCase) -> Cause | None:
     """What is wrong with how replicas' gradients become one: the most special explanation."""
     for suspect in (clipped_before_reduction, wrong_weights_of_replicas, duplicated_padding):
         found = suspect(case)
@@ -20,14 +20,14 @@ def wrong_exchange(case: Case) -> Cause | None:
     return None
 
 
-def clipped_before_reduction(case: Case) -> Cause | None:
+def clipped_before_reduction(case: DivergenceCase) -> Cause | None:
     """The reduced gradients are the mean of gradients that were clipped one by one."""
     clip = case.spec.clip
-    replicas = case.here.copies["gradient"]
+    replicas = case.run_step.copies["gradient"]
     if clip is None or case.first.stage not in ("reduced", "weight") or len(replicas) < 2:
         return None
     predicted = fingerprints.means([clipped(own, clip) for own in replicas])
-    actual = case.here.update
+    actual = case.run_step.update
     left = _misfit(actual, predicted)
     right = _misfit(actual, fingerprints.means(replicas))
     if left > max(FITS, 0.1 * right):
@@ -66,13 +66,13 @@ def _misfit(actual: Tensors, predicted: Tensors) -> float:
     return fingerprints.length(left) / scale if scale else 0.0
 
 
-def wrong_weights_of_replicas(case: Case) -> Cause | None:
+def wrong_weights_of_replicas(case: DivergenceCase) -> Cause | None:
     """The reduced gradients are a sum of the replicas' own with the wrong factors."""
-    replicas = case.here.copies["gradient"]
+    replicas = case.run_step.copies["gradient"]
     if case.first.stage != "reduced":
         return None
     columns = [stacked(own) for own in replicas]
-    target = stacked(case.here.update)
+    target = stacked(case.run_step.update)
     factors, *_ = np.linalg.lstsq(np.stack(columns, axis=1), target, rcond=None)
     left = np.linalg.norm(target - np.stack(columns, axis=1) @ factors) / np.linalg.norm(target)
     mean = np.mean(columns, axis=0)
@@ -83,7 +83,7 @@ def wrong_weights_of_replicas(case: Case) -> Cause | None:
     return None if left > FITS else _of_some(case, [float(f) for f in factors], float(left))
 
 
-def _scaled(case: Case, ratio: float, left: float, replicas: int) -> Cause:
+def _scaled(case: DivergenceCase, ratio: float, left: float, replicas: int) -> Cause:
     evidence = [
         "gradients before the reduction agree",
         f"the reduced gradients are {ratio:.6g} times the mean over the {replicas} replicas, in all"
@@ -111,15 +111,15 @@ def _scaled(case: Case, ratio: float, left: float, replicas: int) -> Cause:
     )
 
 
-def _of_some(case: Case, factors: list[float], left: float) -> Cause:
+def _of_some(case: DivergenceCase, factors: list[float], left: float) -> Cause:
     shown = ", ".join(f"{factor:.3g}" for factor in factors)
     evidence = [
         "gradients before the reduction agree",
         f"the reduced gradients are the replicas' own times {shown} (what is left: {left:.1g}); the mean"
         f" takes each times {1 / len(factors):.3g}",
-        f"the replicas have {', '.join(map(str, case.here.shares))} samples",
+        f"the replicas have {', '.join(map(str, case.run_step.local_batch_sizes))} samples",
     ]
-    if not case.here.even:
+    if not case.run_step.even:
         return _padding(evidence)
     if len([f for f in factors if abs(f) < FITS]) == len(factors) - 1:
         return Cause(
@@ -145,21 +145,21 @@ def _padding(evidence: list[str]) -> Cause:
     )
 
 
-def duplicated_padding(case: Case) -> Cause | None:
+def duplicated_padding(case: DivergenceCase) -> Cause | None:
     """Even steps agree, and the first uneven one parts."""
-    if not case.are_gradients or case.here.even or len(case.here.shares) < 2:
+    if not case.are_gradients or case.run_step.even or len(case.run_step.local_batch_sizes) < 2:
         return None
     before = [step for step in case.run.steps[: case.index] if step.even]
     if not before:
         return None
-    most, least = max(case.here.shares), min(case.here.shares)
+    most, least = max(case.run_step.local_batch_sizes), min(case.run_step.local_batch_sizes)
     return _padding(
         [
-            f"all {len(before)} steps before, whose samples divide by {len(case.here.shares)} replicas,"
+            f"all {len(before)} steps before, whose samples divide by {len(case.run_step.local_batch_sizes)} replicas,"
             " agree",
-            f"step {case.first.step} has {case.here.samples} samples, the first number that does not:"
+            f"step {case.first.step} has {case.run_step.samples} samples, the first number that does not:"
             f" replicas have from {least} to {most}",
             f"{STAGES[case.first.stage]} differs by {case.first.difference:.2g}; one sample in"
-            f" {case.here.samples} is {1 / case.here.samples:.2g}",
+            f" {case.run_step.samples} is {1 / case.run_step.samples:.2g}",
         ]
     )

@@ -6,10 +6,10 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isotrain.core.parity.case import Case
+from isotrain.core.parity.case import DivergenceCase
 from isotrain.core.parity.causes import likely_causes
-from isotrain.core.parity.noise import Floor
-from isotrain.core.parity.records import STAGES, Cause, Parting, RunStatus, Stage, StepRecord
+from isotrain.core.parity.noise import NoiseFloor
+from isotrain.core.parity.records import STAGES, Cause, Divergence, RunStatus, Stage, StepRecord
 from isotrain.core.parity.runs import RunTrace, StepTrace, differences
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -17,18 +17,18 @@ SHRUNK = 2.0**-10
 """A difference that float64 shrinks to less than this part of it is rounding: 2^-29 is what one expects
 of it at the start, and chaotic growth may give some of that back."""
 
-Again = Callable[[], tuple[RunTrace, RunTrace, Floor] | None]
+RerunInFloat64 = Callable[[], tuple[RunTrace, RunTrace, NoiseFloor] | None]
 """Gives the run and the reference once more in float64, and the floor there; None if that failed."""
 
 
 @dataclass(frozen=True)
-class Judgement:
+class RunVerdict:
     """What became of one run; the fields are those of `RunRecord`."""
 
     status: RunStatus
     reason: str
-    first: Parting | None
-    parted: list[Parting]
+    first: Divergence | None
+    divergences: list[Divergence]
     causes: list[Cause]
     confirmed: float | None
 
@@ -37,10 +37,10 @@ def judge(
     spec: TrainingSpec,
     run: RunTrace,
     reference: RunTrace,
-    floor: Floor,
+    floor: NoiseFloor,
     other_precision: RunTrace | None,
-    in_float64: Again,
-) -> Judgement:
+    in_float64: RerunInFloat64,
+) -> RunVerdict:
     """Compares a run with the reference.
 
     Args:
@@ -51,63 +51,63 @@ def judge(
         other_precision: The reference in another precision, if that run went well.
         in_float64: Called when the run parts in a lower precision.
     """
-    parted = partings(run, reference, floor)
-    if not parted:
-        return Judgement(*_agreement(run, reference, floor), None, [], [], None)
+    divergences = find_divergences(run, reference, floor)
+    if not divergences:
+        return RunVerdict(*_agreement(run, reference, floor), None, [], [], None)
     confirmed = None
     again = in_float64() if reference.precision != "float64" else None
     if again is not None:
-        clearer = _clearer(parted[0], *again)
-        confirmed = _difference_at(parted[0], again[0], again[1])
+        clearer = _clearer(divergences[0], *again)
+        confirmed = _difference_at(divergences[0], again[0], again[1])
         if not clearer:
-            return Judgement("rounding", _shrunk(parted[0], confirmed), None, [], [], confirmed)
+            return RunVerdict("rounding", _shrunk(divergences[0], confirmed), None, [], [], confirmed)
         run, reference, floor = again
         other_precision = None
-        parted = clearer
-    first = parted[0]
-    there = [p for p in parted if (p.step, p.stage) == (first.step, first.stage)]
+        divergences = clearer
+    first = divergences[0]
+    there = [p for p in divergences if (p.step, p.stage) == (first.step, first.stage)]
     there.sort(key=lambda p: p.difference / p.floor if p.floor else math.inf, reverse=True)
-    case = Case(spec, run, reference, floor, there, other_precision)
+    case = DivergenceCase(spec, run, reference, floor, there, other_precision)
     reason = (
         f"{STAGES[first.stage]} {first.name!r} parts in step {first.step}: relative difference"
         f" {first.difference:.2g}, noise floor {first.floor:.2g}"
     )
     if first.precision != reference.plan["precision"] or confirmed is not None:
         reason += ", in float64, where rounding would be far smaller"
-    return Judgement("difference", f"{reason}.", first, there, likely_causes(case), confirmed)
+    return RunVerdict("difference", f"{reason}.", first, there, likely_causes(case), confirmed)
 
 
-def partings(run: RunTrace, reference: RunTrace, floor: Floor) -> list[Parting]:
+def find_divergences(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[Divergence]:
     """Every tensor of every step that is beyond the floor, in the order of steps and stages."""
     found = []
     for index, (step, other) in enumerate(zip(run.steps, reference.steps, strict=True)):
         for (stage, name), value in differences(step, other).items():
             bound = bound_of(floor, index, step, stage, name)
             if value > bound:
-                found.append(Parting(step.step, stage, name, value, bound, floor.precision))
+                found.append(Divergence(step.step, stage, name, value, bound, floor.precision))
     return found
 
 
-def bound_of(floor: Floor, index: int, step: StepTrace, stage: Stage, name: str) -> float:
+def bound_of(floor: NoiseFloor, index: int, step: StepTrace, stage: Stage, name: str) -> float:
     """The noise floor of a tensor; whole numbers have none."""
     tensor = step.tensors.get(stage, {}).get(name)
     return 0.0 if tensor is not None and not tensor.floating else floor.at(index, stage, name)
 
 
-def _clearer(first: Parting, run: RunTrace, reference: RunTrace, floor: Floor) -> list[Parting]:
+def _clearer(first: Divergence, run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[Divergence]:
     """What parts in float64, small side effects left out; empty where all of it was rounding."""
-    found = partings(run, reference, floor)
+    found = find_divergences(run, reference, floor)
     return [p for p in found if p.difference > SHRUNK * min(first.difference, 1.0)]
 
 
-def _difference_at(first: Parting, run: RunTrace, reference: RunTrace) -> float:
+def _difference_at(first: Divergence, run: RunTrace, reference: RunTrace) -> float:
     for step, other in zip(run.steps, reference.steps, strict=True):
         if step.step == first.step:
             return differences(step, other).get((first.stage, first.name), math.nan)
     return math.nan
 
 
-def _shrunk(first: Parting, confirmed: float) -> str:
+def _shrunk(first: Divergence, confirmed: float) -> str:
     return (
         f"{STAGES[first.stage]} {first.name!r} is {first.difference:.2g} apart in step {first.step},"
         f" beyond the reference's own noise (floor {first.floor:.2g}); in float64 only"
@@ -115,7 +115,7 @@ def _shrunk(first: Parting, confirmed: float) -> str:
     )
 
 
-def _agreement(run: RunTrace, reference: RunTrace, floor: Floor) -> tuple[RunStatus, str]:
+def _agreement(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> tuple[RunStatus, str]:
     largest = nearest = 0.0
     stage: Stage = "loss"
     name = "loss"
@@ -133,7 +133,7 @@ def _agreement(run: RunTrace, reference: RunTrace, floor: Floor) -> tuple[RunSta
     )
 
 
-def step_records(run: RunTrace, reference: RunTrace, floor: Floor) -> list[StepRecord]:
+def step_records(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[StepRecord]:
     """The steps of a run beside the reference's."""
     records = []
     for index, (step, other) in enumerate(zip(run.steps, reference.steps, strict=True)):

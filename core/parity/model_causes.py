@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isotrain.core.parity import fingerprints
-from isotrain.core.parity.case import Case
+from isotrain.core.parity.case import DivergenceCase
 from isotrain.core.parity.fingerprints import difference
 from isotrain.core.parity.records import Cause
 from isotrain.core.parity.runs import RunTrace
@@ -12,7 +12,7 @@ FLOAT32_ROUNDING = (2.0**-30, 2.0**-17)
 """Relative differences that computing in float32 makes in a few steps."""
 
 
-def computed_in_float32(case: Case) -> Cause | None:
+def computed_in_float32(case: DivergenceCase) -> Cause | None:
     """In a float64 run: the difference is what float32 would make."""
     low, high = FLOAT32_ROUNDING
     if case.run.precision != "float64" or not low < case.first.difference < high:
@@ -25,7 +25,7 @@ def computed_in_float32(case: Case) -> Cause | None:
         step = case.other_precision.steps[case.index]
         tensor = step.tensors.get(case.first.stage, {}).get(case.first.name)
         if tensor is not None:
-            own = difference(tensor, case.there.tensors[case.first.stage][case.first.name])
+            own = difference(tensor, case.reference_step.tensors[case.first.stage][case.first.name])
             evidence.append(f"the reference itself in float32 is {own:.1g} away from float64 there")
     return Cause(
         "float64-in-float32",
@@ -35,7 +35,7 @@ def computed_in_float32(case: Case) -> Cause | None:
     )
 
 
-def random_streams(case: Case) -> Cause | None:
+def random_streams(case: DivergenceCase) -> Cause | None:
     """The model is random, and the very first gradients differ as two draws of it do."""
     if case.first.stage != "gradient" or case.index != 0:
         return None
@@ -63,22 +63,22 @@ def _spread(run: RunTrace, name: str) -> float:
     return 0.0 if again is None else difference(again, run.steps[0].tensors["gradient"][name])
 
 
-def statistics(case: Case) -> Cause | None:
+def statistics(case: DivergenceCase) -> Cause | None:
     """What is wrong with the statistics of batch normalisation."""
     return statistics_not_synced(case) or local_batch_statistics(case)
 
 
-def local_batch_statistics(case: Case) -> Cause | None:
+def local_batch_statistics(case: DivergenceCase) -> Cause | None:
     """Other numbers of replicas, and a model that normalises by statistics of its local batch."""
     moving = _moving_statistics(case.reference)
     stages = ("gradient", "state")
-    if case.first.stage not in stages or not moving or case.here.shares == case.there.shares:
+    if case.first.stage not in stages or not moving or case.run_step.local_batch_sizes == case.reference_step.local_batch_sizes:
         return None
     evidence = [
         f"the model has moving statistics ({', '.join(moving[:2])}{', ...' if moving[2:] else ''}): it"
         " normalises by the statistics of the batch that one replica sees",
-        f"the runs split the {case.here.samples} samples of the step differently: {case.here.shares}"
-        f" against {case.there.shares}",
+        f"the runs split the {case.run_step.samples} samples of the step differently: {case.run_step.local_batch_sizes}"
+        f" against {case.reference_step.local_batch_sizes}",
         *case.evaluation(),
     ]
     return Cause(
@@ -100,9 +100,9 @@ def _moving_statistics(run: RunTrace) -> list[str]:
     ]
 
 
-def statistics_not_synced(case: Case) -> Cause | None:
+def statistics_not_synced(case: DivergenceCase) -> Cause | None:
     """Only the non-trainable state parts, and replicas disagree about it."""
-    copies = case.here.copies["state"]
+    copies = case.run_step.copies["state"]
     if case.first.stage != "state" or len(copies) < 2:
         return None
     name = case.first.name
@@ -110,7 +110,7 @@ def statistics_not_synced(case: Case) -> Cause | None:
     if apart <= case.floor.at(case.index, "state", name):
         return None
     mean = fingerprints.mean([own[name] for own in copies])
-    left = difference(mean, case.there.tensors["state"][name])
+    left = difference(mean, case.reference_step.tensors["state"][name])
     return Cause(
         "batch-norm-not-synced",
         "batch-norm statistics are not synced: every replica keeps its own",

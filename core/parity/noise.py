@@ -13,7 +13,7 @@ from isotrain.core.parity.runs import Differences, RunTrace, relative
 
 MARGIN = 10.0
 """Times what was seen of the reference's own noise: other backends round otherwise, not less."""
-LEAST_ROUNDINGS = 4.0
+MIN_ROUNDINGS = 4.0
 """Units in the last place that any two sums may differ by, before the margin."""
 _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _LARGEST = 2.0
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True)
-class Noise:
+class NoiseRun:
     """A run of the reference that should differ by rounding alone.
 
     Attributes:
@@ -49,7 +49,7 @@ class Noise:
     scale: float
 
 
-class Floor:
+class NoiseFloor:
     """The noise floor around one reference run.
 
     A tensor's noise in a step is the largest seen in any noise run in that step or an earlier one; at least
@@ -59,10 +59,10 @@ class Floor:
     floors of their own.
     """
 
-    def __init__(self, reference: RunTrace, noise: Sequence[Noise]) -> None:
+    def __init__(self, reference: RunTrace, noise: Sequence[NoiseRun]) -> None:
         self.precision = reference.precision
         self._steps = [step.step for step in reference.steps]
-        self._unit = LEAST_ROUNDINGS * _UNITS[reference.precision]
+        self._unit = MIN_ROUNDINGS * _UNITS[reference.precision]
         self._seen = [self._noise(reference, noise, i) for i in range(len(reference.steps))]
         self._medians = [_medians(seen) for seen in self._seen]
         for later, earlier in zip(self._seen[1:], self._seen, strict=False):
@@ -70,7 +70,7 @@ class Floor:
         for now, before in zip(self._medians[1:], self._medians, strict=False):
             _raise_to(now, before)
 
-    def _noise(self, reference: RunTrace, noise: Sequence[Noise], index: int) -> Differences:
+    def _noise(self, reference: RunTrace, noise: Sequence[NoiseRun], index: int) -> Differences:
         seen: Differences = {}
         for source in noise:
             _raise_to(seen, source.seen(index, reference))

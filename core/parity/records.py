@@ -25,7 +25,7 @@ RunStatus = Literal["reference", "equal", "rounding", "difference", "failed"]
 
 
 @dataclass(frozen=True)
-class Parting:
+class Divergence:
     """One tensor that is further from the reference than rounding explains.
 
     Attributes:
@@ -100,12 +100,12 @@ class RunRecord:
             than the noise floor, or the runs agree in float64; `difference`; `failed`; or `reference`.
         reason: Why it has that status, in a sentence; of a failed run all that it said.
         first: The first step and tensor at which it parts from the reference; None where it does not.
-        parted: Every tensor that parts in that step and stage, the furthest first.
+        divergences: Every tensor that parts in that step and stage, the furthest first.
         causes: What is likely to be the cause, the likeliest first.
         confirmed: How far the runs are apart in float64, where the first tensor of the plain runs
-            parted; None where that was not tried.
+            divergences; None where that was not tried.
         steps: Step by step.
-        remarks: What could not be compared, and other things worth knowing.
+        notes: What could not be compared, and other things worth knowing.
         plan: The plan it followed.
     """
 
@@ -115,12 +115,12 @@ class RunRecord:
     strategy: str
     status: RunStatus
     reason: str
-    first: Parting | None = None
-    parted: list[Parting] = field(default_factory=list)
+    first: Divergence | None = None
+    divergences: list[Divergence] = field(default_factory=list)
     causes: list[Cause] = field(default_factory=list)
     confirmed: float | None = None
     steps: list[StepRecord] = field(default_factory=list)
-    remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
     plan: dict[str, Any] = field(default_factory=dict)
 
 

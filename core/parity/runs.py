@@ -26,7 +26,7 @@ class StepTrace:
     Attributes:
         step: Counted from 0 over the run.
         samples: In the global batch.
-        shares: Samples of each replica.
+        local_batch_sizes: Samples of each replica.
         even: Whether every replica has equally many.
         loss: The mean loss of the global batch.
         learning_rate: The rate of the step.
@@ -37,7 +37,7 @@ class StepTrace:
 
     step: int
     samples: int
-    shares: list[int]
+    local_batch_sizes: list[int]
     even: bool
     loss: float
     learning_rate: float
@@ -65,12 +65,12 @@ class RunTrace:
         replicas: How many.
         steps: Those that were traced.
         start: Weights and non-trainable state before the first step.
-        own_start: The same as the run's own initializers left them.
+        initializer_start: The same as the run's own initializers left them.
         again: The gradients before reduction of the first step, computed once more with random streams
             that have moved on.
         evaluation_loss: The first batch's loss at the start in evaluation mode.
         plan: The plan it followed.
-        remarks: How it took its steps, where that was asked for.
+        notes: How it took its steps, where that was asked for.
     """
 
     name: str
@@ -78,18 +78,18 @@ class RunTrace:
     replicas: int
     steps: list[StepTrace]
     start: dict[Stage, Tensors]
-    own_start: dict[Stage, Tensors]
+    initializer_start: dict[Stage, Tensors]
     again: Tensors
     evaluation_loss: float
     plan: dict[str, Any]
-    remarks: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def before(self, index: int, stage: Stage) -> Tensors:
         """The state before the step of that index."""
         return self.steps[index - 1].tensors[stage] if index else self.start[stage]
 
 
-def put_together(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace:
+def assemble_trace(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace:
     """Makes a run's trace of what its processes returned, by rank."""
     main = returned[0]
     again = [_tensors(own) for process in returned for own in process["probe"]["again"]]
@@ -99,11 +99,11 @@ def put_together(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace:
         replicas=main["plan"]["replicas"],
         steps=[_step([process["steps"][i] for process in returned]) for i in _indices(main)],
         start={stage: _tensors(main["start"][stage]) for stage in _OF_PROCESSES},
-        own_start={stage: _tensors(main["own_start"][stage]) for stage in _OF_PROCESSES},
+        initializer_start={stage: _tensors(main["initializer_start"][stage]) for stage in _OF_PROCESSES},
         again=fingerprints.means(again),
         evaluation_loss=main["probe"]["evaluation_loss"],
         plan=main["plan"],
-        remarks=main["remarks"],
+        notes=main["notes"],
     )
 
 
@@ -122,7 +122,7 @@ def _step(parts: Sequence[Mapping[str, Any]]) -> StepTrace:
     return StepTrace(
         step=main["step"],
         samples=main["size"],
-        shares=[share for part in parts for share in part["shares"]],
+        local_batch_sizes=[share for part in parts for share in part["local_batch_sizes"]],
         even=main["even"],
         loss=main["loss"],
         learning_rate=main["learning_rate"],
@@ -159,7 +159,7 @@ def furthest_start(run: RunTrace, reference: RunTrace) -> tuple[str, float]:
     """The weight that the run's own initializers set furthest from the reference's, and how far."""
     found = {
         name: fingerprints.difference(tensor, reference.start["weight"][name])
-        for name, tensor in run.own_start["weight"].items()
+        for name, tensor in run.initializer_start["weight"].items()
         if name in reference.start["weight"]
     }
     return max(found.items(), key=lambda pair: pair[1], default=("", 0.0))

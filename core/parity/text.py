@@ -39,12 +39,12 @@ def facts_of(run: RunRecord) -> list[tuple[str, str]]:
             ("first tensor", f"{run.first.name}, {STAGES[run.first.stage]}"),
             ("difference", measure(run.first.difference, run.first.floor)),
         ]
-        others = [parting.name for parting in run.parted if parting != run.first]
+        others = [divergence.name for divergence in run.divergences if divergence != run.first]
         if others:
             found.append(("also there", first_of(others, _TENSORS_SHOWN)))
     if run.confirmed is not None:
         found.append(("in float64", f"{run.confirmed:.2g} is left of the difference"))
-    return found + [("note", remark) for remark in run.remarks]
+    return found + [("note", note) for note in run.notes]
 
 
 def measure(difference: float, floor: float) -> str:

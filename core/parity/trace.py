@@ -8,9 +8,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from isotrain.core.contracts.job import ToldWork
+from isotrain.core.contracts.job import InternalWork
 from isotrain.core.errors import PlanError
-from isotrain.core.spec.name_maps import NameMap, Target, require_counterparts
+from isotrain.core.spec.name_maps import NameMap, MappedTensor, require_counterparts
 
 if TYPE_CHECKING:
     import numpy as np
@@ -33,7 +33,7 @@ Prints = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
-class Trace(ToldWork):
+class Trace(InternalWork):
     """What to trace; called with its session on every process of the run.
 
     Attributes:
@@ -58,7 +58,7 @@ class Trace(ToldWork):
 
         Returns:
             `replicas` of this process, `kept` (whether the gradients after the reduction could be seen),
-            `start` and each of `steps` as fingerprints, `probe` (see `_probe`), `plan`, and the `remarks`
+            `start` and each of `steps` as fingerprints, `probe` (see `_probe`), `plan`, and the `notes`
             that were asked for.
 
         Raises:
@@ -78,7 +78,7 @@ class Trace(ToldWork):
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
         targets = fields["names"]["targets"]
-        names = NameMap({name: Target(**target) for name, target in targets.items()})
+        names = NameMap({name: MappedTensor(**target) for name, target in targets.items()})
         return cls(**{**fields, "names": names})
 
 
@@ -93,7 +93,7 @@ def steps_to_trace(plan: Plan, count: int) -> list[int]:
     if plan.samples is None or not plan.steps_per_epoch:
         return steps
     smaller = plan.steps_per_epoch - 1
-    is_smaller = plan.samples < plan.steps_per_epoch * plan.global_batch
+    is_smaller = plan.samples < plan.steps_per_epoch * plan.global_batch_size
     if is_smaller and len(steps) > 1 and steps[-1] < smaller < (plan.total_steps or 0):
         steps[-1] = smaller
     return steps
@@ -107,7 +107,7 @@ class _Tracer:
         self._group = session.group
         self._names = request.names
         self._asks = request.asks
-        self._remarks: list[str] = []
+        self._notes: list[str] = []
         self._steps = steps_to_trace(session.plan, request.steps)
         self._own_start = self._state()
         self._start_from(request.initial)
@@ -136,7 +136,7 @@ class _Tracer:
             keys = {name: f"{kind}/{self._names.common(name)}" for name in arrays}
             found = {name: given[key] for name, key in keys.items() if key in given}
             self._session.write_state(
-                {name: self._names.to_own(name, array) for name, array in found.items()}
+                {name: self._names.to_model(name, array) for name, array in found.items()}
             )
 
     def run(self) -> dict[str, Any]:
@@ -145,12 +145,12 @@ class _Tracer:
         return {
             "replicas": list(self._group.local_replicas),
             "kept": self._kept,
-            "own_start": self._own_start,
+            "initializer_start": self._own_start,
             "start": start,
             "steps": steps,
             "probe": self._probed,
             "plan": self._session.plan.to_dict(),
-            "remarks": self._remarks,
+            "notes": self._notes,
         }
 
     def _batches(self) -> Iterator[Batch]:
@@ -165,19 +165,19 @@ class _Tracer:
             following = step + 1
 
     def _step(self, batch: Batch) -> dict[str, Any]:
-        with self._group.undisturbed():
+        with self._group.preserving_training_state():
             local, loss = self._group.gradients(batch)
             gradient = [self._gradients(own) for own in local]
             if batch.step == self._steps[0]:
                 self._probe(batch)
-                self._remarks = self._group.step_remarks(batch) if self._asks else []
+                self._notes = self._group.step_notes(batch) if self._asks else []
         trained = self._session.step(batch)
         reduced = self._group.kept_gradients() if self._kept else []
         return {
             "step": batch.step,
             "size": batch.size,
             "even": batch.even,
-            "shares": [sum(piece.count for piece in own) for own in batch.slices],
+            "local_batch_sizes": [sum(piece.count for piece in own) for own in batch.slices],
             "loss": float(trained),
             "local_loss": float(loss),
             "learning_rate": self._session.learning_rate(batch.step),

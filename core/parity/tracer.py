@@ -13,34 +13,34 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.launching.engine_launcher import require_followed
+from isotrain.core.launching.engine_launcher import require_submittable
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.launching.run_job import run_job
 from isotrain.core.parity import trace as tracing
-from isotrain.core.parity.runs import RunTrace, put_together
-from isotrain.core.parity.wanted import Wanted
+from isotrain.core.parity.runs import RunTrace, assemble_trace
+from isotrain.core.parity.wanted import ParityTarget
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.spec.name_maps import NameMap, map_of
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.core.system.folders import made_folder
+from isotrain.core.system.folders import make_folder
 
 Say = Callable[[str], None]
 _OUTPUT = "the output folder"
-NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONISED_STEP)
+NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONOUS_STEP)
 """The last one, as it compares all slots, which a replica that does not update all weights has not."""
 _SEEN_FILE = "seen"
 """In the folder of the runs: who sees it sees also the initial weights that one of them leaves there."""
 
 
-class Tracer:
+class TraceRunner:
     """Every run that it makes starts from the initial weights of the first, which is the reference."""
 
     def __init__(
         self,
-        host: PluginHost,
-        reference: Wanted,
+        host: PluginManager,
+        reference: ParityTarget,
         steps: int,
         maps: Mapping[str, NameMap],
         output: str | os.PathLike[str] | None,
@@ -66,7 +66,7 @@ class Tracer:
         self._launched = 0
         self._failed = False
 
-    def plan(self, wanted: Wanted, spec: TrainingSpec) -> Plan:
+    def plan(self, wanted: ParityTarget, spec: TrainingSpec) -> Plan:
         """The plan of a run, under a spec of its own.
 
         Raises:
@@ -74,13 +74,13 @@ class Tracer:
         """
         chosen = wanted.launcher
         plan = make_plan(
-            Cast(spec, self._host),
+            ResolvedSpec(spec, self._host),
             backend=wanted.backend,
             replicas=wanted.replicas,
             launcher=chosen,
         )
-        require_followed(self._host.launcher(chosen.name, chosen.options), spec, plan)
-        missing = self._host.backend(plan.backend).can(plan.placement).missing(NEEDED)
+        require_submittable(self._host.launcher(chosen.name, chosen.options), spec, plan)
+        missing = self._host.backend(plan.backend).capabilities_for(plan.parallel_layout).missing(NEEDED)
         if missing:
             raise PlanError(
                 f"parity needs what {plan.backend!r} lacks: it has {', '.join(missing)}."
@@ -91,7 +91,7 @@ class Tracer:
     def running(self) -> Iterator[None]:
         """Within it, runs can be made; their directories go with it, but for those of a failed check."""
         if self._output is not None:
-            made_folder(self._output, _OUTPUT)
+            make_folder(self._output, _OUTPUT)
         self._folder = self._own_folder()
         try:
             yield
@@ -120,7 +120,7 @@ class Tracer:
     def _is_local(self) -> bool:
         return self._reference.launcher.name == LOCAL
 
-    def trace(self, wanted: Wanted, spec: TrainingSpec, note: str) -> RunTrace:
+    def trace(self, wanted: ParityTarget, spec: TrainingSpec, note: str) -> RunTrace:
         """Makes one run in processes of its own.
 
         Args:
@@ -151,9 +151,9 @@ class Tracer:
         if self._initial is None:
             self._initial = str(folder / tracing.INITIAL_FILE)
         if self._output is not None:
-            kept = RunDirectory(made_folder(self._output / "fingerprints", _OUTPUT))
+            kept = RunDirectory(make_folder(self._output / "fingerprints", _OUTPUT))
             kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
-        return put_together(wanted.name, returned)
+        return assemble_trace(wanted.name, returned)
 
     def keep(self, file: str, text: str) -> None:
         """Writes a file beside the fingerprints, if these are kept."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import numpy as np
 
 from isotrain.core.parity import fingerprints
-from isotrain.core.parity.case import FITS, Case, stacked
+from isotrain.core.parity.case import FITS, DivergenceCase, stacked
 from isotrain.core.parity.records import Cause
 from isotrain.core.parity.runs import RunTrace, Tensors
-from isotrain.core.parity.updates import placement_of_epsilon
+from isotrain.core.parity.updates import epsilon_form
 
 
-def epsilon(case: Case) -> Cause | None:
+def epsilon(case: DivergenceCase) -> Cause | None:
     """Gradients agree, updates do not, and the epsilon in another place explains it."""
     if case.first.stage not in ("weight", "slot"):
         return None
     ours, theirs = (
-        placement_of_epsilon(case.spec, run, case.index) for run in (case.run, case.reference)
+        epsilon_form(case.spec, run, case.index) for run in (case.run, case.reference)
     )
     if ours is None or theirs is None or ours.formula == theirs.formula:
         return None
@@ -35,7 +35,7 @@ def epsilon(case: Case) -> Cause | None:
     )
 
 
-def scaled_update(case: Case) -> Cause | None:
+def scaled_update(case: DivergenceCase) -> Cause | None:
     """Gradients agree, and every weight moves by a constant times what it should."""
     if case.first.stage != "weight":
         return None

@@ -25,7 +25,7 @@ Formulas = dict[str, np.ndarray]
 
 
 @dataclass(frozen=True)
-class Placement:
+class OptimizerForm:
     """The form that explains a run's update best.
 
     Attributes:
@@ -39,7 +39,7 @@ class Placement:
     errors: Mapping[str, float]
 
 
-def placement_of_epsilon(spec: TrainingSpec, run: RunTrace, index: int) -> Placement | None:
+def epsilon_form(spec: TrainingSpec, run: RunTrace, index: int) -> OptimizerForm | None:
     """Recognises the form of the update in the traced step of that index; None where it is not clear."""
     forms = _FORMS.get(spec.optimizer.name)
     if forms is None or not _is_plain(spec):
@@ -49,7 +49,7 @@ def placement_of_epsilon(spec: TrainingSpec, run: RunTrace, index: int) -> Place
     best, *others = sorted(errors, key=lambda form: errors[form])
     if not others or errors[best] > CLEARLY * errors[others[0]]:
         return None
-    return Placement(best, errors[best], errors)
+    return OptimizerForm(best, errors[best], errors)
 
 
 def _is_plain(spec: TrainingSpec) -> bool:

@@ -5,17 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isotrain.core.contracts.launcher import LOCAL, ChosenLauncher
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.errors import PlanError
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.spec.parts import StrategyChoice, StrategyLike
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
 @dataclass(frozen=True)
-class Wanted:
+class ParityTarget:
     """A run that was asked for.
 
     Attributes:
@@ -32,18 +32,18 @@ class Wanted:
     strategy: str
     name: str
     spec: TrainingSpec
-    launcher: ChosenLauncher
+    launcher: LauncherChoice
 
 
-def all_wanted(
+def parity_targets(
     spec: TrainingSpec,
-    host: PluginHost,
+    host: PluginManager,
     *,
     backends: Sequence[str],
     replicas: Sequence[int] | None,
     strategies: Sequence[StrategyLike],
-    launcher: ChosenLauncher,
-) -> list[Wanted]:
+    launcher: LauncherChoice,
+) -> list[ParityTarget]:
     """Every run, each once, the reference first.
 
     Args:
@@ -67,7 +67,7 @@ def all_wanted(
                 count = asked or _replicas_there(own, host, backend, launcher)
                 name = f"{backend}@{count}" + (f" {choice.label}" if len(strategies) > 1 else "")
                 label = own.strategy.label
-                found[name] = Wanted(backend, count, label, name, own, launcher)
+                found[name] = ParityTarget(backend, count, label, name, own, launcher)
     if len(found) < 2:
         raise PlanError(
             "parity: there is nothing to compare. Name two backends (--backend A --backend B), two"
@@ -77,7 +77,7 @@ def all_wanted(
 
 
 def _replicas_there(
-    spec: TrainingSpec, host: PluginHost, backend: str, launcher: ChosenLauncher
+    spec: TrainingSpec, host: PluginManager, backend: str, launcher: LauncherChoice
 ) -> int:
-    plan = make_plan(Cast(spec, host), backend=backend, replicas=None, launcher=launcher)
+    plan = make_plan(ResolvedSpec(spec, host), backend=backend, replicas=None, launcher=launcher)
     return plan.replicas

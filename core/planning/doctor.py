@@ -16,7 +16,7 @@ from typing import Any
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.system import hardware
 from isotrain.core.system.child_process import ChildEndedError, ChildProcess
 
@@ -28,7 +28,7 @@ _EXAMINE = "isotrain.core.planning.doctor:examine_here"
 
 
 def examine(
-    host: PluginHost,
+    host: PluginManager,
     names: Sequence[str] | None = None,
     *,
     seconds: float = EXAMINATION_SECONDS,
@@ -77,15 +77,15 @@ def examine_here(task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     Returns:
         By name: what was found, or what loading it `raised`.
     """
-    asked.take_over(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
+    asked.set_current(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
     return {name: _examined(name) for name in task["names"]}
 
 
 def _examined(name: str) -> dict[str, Any]:
-    from isotrain.core.plugins.host import plugin_host
+    from isotrain.core.plugins.host import plugin_manager
 
     try:
-        return asdict(plugin_host().backend(name).examine())
+        return asdict(plugin_manager().backend(name).examine())
     except BaseException as error:  # whatever loading it raises is the finding
         return {"raised": f"{type(error).__name__}: {error}".strip(": ")}
 
@@ -94,7 +94,7 @@ _Group = tuple[str, ...]
 """Names of backends that are examined in one process."""
 
 
-def _examine_apart(host: PluginHost, names: Sequence[str], seconds: float) -> list[dict[str, Any]]:
+def _examine_apart(host: PluginManager, names: Sequence[str], seconds: float) -> list[dict[str, Any]]:
     """Has backends examined in processes of their own, a few at a time; none of these is left.
 
     Backends of one framework share a process, which imports it once. What is not found usable there is
@@ -122,7 +122,7 @@ def _examine_apart(host: PluginHost, names: Sequence[str], seconds: float) -> li
     return [findings[name] for name in names]
 
 
-def _groups(host: PluginHost, names: Sequence[str]) -> list[_Group]:
+def _groups(host: PluginManager, names: Sequence[str]) -> list[_Group]:
     """Backends that a run would give the same variables, and that have the same framework, together."""
     found: dict[Hashable, _Group] = {}
     for name in names:
@@ -133,7 +133,7 @@ def _groups(host: PluginHost, names: Sequence[str]) -> list[_Group]:
     return list(found.values())
 
 
-def _started(host: PluginHost, group: _Group, folder: Path) -> ChildProcess:
+def _started(host: PluginManager, group: _Group, folder: Path) -> ChildProcess:
     plugins = asked.for_workers(asked.current())
     task = {"names": group, "asked": plugins.asked, "blocked": plugins.blocked}
     variables = _variables(host, group[0])
@@ -157,21 +157,21 @@ def _to_examine_again(group: _Group, findings: Mapping[str, Mapping[str, Any]]) 
     """Those of several that were not found usable, each by itself."""
     if len(group) > 1:
         for name in group:
-            if not findings[name].get("backend", {}).get("usable"):
+            if not findings[name].get("backend", {}).get("available"):
                 yield (name,)
 
 
-def _variables(host: PluginHost, name: str) -> dict[str, str]:
+def _variables(host: PluginManager, name: str) -> dict[str, str]:
     """The variables that a run would set, so that what is examined is what would run."""
     try:
         adapter = host.backend(name)
         device = "gpu" if adapter.accelerators() else "cpu"
-        return adapter.variables(device=device, threads=1, replicas=1)  # type: ignore[arg-type]
+        return adapter.environment_variables(device=device, threads=1, replicas=1)  # type: ignore[arg-type]
     except Exception:  # the examination itself will say what is wrong
         return {}
 
 
-def _described(host: PluginHost, name: str, found: Mapping[str, Any]) -> dict[str, Any]:
+def _described(host: PluginManager, name: str, found: Mapping[str, Any]) -> dict[str, Any]:
     """Joins what an adapter declares with what its examination found."""
     adapter = _declaration(host, name)
     own = found.get("backend") or _unusable(adapter, found)
@@ -189,7 +189,7 @@ def _described(host: PluginHost, name: str, found: Mapping[str, Any]) -> dict[st
     }
 
 
-def _declaration(host: PluginHost, name: str) -> Adapter | None:
+def _declaration(host: PluginManager, name: str) -> Adapter | None:
     with contextlib.suppress(Exception):
         return host.backend(name)
     return None
@@ -199,8 +199,8 @@ def _unusable(adapter: Adapter | None, found: Mapping[str, Any]) -> dict[str, An
     """What there is to say of a backend whose examination brought its process down."""
     cheap = None
     with contextlib.suppress(Exception):
-        cheap = adapter.usability() if adapter else None
-    if cheap is not None and not cheap.usable:
+        cheap = adapter.availability() if adapter else None
+    if cheap is not None and not cheap.available:
         return asdict(cheap)
     if adapter is None:
         hint = "repair or remove the plugin that registers it"
@@ -210,15 +210,15 @@ def _unusable(adapter: Adapter | None, found: Mapping[str, Any]) -> dict[str, An
             " packages of this backend anew, in versions that fit each other"
         )
     version = cheap.version if cheap else None
-    return {"usable": False, "version": version, "reason": found.get("raised"), "hint": hint}
+    return {"available": False, "version": version, "reason": found.get("raised"), "hint": hint}
 
 
 def _collective(own: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict[str, Any]:
-    if own["usable"] and found is not None:
-        return {key: found.get(key) for key in ("usable", "reason", "hint")}
-    if own["usable"]:
-        return {"usable": False, "reason": "it was not examined", "hint": "use another collective"}
-    return {"usable": False, "reason": own["reason"], "hint": own["hint"]}
+    if own["available"] and found is not None:
+        return {key: found.get(key) for key in ("available", "reason", "hint")}
+    if own["available"]:
+        return {"available": False, "reason": "it was not examined", "hint": "use another collective"}
+    return {"available": False, "reason": own["reason"], "hint": own["hint"]}
 
 
 def _frameworks(backends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
@@ -226,9 +226,9 @@ def _frameworks(backends: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     frameworks: dict[str, dict[str, Any]] = {}
     for backend in backends:
         name = backend["framework"]
-        if name is None or frameworks.get(name, {}).get("usable"):
+        if name is None or frameworks.get(name, {}).get("available"):
             continue
-        if backend["usable"]:
+        if backend["available"]:
             version = backend["versions"].get(name, backend["version"])
             frameworks[name] = _framework(name, True, version, None, None)
         elif name not in frameworks:
@@ -242,7 +242,7 @@ def _framework(
 ) -> dict[str, Any]:
     return {
         "name": name,
-        "usable": usable,
+        "available": usable,
         "version": version,
         "reason": reason,
         "hint": hint,

@@ -20,23 +20,23 @@ class Devices:
     Attributes:
         kind: CPUs or GPUs.
         replicas: How many there are.
-        remarks: What there is to say about it.
+        notes: What there is to say about it.
     """
 
     kind: DeviceKind
     replicas: int
-    remarks: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
 
-class Ground(ABC):
+class Resources(ABC):
     """Where the processes of a run will be.
 
     Attributes:
-        engine: What starts them: a launcher, or what has started them with this one.
+        launcher: What starts them: a launcher, or what has started them with this one.
         options: Of the launcher; None: an engine has started the processes, and they join.
     """
 
-    engine: str
+    launcher: str
     options: Mapping[str, Any] | None
 
     @abstractmethod
@@ -60,5 +60,5 @@ class Ground(ABC):
         """How many cores each of so many places of a run may use."""
 
     @abstractmethod
-    def placed(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
+    def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
         """The processes of a plan for one machine where they will be."""

@@ -10,7 +10,7 @@ from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.host import PluginManager
 
 _SEVERAL = 2
 """Processes, where it matters only that there are more than one."""
@@ -39,8 +39,8 @@ def require_launchable(launcher: Launcher, adapter: Adapter, processes: int) -> 
 
 def why_not_from_here(launcher: Launcher) -> list[str]:
     """That a launcher cannot start runs from this machine, and what to do; or nothing."""
-    found = launcher.usability()
-    if found.usable:
+    found = launcher.availability()
+    if found.available:
         return []
     return [f"launcher {launcher.name!r} cannot start runs here: {found.reason} ({found.hint})"]
 
@@ -68,7 +68,7 @@ def require_interface_used(interface: str | None, plan: Plan) -> None:
         )
 
 
-def launchers(host: PluginHost) -> list[dict[str, Any]]:
+def launchers(host: PluginManager) -> list[dict[str, Any]]:
     """Describes every launcher; loads no framework.
 
     Each backend has whether several processes are `supported`, and one `alone`, and else the `reason`.
@@ -76,22 +76,22 @@ def launchers(host: PluginHost) -> list[dict[str, Any]]:
     return [_launcher(host, name) for name in host.launchers.names()]
 
 
-def environments(host: PluginHost) -> list[dict[str, Any]]:
+def environments(host: PluginManager) -> list[dict[str, Any]]:
     """Describes every environment, with whether its processes may become a run of each backend, likewise."""
     return [_environment(host, name) for name in host.environments.names()]
 
 
-def _launcher(host: PluginHost, name: str) -> dict[str, Any]:
+def _launcher(host: PluginManager, name: str) -> dict[str, Any]:
     try:
         launcher = host.launcher(name)
-        found = launcher.usability()
+        found = launcher.availability()
     except Exception as error:  # it may be anyone's; one that is broken must not hide the others
         return _described(host, name, None, functools.partial(_always, _broken(error)))
-    usability = {"usable": found.usable, "reason": found.reason, "hint": found.hint}
-    return {**_described(host, name, launcher.summary, launcher.refuses), **usability}
+    availability = {"available": found.available, "reason": found.reason, "hint": found.hint}
+    return {**_described(host, name, launcher.summary, launcher.refuses), **availability}
 
 
-def _environment(host: PluginHost, name: str) -> dict[str, Any]:
+def _environment(host: PluginManager, name: str) -> dict[str, Any]:
     try:
         summary = host.environment(name).summary
     except Exception as error:  # as above
@@ -104,10 +104,10 @@ def _always(reason: str, adapter: Adapter, processes: int) -> str | None:
 
 
 def _does_not_join(adapter: Adapter, processes: int) -> str | None:
-    return adapter.why_not_joined() if processes > 1 else None
+    return adapter.why_not_externally_started() if processes > 1 else None
 
 
-def _why_not(host: PluginHost, backend: str, refuses: _Refuses, processes: int) -> str | None:
+def _why_not(host: PluginManager, backend: str, refuses: _Refuses, processes: int) -> str | None:
     try:
         return refuses(host.backend(backend), processes)
     except Exception as error:  # as above
@@ -119,7 +119,7 @@ def _broken(error: Exception) -> str:
 
 
 def _described(
-    host: PluginHost, name: str, summary: str | None, refuses: _Refuses
+    host: PluginManager, name: str, summary: str | None, refuses: _Refuses
 ) -> dict[str, Any]:
     pairs = {}
     for backend in host.backends.names():

@@ -7,19 +7,19 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.contracts.usability import Usability
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.contracts.usability import Availability
+from isotrain.core.plugins.host import PluginManager
 
 
-def backends(host: PluginHost) -> list[dict[str, Any]]:
+def backends(host: PluginManager) -> list[dict[str, Any]]:
     """Describes every backend; loads no framework."""
     return [_backend(host, name) for name in host.backends.names()]
 
 
-def _backend(host: PluginHost, name: str) -> dict[str, Any]:
+def _backend(host: PluginManager, name: str) -> dict[str, Any]:
     try:
         adapter = host.backend(name)
-        found = adapter.usability()
+        found = adapter.availability()
     except (
         Exception
     ) as error:  # an adapter may be anyone's; one that is broken must not hide the others
@@ -44,20 +44,20 @@ def _broken(name: str, reason: str) -> dict[str, Any]:
         "collectives": {},
         "replicas_per_process": None,
         "options": {},
-        **_usability(Usability(False, None, reason, hint)),
+        **_usability(Availability(False, None, reason, hint)),
     }
 
 
-def _usability(found: Usability) -> dict[str, Any]:
+def _usability(found: Availability) -> dict[str, Any]:
     return {
-        "usable": found.usable,
+        "available": found.available,
         "version": found.version,
         "reason": found.reason,
         "hint": found.hint,
     }
 
 
-def strategies(host: PluginHost) -> list[dict[str, Any]]:
+def strategies(host: PluginManager) -> list[dict[str, Any]]:
     """Describes every strategy, with each backend's yes or the reason for its no."""
     adapters: dict[str, Adapter | str] = {}
     for name in host.backends.names():
@@ -80,7 +80,7 @@ def strategies(host: PluginHost) -> list[dict[str, Any]]:
     return listed
 
 
-def _variants(name: str, strategy: type[Strategy], host: PluginHost) -> dict[str, Strategy]:
+def _variants(name: str, strategy: type[Strategy], host: PluginManager) -> dict[str, Strategy]:
     """With which options a strategy asks other things of backends, by `NAME,OPTION=VALUE`."""
     return {
         ",".join(

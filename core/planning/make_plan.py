@@ -8,13 +8,13 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.launcher import ChosenLauncher
-from isotrain.core.contracts.layout import Layout
-from isotrain.core.contracts.placement import Seat
+from isotrain.core.contracts.launcher import LauncherChoice
+from isotrain.core.contracts.layout import ClusterLayout
+from isotrain.core.contracts.placement import ProcessRole
 from isotrain.core.contracts.plan import Plan, ProcessPlan, replicas_by_host, split_backend
 from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.contracts.usability import Usability
+from isotrain.core.contracts.usability import Availability
 from isotrain.core.data import order
 from isotrain.core.errors import (
     BackendUnavailableError,
@@ -22,23 +22,23 @@ from isotrain.core.errors import (
     UnsupportedError,
     did_you_mean,
 )
-from isotrain.core.planning.ground import Devices, Ground
+from isotrain.core.planning.ground import Devices, Resources
 from isotrain.core.planning.launchable import require_launchable, why_not_from_here
-from isotrain.core.planning.on_layout import OnLayout, layout_of
-from isotrain.core.planning.starts import resolve_start
-from isotrain.core.planning.this_machine import ThisMachine
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.planning.on_layout import ClusterResources, layout_of
+from isotrain.core.planning.starts import resolve_start_method
+from isotrain.core.planning.this_machine import LocalResources
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def make_plan(
-    cast: Cast,
+    cast: ResolvedSpec,
     *,
     backend: str,
     replicas: int | None,
-    launcher: ChosenLauncher | None = None,
-    layout: Layout | None = None,
+    launcher: LauncherChoice | None = None,
+    layout: ClusterLayout | None = None,
 ) -> Plan:
     """Resolves a run on this machine, or on those of its layout.
 
@@ -53,23 +53,23 @@ def make_plan(
         PlanError: Spec, backend, strategy and replicas do not fit together.
         BackendUnavailableError: The backend cannot be used here.
     """
-    spec, host = cast.with_model, cast.host
+    spec, host = cast.spec_with_model, cast.host
     name, collective = split_backend(backend)
     adapter = host.backend(name)
-    _require_usable("backend", name, adapter.usability())
-    ground, cannot = (OnLayout(layout), []) if layout else _ground(launcher, adapter, host)
+    _require_usable("backend", name, adapter.availability())
+    ground, cannot = (ClusterResources(layout), []) if layout else _ground(launcher, adapter, host)
     for chosen in spec.loggers:
-        _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).usability())
+        _require_usable("logger", chosen.name, host.logger(chosen.name, chosen.options).availability())
     if replicas is not None and replicas < 1:
         raise PlanError(f"replicas: expected at least 1, received {replicas}.")
     devices = ground.devices(spec, adapter, cast.strategy, replicas)
     _require_capabilities(cast.strategy, adapter)
     plan = _resolved(cast, adapter, ground, devices, collective)
-    return replace(plan, remarks=(*cannot, *plan.remarks, *cast.strategy.planned(spec, plan)))
+    return replace(plan, notes=(*cannot, *plan.notes, *cast.strategy.configure(spec, plan)))
 
 
 def _resolved(
-    cast: Cast, adapter: Adapter, ground: Ground, devices: Devices, requested: str | None
+    cast: ResolvedSpec, adapter: Adapter, ground: Resources, devices: Devices, requested: str | None
 ) -> Plan:
     """The plan, but for what the strategy has to say of it.
 
@@ -80,59 +80,59 @@ def _resolved(
         devices: What the replicas compute on.
         requested: The collective that was asked for, if one was.
     """
-    spec, strategy, count = cast.with_model, cast.strategy, devices.replicas
+    spec, strategy, count = cast.spec_with_model, cast.strategy, devices.replicas
     _require_framework(spec, adapter.framework)
-    options = adapter.check_options(spec, strategy.placement.name)
+    options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange(options, strategy, adapter)
-    remarks = [*devices.remarks, *_compiling(spec, strategy, adapter)]
-    remarks += _options_of_nobody(spec, cast.host.backends.names())
-    remarks += adapter.check(spec, options, replicas=count)
+    notes = [*devices.notes, *_compiling(spec, strategy, adapter)]
+    notes += _options_of_nobody(spec, cast.host.backends.names())
+    notes += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
-    placed_remarks = adapter.check_placed(spec, strategy.placement.name)
-    placement = strategy.placement.for_replicas(count)
-    remarks += placed_remarks if placement.name == strategy.placement.name else []
-    processes = ground.placed(_processes(placement.seats(adapter, count)))
-    mesh = placement.mesh_on(count, replicas_by_host(processes))
-    collective = placement.collective(adapter, resolved) if mesh.places > 1 else "none"
-    if mesh.places > 1 and requested is not None and collective != resolved:
-        remarks.append(
-            f"{strategy.name}: {placement.name} runs exchange over {collective}, and not by {requested}"
+    layout_notes = adapter.check_layout(spec, strategy.parallel_layout.name)
+    parallel_layout = strategy.parallel_layout.for_replicas(count)
+    notes += layout_notes if parallel_layout.name == strategy.parallel_layout.name else []
+    processes = ground.assign_hosts(_processes(parallel_layout.process_roles(adapter, count)))
+    mesh = parallel_layout.device_mesh_on_hosts(count, replicas_by_host(processes))
+    collective = parallel_layout.collective(adapter, resolved) if mesh.total_size > 1 else "none"
+    if mesh.total_size > 1 and requested is not None and collective != resolved:
+        notes.append(
+            f"{strategy.name}: {parallel_layout.name} runs exchange over {collective}, and not by {requested}"
         )
-    threads = spec.threads or ground.cores(mesh.places)
+    threads = spec.threads or ground.cores(mesh.total_size)
     return Plan(
         **_of_spec(spec, count),
         backend=adapter.name,
         framework=adapter.framework,
         collective=collective,
         strategy=strategy.name,
-        launcher=ground.engine,
+        launcher=ground.launcher,
         launcher_options=ground.options,
         device=devices.kind,
         replicas=count,
         threads=threads,
         processes=processes,
-        start=resolve_start(adapter, ground.engine, spec, devices.kind),
-        variables=adapter.variables(device=devices.kind, threads=threads, replicas=count),
+        start_method=resolve_start_method(adapter, ground.launcher, spec, devices.kind),
+        environment_variables=adapter.environment_variables(device=devices.kind, threads=threads, replicas=count),
         options=options,
-        remarks=tuple(remarks),
-        placement=placement.name,
-        mesh=mesh,
-        doors=placement.doors,
-        requested=requested,
+        notes=tuple(notes),
+        parallel_layout=parallel_layout.name,
+        device_mesh=mesh,
+        extra_ports=parallel_layout.extra_ports,
+        requested_collective=requested,
     )
 
 
 def _of_spec(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
     """The fields of a plan that hang on the spec and the number of replicas alone."""
-    global_batch = spec.resolve_global_batch(replicas)
-    factor = spec.scaling.factor(global_batch)
+    global_batch_size = spec.resolve_global_batch_size(replicas)
+    factor = spec.scaling.factor(global_batch_size)
     return {
         "run": spec.name,
         "strategy_options": spec.strategy.options,
         "precision": spec.precision,
-        "global_batch": global_batch,
-        "local_batches": _local_batches(global_batch, replicas),
-        "accumulate": spec.accumulate,
+        "global_batch_size": global_batch_size,
+        "local_batch_sizes": _local_batch_sizes(global_batch_size, replicas),
+        "gradient_accumulation_steps": spec.gradient_accumulation_steps,
         "scaling": f"{spec.scaling.rule} (x {factor:g})",
         "optimizer": spec.optimizer.name,
         "learning_rate": spec.optimizer.lr * factor,
@@ -142,25 +142,25 @@ def _of_spec(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
 
 
 def _ground(
-    launcher: ChosenLauncher | None, adapter: Adapter, host: PluginHost
-) -> tuple[Ground, list[str]]:
+    launcher: LauncherChoice | None, adapter: Adapter, host: PluginManager
+) -> tuple[Resources, list[str]]:
     """Where a launcher will start the processes; and that it cannot do so from here, where that is so.
 
     Raises:
         PlanError: It does not start this backend, or there is nothing that it could start it on.
     """
-    chosen = launcher or ChosenLauncher()
+    chosen = launcher or LauncherChoice()
     starting = host.launcher(chosen.name, chosen.options)
     cannot = why_not_from_here(starting)
     allocation = starting.allocation()
     require_launchable(starting, adapter, 1 if allocation is None else allocation.slots)
     if allocation is None:
-        return ThisMachine(chosen), cannot
-    return OnLayout(layout_of(chosen.name, allocation), chosen.options), cannot
+        return LocalResources(chosen), cannot
+    return ClusterResources(layout_of(chosen.name, allocation), chosen.options), cannot
 
 
-def _require_usable(kind: str, name: str, found: Usability) -> None:
-    if not found.usable:
+def _require_usable(kind: str, name: str, found: Availability) -> None:
+    if not found.available:
         text = f"{kind} {name!r} cannot be used here: {found.reason}. What to do: {found.hint}."
         if kind == "backend":
             raise BackendUnavailableError(f"{text} `isotrain doctor` examines every backend.")
@@ -178,10 +178,10 @@ def _require_capabilities(strategy: Strategy, adapter: Adapter) -> None:
 
 
 def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) -> list[str]:
-    """Says why the backend lacks what the strategy requires of groups of its placement."""
-    placement = strategy.placement
-    found = adapter.can(placement.name).missing(strategy.requires)
-    return [f"{placement.where}it has {missing}" for missing in found]
+    """Says why the backend lacks what the strategy requires of groups of its parallel_layout."""
+    parallel_layout = strategy.parallel_layout
+    found = adapter.capabilities_for(parallel_layout.name).missing(strategy.requires)
+    return [f"{parallel_layout.where}it has {missing}" for missing in found]
 
 
 def _require_exchange(options: Collection[str], strategy: Strategy, adapter: Adapter) -> None:
@@ -190,7 +190,7 @@ def _require_exchange(options: Collection[str], strategy: Strategy, adapter: Ada
     Raises:
         UnsupportedError: There is such an option.
     """
-    if Capability.SYNCHRONISED_STEP in strategy.requires:
+    if Capability.SYNCHRONOUS_STEP in strategy.requires:
         return
     for option in adapter.replicated_options.intersection(options):
         raise UnsupportedError(
@@ -230,9 +230,9 @@ def _compiling(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list
         return []
     if adapter.compiler is None:
         raise UnsupportedError(f"compile: backend {adapter.name!r} has no compiler. Leave it out.")
-    if strategy.placement.name != "replicated":
+    if strategy.parallel_layout.name != "replicated":
         raise UnsupportedError(
-            f"compile: the model is not compiled in {strategy.placement.name} runs, such as {strategy.name!r}"
+            f"compile: the model is not compiled in {strategy.parallel_layout.name} runs, such as {strategy.name!r}"
             " has. Leave it out."
         )
     return [
@@ -240,13 +240,13 @@ def _compiling(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list
     ]
 
 
-def _processes(seats: Sequence[Seat]) -> tuple[ProcessPlan, ...]:
+def _processes(seats: Sequence[ProcessRole]) -> tuple[ProcessPlan, ...]:
     return tuple(
         ProcessPlan(rank, LOCALHOST, rank, seat.replicas, seat.role)
         for rank, seat in enumerate(seats)
     )
 
 
-def _local_batches(global_batch: int, replicas: int) -> tuple[int, ...]:
-    bounds = (order.slice_bounds(global_batch, replicas, replica) for replica in range(replicas))
+def _local_batch_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:
+    bounds = (order.slice_bounds(global_batch_size, replicas, replica) for replica in range(replicas))
     return tuple(stop - start for start, stop in bounds)

@@ -9,14 +9,14 @@ from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.data import order
-from isotrain.core.planning.single_samples import batches_with_single, refused
-from isotrain.core.plugins.cast import Cast
+from isotrain.core.planning.single_samples import batches_with_single_sample, single_sample_refusal
+from isotrain.core.plugins.cast import ResolvedSpec
 from isotrain.core.stages.profile import LayerCost, ModelProfile
-from isotrain.core.stages.staged_plan import StagedPlan
+from isotrain.core.stages.staged_plan import PipelinePlan
 
 
 @dataclass(frozen=True)
-class Measured:
+class ModelStats:
     """What only the data and the built model can tell.
 
     Attributes:
@@ -24,23 +24,23 @@ class Measured:
         parameters: Trainable numbers in the model.
         gradient_bytes: Bytes of all gradients of one replica.
         weight_shapes: Of the trainable weights, in order.
-        remarks: On the model and the loss.
+        notes: On the model and the loss.
         model: What its state takes.
         layers: As they were timed; none where nobody asked.
-        refuses_one: A layer that cannot be trained on a slice of one sample, where one was tried.
+        refuses_single_sample: A layer that cannot be trained on a slice of one sample, where one was tried.
     """
 
     samples: int | None
     parameters: int
     gradient_bytes: int
     weight_shapes: Sequence[Sequence[int]]
-    remarks: Sequence[str] = ()
+    notes: Sequence[str] = ()
     model: ModelBytes | None = None
     layers: Sequence[LayerCost] = ()
-    refuses_one: str | None = None
+    refuses_single_sample: str | None = None
 
 
-def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
+def complete_plan(plan: Plan, cast: ResolvedSpec, found: ModelStats) -> Plan:
     """Completes a plan with what was measured.
 
     Args:
@@ -48,11 +48,11 @@ def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
         cast: What the plan was made from; its strategy is told of the completed plan, so that it can start.
         found: What was measured.
     """
-    spec, strategy = cast.with_model, cast.strategy
+    spec, strategy = cast.spec_with_model, cast.strategy
     per_epoch = None
     total = spec.steps
     if found.samples is not None:
-        per_epoch = order.steps_per_epoch(found.samples, plan.global_batch, spec.drop_remainder)
+        per_epoch = order.steps_per_epoch(found.samples, plan.global_batch_size, spec.drop_remainder)
         total = spec.steps or (spec.epochs or 0) * per_epoch
     plan = replace(
         plan,
@@ -62,27 +62,27 @@ def with_measures(plan: Plan, cast: Cast, found: Measured) -> Plan:
         parameters=found.parameters,
         gradient_bytes=found.gradient_bytes,
         weight_shapes=tuple(map(tuple, found.weight_shapes)),
-        remarks=(*plan.remarks, *found.remarks),
+        notes=(*plan.notes, *found.notes),
     )
-    sizes = batches_with_single(spec, plan, found.samples)
-    if found.refuses_one and sizes:
-        plan = replace(plan, remarks=(*plan.remarks, refused(found.refuses_one, plan, sizes)))
-    strategy.planned(spec, plan)
+    sizes = batches_with_single_sample(spec, plan, found.samples)
+    if found.refuses_single_sample and sizes:
+        plan = replace(plan, notes=(*plan.notes, single_sample_refusal(found.refuses_single_sample, plan, sizes)))
+    strategy.configure(spec, plan)
     kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
     stages = None
     if found.layers and found.model is not None:
-        stages = strategy.staged_plan(ModelProfile(found.layers), found.model.slots, plan)
+        stages = strategy.pipeline_plan(ModelProfile(found.layers), found.model.slots, plan)
     exchanged = _exchanged(plan, cast, stages)
     return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept, stages=stages)
 
 
-def _exchanged(plan: Plan, cast: Cast, stages: StagedPlan | None) -> float | None:
+def _exchanged(plan: Plan, cast: ResolvedSpec, stages: PipelinePlan | None) -> float | None:
     """What each process sends in a step; of stages it is known once their layers were timed."""
     sent = 0.0
     if plan.replicas > 1:
         told = cast.strategy.exchanged_bytes(plan.gradient_bytes or 0, plan.replicas)
         backend = cast.host.backend(plan.backend)
-        sent = backend.exchanged_bytes(plan, cast.with_model) if told is None else told
-    if STAGE not in plan.mesh.sizes:
+        sent = backend.exchanged_bytes(plan, cast.spec_with_model) if told is None else told
+    if STAGE not in plan.device_mesh.sizes:
         return sent
-    return None if stages is None else sent + plan.accumulate * stages.crossing_bytes
+    return None if stages is None else sent + plan.gradient_accumulation_steps * stages.crossing_bytes

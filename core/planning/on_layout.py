@@ -8,26 +8,26 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.allocation import Allocation
-from isotrain.core.contracts.layout import Layout, Spot
+from isotrain.core.contracts.layout import ClusterLayout, ProcessSlot
 from isotrain.core.contracts.plan import ProcessPlan
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.planning.ground import Devices, Ground
+from isotrain.core.planning.ground import Devices, Resources
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
 
-class OnLayout(Ground):
+class ClusterResources(Resources):
     """One process at each spot of a layout."""
 
-    def __init__(self, layout: Layout, options: Mapping[str, Any] | None = None) -> None:
+    def __init__(self, layout: ClusterLayout, options: Mapping[str, Any] | None = None) -> None:
         """Takes the layout as it is.
 
         Args:
             layout: Of the processes.
             options: Of the launcher that is going to start them; None: they have been started.
         """
-        self.engine = layout.engine
+        self.launcher = layout.launcher
         self.options = options
         self._layout = layout
 
@@ -38,13 +38,13 @@ class OnLayout(Ground):
             count = needed = replicas or max(1, self._devices_there(spec, adapter))
         else:
             count = replicas_for(
-                self._layout.engine, len(self._layout.spots), adapter, strategy, replicas
+                self._layout.launcher, len(self._layout.process_slots), adapter, strategy, replicas
             )
-            needed = self._layout.most_on_a_host
+            needed = self._layout.max_processes_per_host
         gpus = self._gpus(spec, adapter, needed)
-        remarks = [*self._assumed(spec, gpus, needed), *self._layout.remarks]
+        notes = [*self._assumed(spec, gpus, needed), *self._layout.notes]
         if gpus >= needed:
-            return Devices("gpu", count, remarks)
+            return Devices("gpu", count, notes)
         if spec.device == "gpu":
             raise PlanError(
                 f"device: gpu was asked for, which takes {needed} GPUs on a host; a process sees {gpus}."
@@ -55,19 +55,19 @@ class OnLayout(Ground):
             and spec.device == "auto"
             and (self._layout.gpus or 0) >= needed
         ):
-            remarks = [
+            notes = [
                 f"{adapter.name!r} can use {gpus} GPUs here, so CPUs are planned; each process that"
-                f" {self.engine} starts sees for itself",
-                *remarks,
+                f" {self.launcher} starts sees for itself",
+                *notes,
             ]
         elif gpus and self._layout.gpus is not None:
             few = f"{gpus} GPUs on a host that needs {needed} are too few: CPUs are used"
-            remarks = [few, *remarks]
-        return Devices("cpu", count, remarks)
+            notes = [few, *notes]
+        return Devices("cpu", count, notes)
 
     def _holds_all(self, adapter: Adapter) -> bool:
         """Whether a single process has all replicas: it will start them itself, as many as it is told."""
-        return len(self._layout.spots) == 1 and adapter.replicas_per_process == "all"
+        return len(self._layout.process_slots) == 1 and adapter.replicas_per_process == "all"
 
     def _devices_there(self, spec: TrainingSpec, adapter: Adapter) -> int:
         if spec.device == "cpu":
@@ -88,7 +88,7 @@ class OnLayout(Ground):
         """What is taken for granted of hosts that cannot be looked at."""
         if self._layout.gpus is not None or spec.device == "cpu":
             return []
-        untold = f"{self.engine} does not tell which GPUs its hosts have"
+        untold = f"{self.launcher} does not tell which GPUs its hosts have"
         if gpus < needed:
             return [f"{untold}, so CPUs are planned; each process that it starts sees for itself"]
         if spec.device == "auto":
@@ -101,27 +101,27 @@ class OnLayout(Ground):
         ]
 
     def cores(self, places: int) -> int:
-        alone = len(self._layout.spots) == 1
+        alone = len(self._layout.process_slots) == 1
         return max(1, self._layout.cores // places) if alone else self._layout.cores
 
-    def placed(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
+    def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
         return tuple(
             replace(process, host=spot.host, local_rank=spot.local_rank)
-            for process, spot in zip(processes, self._layout.spots, strict=True)
+            for process, spot in zip(processes, self._layout.process_slots, strict=True)
         )
 
 
-def layout_of(launcher: str, allocation: Allocation) -> Layout:
+def layout_of(launcher: str, allocation: Allocation) -> ClusterLayout:
     """Where an engine will start processes, as far as that is known; its hosts are taken to be like this."""
-    spots = [
-        Spot(share.host or f"host-{number}", local_rank)
-        for number, share in enumerate(allocation.shares)
+    process_slots = [
+        ProcessSlot(share.host or f"host-{number}", local_rank)
+        for number, share in enumerate(allocation.host_slots)
         for local_rank in range(share.slots)
     ]
-    most = max(share.slots for share in allocation.shares)
-    return Layout(
-        engine=launcher,
-        spots=tuple(spots),
+    most = max(share.slots for share in allocation.host_slots)
+    return ClusterLayout(
+        launcher=launcher,
+        process_slots=tuple(process_slots),
         cores=max(1, hardware.cores() // most),
         gpus=allocation.devices,
     )
@@ -143,15 +143,15 @@ def replicas_for(
         UnsupportedError: The backend declares that it does not join processes.
         PlanError: No number does, or another was asked for.
     """
-    reason = adapter.why_not_joined()
+    reason = adapter.why_not_externally_started()
     if reason:
         raise UnsupportedError(
             f"{engine} has started {count} processes, and backend {adapter.name!r} does not join"
             f" them to a run: {reason}. `isotrain launchers` lists every pair."
         )
     for replicas in range(count, 0, -1):
-        placement = strategy.placement.for_replicas(replicas)
-        if len(placement.seats(adapter, replicas)) == count:
+        parallel_layout = strategy.parallel_layout.for_replicas(replicas)
+        if len(parallel_layout.process_roles(adapter, replicas)) == count:
             break
     else:
         raise PlanError(

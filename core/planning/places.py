@@ -6,10 +6,10 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, fields, replace
 
-from isotrain.core.contracts.environment import Environment, Place
+from isotrain.core.contracts.environment import ClusterEnvironment, ClusterInfo
 from isotrain.core.contracts.process import LOCALHOST
-from isotrain.core.errors import IsotrainError, PlaceError, PluginError, unknown_name
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.errors import IsotrainError, ClusterInfoError, PluginError, unknown_name
+from isotrain.core.plugins.host import PluginManager
 
 CHOICE_VARIABLE = "ISOTRAIN_ENVIRONMENT"
 """The one environment to ask, instead of all; `none`: no engine started this process."""
@@ -26,12 +26,12 @@ _HIGHEST_PORT = 65535
 class _Asked:
     """What one environment answered: a place, or what is wrong with its variables, or neither."""
 
-    environment: Environment
-    place: Place | None = None
-    fault: PlaceError | None = None
+    environment: ClusterEnvironment
+    place: ClusterInfo | None = None
+    fault: ClusterInfoError | None = None
 
 
-def place_of(variables: Mapping[str, str], host: PluginHost) -> Place | None:
+def cluster_info_of(variables: Mapping[str, str], host: PluginManager) -> ClusterInfo | None:
     """The place of the process that has these variables. A pure function of them.
 
     Args:
@@ -42,7 +42,7 @@ def place_of(variables: Mapping[str, str], host: PluginHost) -> Place | None:
         None where no engine started it, as in an ordinary shell.
 
     Raises:
-        PlaceError: The variables of an engine are half set, or two engines claim the process of which
+        ClusterInfoError: The variables of an engine are half set, or two engines claim the process of which
             neither runs inside the other.
         PluginError: An environment raised something else.
         IsotrainError: `ISOTRAIN_ENVIRONMENT` names none.
@@ -50,23 +50,23 @@ def place_of(variables: Mapping[str, str], host: PluginHost) -> Place | None:
     asked = {name: _ask(host, name, variables) for name in _to_ask(variables, host)}
     claims = {name: each.place for name, each in asked.items() if each.place is not None}
     inner = _innermost(asked, claims) if claims else None
-    outer = asked[inner].environment.inside if inner else frozenset()
+    outer = asked[inner].environment.nested_in if inner else frozenset()
     for name, each in asked.items():
         if each.fault is not None and name not in outer:
             raise each.fault
     return _completed(inner, claims, variables) if inner else None
 
 
-def claim(place: Place) -> str:
+def claim(place: ClusterInfo) -> str:
     """Says in messages of a joined run why this process joins it, and how to have it stand alone."""
     return (
-        f"Rank {place.rank} of {place.world_size} is what {', '.join(place.told_by)} say ({place.engine})."
+        f"Rank {place.rank} of {place.world_size} is what {', '.join(place.variables_read)} say ({place.environment})."
         " If they are left over in its shell, or that is one of `srun --pty`,"
         f" {CHOICE_VARIABLE}={NONE} has it train alone."
     )
 
 
-def _to_ask(variables: Mapping[str, str], host: PluginHost) -> list[str]:
+def _to_ask(variables: Mapping[str, str], host: PluginManager) -> list[str]:
     known = host.environments.names()
     chosen = variables.get(CHOICE_VARIABLE, "").strip()
     if not chosen:
@@ -78,11 +78,11 @@ def _to_ask(variables: Mapping[str, str], host: PluginHost) -> list[str]:
     return [name for name in known if name == chosen]
 
 
-def _ask(host: PluginHost, name: str, variables: Mapping[str, str]) -> _Asked:
+def _ask(host: PluginManager, name: str, variables: Mapping[str, str]) -> _Asked:
     environment = host.environment(name)
     try:
-        return _Asked(environment, environment.place(variables))
-    except PlaceError as error:
+        return _Asked(environment, environment.cluster_info(variables))
+    except ClusterInfoError as error:
         error.args = (
             f"{error} {CHOICE_VARIABLE}={NONE} says that no engine started this process, and"
             f" {CHOICE_VARIABLE}=NAME which one did.",
@@ -95,20 +95,20 @@ def _ask(host: PluginHost, name: str, variables: Mapping[str, str]) -> _Asked:
         ) from error
 
 
-def _innermost(asked: Mapping[str, _Asked], claims: Mapping[str, Place]) -> str:
+def _innermost(asked: Mapping[str, _Asked], claims: Mapping[str, ClusterInfo]) -> str:
     """The one engine that all others that claim the process may have started."""
     for name in claims:
-        if asked[name].environment.inside >= claims.keys() - {name}:
+        if asked[name].environment.nested_in >= claims.keys() - {name}:
             return name
-    told = "; ".join(f"{name} by {', '.join(place.told_by)}" for name, place in claims.items())
-    raise PlaceError(
+    told = "; ".join(f"{name} by {', '.join(place.variables_read)}" for name, place in claims.items())
+    raise ClusterInfoError(
         f"this process is claimed by {len(claims)} engines, and none of them is known to run inside of"
         f" the others: {told}. Unset the variables of those that did not start it, or name the one that"
         f" did: {CHOICE_VARIABLE}={next(iter(claims))}, or {CHOICE_VARIABLE}={NONE} where none did."
     )
 
 
-def _completed(inner: str, claims: Mapping[str, Place], variables: Mapping[str, str]) -> Place:
+def _completed(inner: str, claims: Mapping[str, ClusterInfo], variables: Mapping[str, str]) -> ClusterInfo:
     """The inner engine's claim, with what it leaves open and others or the person say."""
     place = claims[inner]
     for other in claims.values():
@@ -128,14 +128,14 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
     match = _COORDINATOR.fullmatch(text)
     port = int(match["port"]) if match and match["port"] else None
     if match is None or (port is not None and not 0 < port <= _HIGHEST_PORT):
-        raise PlaceError(
+        raise ClusterInfoError(
             f"{COORDINATOR_VARIABLE}: expected HOST or HOST:PORT of rank 0, such as node1:20000, received"
             f" {text!r}."
         )
     return match["host"], port
 
 
-def _with_what_is_open(place: Place, other: Place) -> Place:
+def _with_what_is_open(place: ClusterInfo, other: ClusterInfo) -> ClusterInfo:
     """Where two engines say the same of rank and number, one started the other's processes as they are."""
     is_open = [each.name for each in fields(place) if getattr(place, each.name) in (None, ())]
     return replace(place, **{name: getattr(other, name) for name in is_open})

@@ -7,27 +7,27 @@ import os
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import DeviceKind
-from isotrain.core.contracts.start import Start
+from isotrain.core.contracts.start import StartMethod
 from isotrain.core.errors import PlanError, unknown_name
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import forking
 
-VARIABLE = "ISOTRAIN_START"
+START_VARIABLE = "ISOTRAIN_START"
 _WAYS = ("forked", "fresh")
 
 
-def resolve_start(adapter: Adapter, engine: str, spec: TrainingSpec, device: DeviceKind) -> Start:
+def resolve_start_method(adapter: Adapter, engine: str, spec: TrainingSpec, device: DeviceKind) -> StartMethod:
     """Has processes forked where what starts them, system and backend can, unless the person said no.
 
     Raises:
         PlanError: The variable by which a person says so has another value.
     """
-    asked = os.environ.get(VARIABLE) or "forked"
+    asked = os.environ.get(START_VARIABLE) or "forked"
     if asked not in _WAYS:
-        raise PlanError(f"{VARIABLE}: {unknown_name('way to start processes', asked, _WAYS)}")
+        raise PlanError(f"{START_VARIABLE}: {unknown_name('way to start processes', asked, _WAYS)}")
     if asked == "fresh":
-        return Start(why_fresh=f"{VARIABLE}=fresh")
+        return StartMethod(why_fresh=f"{START_VARIABLE}=fresh")
     if engine != LOCAL:
-        return Start(why_fresh=f"{engine} starts each process by itself")
-    obstacle = forking.obstacle()
-    return adapter.preload(spec, device=device) if obstacle is None else Start(why_fresh=obstacle)
+        return StartMethod(why_fresh=f"{engine} starts each process by itself")
+    obstacle = forking.fork_obstacle()
+    return adapter.preload(spec, device=device) if obstacle is None else StartMethod(why_fresh=obstacle)

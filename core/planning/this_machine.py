@@ -5,27 +5,27 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.launcher import ChosenLauncher
+from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import ProcessPlan
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError
-from isotrain.core.planning.ground import Devices, Ground
+from isotrain.core.planning.ground import Devices, Resources
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
 
-class ThisMachine(Ground):
+class LocalResources(Resources):
     """All processes here, started by a launcher."""
 
-    def __init__(self, launcher: ChosenLauncher) -> None:
-        self.engine = launcher.name
+    def __init__(self, launcher: LauncherChoice) -> None:
+        self.launcher = launcher.name
         self.options = launcher.options
 
     def devices(
         self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
     ) -> Devices:
-        stages = strategy.placement.mesh(1).size(STAGE)
+        stages = strategy.parallel_layout.device_mesh(1).size(STAGE)
         gpus = 0 if spec.device == "cpu" else adapter.accelerators()
         count = replicas or max(1, gpus // stages)
         if gpus >= count * stages:
@@ -41,7 +41,7 @@ class ThisMachine(Ground):
     def cores(self, places: int) -> int:
         return max(1, hardware.cores() // places)
 
-    def placed(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
+    def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
         return tuple(processes)
 
 

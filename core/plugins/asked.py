@@ -26,7 +26,7 @@ def current() -> PluginChoice:
     return _Process.choice
 
 
-def take_over(choice: PluginChoice) -> None:
+def set_current(choice: PluginChoice) -> None:
     """Makes this process's choice that of the process which started it."""
     _Process.choice = choice
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import LauncherRegister, LoggerRegister
+from isotrain.core.plugins.registers import LauncherRegistry, LoggerRegistry
 
 _LOGGERS = {
     "csv": "isotrain.core.loggers.csv:CsvLogger",
@@ -15,13 +15,13 @@ _LOGGERS = {
 
 
 @hookimpl
-def isotrain_register_launchers(register: LauncherRegister) -> None:
+def isotrain_register_launchers(register: LauncherRegistry) -> None:
     """Registers the launcher by reference, so that it is not imported before it is used."""
     register.add("isotrain.core.launching.local:LocalLauncher", name="local")
 
 
 @hookimpl
-def isotrain_register_loggers(register: LoggerRegister) -> None:
+def isotrain_register_loggers(register: LoggerRegistry) -> None:
     """Registers each logger by reference, so that none is imported before it is used."""
     for name, reference in _LOGGERS.items():
         register.add(reference, name=name)

@@ -15,7 +15,7 @@ from typing import Any
 
 from isotrain.core.errors import PluginError, SpecError, unknown_name
 from isotrain.core.plugins import hookspecs
-from isotrain.core.plugins.registers import REGISTERS
+from isotrain.core.plugins.registers import REGISTRIES
 from isotrain.core.spec import references
 
 API_ATTRIBUTE = "isotrain_api"
@@ -49,7 +49,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Loaded:
+class PluginStatus:
     """What became of a candidate.
 
     Attributes:
@@ -60,7 +60,7 @@ class Loaded:
         registered: Kind to the names that it registered.
         seconds: That its import took.
         fault: Why it was left out, when broken.
-        remarks: What is not wrong, but worth knowing.
+        notes: What is not wrong, but worth knowing.
     """
 
     candidate: Candidate
@@ -70,7 +70,7 @@ class Loaded:
     registered: Mapping[str, Sequence[str]] = field(default_factory=dict)
     seconds: float = 0.0
     fault: str | None = None
-    remarks: Sequence[str] = ()
+    notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
         """All of it as plain JSON values."""
@@ -87,7 +87,7 @@ class Loaded:
             "registered": {kind: list(names) for kind, names in self.registered.items()},
             "import_s": self.seconds,
             "fault": self.fault,
-            "remarks": list(self.remarks),
+            "notes": list(self.notes),
         }
 
 
@@ -126,7 +126,7 @@ def registration_hook(kind: str) -> str:
 
 def as_plugin(thing: object) -> object:
     """Makes a plugin of a class that fulfils a contract; anything else is one already."""
-    for kind, make_register in REGISTERS.items():
+    for kind, make_register in REGISTRIES.items():
         contract = make_register().contract
         if contract is not object and isinstance(thing, type) and issubclass(thing, contract):
             plugin = types.SimpleNamespace()
@@ -164,7 +164,7 @@ def guarded() -> Iterator[None]:
         raise PluginError(f"{type(error).__name__}: {error}") from error
 
 
-def remarks(seconds: float) -> Iterator[str]:
+def notes(seconds: float) -> Iterator[str]:
     """What is worth knowing about a sound plugin whose import took so long."""
     if seconds > SLOW_SECONDS:
         yield (
@@ -211,7 +211,7 @@ def _check_options(hook: str, options: Mapping[str, Any]) -> None:
             " harms no other. Leave out wrapper=True; tryfirst and trylast put an event hook before or"
             " after those of other plugins"
         )
-    if (options["tryfirst"] or options["trylast"]) and hook in map(registration_hook, REGISTERS):
+    if (options["tryfirst"] or options["trylast"]) and hook in map(registration_hook, REGISTRIES):
         raise PluginError(
             f"{hook} cannot be tryfirst or trylast: plugins register in the order in which they are"
             " found. register.add(..., replace=True) takes the place of what is there"

@@ -7,13 +7,13 @@ from dataclasses import dataclass
 
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, SpecError
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.spec.references import is_bare_name
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
 @dataclass(frozen=True)
-class Cast:
+class ResolvedSpec:
     """A spec with what its names stand for: each is looked up and made once, when it is first asked for.
 
     What is planned in a process and then runs in it shares one.
@@ -24,7 +24,7 @@ class Cast:
     """
 
     spec: TrainingSpec
-    host: PluginHost
+    host: PluginManager
 
     @functools.cached_property
     def strategy(self) -> Strategy:
@@ -32,7 +32,7 @@ class Cast:
         return self.host.strategy(self.spec.strategy.name, self.spec.strategy.options)
 
     @functools.cached_property
-    def with_model(self) -> TrainingSpec:
+    def spec_with_model(self) -> TrainingSpec:
         """The spec with what is registered in the place of the name of a model.
 
         Raises:

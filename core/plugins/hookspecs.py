@@ -8,12 +8,12 @@ import pluggy
 
 if TYPE_CHECKING:
     from isotrain.core.plugins.registers import (
-        BackendRegister,
-        EnvironmentRegister,
-        LauncherRegister,
-        LoggerRegister,
-        ModelRegister,
-        StrategyRegister,
+        BackendRegistry,
+        EnvironmentRegistry,
+        LauncherRegistry,
+        LoggerRegistry,
+        ModelRegistry,
+        StrategyRegistry,
     )
 
 PROJECT = "isotrain"
@@ -24,32 +24,32 @@ hookimpl = pluggy.HookimplMarker(PROJECT)
 
 
 @hookspec
-def isotrain_register_backends(register: BackendRegister) -> None:
+def isotrain_register_backends(register: BackendRegistry) -> None:
     """Registers backends: `register.add(adapter_class_or_reference)`."""
 
 
 @hookspec
-def isotrain_register_strategies(register: StrategyRegister) -> None:
+def isotrain_register_strategies(register: StrategyRegistry) -> None:
     """Registers strategies: `register.add(strategy_class_or_reference)`."""
 
 
 @hookspec
-def isotrain_register_launchers(register: LauncherRegister) -> None:
+def isotrain_register_launchers(register: LauncherRegistry) -> None:
     """Registers launchers: `register.add(launcher_class_or_reference)`."""
 
 
 @hookspec
-def isotrain_register_environments(register: EnvironmentRegister) -> None:
+def isotrain_register_environments(register: EnvironmentRegistry) -> None:
     """Registers environments: `register.add(environment_class_or_reference)`."""
 
 
 @hookspec
-def isotrain_register_models(register: ModelRegister) -> None:
+def isotrain_register_models(register: ModelRegistry) -> None:
     """Registers models: `register.add(builder_or_reference, name=...)`."""
 
 
 @hookspec
-def isotrain_register_loggers(register: LoggerRegister) -> None:
+def isotrain_register_loggers(register: LoggerRegistry) -> None:
     """Registers loggers: `register.add(logger_class_or_reference)`."""
 
 

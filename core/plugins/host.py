@@ -14,23 +14,23 @@ from typing import Any, TypeVar
 import pluggy
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.environment import Environment
+from isotrain.core.contracts.environment import ClusterEnvironment
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError, unknown_name
 from isotrain.core.plugins import asked, candidates, hookspecs
-from isotrain.core.plugins.candidates import Candidate, Loaded
+from isotrain.core.plugins.candidates import Candidate, PluginStatus
 from isotrain.core.plugins.hookspecs import PROJECT
 from isotrain.core.plugins.registers import (
-    BackendRegister,
-    EnvironmentRegister,
-    LauncherRegister,
-    LoggerRegister,
-    ModelRegister,
-    Register,
-    StrategyRegister,
+    BackendRegistry,
+    EnvironmentRegistry,
+    LauncherRegistry,
+    LoggerRegistry,
+    ModelRegistry,
+    Registry,
+    StrategyRegistry,
 )
 from isotrain.core.system.version import VERSION
 
@@ -49,7 +49,7 @@ BLOCKED_VARIABLE = "ISOTRAIN_BLOCKED_PLUGINS"
 """Names of plugins to leave out, separated by commas; the processes of a run inherit it."""
 
 
-class PluginHost:
+class PluginManager:
     """Loads plugins and holds what they registered.
 
     Attributes:
@@ -79,13 +79,13 @@ class PluginHost:
         """
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
-        self.backends = BackendRegister()
-        self.strategies = StrategyRegister()
-        self.launchers = LauncherRegister()
-        self.environments = EnvironmentRegister()
-        self.models = ModelRegister()
-        self.loggers = LoggerRegister()
-        self.loaded: list[Loaded] = []
+        self.backends = BackendRegistry()
+        self.strategies = StrategyRegistry()
+        self.launchers = LauncherRegistry()
+        self.environments = EnvironmentRegistry()
+        self.models = ModelRegistry()
+        self.loggers = LoggerRegistry()
+        self.loaded: list[PluginStatus] = []
         for module in BUILTINS:
             load = functools.partial(importlib.import_module, module)
             self._load(Candidate(module, "built in", module, load, PROJECT, VERSION))
@@ -95,14 +95,14 @@ class PluginHost:
         blocked = {*choice.blocked, *_listed(BLOCKED_VARIABLE)}
         for candidate in wanted:
             if candidate.name in blocked:
-                self.loaded.append(Loaded(candidate, "blocked"))
+                self.loaded.append(PluginStatus(candidate, "blocked"))
                 continue
             try:
                 self._load(candidate)
             except PluginError as error:
                 if strict and candidate.source != "entry point":
                     raise PluginError(_named(candidate, error)) from error
-                self.loaded.append(Loaded(candidate, "broken", fault=str(error)))
+                self.loaded.append(PluginStatus(candidate, "broken", fault=str(error)))
 
     @property
     def installed(self) -> list[Candidate]:
@@ -115,12 +115,12 @@ class PluginHost:
         return {each.candidate.name: each.fault for each in self.loaded if each.fault is not None}
 
     @property
-    def remarks(self) -> dict[str, str]:
+    def notes(self) -> dict[str, str]:
         """Plugin name to what is worth knowing about it."""
-        found = {each.candidate.name: "; ".join(each.remarks) for each in self.loaded}
+        found = {each.candidate.name: "; ".join(each.notes) for each in self.loaded}
         return {name: text for name, text in found.items() if text}
 
-    def tell(self, hook: str, **facts: Any) -> None:
+    def call_hook(self, hook: str, **facts: Any) -> None:
         """Calls an event hook on every plugin; one that raises is warned about and passed over.
 
         The order is pluggy's: the plugin that was registered last comes first, but for those that ask
@@ -162,9 +162,9 @@ class PluginHost:
             plugin = candidates.as_plugin(found)
             hooks = candidates.checked_hooks(plugin)
         registered = self._registered_by(plugin, candidate.name, hooks)
-        remarks = tuple(candidates.remarks(seconds))
+        notes = tuple(candidates.notes(seconds))
         self.loaded.append(
-            Loaded(candidate, "loaded", api, hooks, registered, seconds, remarks=remarks)
+            PluginStatus(candidate, "loaded", api, hooks, registered, seconds, notes=notes)
         )
 
     def _require_free_name(self, candidate: Candidate) -> None:
@@ -202,7 +202,7 @@ class PluginHost:
         }
 
     @property
-    def _registers(self) -> Mapping[str, Register[Any]]:
+    def _registers(self) -> Mapping[str, Registry[Any]]:
         return {
             "backends": self.backends,
             "strategies": self.strategies,
@@ -231,7 +231,7 @@ class PluginHost:
             factory: Callable[..., Launcher] = self.launchers.get(name)
         return _made("launcher", name, factory, options or {})
 
-    def environment(self, name: str) -> Environment:
+    def environment(self, name: str) -> ClusterEnvironment:
         """Makes the environment of that name.
 
         Raises:
@@ -261,7 +261,7 @@ class PluginHost:
         return _made("logger", name, factory, options)
 
     def model(self, name: str) -> Any:
-        """What is registered as the model of that name: see `ModelRegister`.
+        """What is registered as the model of that name: see `ModelRegistry`.
 
         Raises:
             IsotrainError: There is no such model.
@@ -306,7 +306,7 @@ def _named(candidate: Candidate, error: PluginError) -> str:
     return f"plugin {candidate.name!r} ({candidate.source}): {error}"
 
 
-def _call(hook: str, implementation: Callable[..., None], register: Register[Any]) -> None:
+def _call(hook: str, implementation: Callable[..., None], register: Registry[Any]) -> None:
     try:
         implementation(register=register)
     except PluginError as error:
@@ -338,7 +338,7 @@ def _listed(variable: str) -> list[str]:
     return [name.strip() for name in names if name.strip()]
 
 
-def plugin_host(of_spec: Sequence[str] = ()) -> PluginHost:
+def plugin_manager(of_spec: Sequence[str] = ()) -> PluginManager:
     """The process's plugin host: built-ins, what was asked for here, and installed plugins.
 
     Args:
@@ -351,8 +351,8 @@ def plugin_host(of_spec: Sequence[str] = ()) -> PluginHost:
 
 
 @functools.lru_cache(maxsize=8)
-def _host(choice: PluginChoice, of_spec: tuple[str, ...]) -> PluginHost:
-    return PluginHost(choice, of_spec)
+def _host(choice: PluginChoice, of_spec: tuple[str, ...]) -> PluginManager:
+    return PluginManager(choice, of_spec)
 
 
 def register(plugin: Any, *, name: str | None = None) -> Any:
@@ -363,7 +363,7 @@ def register(plugin: Any, *, name: str | None = None) -> Any:
     job, also when it is defined in this script or notebook. Can be used as a decorator.
 
     Args:
-        plugin: A subclass of `Strategy`, `Adapter`, `Launcher`, `Environment` or `Logger`; or an object or
+        plugin: A subclass of `Strategy`, `Adapter`, `Launcher`, `ClusterEnvironment` or `Logger`; or an object or
             module that implements hooks.
         name: Of the plugin, in `isotrain plugins` and messages; left out: the class's or module's own.
 
@@ -377,5 +377,5 @@ def register(plugin: Any, *, name: str | None = None) -> Any:
     label = label if isinstance(label, str) else type(plugin).__name__
     choice = asked.with_registered(asked.current(), label, plugin)
     _host(choice, ())
-    asked.take_over(choice)
+    asked.set_current(choice)
     return plugin

@@ -8,7 +8,7 @@ from pathlib import Path
 from string import Template
 
 from isotrain.core.errors import PluginError
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
 _FILES = {
@@ -39,7 +39,7 @@ def make_plugin(name: str, directory: Path) -> Path:
             f"new-plugin: the name {name!r} is not of the form of 'my-strategy': lower-case letters and"
             " digits, joined by hyphens."
         )
-    if name in plugin_host().strategies.names():
+    if name in plugin_manager().strategies.names():
         raise PluginError(
             f"new-plugin: there is a strategy {name!r} already, and two of one name are an error. Choose"
             " another name."

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.environment import Environment
+from isotrain.core.contracts.environment import ClusterEnvironment
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.contracts.strategy import Strategy
@@ -16,7 +16,7 @@ from isotrain.core.spec import references
 T = TypeVar("T")
 
 
-class Register(Generic[T]):
+class Registry(Generic[T]):
     """What a registration hook receives: names to implementations of one kind."""
 
     def __init__(self, kind: str, base: type[T]) -> None:
@@ -93,42 +93,42 @@ class Register(Generic[T]):
             )
 
 
-class BackendRegister(Register[Adapter]):
+class BackendRegistry(Registry[Adapter]):
     """Receives backends."""
 
     def __init__(self) -> None:
         super().__init__("backend", Adapter)  # type: ignore[type-abstract]
 
 
-class StrategyRegister(Register[Strategy]):
+class StrategyRegistry(Registry[Strategy]):
     """Receives strategies."""
 
     def __init__(self) -> None:
         super().__init__("strategy", Strategy)  # type: ignore[type-abstract]
 
 
-class LauncherRegister(Register[Launcher]):
+class LauncherRegistry(Registry[Launcher]):
     """Receives launchers."""
 
     def __init__(self) -> None:
         super().__init__("launcher", Launcher)  # type: ignore[type-abstract]
 
 
-class EnvironmentRegister(Register[Environment]):
+class EnvironmentRegistry(Registry[ClusterEnvironment]):
     """Receives environments."""
 
     def __init__(self) -> None:
-        super().__init__("environment", Environment)  # type: ignore[type-abstract]
+        super().__init__("environment", ClusterEnvironment)  # type: ignore[type-abstract]
 
 
-class LoggerRegister(Register[Logger]):
+class LoggerRegistry(Registry[Logger]):
     """Receives loggers."""
 
     def __init__(self) -> None:
         super().__init__("logger", Logger)
 
 
-class ModelRegister(Register[Any]):
+class ModelRegistry(Registry[Any]):
     """Receives models: what a spec's `model` may be, under a name that stands for it."""
 
     def __init__(self) -> None:
@@ -151,12 +151,12 @@ class ModelRegister(Register[Any]):
             )
 
 
-REGISTERS: Mapping[str, Callable[[], Register[Any]]] = {
-    "backends": BackendRegister,
-    "strategies": StrategyRegister,
-    "launchers": LauncherRegister,
-    "environments": EnvironmentRegister,
-    "models": ModelRegister,
-    "loggers": LoggerRegister,
+REGISTRIES: Mapping[str, Callable[[], Registry[Any]]] = {
+    "backends": BackendRegistry,
+    "strategies": StrategyRegistry,
+    "launchers": LauncherRegistry,
+    "environments": EnvironmentRegistry,
+    "models": ModelRegistry,
+    "loggers": LoggerRegistry,
 }
 """Every kind of thing that plugins register, and what receives it."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.reporter import Wishes
+from isotrain.core.contracts.reporter import CheckpointRequest
 from isotrain.core.data.arrays import ArraySource
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
@@ -36,9 +36,9 @@ def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
     Raises:
         DataError: It did not.
     """
-    if batch.fingerprint is None or group.is_alone:
+    if batch.fingerprint is None or group.is_single_process:
         return
-    high, low = group.largest([batch.fingerprint, -batch.fingerprint])
+    high, low = group.all_reduce_max([batch.fingerprint, -batch.fingerprint])
     if high != -low:
         raise DataError(
             f"epoch {batch.epoch}: the processes do not see the same samples. A stream must give every"
@@ -62,16 +62,16 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
     Raises:
         DataError: They differ.
     """
-    if group.is_alone:
+    if group.is_single_process:
         return
     parts = {"training": data.train, "validation": data.validation}
     own = [float(number) for source in parts.values() for number in _identity(source)]
-    found = group.largest([*own, *(-number for number in own)])
+    found = group.all_reduce_max([*own, *(-number for number in own)])
     if found[: len(own)] == [-number for number in found[len(own) :]]:
         return
     slots = np.zeros((len(plan.processes), len(own)))
     slots[rank] = own
-    rows = np.reshape(group.largest(slots.ravel().tolist()), slots.shape)
+    rows = np.reshape(group.all_reduce_max(slots.ravel().tolist()), slots.shape)
     for name, (counts, checksums) in zip(parts, rows.T.reshape(2, 2, -1), strict=True):
         for process, count, checksum in zip(plan.processes, counts, checksums, strict=True):
             if (count, checksum) == (counts[0], checksums[0]):
@@ -95,16 +95,16 @@ def _identity(source: AnySource | None) -> tuple[int, int]:
     return len(source), fingerprint(source.gather(places))
 
 
-class Agreement:
+class Consensus:
     """Gathers wishes at steps that every process knows, about once a second."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
-        self._is_alone = group.is_alone
+        self._is_alone = group.is_single_process
         self._next: int | None = None
         self._last = (0, 0.0)
 
-    def reach(self, step: int, own: Wishes) -> Wishes:
+    def all_reduce_requests(self, step: int, own: CheckpointRequest) -> CheckpointRequest:
         """Gives what any process wishes, the same on all of them; nothing before the next meeting.
 
         Every process calls it after the same steps.
@@ -118,25 +118,25 @@ class Agreement:
         if self._next is None:  # the first steps, in which frameworks set up, tell no pace
             self._meet_at(step, step + 1)
         if self._next is not None and step < self._next:
-            return Wishes()
+            return CheckpointRequest()
         steps, seconds = step - self._last[0], time.monotonic() - self._last[1]
         pace = seconds / steps if steps > 0 else _SECONDS
-        save, end, slowest = self._group.largest([float(own.save), float(own.end), pace])
+        save, end, slowest = self._group.all_reduce_max([float(own.save), float(own.end), pace])
         self._meet_at(step, step + int(min(max(1.0, _SECONDS / max(slowest, 1e-9)), _MOST_STEPS)))
-        return Wishes(save > 0, end > 0)
+        return CheckpointRequest(save > 0, end > 0)
 
-    def holds_anywhere(self, here: bool) -> bool:
+    def any_process(self, here: bool) -> bool:
         """Whether something is so on any process."""
-        return self.highest(here) > 0
+        return self.all_reduce_max(here) > 0
 
-    def highest(self, here: float) -> float:
+    def all_reduce_max(self, here: float) -> float:
         """The highest of a number's values on all processes."""
-        return here if self._is_alone else self._group.largest([float(here)])[0]
+        return here if self._is_alone else self._group.all_reduce_max([float(here)])[0]
 
-    def token(self) -> str:
+    def shared_token(self) -> str:
         """A name that all processes have in common, and no other run has."""
         number = secrets.randbits(52)  # as many as a float64 keeps
-        chosen = number if self._is_alone else int(self._group.largest([float(number)])[0])
+        chosen = number if self._is_alone else int(self._group.all_reduce_max([float(number)])[0])
         return f"{chosen:013x}"
 
     def _meet_at(self, step: int, following: int) -> None:

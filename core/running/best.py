@@ -7,7 +7,7 @@ from math import isnan
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.errors import SpecError, unknown_name
-from isotrain.core.spec.checkpointing import Watched
+from isotrain.core.spec.checkpointing import MonitoredMetric
 
 if TYPE_CHECKING:
     from isotrain.core.running.session import Session
@@ -17,11 +17,11 @@ _TO_STOP = "early stopping"
 _NAMES = "names of metrics"
 
 
-class Best:
+class BestMetric:
     """Follows one metric of the epochs; how, is in `session.notes`, so that a resumed run knows it."""
 
     def __init__(
-        self, session: Session, name: str, watched: Watched, min_delta: float, *, anew: bool = False
+        self, session: Session, name: str, watched: MonitoredMetric, min_delta: float, *, anew: bool = False
     ) -> None:
         """Takes up where `session.notes` says it is; begins anew where they are of another metric."""
         self._watched = watched
@@ -32,11 +32,11 @@ class Best:
         self._note: dict[str, Any] = session.notes[name]
 
     @property
-    def stale(self) -> int:
+    def epochs_since_best(self) -> int:
         """Evaluated epochs since the best."""
         return int(self._note["stale"])
 
-    def note(self, metrics: Mapping[str, float]) -> bool:
+    def update(self, metrics: Mapping[str, float]) -> bool:
         """Takes an epoch's metrics; says whether it is the best so far.
 
         An epoch that was not evaluated counts for nothing.
@@ -54,7 +54,7 @@ class Best:
         return True
 
 
-class Watch:
+class BestEpochTracker:
     """What the spec says of the best epoch: that it is kept, and when no better one is waited for."""
 
     def __init__(self, session: Session) -> None:
@@ -66,26 +66,26 @@ class Watch:
         policy, stopping = session.spec.checkpoint, session.spec.early_stopping
         kept = None if policy is None else policy.keep_best
         anew = session.best_step is None
-        self._kept = None if kept is None else Best(session, _BEST, kept, 0.0, anew=anew)
+        self._kept = None if kept is None else BestMetric(session, _BEST, kept, 0.0, anew=anew)
         self._stopping = (
-            None if stopping is None else Best(session, _TO_STOP, stopping, stopping.min_delta)
+            None if stopping is None else BestMetric(session, _TO_STOP, stopping, stopping.min_delta)
         )
         self._patience = 0 if stopping is None else stopping.patience
-        self.restores = kept is not None and kept.restore
+        self.restores_best = kept is not None and kept.restore
         followed = [each.metric for each in (kept, stopping) if each is not None]
         if followed:
             _require_known(followed, session)
 
     @property
-    def is_over(self) -> bool:
+    def should_stop(self) -> bool:
         """Whether training should stop."""
-        return self._stopping is not None and self._stopping.stale >= self._patience
+        return self._stopping is not None and self._stopping.epochs_since_best >= self._patience
 
-    def note(self, metrics: Mapping[str, float]) -> bool:
+    def update(self, metrics: Mapping[str, float]) -> bool:
         """Takes an epoch's metrics; says whether its weights are to be kept as the best."""
         if self._stopping is not None:
-            self._stopping.note(metrics)
-        return self._kept is not None and self._kept.note(metrics)
+            self._stopping.update(metrics)
+        return self._kept is not None and self._kept.update(metrics)
 
 
 def _require_known(followed: list[str], session: Session) -> None:

@@ -5,12 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 
 from isotrain.core.contracts.replica import Tensor
-from isotrain.core.data.stream_marks import StreamMark
+from isotrain.core.data.stream_marks import StreamState
 from isotrain.core.errors import IsotrainError
 
 
 @dataclass
-class Course:
+class TrainerState:
     """Where one process is in a run: what its session changes from step to step, the same on every process.
 
     Attributes:
@@ -23,7 +23,7 @@ class Course:
         last_loss: Of the last step, which need not be known yet; None before the first.
         best_steps: Of the checkpoints that were each the best so far; the last is the best.
         mark: To which place the stream of data can be taken back, if it has a state of its own.
-        returns: How often a checkpoint has taken it elsewhere.
+        restore_count: How often a checkpoint has taken it elsewhere.
         is_predicting: Whether an iterator of predictions is open, whose end puts back the state before it.
     """
 
@@ -35,8 +35,8 @@ class Course:
     rate_factor: float = 1.0
     last_loss: Tensor | None = None
     best_steps: list[int] = field(default_factory=list)
-    mark: StreamMark | None = None
-    returns: int = 0
+    mark: StreamState | None = None
+    restore_count: int = 0
     is_predicting: bool = False
 
     @property

@@ -20,10 +20,10 @@ def load_data(spec: TrainingSpec) -> DataSet:
     Raises:
         DataError: It is no data set.
     """
-    return _as_the_spec_says(loaded(spec.data, spec.data_args), spec)
+    return _as_the_spec_says(load_dataset(spec.data, spec.data_args), spec)
 
 
-def loaded(data: Any, arguments: Mapping[str, Any]) -> DataSet:
+def load_dataset(data: Any, arguments: Mapping[str, Any]) -> DataSet:
     """Calls a data function with its arguments, or takes data as they are.
 
     Raises:

@@ -7,37 +7,37 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from isotrain.core.contracts.slot_forms import SlotForms
-from isotrain.core.running.slot_names import own_names
+from isotrain.core.contracts.slot_forms import OptimizerStateNames
+from isotrain.core.running.slot_names import match_names
 from isotrain.core.spec.name_maps import NameMap
 
 State = Mapping[str, np.ndarray]
-SLOTS = "optimizer/"
+OPTIMIZER_PREFIX = "optimizer/"
 """How the names of slots begin."""
 STEPS = "steps"
 """How often a weight was updated, among the slots that are common."""
 
 
 @dataclass(frozen=True)
-class Dialect:
+class StateFormat:
     """Of a run's model and optimizer.
 
     Attributes:
         names: Of its weights.
-        forms: Of slots; None where nobody knows them.
+        optimizer_state_names: Of slots; None where nobody knows them.
         optimizer: Its name in the spec.
     """
 
     names: NameMap
-    forms: SlotForms | None
+    optimizer_state_names: OptimizerStateNames | None
     optimizer: str
 
-    def has_slots(self, slots: Collection[str]) -> bool:
+    def has_optimizer_state(self, slots: Collection[str]) -> bool:
         """Whether it is known how each of these is kept."""
-        forms = self.forms
+        forms = self.optimizer_state_names
         return forms is not None and all(forms.slot(self.optimizer, "", slot) for slot in slots)
 
-    def slot_names(
+    def resolve_names(
         self, weights: Sequence[str], slots: Collection[str], known: Collection[str]
     ) -> dict[str, dict[str, str]] | None:
         """What the slots of weights are called, or will be: by weight and slot.
@@ -52,7 +52,7 @@ class Dialect:
         """
         found: dict[str, dict[str, str]] = {weight: {} for weight in weights}
         for slot in slots:
-            names = own_names(self._candidates(weights, slot), known)
+            names = match_names(self._candidates(weights, slot), known)
             if names is None:
                 return None
             for weight, name in names.items():
@@ -61,13 +61,13 @@ class Dialect:
 
     def _candidates(self, weights: Sequence[str], slot: str) -> dict[str, list[str]]:
         """What one slot of each weight may be called."""
-        assert self.forms is not None
+        assert self.optimizer_state_names is not None
         return {
-            weight: [SLOTS + name for name in self.forms.slot(self.optimizer, weight, slot)]
+            weight: [OPTIMIZER_PREFIX + name for name in self.optimizer_state_names.slot(self.optimizer, weight, slot)]
             for weight in weights
         }
 
-    def kept(self, weight: str, names: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
+    def stored_names(self, weight: str, names: Mapping[str, str], known: Collection[str]) -> dict[str, str]:
         """What there is of a weight's slots and of its steps: the name of each.
 
         Args:
@@ -75,12 +75,12 @@ class Dialect:
             names: Of its slots, by how the spec calls them.
             known: The names of the state that there is.
         """
-        assert self.forms is not None
-        steps = self.forms.steps(self.optimizer, weight)
-        all_of_it = names if steps is None else {**names, STEPS: SLOTS + steps}
+        assert self.optimizer_state_names is not None
+        steps = self.optimizer_state_names.steps(self.optimizer, weight)
+        all_of_it = names if steps is None else {**names, STEPS: OPTIMIZER_PREFIX + steps}
         return {slot: name for slot, name in all_of_it.items() if name in known}
 
-    def common_slots(
+    def to_common_state(
         self, state: State, weight: str, kept: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
         """A weight's slots as the spec means them and in the common order of axes.
@@ -88,7 +88,7 @@ class Dialect:
         Args:
             state: With all that is kept of them.
             weight: By its name here.
-            kept: As `kept` gives it.
+            kept: As `stored_names` gives it.
             rate: Of the next step.
         """
         return {
@@ -98,22 +98,22 @@ class Dialect:
             for slot, name in kept.items()
         }
 
-    def own_slots(
+    def to_local_state(
         self, common: State, weight: str, names: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
         """The same as they are kept here."""
-        assert self.forms is not None
+        assert self.optimizer_state_names is not None
         found = {}
         for slot in common.keys() - {STEPS}:
-            value = self.names.to_own(weight, common[slot]) / self._factor(slot, rate)
+            value = self.names.to_model(weight, common[slot]) / self._factor(slot, rate)
             found[names[slot]] = value
-        steps = self.forms.steps(self.optimizer, weight)
+        steps = self.optimizer_state_names.steps(self.optimizer, weight)
         if steps is not None and STEPS in common:
-            found[SLOTS + steps] = common[STEPS]
+            found[OPTIMIZER_PREFIX + steps] = common[STEPS]
         return found
 
     def _factor(self, slot: str, rate: float) -> float:
         """What it is to be multiplied by to be as the spec means it."""
-        assert self.forms is not None
-        factor = self.forms.rate_factor(self.optimizer, slot)
+        assert self.optimizer_state_names is not None
+        factor = self.optimizer_state_names.rate_factor(self.optimizer, slot)
         return 1.0 if factor is None else factor * rate

@@ -9,21 +9,21 @@ from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.service import ServerConnection
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.contracts.state_bytes import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
-from isotrain.core.planning.measured import Measured, with_measures
-from isotrain.core.plugins.cast import Cast
+from isotrain.core.planning.measured import ModelStats, complete_plan
+from isotrain.core.plugins.cast import ResolvedSpec
 from isotrain.core.running.agreement import require_same_data
 from isotrain.core.running.data_loading import load_data
-from isotrain.core.running.initial_weights import LoadReport, start_from
-from isotrain.core.running.loaders import Loaders
+from isotrain.core.running.initial_weights import LoadReport, load_initial_weights
+from isotrain.core.running.loaders import DataLoaders
 from isotrain.core.running.weights_file import require_storable
 from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.core.system.collector import collection_paused
+from isotrain.core.system.collector import gc_paused
 from isotrain.core.system.versions import versions
 
 _SCHEDULED = (
@@ -42,7 +42,7 @@ _AVERAGED = (
 
 
 @dataclass(frozen=True)
-class Equipment:
+class SessionContext:
     """What one process trains with.
 
     Attributes:
@@ -61,7 +61,7 @@ class Equipment:
     group: ReplicaGroup
     stage: int
     strategy: Strategy
-    loaders: Loaders
+    loaders: DataLoaders
     initial_weights: LoadReport | None
     packages: tuple[str, ...]
 
@@ -70,15 +70,15 @@ class Equipment:
         return versions(self.packages)
 
 
-def equip(
-    cast: Cast,
+def build_session_context(
+    cast: ResolvedSpec,
     plan: Plan,
     context: ProcessContext,
     reporter: Reporter,
-    service: Service | None,
+    server_connection: ServerConnection | None,
     *,
     resumes: bool,
-) -> Equipment:
+) -> SessionContext:
     """Builds the model, joins the other processes and loads the data.
 
     Args:
@@ -86,39 +86,39 @@ def equip(
         plan: How.
         context: This process's place.
         reporter: Is told what goes on.
-        service: What it is told besides, where it was launched.
+        server_connection: What it is told besides, where it was launched.
         resumes: Whether a checkpoint is loaded next.
     """
     reporter.enter("build model")
     spec, adapter = cast.spec, cast.host.backend(plan.backend)
-    with collection_paused():  # it imports the framework
+    with gc_paused():  # it imports the framework
         strategy = cast.strategy
-        placement = strategy.placement.for_replicas(plan.replicas)
-        group = placement.open(adapter, cast.with_model, plan.setting, context, service)
+        parallel_layout = strategy.parallel_layout.for_replicas(plan.replicas)
+        group = parallel_layout.open(adapter, cast.spec_with_model, plan.backend_config, context, server_connection)
     if spec.checkpoint is not None:
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
-    loaders = Loaders(spec, plan, group, load_data(spec))
+    loaders = DataLoaders(spec, plan, group, load_data(spec))
     require_same_data(group, loaders.data, context.rank, plan)
-    initial = start_from(spec, plan, group, resumes=resumes)
+    initial = load_initial_weights(spec, plan, group, resumes=resumes)
     measured = _measured(spec, group, loaders, initial)
-    completed = with_measures(plan, cast, measured)
+    completed = complete_plan(plan, cast, measured)
     strategy.started(group)
-    stage = context.mesh.coordinates(context.rank).get(STAGE, 0)
-    return Equipment(spec, completed, group, stage, strategy, loaders, initial, adapter.packages)
+    stage = context.device_mesh.coordinates(context.rank).get(STAGE, 0)
+    return SessionContext(spec, completed, group, stage, strategy, loaders, initial, adapter.packages)
 
 
 def _measured(
-    spec: TrainingSpec, group: ReplicaGroup, loaders: Loaders, initial: LoadReport | None
-) -> Measured:
+    spec: TrainingSpec, group: ReplicaGroup, loaders: DataLoaders, initial: LoadReport | None
+) -> ModelStats:
     weights = group.describe_state(("trainable",)).values()
     train = loaders.data.train
-    return Measured(
+    return ModelStats(
         samples=None if isinstance(train, ShardedStream) else len(train),
         parameters=sum(weight.size for weight in weights),
         gradient_bytes=sum(weight.whole_bytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],
-        remarks=remarks(spec, group, initial, loaders),
+        notes=setup_notes(spec, group, initial, loaders),
         model=model_bytes(spec, group),
     )
 
@@ -137,19 +137,19 @@ def model_bytes(spec: TrainingSpec, group: ReplicaGroup) -> ModelBytes:
     return ModelBytes(weights, sum(info.whole_bytes for info in fixed), slots)
 
 
-def remarks(
-    spec: TrainingSpec, group: ReplicaGroup, initial: LoadReport | None, loaders: Loaders
+def setup_notes(
+    spec: TrainingSpec, group: ReplicaGroup, initial: LoadReport | None, loaders: DataLoaders
 ) -> list[str]:
     """What became of initial weights and data, and how the group uses the model in its own way. Local."""
-    of_weights = [] if initial is None else initial.remarks()
-    of_rates = [] if group.own_rates() is None else [_SCHEDULED]
+    of_weights = [] if initial is None else initial.notes()
+    of_rates = [] if group.optimizer_lr_schedule() is None else [_SCHEDULED]
     of_rates += [] if group.optimizer_rates() is None else [_BY_OPTIMIZER]
-    of_averages = [] if group.weight_finaliser() is None else [_AVERAGED]
-    own = [*of_weights, *loaders.remarks(), *of_rates, *of_averages, *group.remarks()]
-    return [*own, *state_remarks(spec, group)]
+    of_averages = [] if group.weight_finalizer() is None else [_AVERAGED]
+    own = [*of_weights, *loaders.notes(), *of_rates, *of_averages, *group.plan_notes()]
+    return [*own, *state_notes(spec, group)]
 
 
-def state_remarks(spec: TrainingSpec, group: ReplicaGroup) -> list[str]:
+def state_notes(spec: TrainingSpec, group: ReplicaGroup) -> list[str]:
     """What checkpoints, where they are asked for, cannot hold of the group's state. Local."""
-    lost = [] if spec.checkpoint is None else group.not_carried()
+    lost = [] if spec.checkpoint is None else group.not_checkpointed()
     return [f"checkpoint: a run that goes on has not {each}" for each in lost]

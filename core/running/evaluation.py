@@ -11,17 +11,17 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.data.sources import ShardedStream, as_source
 from isotrain.core.errors import DataError
 from isotrain.core.running.agreement import require_same_samples
-from isotrain.core.running.equipment import Equipment
-from isotrain.core.running.predictions import predicted
+from isotrain.core.running.equipment import SessionContext
+from isotrain.core.running.predictions import predict_batch
 
 
-class Evaluation:
+class Evaluator:
     """Evaluates and predicts with the weights as they are; every process calls it alike."""
 
-    def __init__(self, equipment: Equipment, reporter: Reporter) -> None:
-        self._group = equipment.group
-        self._strategy = equipment.strategy
-        self._loaders = equipment.loaders
+    def __init__(self, session_context: SessionContext, reporter: Reporter) -> None:
+        self._group = session_context.group
+        self._strategy = session_context.strategy
+        self._loaders = session_context.loaders
         self._reporter = reporter
 
     def evaluate(self, data: Any) -> dict[str, float]:
@@ -34,7 +34,7 @@ class Evaluation:
             source = self._source(data, "evaluate")
             if self._reporter.rank == 0:
                 self._reporter.emit(Evaluating())
-            with self._strategy.evaluating(self._group), self._group.unmoved():
+            with self._strategy.evaluating(self._group), self._group.preserving_state():
                 for batch in self._loaders.evaluation(source):
                     self._reporter.enter("evaluate")  # anew: timeouts.progress is for each batch
                     require_same_samples(self._group, batch)
@@ -47,7 +47,7 @@ class Evaluation:
         Raises:
             SpecError: There is one.
         """
-        with self._reporter.doing("try metrics"), self._group.undisturbed():
+        with self._reporter.doing("try metrics"), self._group.preserving_training_state():
             with self._strategy.evaluating(self._group):
                 self._group.evaluation_step(batch)
             self._group.collect_metrics("evaluation")
@@ -65,11 +65,11 @@ class Evaluation:
                 "predict: a stream that shards itself has no order of samples that predictions could be"
                 " in. Give the samples as arrays, or as a stream of whole batches."
             )
-        with self._strategy.evaluating(self._group), self._group.unmoved():
+        with self._strategy.evaluating(self._group), self._group.preserving_state():
             for batch in self._loaders.evaluation(source):
                 with self._reporter.doing("predict"):
                     require_same_samples(self._group, batch)
-                    found = predicted(self._group, batch)
+                    found = predict_batch(self._group, batch)
                 yield found
 
     def _source(self, data: Any, call: str) -> Any:

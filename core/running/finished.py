@@ -15,14 +15,14 @@ from isotrain.core.checkpoints.safetensors_file import write_safetensors
 from isotrain.core.contracts.export import ExportForm
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError, UnsupportedError
-from isotrain.core.launching.look import look
-from isotrain.core.planning.own_place import place_to_join
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost, plugin_host
-from isotrain.core.running.data_loading import loaded
+from isotrain.core.launching.look import probe_run
+from isotrain.core.planning.own_place import detect_cluster_info
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager, plugin_manager
+from isotrain.core.running.data_loading import load_dataset
 from isotrain.core.running.portions import portions
-from isotrain.core.running.targets import form_of, replaced
-from isotrain.core.running.trained import RunLike, Trained
+from isotrain.core.running.targets import form_of, atomically_replaced
+from isotrain.core.running.trained import RunLike, TrainedModel
 from isotrain.core.running.weight_sources import stored_weights
 from isotrain.core.spec.files import SpecLike
 
@@ -60,11 +60,11 @@ def predict(
         SpecError: The model function cannot be found again.
         RunFailedError: A process failed; tells which, where and why.
     """
-    trained = Trained.of(run, spec)
+    trained = TrainedModel.of(run, spec)
     wanted = trained.spec(functools.partial(_to_predict_for, data))
     work = functools.partial(_predict, weights=trained.location)
-    cast = Cast(wanted, plugin_host(wanted.plugins))
-    return look(work, cast, backend or trained.backend, replicas)
+    cast = ResolvedSpec(wanted, plugin_manager(wanted.plugins))
+    return probe_run(work, cast, backend or trained.backend, replicas)
 
 
 def export(
@@ -95,20 +95,20 @@ def export(
         UnsupportedError: The model has no such form, or no backend that is installed writes it.
         RunFailedError: The process failed; tells where and why.
     """
-    place, own = Path(target), place_to_join()
+    place, own = Path(target), detect_cluster_info()
     if own is not None and own.rank:
         return place
-    trained = Trained.of(run, spec)
+    trained = TrainedModel.of(run, spec)
     form = form_of(place, to)
     if form == "safetensors":
-        with replaced(place) as new:
+        with atomically_replaced(place) as new:
             _write_safetensors(trained.location, new)
         return place
     samples = trained.data if data is None else (data, {})
     known = samples if form in _BY_SAMPLES else None
-    wanted = trained.spec(functools.partial(_samples, known)).replace(global_batch=2)
-    host = plugin_host(wanted.plugins)
-    with replaced(place) as new:
+    wanted = trained.spec(functools.partial(_samples, known)).replace(global_batch_size=2)
+    host = plugin_manager(wanted.plugins)
+    with atomically_replaced(place) as new:
         work = functools.partial(
             _export,
             weights=trained.location,
@@ -116,7 +116,7 @@ def export(
             target=str(new),
             known=known is not None,
         )
-        look(work, Cast(wanted, host), _writer(trained, form, host))
+        probe_run(work, ResolvedSpec(wanted, host), _writer(trained, form, host))
     return place
 
 
@@ -130,7 +130,7 @@ _BY_SAMPLES: tuple[ExportForm, ...] = ("onnx", "saved-model")
 """Forms for which some models must be shown what their inputs are like."""
 
 
-def _writer(trained: Trained, form: ExportForm, host: PluginHost) -> str:
+def _writer(trained: TrainedModel, form: ExportForm, host: PluginManager) -> str:
     """A backend that writes the form: the run's own, or one for which the spec has the same model.
 
     Raises:
@@ -144,7 +144,7 @@ def _writer(trained: Trained, form: ExportForm, host: PluginHost) -> str:
         same = {name for name, each in model.items() if each == model.get(own)}
         writers = [name for name in writers if host.backend(name).framework in same]
     for name in writers:
-        if host.backend(name).usability().usable:
+        if host.backend(name).availability().available:
             return name
     raise UnsupportedError(
         f"export: no backend that is usable here writes this model as {form!r}. Known for it:"
@@ -156,7 +156,7 @@ def _samples(found: tuple[Any, Mapping[str, Any]] | None) -> DataSet:
     """The data whose inputs are looked at; None for a place-holder."""
     if found is None:
         return DataSet((np.zeros((1, 1), np.float32),))
-    return DataSet(loaded(*found).train)
+    return DataSet(load_dataset(*found).train)
 
 
 def _take(session: Session, location: str) -> None:
@@ -184,7 +184,7 @@ def _export(session: Session, weights: str, form: ExportForm, target: str, known
 
 
 def _to_predict_for(data: Any) -> DataSet:
-    found = loaded(data, {})
+    found = load_dataset(data, {})
     return DataSet(found.train, found.train if found.validation is None else found.validation)
 
 

@@ -12,7 +12,7 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import SpecError, UnsupportedError, first_of
 from isotrain.core.running.portions import portions
-from isotrain.core.running.weight_sources import Weights, weights_at
+from isotrain.core.running.weight_sources import Weights, open_weights
 from isotrain.core.running.weights_file import WEIGHTS
 from isotrain.core.spec import references
 from isotrain.core.spec.initial_weights import InitialWeights, matches
@@ -45,7 +45,7 @@ class LoadReport:
         """As JSON values."""
         return asdict(self)
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """In a few lines, for the plan."""
         lines = []
         if self.source is not None:
@@ -61,7 +61,7 @@ class LoadReport:
         return [f"initial_weights: {line}" for line in lines]
 
 
-def start_from(
+def load_initial_weights(
     spec: TrainingSpec, plan: Plan, group: ReplicaGroup, *, resumes: bool
 ) -> LoadReport | None:
     """Sets the weights that the spec names, and makes sure that those to freeze are frozen.
@@ -88,7 +88,7 @@ def start_from(
     if wanted.source is None or resumes:
         return LoadReport(frozen=frozen)
     names = map_of(read_maps(wanted.map), plan.backend, plan.framework)
-    source = weights_at(wanted.source, group)
+    source = open_weights(wanted.source, group)
     return _load(wanted, names, source, group, frozen)
 
 
@@ -144,7 +144,7 @@ def _read(
                 f"initial_weights: {first} and {other} are one weight of the model, and differ in"
                 f" {_called(wanted)}. Leave out with `exclude` the one that is not meant."
             )
-    return names.to_own(own, value)
+    return names.to_model(own, value)
 
 
 def _is_counter(dtype: str | np.dtype[Any]) -> bool:

@@ -6,7 +6,7 @@ import contextlib
 import time
 from typing import TYPE_CHECKING
 
-from isotrain.core.launching.run_directory import kept_weights, weights_after
+from isotrain.core.launching.run_directory import last_weights_file, last_weights_path
 from isotrain.core.running.weights_file import save_weights
 
 if TYPE_CHECKING:
@@ -21,7 +21,7 @@ def _are_whole(group: ReplicaGroup) -> bool:
     return all(info.offset is None for info in group.describe_state(("trainable",)).values())
 
 
-class KeptWeights:
+class LastWeights:
     """Keeps the newest weights in the run directory: `weights-after-N-steps.safetensors`. Of rank 0."""
 
     def __init__(self, session: Session) -> None:
@@ -36,8 +36,8 @@ class KeptWeights:
     def keep(self) -> None:
         """Keeps them in place of those before."""
         session = self._session
-        before = kept_weights(session.run_directory)
-        now = weights_after(session.run_directory, session.steps_done)
+        before = last_weights_file(session.run_directory)
+        now = last_weights_path(session.run_directory, session.steps_done)
         if session.steps_done and now != before and _are_whole(session.group):
             save_weights(session.group, now)
             if before is not None:
@@ -51,6 +51,6 @@ class KeptWeights:
 
     def forget(self) -> None:
         """Removes those that were kept: the final ones are there."""
-        kept = kept_weights(self._session.run_directory)
+        kept = last_weights_file(self._session.run_directory)
         if kept is not None:
             kept.unlink()

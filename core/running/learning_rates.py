@@ -27,7 +27,7 @@ class LearningRates:
         spec: TrainingSpec,
         own: Callable[[int], float] | None = None,
         *,
-        global_batch: int,
+        global_batch_size: int,
         steps_per_epoch: int,
         total_steps: int,
     ) -> None:
@@ -36,14 +36,14 @@ class LearningRates:
         Args:
             spec: Gives the optimizer's rate, the schedule and the scaling rule.
             own: The schedule that the spec's own optimizer came with; gives all rates, before scaling.
-            global_batch: Samples of one step over all replicas.
+            global_batch_size: Samples of one step over all replicas.
             steps_per_epoch: Steps of one epoch.
             total_steps: Steps of the whole run.
 
         Raises:
             SpecError: There are two schedules, or the rate grows beyond all numbers.
         """
-        self._scale = spec.scaling.factor(global_batch)
+        self._scale = spec.scaling.factor(global_batch_size)
         self.peak = spec.optimizer.lr * self._scale
         self._own = own
         self._schedule = spec.schedule

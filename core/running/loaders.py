@@ -11,10 +11,10 @@ from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
-from isotrain.core.data.loader import Loader, Place
-from isotrain.core.data.recut import nothing_stays
+from isotrain.core.data.loader import Loader, ToDevice
+from isotrain.core.data.recut import never_on_device
 from isotrain.core.data.refusals import TRANSFORM
-from isotrain.core.data.sources import ShardedStream, source_remarks
+from isotrain.core.data.sources import ShardedStream, source_notes
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -23,7 +23,7 @@ MARK_SECONDS = 1.0
 """What a run that resumes reads again of its stream, so that it is not asked at each batch where it is."""
 
 
-class Loaders:
+class DataLoaders:
     """Makes the loaders of one process.
 
     Attributes:
@@ -34,15 +34,15 @@ class Loaders:
         self.data = data
         self._spec = spec
         self._floats = np.dtype("float64" if spec.precision == "float64" else "float32")
-        self._global_batch = plan.global_batch
-        self._shares_cores = plan.setting.device == "cpu"
+        self._global_batch_size = plan.global_batch_size
+        self._shares_cores = plan.backend_config.device == "cpu"
         self._group = group
         self._transform = None if spec.transform is None else references.resolve(spec.transform)
 
-    def remarks(self) -> list[str]:
+    def notes(self) -> list[str]:
         """What is not done as the loaders that people gave would have; each once."""
         sources = (self.data.train, self.data.validation)
-        return list(dict.fromkeys(each for source in sources for each in source_remarks(source)))
+        return list(dict.fromkeys(each for source in sources for each in source_notes(source)))
 
     def training(self) -> Loader:
         """The batches of the run, for the replicas that live here."""
@@ -55,24 +55,24 @@ class Loaders:
         everyone = tuple(range(self._group.replicas))
         return next(self._training(everyone, None).from_step(step))
 
-    def _training(self, local_replicas: Sequence[int], place: Place | None) -> Loader:
+    def _training(self, local_replicas: Sequence[int], to_device: ToDevice | None) -> Loader:
         return Loader(
             self.data.train,
-            global_batch=self._global_batch,
+            global_batch_size=self._global_batch_size,
             replicas=self._group.replicas,
             local_replicas=local_replicas,
             seed=self._spec.seed,
             shuffle=self._spec.shuffle,
             drop_remainder=self._spec.drop_remainder,
-            accumulate=self._spec.accumulate,
+            gradient_accumulation_steps=self._spec.gradient_accumulation_steps,
             transform=self._transform,
             tries_transform=self._group.replicas > 1
-            and place is not None
+            and to_device is not None
             and not self._spec.silences(TRANSFORM),
             epochs=self._spec.epochs,
             steps=self._spec.steps,
-            place=place,
-            is_placed=nothing_stays if place is None else self._group.is_placed,
+            to_device=to_device,
+            is_on_device=never_on_device if to_device is None else self._group.is_on_device,
             shares_cores=self._shares_cores,
             mark_seconds=None if self._spec.checkpoint is None else MARK_SECONDS,
         )
@@ -81,20 +81,20 @@ class Loaders:
         """The batches of a whole data set in its order, for the replicas that live here."""
         return Loader(
             source,
-            global_batch=self._spec.evaluation.batch or self._global_batch,
+            global_batch_size=self._spec.evaluation.batch or self._global_batch_size,
             replicas=self._group.replicas,
             local_replicas=self._group.local_replicas,
             seed=self._spec.seed,
             shuffle=False,
             drop_remainder=False,
             epochs=1,
-            place=self._place,
-            is_placed=self._group.is_placed,
+            to_device=self._place,
+            is_on_device=self._group.is_on_device,
             shares_cores=self._shares_cores,
         )
 
     def _place(self, array: np.ndarray) -> Any:
-        return self._group.place(self._as_precision(array))
+        return self._group.to_device(self._as_precision(array))
 
     def _as_precision(self, array: np.ndarray) -> np.ndarray:
         """Gives floating-point data the width the model computes in; other types stay."""

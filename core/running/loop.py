@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
-from isotrain.core.running.best import Watch
+from isotrain.core.running.best import BestEpochTracker
 
 if TYPE_CHECKING:
     from isotrain.core.data.batch import Batch
@@ -16,21 +16,21 @@ def _nothing() -> None:
     """For callers who have nothing to do at the end of an epoch."""
 
 
-def fit(session: Session, epoch_ended: Callable[[], None] = _nothing) -> dict[str, float]:
+def fit(session: Session, on_epoch_end: Callable[[], None] = _nothing) -> dict[str, float]:
     """Trains to the end of the run, with metrics and evaluation at the ends of epochs.
 
     Checkpoints, the best weights and an early end are as the spec says.
 
     Args:
         session: To train in.
-        epoch_ended: Called after each epoch.
+        on_epoch_end: Called after each epoch.
 
     Returns:
         The metrics of the last epoch, evaluation's as `validation_<name>`.
     """
     metrics: dict[str, float] = session.notes.get("metrics", {})
-    watch = Watch(session)
-    if watch.is_over:
+    watch = BestEpochTracker(session)
+    if watch.should_stop:
         session.stop()
     for batch in session.batches():
         if batch.step == 0:
@@ -39,12 +39,12 @@ def fit(session: Session, epoch_ended: Callable[[], None] = _nothing) -> dict[st
         is_best = False
         if batch.is_last_of_epoch or session.is_done:
             metrics = session.notes["metrics"] = _end_epoch(session, batch)
-            epoch_ended()
-            is_best = watch.note(metrics)
-            if watch.is_over:
+            on_epoch_end()
+            is_best = watch.update(metrics)
+            if watch.should_stop:
                 session.stop()
-        session.save_if_due(best=is_best, beside_step=True)
-    if watch.restores:
+        session.save_if_due(best=is_best, overlap_next_step=True)
+    if watch.restores_best:
         session.restore_best()
     return metrics
 

@@ -15,8 +15,8 @@ from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.data.trees import leaves, map_tree
 from isotrain.core.errors import UnsupportedError
-from isotrain.core.running.agreement import Agreement
-from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.agreement import Consensus
+from isotrain.core.running.equipment import SessionContext
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _OVER_THE_BATCH = ("circle", "dice", "tversky")
@@ -44,16 +44,16 @@ def is_known_mean(spec: TrainingSpec, framework: str) -> bool:
     )
 
 
-class LossTrial:
+class LossCheck:
     """Evaluates the loss of a batch as a whole and in parts; every process calls it alike."""
 
-    def __init__(self, equipment: Equipment, reporter: Reporter) -> None:
-        spec, plan = equipment.spec, equipment.plan
-        self._group, self._strategy = equipment.group, equipment.strategy
+    def __init__(self, session_context: SessionContext, reporter: Reporter) -> None:
+        spec, plan = session_context.spec, session_context.plan
+        self._group, self._strategy = session_context.group, session_context.strategy
         self._reporter = reporter
         self._is_known = is_known_mean(spec, plan.framework)
         self._tolerance = _TOLERANCES.get(spec.precision, _ROUGH)
-        is_divided = plan.replicas > 1 or spec.accumulate > 1
+        is_divided = plan.replicas > 1 or spec.gradient_accumulation_steps > 1
         self.is_due = is_divided and not self._is_known and not spec.silences(LOSS)
 
     def require_mean(self, batch: Batch) -> None:
@@ -85,7 +85,7 @@ class LossTrial:
         if self._is_known:
             return None
         whole, parts = _trial_batches(self._group, batch)
-        with self._group.undisturbed():
+        with self._group.preserving_training_state():
             one, other = self._loss([whole]), self._loss(parts)
             if not abs(one - other) > self._tolerance * max(abs(one), abs(other)):
                 return None
@@ -105,7 +105,7 @@ class LossTrial:
                     self._group.evaluation_step(batch)
             except Exception as error:  # a person's functions raise anything
                 failure = error
-        failed = Agreement(self._group).holds_anywhere(failure is not None)
+        failed = Consensus(self._group).any_process(failure is not None)
         if not failed:
             return self._group.collect_metrics("evaluation")["loss"]
         reason = "on another process" if failure is None else f"{type(failure).__name__}: {failure}"
@@ -133,7 +133,7 @@ def _samples(group: ReplicaGroup, piece: Slice) -> Slice:
 
     def twice(leaf: Any) -> Any:
         array = leaf if isinstance(leaf, np.ndarray) else group.numpy(leaf)
-        return group.place(np.repeat(array, 2, axis=0))
+        return group.to_device(np.repeat(array, 2, axis=0))
 
     targets = None if piece.targets is None else map_tree(twice, piece.targets)
     return Slice(map_tree(twice, piece.inputs), targets, 2, 1.0)

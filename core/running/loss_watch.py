@@ -16,7 +16,7 @@ from isotrain.core.data.trees import leaves
 from isotrain.core.errors import NotANumberError
 
 OnNan = Literal["stop", "warn", "ignore"]
-Samples = Callable[[int], Batch | None]
+LoadSamples = Callable[[int], Batch | None]
 """Gives the slices of every replica in a step, as NumPy arrays; None where they cannot be read again."""
 
 _USUAL = (
@@ -25,23 +25,23 @@ _USUAL = (
 )
 
 
-class LossWatch:
+class NanGuard:
     """Looks at losses that were read anyway, and looks for the cause at the first that is NaN."""
 
-    def __init__(self, action: OnNan, reporter: Reporter, culprit: Callable[[int], str]) -> None:
+    def __init__(self, action: OnNan, reporter: Reporter, explain_nan: Callable[[int], str]) -> None:
         """Waits for losses.
 
         Args:
             action: What to do at the first.
             reporter: Tells the launcher.
-            culprit: Says in words what is to blame for the loss of a step.
+            explain_nan: Says in words what is to blame for the loss of a step.
         """
         self._waits = action != "ignore"
         self._stops = action == "stop"
         self._reporter = reporter
-        self._culprit = culprit
+        self._culprit = explain_nan
 
-    def look(self, first: int, losses: Sequence[float]) -> None:
+    def check(self, first: int, losses: Sequence[float]) -> None:
         """Takes the losses of steps that follow each other.
 
         Raises:
@@ -61,7 +61,7 @@ class LossWatch:
         self._reporter.warn(f"{text} The run goes on (on_nan: warn).")
 
 
-def culprit(step: int, samples: Samples, plan: Plan, group: ReplicaGroup) -> str:
+def explain_nan(step: int, samples: LoadSamples, plan: Plan, group: ReplicaGroup) -> str:
     """Says which samples or weights are NaN, as far as rank 0 can see.
 
     Args:

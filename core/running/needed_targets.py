@@ -15,7 +15,7 @@ def needs_targets(spec: TrainingSpec, framework: str) -> bool:
     return any(not loss.is_reference for loss in spec.losses(framework).values())
 
 
-def no_targets(source: Any, inputs: Any) -> DataError:
+def missing_targets_error(source: Any, inputs: Any) -> DataError:
     """What to say of samples that have inputs only.
 
     Args:

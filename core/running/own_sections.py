@@ -7,11 +7,11 @@ from collections.abc import Iterable
 _OF_REPLICA = "replica-"
 
 
-def own_section(replica: int, stage: int) -> str:
+def replica_section(replica: int, stage: int) -> str:
     """Of a stage of a replica; one that lies in no stages is its own first."""
     return f"{_OF_REPLICA}{replica}" + (f"-stage-{stage}" if stage else "")
 
 
-def own_sections(sections: Iterable[str]) -> list[str]:
+def replica_sections(sections: Iterable[str]) -> list[str]:
     """Those among a checkpoint's sections, in its order."""
     return [section for section in sections if section.startswith(_OF_REPLICA)]

@@ -18,7 +18,7 @@ _WORD = np.dtype(np.int32)
 """What travels between replicas: the bits of any type, in one that every framework gathers."""
 
 
-def predicted(group: ReplicaGroup, batch: Batch) -> Any:
+def predict_batch(group: ReplicaGroup, batch: Batch) -> Any:
     """Predicts for a global batch; called by every process with its part of it.
 
     Returns:
@@ -45,7 +45,7 @@ def predicted(group: ReplicaGroup, batch: Batch) -> Any:
     return _filled(trees[0], iter(whole))
 
 
-def joined(batches: Sequence[Any]) -> Any:
+def concatenated(batches: Sequence[Any]) -> Any:
     """The predictions of one global batch after the other as those of all samples."""
     outputs = zip(*(_arrays_of(batch) for batch in batches), strict=True)
     return _filled(batches[0], (np.concatenate(arrays) for arrays in outputs))

@@ -22,27 +22,27 @@ Replan = Callable[[Plan, str | None], Plan]
 
 
 @dataclass
-class Restarts:
+class RestartLoop:
     """Runs a job until it ends well, or has failed too often.
 
     Attributes:
-        allowed: How often it may start again.
+        max_restarts: How often it may start again.
         folder: Where its checkpoints lie: a path or URL.
-        begins: The checkpoint that the run itself has gone on from, if it has.
+        initial_checkpoint: The checkpoint that the run itself has gone on from, if it has.
         records: What the run tells.
         min_replicas: With how few replicas it may go on; None: with no fewer than it began.
         replan: Makes a smaller plan.
-        made: What became of each restart: `failure`, `after_step` (steps done by then), `from_step` (where it
+        restarts: What became of each restart: `failure`, `after_step` (steps done by then), `from_step` (where it
             went on) and `replicas`.
     """
 
-    allowed: int
+    max_restarts: int
     folder: str
-    begins: Checkpoint | None
+    initial_checkpoint: Checkpoint | None
     records: RunRecords
     min_replicas: int | None
     replan: Replan
-    made: list[dict[str, Any]] = field(default_factory=list)
+    restarts: list[dict[str, Any]] = field(default_factory=list)
 
     def run(self, attempt: Attempt, plan: Plan) -> list[Any]:
         """Gives what the processes of the attempt that ended well returned, by rank.
@@ -51,15 +51,15 @@ class Restarts:
             RunFailedError: The last attempt failed; or a loss was NaN, which it would be again; or it was
                 asked to end; or the run directory was removed.
         """
-        resume = None if self.begins is None else self.begins.location
+        resume = None if self.initial_checkpoint is None else self.initial_checkpoint.location
         while True:
-            reached = _Reached(self.records.hear)
+            reached = _Reached(self.records.on_event)
             try:
-                return attempt(plan, resume, reached.hear)
+                return attempt(plan, resume, reached.on_event)
             except (NotANumberError, EndedError):
                 raise
             except RunFailedError as failure:
-                if len(self.made) >= self.allowed or self.records.directory.removed():
+                if len(self.restarts) >= self.max_restarts or self.records.directory.removed():
                     raise
                 steps = reached.steps if failure.steps_done is None else failure.steps_done
                 plan, resume = self._again(plan, failure, steps)
@@ -68,14 +68,14 @@ class Restarts:
         """What to start after a failure, and from where."""
         from isotrain.core.checkpoints.folder import CheckpointFolder  # it imports NumPy
 
-        newest = CheckpointFolder(self.folder).newest() or self.begins
+        newest = CheckpointFolder(self.folder).newest() or self.initial_checkpoint
         step = 0 if newest is None else newest.step
-        came_no_further = any(each["from_step"] == step for each in self.made)
+        came_no_further = any(each["from_step"] == step for each in self.restarts)
         if came_no_further or failure.lost_host is not None:
             plan = self._smaller(plan, failure.lost_host)
         self.records.rewind(step)
         facts = {"after_step": max(reached, step), "from_step": step, "replicas": plan.replicas}
-        self.made.append({"failure": str(failure).partition("\n")[0], **facts})
+        self.restarts.append({"failure": str(failure).partition("\n")[0], **facts})
         self.records.note(Restarted(time=time.time(), failure=str(failure), **facts))
         return plan, None if newest is None else newest.location
 
@@ -101,7 +101,7 @@ class _Reached:
         self.steps = 0
         self._on_event = on_event
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         if isinstance(event, Steps):
             self.steps = event.first + len(event.losses)
         self._on_event(event)

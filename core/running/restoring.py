@@ -12,21 +12,21 @@ from isotrain.core.contracts.state import StateInfo
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.errors import IsotrainError
-from isotrain.core.running.equipment import Equipment
-from isotrain.core.running.own_sections import own_section, own_sections
+from isotrain.core.running.equipment import SessionContext
+from isotrain.core.running.own_sections import replica_section, replica_sections
 from isotrain.core.running.portions import portions
-from isotrain.core.running.resuming import Saved
-from isotrain.core.running.state_copies import OWN_STATE, SHARED_STATE
-from isotrain.core.running.translation import LOST, LOST_SLOTS, Origin, Translation
+from isotrain.core.running.resuming import SavedRun
+from isotrain.core.running.state_copies import REPLICA_STATE, REPLICATED_STATE
+from isotrain.core.running.translation import LOST_STATE, LOST_OPTIMIZER_STATE, StateSource, StateConverter
 from isotrain.core.running.weights_file import WEIGHTS
 
-_FIRST = own_section(0, 0)
+_FIRST = replica_section(0, 0)
 _METRICS = "metrics/"
 _CARRY = "carry/"
 _SCALE = "loss-scale/"
 
 
-def load(saved: Saved, own: Equipment, rate: Callable[[], float]) -> list[str]:
+def load(saved: SavedRun, own: SessionContext, rate: Callable[[], float]) -> list[str]:
     """Sets all state of this process's replicas, and the strategy's.
 
     Args:
@@ -56,15 +56,15 @@ def load(saved: Saved, own: Equipment, rate: Callable[[], float]) -> list[str]:
         lost += _write_mean(saved, group)
     elif not saved.identity.replicas_differ:
         lost += _write_shared(saved, group)
-    in_place = same and saved.stages == own.plan.mesh.size(STAGE)
-    if in_place and saved.is_served == own.plan.is_served:
+    in_place = same and saved.stages == own.plan.device_mesh.size(STAGE)
+    if in_place and saved.uses_parameter_server == own.plan.uses_parameter_server:
         lost += _write_own(saved, own, weights=keep_apart)
     else:
         lost += _write_metrics(saved, own)
     return [*lost, *_load_strategy(saved, group, strategy)]
 
 
-def load_weights(saved: Saved, own: Equipment) -> None:
+def load_weights(saved: SavedRun, own: SessionContext) -> None:
     """Sets weights and other state of the model alone, optimizer slots left out.
 
     Raises:
@@ -74,50 +74,50 @@ def load_weights(saved: Saved, own: Equipment) -> None:
     stored = saved.checkpoint.tensors(_section(saved))
     names = [name for name in group.describe_state(WEIGHTS) if name in stored]
     if translation is not None:
-        _write_origins(saved, group, translation, translation.origins(stored, group))
+        _write_origins(saved, group, translation, translation.state_sources(stored, group))
     elif saved.identity.replicas_differ:
         _write_means(saved, group, names)
     else:
         _write_portions(saved, group, names)
 
 
-def _section(saved: Saved) -> str:
+def _section(saved: SavedRun) -> str:
     """Where all weights and slots are, if only those of one replica."""
     return _FIRST if saved.identity.replicas_differ else "state"
 
 
-def _translation(saved: Saved, own: Equipment) -> Translation | None:
+def _translation(saved: SavedRun, own: SessionContext) -> StateConverter | None:
     """Between the framework that saved a checkpoint and this one, where that takes one."""
-    if not Translation.is_needed(saved.checkpoint.tensors(_section(saved)), own.group):
+    if not StateConverter.is_needed(saved.checkpoint.tensors(_section(saved)), own.group):
         return None
-    return Translation.between((saved.plan.backend, saved.plan.framework), own.plan, own.spec)
+    return StateConverter.between((saved.plan.backend, saved.plan.framework), own.plan, own.spec)
 
 
 def _write_translated(
-    saved: Saved, group: ReplicaGroup, translation: Translation, rate: float
+    saved: SavedRun, group: ReplicaGroup, translation: StateConverter, rate: float
 ) -> list[str]:
     """Sets weights, slots and the scale of the loss, by their names in this framework."""
     stored = saved.checkpoint.tensors(_section(saved))
-    weights = translation.origins(stored, group)
+    weights = translation.state_sources(stored, group)
     _require_all_weights(saved, group, weights)
-    with_slots = translation.with_slots(weights, stored, group, rate)
-    group.part_weights()
-    _write_origins(saved, group, translation, with_slots or weights, rate)
+    with_optimizer_state = translation.with_optimizer_state(weights, stored, group, rate)
+    group.reshard_weights()
+    _write_origins(saved, group, translation, with_optimizer_state or weights, rate)
     scale = [name for name in group.describe_state(("loss-scale",)) if name in stored]
     _write(saved, group, _common_state(saved, scale))
-    return [LOST, LOST_SLOTS] if with_slots is None else [LOST]
+    return [LOST_STATE, LOST_OPTIMIZER_STATE] if with_optimizer_state is None else [LOST_STATE]
 
 
 def _write_origins(
-    saved: Saved,
+    saved: SavedRun,
     group: ReplicaGroup,
-    translation: Translation,
-    origins: Mapping[str, Origin],
+    translation: StateConverter,
+    origins: Mapping[str, StateSource],
     rate: float = 1.0,
 ) -> None:
     """Translates and sets state a portion after the other."""
     stored = saved.checkpoint.tensors(_section(saved))
-    here = [name for name in origins if not group.lives_elsewhere(name)]
+    here = [name for name in origins if not group.is_remote(name)]
     for portion in portions(here, lambda name: sum(stored[n].nbytes for n in origins[name].names)):
         found = _common_state(saved, {n for name in portion for n in origins[name].names})
         for name in portion:
@@ -125,33 +125,33 @@ def _write_origins(
             _write(saved, group, state, how=", by `checkpoint.map`")
 
 
-def _common_state(saved: Saved, names: Collection[str]) -> dict[str, np.ndarray]:
+def _common_state(saved: SavedRun, names: Collection[str]) -> dict[str, np.ndarray]:
     """Weights and slots of all replicas; of those that differed, the mean."""
     if saved.identity.replicas_differ:
         return _mean_state(saved, names)
     return saved.checkpoint.read("state", names)
 
 
-def _write_shared(saved: Saved, group: ReplicaGroup) -> list[str]:
+def _write_shared(saved: SavedRun, group: ReplicaGroup) -> list[str]:
     """Sets what all replicas had alike, or in parts."""
     stored = saved.checkpoint.tensors("state")
     _require_all_weights(saved, group, stored)
     unknown = _unknown_scales(stored, group)
-    group.part_weights()
-    here = [n for n in stored if n not in unknown and not group.lives_elsewhere(n)]
+    group.reshard_weights()
+    here = [n for n in stored if n not in unknown and not group.is_remote(n)]
     _write_portions(saved, group, here)
     return [_not_here(name) for name in unknown]
 
 
-def _write_portions(saved: Saved, group: ReplicaGroup, names: Iterable[str]) -> None:
+def _write_portions(saved: SavedRun, group: ReplicaGroup, names: Iterable[str]) -> None:
     """Reads and sets state a portion after the other: it is never here twice as a whole."""
-    stored, described = saved.checkpoint.tensors("state"), group.describe_state(SHARED_STATE)
+    stored, described = saved.checkpoint.tensors("state"), group.describe_state(REPLICATED_STATE)
     for portion in portions(names, lambda name: stored[name].nbytes):
         _write(saved, group, _read_portion(saved, portion, described))
 
 
 def _read_portion(
-    saved: Saved, names: Sequence[str], described: Mapping[str, StateInfo]
+    saved: SavedRun, names: Sequence[str], described: Mapping[str, StateInfo]
 ) -> dict[str, np.ndarray]:
     """Tensors of the state; of what this process has a part of, that part alone."""
     parts = {n: described[n] for n in names if n in described and described[n].offset is not None}
@@ -162,7 +162,7 @@ def _read_portion(
     }
 
 
-def _write_mean(saved: Saved, group: ReplicaGroup) -> list[str]:
+def _write_mean(saved: SavedRun, group: ReplicaGroup) -> list[str]:
     """Sets the mean of replicas that differed."""
     stored = saved.checkpoint.tensors(_FIRST)
     names = [name for name in stored if not _is_own(name)]
@@ -173,7 +173,7 @@ def _write_mean(saved: Saved, group: ReplicaGroup) -> list[str]:
     return [_not_here(name) for name in unknown]
 
 
-def _write_means(saved: Saved, group: ReplicaGroup, names: Iterable[str]) -> None:
+def _write_means(saved: SavedRun, group: ReplicaGroup, names: Iterable[str]) -> None:
     stored = saved.checkpoint.tensors(_FIRST)
     for portion in portions(names, lambda name: stored[name].nbytes):
         _write(saved, group, _mean_state(saved, portion))
@@ -186,7 +186,7 @@ def _unknown_scales(names: Iterable[str], group: ReplicaGroup) -> list[str]:
 
 
 def _write(
-    saved: Saved,
+    saved: SavedRun,
     group: ReplicaGroup,
     state: Mapping[str, np.ndarray],
     replica: int | None = None,
@@ -207,7 +207,7 @@ def _not_here(name: str) -> str:
     return f"{name}: there is no such state here"
 
 
-def _require_all_weights(saved: Saved, group: ReplicaGroup, names: Collection[str]) -> None:
+def _require_all_weights(saved: SavedRun, group: ReplicaGroup, names: Collection[str]) -> None:
     weights = group.describe_state(WEIGHTS)
     missing = [name for name in weights if name not in names]
     if missing:
@@ -218,19 +218,19 @@ def _require_all_weights(saved: Saved, group: ReplicaGroup, names: Collection[st
         )
 
 
-def _write_own(saved: Saved, own: Equipment, *, weights: bool) -> list[str]:
+def _write_own(saved: SavedRun, own: SessionContext, *, weights: bool) -> list[str]:
     """Gives each replica here what that of the same number had, its weights and slots among it or not."""
     group = own.group
     lost: set[str] = set()
     for replica in group.local_replicas:
-        section = own_section(replica, own.stage)
+        section = replica_section(replica, own.stage)
         if section not in saved.checkpoint.sections():
             continue
         stored = saved.checkpoint.tensors(section)
         names = [name for name in stored if weights or _is_own(name)]
         if weights:
             _require_all_weights(saved, group, names)
-        known = group.describe_state(OWN_STATE, replica=replica)
+        known = group.describe_state(REPLICA_STATE, replica=replica)
         here = [name for name in names if name in known or not _is_own(name)]
         for portion in portions(here, {name: stored[name].nbytes for name in here}.__getitem__):
             _write(saved, group, saved.checkpoint.read(section, portion), replica)
@@ -249,16 +249,16 @@ def _refused(group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int)
 
 
 def _is_own(name: str) -> bool:
-    return name.partition("/")[0] in OWN_STATE
+    return name.partition("/")[0] in REPLICA_STATE
 
 
-def _write_metrics(saved: Saved, own: Equipment) -> list[str]:
+def _write_metrics(saved: SavedRun, own: SessionContext) -> list[str]:
     """Shares the accumulators of the epoch's metrics out among other replicas: they are sums over all.
 
     Of a replica in stages the first gets them.
     """
     group = own.group
-    there = own_sections(saved.checkpoint.sections())
+    there = replica_sections(saved.checkpoint.sections())
     kept = {name for section in there for name in saved.checkpoint.tensors(section)}
     kept = {name for name in kept if _is_own(name)}
     holders = [r for r in group.local_replicas if group.describe_state(("metrics",), replica=r)]
@@ -277,12 +277,12 @@ def _write_metrics(saved: Saved, own: Equipment) -> list[str]:
         lost |= {n for n in kept if n.startswith(_METRICS) and n not in known}
     if "carry" in lost and _write_carried_alike(saved, group, there):
         lost.discard("carry")
-    now = _layout(group.replicas, own.plan.mesh.size(STAGE))
+    now = _layout(group.replicas, own.plan.device_mesh.size(STAGE))
     numbers = f"{_layout(saved.plan.replicas, saved.stages)}, now {now}"
     return [f"{what} state of {numbers}" for what in sorted(lost)]
 
 
-def _write_carried_alike(saved: Saved, group: ReplicaGroup, sections: Sequence[str]) -> bool:
+def _write_carried_alike(saved: SavedRun, group: ReplicaGroup, sections: Sequence[str]) -> bool:
     """Gives other replicas what layers carried, if all had the same; says whether that could be done."""
     each = [
         saved.checkpoint.read(section, [n for n in names if n.startswith(_CARRY)])
@@ -302,7 +302,7 @@ def _layout(replicas: int, stages: int) -> str:
     return f"{replicas} replica{plural}" + (f" in {stages} stages" if stages > 1 else "")
 
 
-def _mean_state(saved: Saved, names: Collection[str]) -> dict[str, np.ndarray]:
+def _mean_state(saved: SavedRun, names: Collection[str]) -> dict[str, np.ndarray]:
     """The mean of the replicas' weights and slots; of whole numbers, those of the first."""
     first = saved.checkpoint.read(_FIRST, names)
     floating = [name for name, array in first.items() if array.dtype.kind == "f"]
@@ -316,11 +316,11 @@ def _mean_state(saved: Saved, names: Collection[str]) -> dict[str, np.ndarray]:
     }
 
 
-def _load_strategy(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> list[str]:
+def _load_strategy(saved: SavedRun, group: ReplicaGroup, strategy: Strategy) -> list[str]:
     """Brings back what the strategy kept, as far as it can use it."""
     same = saved.plan.replicas == group.replicas
     is_own = saved.plan.strategy == strategy.name
-    lost = strategy.carries_over(saved.plan.strategy, saved.plan.replicas, group.replicas)
+    lost = strategy.resume_notes(saved.plan.strategy, saved.plan.replicas, group.replicas)
     if not (same and is_own):
         strategy.state_written(group)
     if is_own:
@@ -335,7 +335,7 @@ def _load_strategy(saved: Saved, group: ReplicaGroup, strategy: Strategy) -> lis
     return lost
 
 
-def _strategy_state(saved: Saved, replicas: Sequence[int]) -> StrategyState:
+def _strategy_state(saved: SavedRun, replicas: Sequence[int]) -> StrategyState:
     there = saved.checkpoint.sections()
     own = {
         replica: saved.checkpoint.read(f"strategy-{replica}")
@@ -343,4 +343,4 @@ def _strategy_state(saved: Saved, replicas: Sequence[int]) -> StrategyState:
         if f"strategy-{replica}" in there
     }
     shared = saved.checkpoint.read("strategy") if "strategy" in there else {}
-    return StrategyState(values=saved.strategy_values, tensors=shared, of_replicas=own)
+    return StrategyState(values=saved.strategy_values, tensors=shared, per_replica=own)

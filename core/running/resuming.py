@@ -11,7 +11,7 @@ from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.contracts.plan import Plan, plain_differences
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plain_records import record, value
-from isotrain.core.running.saver import FORMAT, Identity, Position
+from isotrain.core.running.saver import FORMAT, RunIdentity, SavedTrainerState
 from isotrain.core.spec import references
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -27,20 +27,20 @@ _LEFT_OUT = ("name", "loggers", "timeouts", "ignore", "checkpoint", "early_stopp
 
 
 @dataclass(frozen=True)
-class PlanThen:
+class SavedPlan:
     """What a resume reads of the plan of the run that saved a checkpoint; its names are those of `Plan`."""
 
     backend: str
     framework: str
     strategy: str
     replicas: int
-    global_batch: int
+    global_batch_size: int
     samples: int | None = None
-    mesh: dict[str, int] = field(default_factory=dict)
+    device_mesh: dict[str, int] = field(default_factory=dict)
     processes: list[dict[str, Any]] = field(default_factory=list)
 
 
-class Saved:
+class SavedRun:
     """What a checkpoint says of the run that saved it.
 
     Attributes:
@@ -66,25 +66,25 @@ class Saved:
                 " that wrote it; its `versions` name that."
             )
         self.checkpoint = checkpoint
-        self.position = record(Position, run.pop("position", None), f"{where}: position")
+        self.trainer_state = record(SavedTrainerState, run.pop("trainer_state", None), f"{where}: trainer_state")
         values = run.pop("strategy_values", {})
         self.strategy_values = value(dict[str, Any], values, f"{where}: strategy_values")
-        self.identity = record(Identity, run, where)
+        self.identity = record(RunIdentity, run, where)
         value(dict[str, Any], self.identity.spec.get("optimizer"), f"{where}: spec: optimizer")
-        known = {each.name for each in fields(PlanThen)}
+        known = {each.name for each in fields(SavedPlan)}
         plan = {name: part for name, part in self.identity.plan.items() if name in known}
-        self.plan = record(PlanThen, plan, f"{where}: plan")
+        self.plan = record(SavedPlan, plan, f"{where}: plan")
         self._require_sense(where)
 
     def _require_sense(self, where: str) -> None:
         """Refuses numbers that no run has had."""
-        if self.position.step != self.checkpoint.step:
+        if self.trainer_state.step != self.checkpoint.step:
             raise IsotrainError(
-                f"{where}: position: it is of step {self.position.step}, and the checkpoint of step"
+                f"{where}: trainer_state: it is of step {self.trainer_state.step}, and the checkpoint of step"
                 f" {self.checkpoint.step}."
             )
-        counts = {"replicas": self.plan.replicas, "global_batch": self.plan.global_batch}
-        counts |= {f"mesh.{axis}": size for axis, size in self.plan.mesh.items()}
+        counts = {"replicas": self.plan.replicas, "global_batch_size": self.plan.global_batch_size}
+        counts |= {f"device_mesh.{axis}": size for axis, size in self.plan.device_mesh.items()}
         for name, count in counts.items():
             if count < 1:
                 raise IsotrainError(
@@ -94,15 +94,15 @@ class Saved:
     @property
     def stages(self) -> int:
         """In which its replicas lay."""
-        return self.plan.mesh.get(STAGE, 1)
+        return self.plan.device_mesh.get(STAGE, 1)
 
     @property
-    def is_served(self) -> bool:
+    def uses_parameter_server(self) -> bool:
         """Whether a coordinator kept its state."""
         return bool(self.plan.processes) and self.plan.processes[0].get("role") == "coordinator"
 
 
-def changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
+def changes(saved: SavedRun, spec: TrainingSpec, plan: Plan) -> list[str]:
     """Says what is another than in the run that saved a checkpoint, of what is computed.
 
     Raises:
@@ -115,7 +115,7 @@ def changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
         raise IsotrainError(f"{where}: it is nested too deeply.") from None
 
 
-def _changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
+def _changes(saved: SavedRun, spec: TrainingSpec, plan: Plan) -> list[str]:
     before, now = saved.identity.spec, spec.to_dict()
     found = [
         each
@@ -123,8 +123,8 @@ def _changes(saved: Saved, spec: TrainingSpec, plan: Plan) -> list[str]:
         if each[0].partition(".")[0] not in _LEFT_OUT
     ]
     # In the plan they are resolved, whichever way the spec gives them.
-    found = [each for each in found if each[0] not in ("global_batch", "local_batch")]
-    for name in ("global_batch", "samples", "replicas", "backend", "framework"):
+    found = [each for each in found if each[0] not in ("global_batch_size", "local_batch_size")]
+    for name in ("global_batch_size", "samples", "replicas", "backend", "framework"):
         one, other = getattr(saved.plan, name), getattr(plan, name)
         if one != other and None not in (one, other):  # samples are counted once they are loaded
             found.append((name, one, other))
@@ -148,7 +148,7 @@ def _breaks(
     if field == "optimizer":  # its rate and other numbers may change, its slots may not
         kinds = ("name", "custom")
         return any(before[field].get(kind) != now[field].get(kind) for kind in kinds)
-    return field in _MEANING or name in ("global_batch", "samples")
+    return field in _MEANING or name in ("global_batch_size", "samples")
 
 
 def _lines(found: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:

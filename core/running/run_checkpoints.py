@@ -15,40 +15,40 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.errors import EndedError, IsotrainError, RunFailedError
 from isotrain.core.launching.run_directory import checkpoint_folder
 from isotrain.core.running import restoring, resuming
-from isotrain.core.running.course import Course
-from isotrain.core.running.equipment import Equipment
+from isotrain.core.running.course import TrainerState
+from isotrain.core.running.equipment import SessionContext
 from isotrain.core.running.learning_rates import LearningRates
-from isotrain.core.running.saver import Position, Saver
-from isotrain.core.running.step_reports import StepReports
+from isotrain.core.running.saver import SavedTrainerState, CheckpointWriter
+from isotrain.core.running.step_reports import StepLogger
 
 PathLike = str | os.PathLike[str]
 
 
-class RunCheckpoints:
+class Checkpointer:
     """Saves where a session is, and takes it back there; every process calls it alike."""
 
     def __init__(
         self,
-        equipment: Equipment,
-        course: Course,
-        step_reports: StepReports,
+        session_context: SessionContext,
+        trainer_state: TrainerState,
+        step_logger: StepLogger,
         reporter: Reporter,
         rates: LearningRates,
         run_directory: Path,
     ) -> None:
-        self._equipment = equipment
+        self._session_context = session_context
         self._rates = rates
-        self._course = course
-        self._step_reports = step_reports
+        self._trainer_state = trainer_state
+        self._step_logger = step_logger
         self._reporter = reporter
-        self._saver = Saver(self._folder(run_directory), equipment, reporter)
+        self._saver = CheckpointWriter(self._folder(run_directory), session_context, reporter)
 
     def _folder(self, run_directory: Path) -> CheckpointFolder | None:
         """Where the run's own lie; a session that nobody launched has no directory for them."""
-        policy = self._equipment.spec.checkpoint
-        if not self._reporter.is_heard and (policy is None or policy.folder is None):
+        policy = self._session_context.spec.checkpoint
+        if not self._reporter.has_listener and (policy is None or policy.folder is None):
             return None
-        return CheckpointFolder(checkpoint_folder(self._equipment.spec, run_directory))
+        return CheckpointFolder(checkpoint_folder(self._session_context.spec, run_directory))
 
     def save(self, folder: PathLike | None, notes: Mapping[str, Any]) -> None:
         """Saves one; returns when it is written.
@@ -65,17 +65,17 @@ class RunCheckpoints:
             self._saver.save(self._position(notes), elsewhere)
             fault = self._saver.wait()
         if fault is not None:
-            step = self._course.steps_done
+            step = self._trainer_state.steps_done
             raise RunFailedError(f"the checkpoint of step {step} was not saved: {fault}")
 
-    def save_if_due(self, best: bool, beside_step: bool, notes: Mapping[str, Any]) -> bool:
+    def save_if_due(self, best: bool, overlap_next_step: bool, notes: Mapping[str, Any]) -> bool:
         """Begins to save one if the spec or a signal asks for it, or the weights are the best so far.
 
         Where the spec lets training wait for it, it is complete on return, or was warned about.
 
         Args:
             best: Whether they are.
-            beside_step: Whether the copy may be finished beside the next step.
+            overlap_next_step: Whether the copy may be finished beside the next step.
             notes: The person's own.
 
         Returns:
@@ -84,24 +84,24 @@ class RunCheckpoints:
         Raises:
             EndedError: The run was asked to end; its checkpoint is saved.
         """
-        policy = self._equipment.spec.checkpoint
+        policy = self._session_context.spec.checkpoint
         if policy is None:
             return False
-        course = self._course
-        wishes = self._saver.wishes(course.steps_done)
+        trainer_state = self._trainer_state
+        wishes = self._saver.poll_requests(trainer_state.steps_done)
         if best:
-            course.best_steps.append(course.steps_done)
-        due = course.is_done or self._saver.is_due(course.steps_done, course.steps_per_epoch)
+            trainer_state.best_steps.append(trainer_state.steps_done)
+        due = trainer_state.is_done or self._saver.is_due(trainer_state.steps_done, trainer_state.steps_per_epoch)
         if not (due or best or wishes.save):
             return False
         with self._reporter.doing("save checkpoint"):
-            may_be_left_out = policy.background and not (course.is_done or wishes.end)
+            may_skip = policy.background and not (trainer_state.is_done or wishes.end)
             is_saved = self._saver.save_once(
-                self._position(notes), beside_step and policy.background, may_be_left_out
+                self._position(notes), overlap_next_step and policy.background, may_skip
             )
             if not policy.background:
                 self._saver.wait()
-        if wishes.end and not course.is_done:
+        if wishes.end and not trainer_state.is_done:
             self._end_as_asked()
         return is_saved
 
@@ -109,36 +109,36 @@ class RunCheckpoints:
         """Ends this process's part of the run when its checkpoint is written."""
         self._saver.wait()
         with self._reporter.doing("barrier"):
-            self._equipment.group.barrier()
-        step = self._course.steps_done
+            self._session_context.group.barrier()
+        step = self._trainer_state.steps_done
         raise EndedError(f"the run was asked to end, and did after step {step}")
 
-    def _position(self, notes: Mapping[str, Any]) -> Position:
+    def _position(self, notes: Mapping[str, Any]) -> SavedTrainerState:
         """Where the run is; waits for the losses of its steps."""
-        self._step_reports.flush()
-        course = self._course
-        step = course.steps_done
-        return Position(
+        self._step_logger.flush()
+        trainer_state = self._trainer_state
+        step = trainer_state.steps_done
+        return SavedTrainerState(
             step,
-            course.rate_factor,
-            *self._step_reports.epoch_so_far,
-            list(course.best_steps),
-            course.loss,
-            course.is_finished,
+            trainer_state.rate_factor,
+            *self._step_logger.epoch_so_far,
+            list(trainer_state.best_steps),
+            trainer_state.loss,
+            trainer_state.is_finished,
             dict(notes),
-            course.mark,
+            trainer_state.mark,
             self._rates_around(step),
         )
 
     def _rates_around(self, step: int) -> list[float]:
         """Of the last step and the next; none where the optimizer sets its rates itself."""
-        if self._equipment.group.optimizer_rates() is not None:
+        if self._session_context.group.optimizer_rates() is not None:
             return []
-        return [self._rates(s) * self._course.rate_factor for s in (max(0, step - 1), step)]
+        return [self._rates(s) * self._trainer_state.rate_factor for s in (max(0, step - 1), step)]
 
-    def _changed_rate(self, position: Position) -> list[str]:
+    def _changed_rate(self, position: SavedTrainerState) -> list[str]:
         """Says how the rate of the next step is another than in the run that saved a checkpoint."""
-        if len(position.rates) != 2 or self._course.total_steps <= position.step:
+        if len(position.rates) != 2 or self._trainer_state.total_steps <= position.step:
             return []
         last, before = position.rates
         now = self._rates(position.step) * position.rate_factor
@@ -158,18 +158,18 @@ class RunCheckpoints:
         Raises:
             IsotrainError: There is none, it is damaged, or it is of another run: says what differs.
         """
-        own = self._equipment
+        own = self._session_context
         with self._reporter.doing("restore"):
             self._all_written()
-            saved = resuming.Saved(checkpoint_at(checkpoint or self._saver.own_folder.location))
+            saved = resuming.SavedRun(checkpoint_at(checkpoint or self._saver.run_folder.location))
             changes = resuming.changes(saved, own.spec, own.plan)
-            changes += self._changed_rate(saved.position)
-            position, where = saved.position, saved.checkpoint.location
+            changes += self._changed_rate(saved.trainer_state)
+            position, where = saved.trainer_state, saved.checkpoint.location
             lost = restoring.load(
                 saved, own, lambda: self._rates(position.step) * position.rate_factor
             )
-            lost += own.group.not_carried()
-            is_own = self._saver.went_back_to(saved.checkpoint, position)
+            lost += own.group.not_checkpointed()
+            is_own = self._saver.restored_from(saved.checkpoint, position)
             self._go_on_from(position, is_own=is_own)
             if self._reporter.rank == 0:
                 self._reporter.emit(
@@ -177,16 +177,16 @@ class RunCheckpoints:
                 )
         return dict(position.notes)
 
-    def _go_on_from(self, position: Position, *, is_own: bool) -> None:
-        course = self._course
-        course.seek(position.step)
-        course.mark = position.mark
-        course.is_finished = position.is_finished
-        course.returns += 1
-        course.last_loss = position.last_loss
-        course.rate_factor = position.rate_factor
-        course.best_steps = list(position.best_steps) if is_own else []
-        self._step_reports.go_on_from(position.step, position.epoch_loss, position.epoch_samples)
+    def _go_on_from(self, position: SavedTrainerState, *, is_own: bool) -> None:
+        trainer_state = self._trainer_state
+        trainer_state.seek(position.step)
+        trainer_state.mark = position.mark
+        trainer_state.is_finished = position.is_finished
+        trainer_state.restore_count += 1
+        trainer_state.last_loss = position.last_loss
+        trainer_state.rate_factor = position.rate_factor
+        trainer_state.best_steps = list(position.best_steps) if is_own else []
+        self._step_logger.resume_from(position.step, position.epoch_loss, position.epoch_samples)
 
     def restore_best(self) -> None:
         """Takes the weights of the best one, and no other state.
@@ -194,19 +194,19 @@ class RunCheckpoints:
         Raises:
             IsotrainError: None was saved as the best.
         """
-        if not self._course.best_steps:
+        if not self._trainer_state.best_steps:
             raise IsotrainError("restore_best: no checkpoint was saved as the best so far.")
-        own = self._equipment
+        own = self._session_context
         with self._reporter.doing("restore"):
             self._all_written()
-            saved = resuming.Saved(self._saver.last_of(self._course.best_steps))
+            saved = resuming.SavedRun(self._saver.last_of(self._trainer_state.best_steps))
             restoring.load_weights(saved, own)
             own.strategy.state_written(own.group)
 
     def _all_written(self) -> None:
         """Waits until no process writes or removes one: all see the same then."""
         self._saver.wait()
-        self._equipment.group.barrier()
+        self._session_context.group.barrier()
 
     def wait(self) -> None:
         """Returns once the last one is written by all."""

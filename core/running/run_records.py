@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from isotrain.core.contracts.events import Event
 from isotrain.core.launching.run_directory import RunDirectory
-from isotrain.core.loggers.audience import Audience
+from isotrain.core.loggers.audience import EventDispatcher
 
 
 @dataclass(frozen=True)
@@ -16,25 +16,25 @@ class RunRecords:
 
     Attributes:
         directory: Keeps all events.
-        audience: Event hooks and loggers.
+        dispatcher: Event hooks and loggers.
         show: Shows an event to the person.
     """
 
     directory: RunDirectory
-    audience: Audience
+    dispatcher: EventDispatcher
     show: Callable[[Event], None]
 
-    def hear(self, event: Event) -> None:
+    def on_event(self, event: Event) -> None:
         """Takes an event that the directory has already."""
         self.show(event)
-        self.audience.hear(event)
+        self.dispatcher.dispatch(event)
 
     def note(self, event: Event) -> None:
         """Takes an event that no process has told."""
         self.directory.append_event(event)
-        self.hear(event)
+        self.on_event(event)
 
     def rewind(self, step: int) -> None:
         """Forgets what was told of steps from this one on: they are taken again."""
         self.directory.rewind(step)
-        self.audience.rewound(step)
+        self.dispatcher.rewind_to(step)

@@ -15,13 +15,13 @@ from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.events import CheckpointSaved, Warned
 from isotrain.core.contracts.process import runs_the_loop
-from isotrain.core.contracts.reporter import Reporter, Wishes
+from isotrain.core.contracts.reporter import Reporter, CheckpointRequest
 from isotrain.core.contracts.strategy_state import StrategyState
-from isotrain.core.data.stream_marks import StreamMark
+from isotrain.core.data.stream_marks import StreamState
 from isotrain.core.errors import CheckpointError, IsotrainError
-from isotrain.core.running.agreement import Agreement
-from isotrain.core.running.equipment import Equipment
-from isotrain.core.running.state_copies import Copy, StateCopies, as_it_is, copied
+from isotrain.core.running.agreement import Consensus
+from isotrain.core.running.equipment import SessionContext
+from isotrain.core.running.state_copies import PendingCopy, StateSnapshot, finished_copy, finish_copies
 
 FORMAT = 1
 _LOOK_SECONDS = 1.0
@@ -32,7 +32,7 @@ _WRITTEN, _FAILED, _HANGS = 0, 1, 2
 
 
 @dataclass(frozen=True)
-class Position:
+class SavedTrainerState:
     """Where a run is, as its checkpoints say.
 
     Attributes:
@@ -56,7 +56,7 @@ class Position:
     last_loss: float | None = None
     is_finished: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
-    mark: StreamMark | None = None
+    mark: StreamState | None = None
     rates: list[float] = field(default_factory=list)
 
     @property
@@ -66,7 +66,7 @@ class Position:
 
 
 @dataclass(frozen=True)
-class Identity:
+class RunIdentity:
     """Whose checkpoints they are: what a resume compares, and a person wants to know.
 
     Attributes:
@@ -82,7 +82,7 @@ class Identity:
     replicas_differ: bool
 
 
-class Saver:
+class CheckpointWriter:
     """Saves the checkpoints of one process's share of a run.
 
     Every process calls every method at the same point. A checkpoint is copied at once, or beside the next
@@ -90,24 +90,24 @@ class Saver:
     """
 
     def __init__(
-        self, folder: CheckpointFolder | None, equipment: Equipment, reporter: Reporter
+        self, folder: CheckpointFolder | None, session_context: SessionContext, reporter: Reporter
     ) -> None:
         """Saves nothing yet.
 
         Args:
             folder: Where the run's own checkpoints lie; None: nowhere.
-            equipment: Whose state is saved.
+            session_context: Whose state is saved.
             reporter: Tells the launcher.
         """
         self._folder = folder
-        self._equipment = equipment
-        self._spec = equipment.spec
-        self._plan = equipment.plan
-        self._group = equipment.group
-        self._strategy = equipment.strategy
+        self._session_context = session_context
+        self._spec = session_context.spec
+        self._plan = session_context.plan
+        self._group = session_context.group
+        self._strategy = session_context.strategy
         self._reporter = reporter
-        self._copies = StateCopies(equipment, reporter.rank)
-        self._agreement = Agreement(self._group)
+        self._copies = StateSnapshot(session_context, reporter.rank)
+        self._agreement = Consensus(self._group)
         self._is_asked = False
         self._token: str | None = None
         self._count = 0
@@ -119,18 +119,18 @@ class Saver:
         """Of the fault, until one process has told of it."""
         self._hangs = False
         """Whether the last one was found to take too long: none is left that waits for it."""
-        self._saved: Position | None = None
+        self._saved: SavedTrainerState | None = None
         self._saved_at = self._began_at = time.monotonic()
 
-    def wishes(self, step: int) -> Wishes:
+    def poll_requests(self, step: int) -> CheckpointRequest:
         """What all processes wish after this step, besides what its number says.
 
         It is a second or so until they know.
         """
-        asked = self._reporter.wishes
+        asked = self._reporter.checkpoint_request
         self._is_asked |= asked.save
-        own = Wishes(save=self._is_asked or self._minutes_are_over(), end=asked.end)
-        found = self._agreement.reach(step, own)
+        own = CheckpointRequest(save=self._is_asked or self._minutes_are_over(), end=asked.end)
+        found = self._agreement.all_reduce_requests(step, own)
         self._is_asked &= not found.save
         return found
 
@@ -153,7 +153,7 @@ class Saver:
         )
 
     @property
-    def own_folder(self) -> CheckpointFolder:
+    def run_folder(self) -> CheckpointFolder:
         """Where the run's own checkpoints lie.
 
         Raises:
@@ -166,20 +166,20 @@ class Saver:
             )
         return self._folder
 
-    def save_once(self, position: Position, beside_step: bool, may_be_left_out: bool) -> bool:
+    def save_once(self, position: SavedTrainerState, overlap_next_step: bool, may_skip: bool) -> bool:
         """As `save`; a step that is saved already is not, unless there is more to say of it now.
 
         Args:
             position: Where the run is.
-            beside_step: Whether the copy may be finished beside the next step.
-            may_be_left_out: Whether it need not be saved where the one before is still being written
+            overlap_next_step: Whether the copy may be finished beside the next step.
+            may_skip: Whether it need not be saved where the one before is still being written
                 after `timeouts.silence`.
 
         Returns:
             False where it was left out.
         """
         patience = 0.0 if self._hangs else self._plan.timeouts["silence"]
-        state = self._state(patience if may_be_left_out else math.inf)
+        state = self._state(patience if may_skip else math.inf)
         self._hangs = state == _HANGS
         if self._hangs:
             self._leave_out(position.step)
@@ -189,9 +189,9 @@ class Saver:
         if (
             saved is None
             or (position.step, position.best_steps) != (saved.step, saved.best_steps)
-            or self._agreement.holds_anywhere(position.notes != saved.notes)
+            or self._agreement.any_process(position.notes != saved.notes)
         ):
-            self._begin(position, None, beside_step)
+            self._begin(position, None, overlap_next_step)
         return True
 
     def _leave_out(self, step: int) -> None:
@@ -202,7 +202,7 @@ class Saver:
             text = f"that of step {before} is still being written, after {seconds:.0f} s"
             self._reporter.emit(Warned(text=f"the checkpoint of step {step} is left out: {text}."))
 
-    def save(self, position: Position, elsewhere: CheckpointFolder | None = None) -> None:
+    def save(self, position: SavedTrainerState, elsewhere: CheckpointFolder | None = None) -> None:
         """Copies the state, and begins to write it.
 
         Args:
@@ -210,16 +210,16 @@ class Saver:
             elsewhere: Another folder than the run's own.
         """
         self.wait()
-        self._begin(position, elsewhere, beside_step=False)
+        self._begin(position, elsewhere, overlap_next_step=False)
 
     def _begin(
-        self, position: Position, elsewhere: CheckpointFolder | None, beside_step: bool
+        self, position: SavedTrainerState, elsewhere: CheckpointFolder | None, overlap_next_step: bool
     ) -> None:
-        folder = elsewhere or self.own_folder
+        folder = elsewhere or self.run_folder
         differ = self._replicas_differ(position.is_finished)
         kept = self._strategy.state(self._group)
         if self._token is None:
-            self._token = self._agreement.token()
+            self._token = self._agreement.shared_token()
         self._count += 1
         run = None if self._reporter.rank else self._run(position, differ, kept)
         if elsewhere is None:
@@ -227,9 +227,9 @@ class Saver:
         self._began_at = time.monotonic()
         self._written.clear()
         self._given_up.clear()
-        copies = self._copies.begun(differ, kept)
-        if not beside_step:
-            copies = {name: as_it_is(section) for name, section in copied(copies).items()}
+        copies = self._copies.begin_copies(differ, kept)
+        if not overlap_next_step:
+            copies = {name: finished_copy(section) for name, section in finish_copies(copies).items()}
         self._writing = threading.Thread(
             target=self._write, args=(folder, position, copies, run), name="isotrain-checkpoint"
         )
@@ -241,13 +241,13 @@ class Saver:
         Raises:
             CheckpointError: None has.
         """
-        there = {each.step: each for each in self.own_folder.complete()}
+        there = {each.step: each for each in self.run_folder.complete()}
         found = [there[step] for step in steps if step in there]
         if not found:
-            raise CheckpointError(f"{self.own_folder.location} has no checkpoint of {steps}.")
+            raise CheckpointError(f"{self.run_folder.location} has no checkpoint of {steps}.")
         return found[-1]
 
-    def went_back_to(self, checkpoint: Checkpoint, position: Position) -> bool:
+    def restored_from(self, checkpoint: Checkpoint, position: SavedTrainerState) -> bool:
         """Notes that the run is where a checkpoint is; says whether that is one of its own."""
         own = None if self._folder is None else self._folder.location.rstrip("/")
         is_own = own is not None and checkpoint.location.startswith(f"{own}/")
@@ -273,7 +273,7 @@ class Saver:
         """Of those that failed, the one with the lowest rank tells why."""
         most, rank = len(self._plan.processes), self._reporter.rank
         failed = 0 if self._fault is None else most - rank
-        worst = self._agreement.highest(failed if is_over else most + 1)
+        worst = self._agreement.all_reduce_max(failed if is_over else most + 1)
         if worst > most:
             return _HANGS
         if self._warning is not None and worst == most - rank:
@@ -307,15 +307,15 @@ class Saver:
     def _replicas_differ(self, finished: bool) -> bool:
         promised = self._strategy.keeps_replicas_equal
         equal = promised == "always" or (promised == "finally" and finished)
-        return not equal and not self._plan.is_served and self._group.replicas > 1
+        return not equal and not self._plan.uses_parameter_server and self._group.replicas > 1
 
-    def _run(self, position: Position, differ: bool, kept: StrategyState) -> dict[str, Any]:
+    def _run(self, position: SavedTrainerState, differ: bool, kept: StrategyState) -> dict[str, Any]:
         """What `run.json` holds."""
-        versions = self._equipment.versions()
-        identity = Identity(self._spec.to_dict(), self._plan.to_dict(), versions, differ)
+        versions = self._session_context.versions()
+        identity = RunIdentity(self._spec.to_dict(), self._plan.to_dict(), versions, differ)
         return {
             "format": FORMAT,
-            "position": asdict(position),
+            "trainer_state": asdict(position),
             **asdict(identity),
             "strategy_values": dict(kept.values),
         }
@@ -323,14 +323,14 @@ class Saver:
     def _write(
         self,
         folder: CheckpointFolder,
-        position: Position,
-        copies: Mapping[str, Copy],
+        position: SavedTrainerState,
+        copies: Mapping[str, PendingCopy],
         run: dict[str, Any] | None,
     ) -> None:
         """Does the copying that is left and the writing, on a thread; training goes on when it fails."""
         token, rank = f"{self._token}-{self._count}", self._reporter.rank
         try:
-            folder.write(position.step, token=token, writer=rank, sections=copied(copies))
+            folder.write(position.step, token=token, writer=rank, sections=finish_copies(copies))
             self._written.set()
             if run is not None:
                 self._complete(folder, position, token, run)
@@ -344,7 +344,7 @@ class Saver:
             self._written.set()
 
     def _complete(
-        self, folder: CheckpointFolder, position: Position, token: str, run: dict[str, Any]
+        self, folder: CheckpointFolder, position: SavedTrainerState, token: str, run: dict[str, Any]
     ) -> None:
         """Makes the checkpoint whole when all have written; by rank 0."""
         writers = sum(runs_the_loop(process.role) for process in self._plan.processes)
@@ -362,7 +362,7 @@ class Saver:
         if folder is self._folder:
             self._prune(folder, position)
 
-    def _prune(self, folder: CheckpointFolder, position: Position) -> None:
+    def _prune(self, folder: CheckpointFolder, position: SavedTrainerState) -> None:
         """Removes what the spec does not keep; the best that was written stays until a better one is."""
         policy = self._spec.checkpoint
         if policy is None or policy.keep_last is None:

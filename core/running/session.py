@@ -16,18 +16,18 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Reporter
-from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.service import ServerConnection
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.running.equipment import equip, remarks, state_remarks
-from isotrain.core.running.evaluation import Evaluation
-from isotrain.core.running.predictions import joined
-from isotrain.core.running.run_checkpoints import RunCheckpoints
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.running.equipment import build_session_context, setup_notes, state_notes
+from isotrain.core.running.evaluation import Evaluator
+from isotrain.core.running.predictions import concatenated
+from isotrain.core.running.run_checkpoints import Checkpointer
 from isotrain.core.running.stopwatch import Stopwatch
-from isotrain.core.running.training import Training
+from isotrain.core.running.training import TrainLoop
 
 
 class Session:
@@ -51,11 +51,11 @@ class Session:
 
     def __init__(
         self,
-        cast: Cast,
+        cast: ResolvedSpec,
         plan: Plan,
         context: ProcessContext,
         reporter: Reporter,
-        service: Service | None = None,
+        server_connection: ServerConnection | None = None,
         *,
         resumes: bool = False,
     ) -> None:
@@ -66,11 +66,11 @@ class Session:
             plan: How.
             context: This process's place.
             reporter: Tells the launcher.
-            service: This process's part in a served run; needed there only.
+            server_connection: This process's part in a parameter-server run; needed there only.
             resumes: Whether `restore` is called next: initial weights are not read then.
         """
         self.stopwatch = Stopwatch()
-        self._equipment = own = equip(cast, plan, context, reporter, service, resumes=resumes)
+        self._session_context = own = build_session_context(cast, plan, context, reporter, server_connection, resumes=resumes)
         self.spec = cast.spec
         self.plan = own.plan
         self.group = own.group
@@ -79,11 +79,11 @@ class Session:
         self.initial_weights = own.initial_weights
         self.notes: dict[str, Any] = {}
         self._reporter = reporter
-        self._training = training = Training(own, reporter, self.stopwatch)
-        self._course, self._step_reports = training.course, training.reports
-        self._evaluation = Evaluation(own, reporter)
-        self._checkpoints = RunCheckpoints(
-            own, self._course, self._step_reports, reporter, training.rates, self.run_directory
+        self._training = training = TrainLoop(own, reporter, self.stopwatch)
+        self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
+        self._evaluation = Evaluator(own, reporter)
+        self._checkpoints = Checkpointer(
+            own, self._trainer_state, self._step_logger, reporter, training.rates, self.run_directory
         )
         self._closed = False
         self._is_open = True
@@ -122,7 +122,7 @@ class Session:
     @property
     def versions(self) -> dict[str, str]:
         """Of Python and of the packages that this process uses for the run."""
-        return self._equipment.versions()
+        return self._session_context.versions()
 
     @property
     def is_main(self) -> bool:
@@ -132,33 +132,33 @@ class Session:
     @property
     def strategy(self) -> Strategy:
         """By which this process takes its steps."""
-        return self._equipment.strategy
+        return self._session_context.strategy
 
     @property
     def total_steps(self) -> int:
         """Steps of the whole run."""
-        return self._course.total_steps
+        return self._trainer_state.total_steps
 
     @property
     def steps_done(self) -> int:
         """Steps taken so far."""
-        return self._course.steps_done
+        return self._trainer_state.steps_done
 
     @property
     def is_done(self) -> bool:
         """Whether every step of the run has been taken, or `stop` was called."""
-        return self._course.is_done
+        return self._trainer_state.is_done
 
     @property
     def best_step(self) -> int | None:
         """Steps done when the best checkpoint was saved; None while none was called so."""
-        steps = self._course.best_steps
+        steps = self._trainer_state.best_steps
         return steps[-1] if steps else None
 
     @property
     def last_loss(self) -> float | None:
         """Mean loss of the last step, for which this waits; None before the first. Local."""
-        return self._course.loss
+        return self._trainer_state.loss
 
     def learning_rate(self, step: int) -> float:
         """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local.
@@ -181,7 +181,7 @@ class Session:
             raise IsotrainError(
                 f"scale_learning_rate: expected a number above 0, received {factor!r}."
             )
-        self._course.rate_factor *= factor
+        self._trainer_state.rate_factor *= factor
 
     def batches(self) -> Iterator[Batch]:
         """Yields this process's part of every global batch from the next step to the run's end.
@@ -190,18 +190,18 @@ class Session:
         """
         return self._training.batches(self.group)
 
-    def remarks(self) -> list[str]:
+    def setup_notes(self) -> list[str]:
         """What became of initial weights and data, and how the group uses the model in its own way. Local."""
-        return remarks(self.spec, self.group, self.initial_weights, self._equipment.loaders)
+        return setup_notes(self.spec, self.group, self.initial_weights, self._session_context.loaders)
 
-    def state_remarks(self) -> list[str]:
+    def state_notes(self) -> list[str]:
         """What checkpoints, where they are asked for, cannot hold of the group's state. Local."""
-        return state_remarks(self.spec, self.group)
+        return state_notes(self.spec, self.group)
 
-    def step_remarks(self) -> list[str]:
+    def step_notes(self) -> list[str]:
         """What the group will honour in its own way, seen on the next batch."""
         batch = self.next_batch()
-        return [] if batch is None else self.group.step_remarks(batch)
+        return [] if batch is None else self.group.step_notes(batch)
 
     def next_batch(self) -> Batch | None:
         """What `batches` gives next, to look at: it gives that again; None after the last."""
@@ -209,7 +209,7 @@ class Session:
 
     def stop(self) -> None:
         """Ends the training before its last step: `batches` gives no more. Every process calls it."""
-        self._course.is_stopped = True
+        self._trainer_state.is_stopped = True
         self._training.finish(self.group)
 
     def save(self, folder: str | os.PathLike[str] | None = None) -> None:
@@ -222,10 +222,10 @@ class Session:
             IsotrainError: Predictions are being read.
             RunFailedError: It cannot be written.
         """
-        self._course.require_no_predictions("save")
+        self._trainer_state.require_no_predictions("save")
         self._checkpoints.save(folder, self.notes)
 
-    def save_if_due(self, *, best: bool = False, beside_step: bool = False) -> bool:
+    def save_if_due(self, *, best: bool = False, overlap_next_step: bool = False) -> bool:
         """Saves a checkpoint if the spec's `checkpoint` or a signal asks for one, while training goes on.
 
         For loops of your own: call it after each step and, at the end of an epoch, once all of the epoch
@@ -233,7 +233,7 @@ class Session:
 
         Args:
             best: Whether the weights are the best so far: then one is saved in any case, and kept.
-            beside_step: Whether nothing but the session changes weights until the next step's update: then
+            overlap_next_step: Whether nothing but the session changes weights until the next step's update: then
                 their copy may be made while that step computes its gradients.
 
         Returns:
@@ -243,8 +243,8 @@ class Session:
             EndedError: The run was asked to end; its checkpoint is saved.
             IsotrainError: Predictions are being read.
         """
-        self._course.require_no_predictions("save_if_due")
-        return self._checkpoints.save_if_due(best, beside_step, self.notes)
+        self._trainer_state.require_no_predictions("save_if_due")
+        return self._checkpoints.save_if_due(best, overlap_next_step, self.notes)
 
     def restore(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
         """Goes on from a checkpoint: all state, and the step that comes next.
@@ -273,7 +273,7 @@ class Session:
         Args:
             step: Counted from 0 over the whole run; every process passes the same.
         """
-        self._course.seek(step)
+        self._trainer_state.seek(step)
 
     def step(self, batch: Batch) -> Tensor:
         """Trains on one global batch by the spec's strategy.
@@ -289,9 +289,9 @@ class Session:
         """What the strategy measured so far."""
         return dict(self.strategy.report())
 
-    def report_no_progress(self) -> None:
+    def disable_progress_reports(self) -> None:
         """Tells of all steps so far, and of none from here on: reading losses waits for the device. Local."""
-        self._step_reports.end()
+        self._step_logger.end()
 
     def metrics(self) -> dict[str, float]:
         """Gives the training metrics over all samples since the last call, and starts them anew."""
@@ -358,29 +358,29 @@ class Session:
             DataError: There is no validation data, or a process cannot know which samples the others see.
             UnsupportedError: What the model gives has no row for each sample.
         """
-        return joined(list(self.predictions(data)))
+        return concatenated(list(self.predictions(data)))
 
     def predictions(self, data: Any = None) -> Iterator[Any]:
         """As `predict`, one global batch after the other, so that not all must be in memory at once.
 
         Every process reads it to its end, or closes it, before it takes a step or saves.
         """
-        self._course.is_predicting = True
+        self._trainer_state.is_predicting = True
         try:
             yield from self._evaluation.predictions(data)
         finally:
-            self._course.is_predicting = False
+            self._trainer_state.is_predicting = False
 
     @property
     def can_evaluate(self) -> bool:
         """Whether the spec's data has a validation part."""
-        return self._equipment.loaders.data.validation is not None
+        return self._session_context.loaders.data.validation is not None
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Adds an epoch's metrics to the run's history, and tells of all its steps."""
-        self._step_reports.flush()
+        self._step_logger.flush()
         if self.is_main:
-            done, reports = self.steps_done, self._step_reports
+            done, reports = self.steps_done, self._step_logger
             loss = self.last_loss if reports.is_silent else reports.epoch_loss()
             self._reporter.emit(
                 EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
@@ -408,6 +408,6 @@ class Session:
         self._reporter.enter(CLOSE)
         self._checkpoints.wait()
         self._training.finish(self.group)
-        self._step_reports.flush()
-        self._course.last_loss = None
+        self._step_logger.flush()
+        self._trainer_state.last_loss = None
         self.group.close()

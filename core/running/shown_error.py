@@ -17,14 +17,14 @@ _ISOTRAIN = "isotrain"
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 
 
-def shown_error(error: BaseException) -> str:
+def format_traceback(error: BaseException) -> str:
     """The traceback, with a line in the place of frames that are not the person's own.
 
     Where an error was raised is shown too, whoever's code that is; but not of isotrain's errors that say by
     themselves what is wrong. A defect of isotrain is shown whole.
     """
     if isinstance(error, IsotrainError) and error.__cause__ is None:
-        return uncoloured("".join(_told(error)))
+        return strip_colors("".join(_told(error)))
     found = traceback.TracebackException.from_exception(error)
     pending = [(found, error)]
     while pending:
@@ -36,7 +36,7 @@ def shown_error(error: BaseException) -> str:
         ):
             if told is not None and before is not None:
                 pending.append((told, before))
-    return uncoloured("".join(found.format()))
+    return strip_colors("".join(found.format()))
 
 
 def _told(error: BaseException) -> Iterator[str]:
@@ -105,6 +105,6 @@ def _owner(frame: FrameType) -> str:
     return "Python" if file.startswith(of_python) else _OWN
 
 
-def uncoloured(text: str) -> str:
+def strip_colors(text: str) -> str:
     """The text without the colours that frameworks give theirs for a terminal."""
     return _COLOUR.sub("", text)

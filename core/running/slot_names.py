@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 
 
-def own_names(
+def match_names(
     candidates: Mapping[str, Sequence[str]], known: Collection[str]
 ) -> dict[str, str] | None:
     """Tells whose each name is, where it may be that of several weights.

@@ -13,8 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.launcher import ChosenLauncher
-from isotrain.core.contracts.plan import joined_backend
+from isotrain.core.contracts.launcher import LauncherChoice
+from isotrain.core.contracts.plan import backend_label
 from isotrain.core.errors import CheckpointError, PlanError
 from isotrain.core.launching.run_directory import (
     PLAN_FILE,
@@ -36,7 +36,7 @@ PathLike = str | os.PathLike[str]
 
 
 @contextlib.contextmanager
-def held_directory(
+def locked_run_directory(
     spec: TrainingSpec, run_directory: PathLike | None, resume: PathLike | None
 ) -> Iterator[RunDirectory]:
     """Makes the run's directory, or takes that of the run which goes on; keeps all other runs out of it.
@@ -71,7 +71,7 @@ def held_directory(
         if resume is None
         else _directory(spec, run_directory)
     )
-    with directory.held():
+    with directory.locked():
         try:
             yield directory
         except BaseException:
@@ -187,7 +187,7 @@ def _policy(path: Path) -> dict[str, Any] | None:
 
 
 @dataclass(frozen=True)
-class RunBefore:
+class PreviousRun:
     """What a run directory tells of its run.
 
     Attributes:
@@ -203,11 +203,11 @@ class RunBefore:
     spec: Path
     backend: str
     replicas: int
-    launcher: ChosenLauncher
+    launcher: LauncherChoice
     checkpoints: str
 
     @classmethod
-    def of(cls, run_directory: PathLike) -> RunBefore:
+    def of(cls, run_directory: PathLike) -> PreviousRun:
         """Reads it.
 
         Raises:
@@ -219,12 +219,12 @@ class RunBefore:
         name, launched_by = (
             value(str, plan.get(field), f"{where}: {field}") for field in ("backend", "launcher")
         )
-        requested = value(str | None, plan.get("requested"), f"{where}: requested")
+        requested = value(str | None, plan.get("requested_collective"), f"{where}: requested_collective")
         replicas = value(int, plan.get("replicas"), f"{where}: replicas")
-        backend = joined_backend(name, requested)
+        backend = backend_label(name, requested)
         options = plan.get("launcher_options")
         options = value(dict[str, Any] | None, options, f"{where}: launcher_options")
-        launcher = ChosenLauncher() if options is None else ChosenLauncher(launched_by, options)
+        launcher = LauncherChoice() if options is None else LauncherChoice(launched_by, options)
         where = path / SPEC_FILE
         folder = (_policy(path) or {}).get("folder")
         folder = value(str | None, folder, f"{where}: checkpoint.folder")

@@ -12,67 +12,67 @@ from isotrain.core.checkpoints.parts import Section, TensorPart
 from isotrain.core.contracts.mesh import DATA
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.strategy_state import StrategyState
-from isotrain.core.running.equipment import Equipment
-from isotrain.core.running.own_sections import own_section
+from isotrain.core.running.equipment import SessionContext
+from isotrain.core.running.own_sections import replica_section
 
-SHARED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
+REPLICATED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
 """What is equal on replicas whose weights are."""
-OWN_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange", "carry")
+REPLICA_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange", "carry")
 """What each replica has for itself."""
-Copy = Callable[[], Section]
+PendingCopy = Callable[[], Section]
 """Finishes the copy of a section, and gives it."""
 
 
-class StateCopies:
+class StateSnapshot:
     """Copies one process's share of the state of a run, section by section, again and again."""
 
-    def __init__(self, equipment: Equipment, rank: int) -> None:
+    def __init__(self, session_context: SessionContext, rank: int) -> None:
         """Copies nothing yet.
 
         Args:
-            equipment: Whose state is copied.
+            session_context: Whose state is copied.
             rank: Of this process.
         """
-        self._group = equipment.group
-        self._mesh = equipment.plan.mesh
-        self._stage = equipment.stage
+        self._group = session_context.group
+        self._mesh = session_context.plan.device_mesh
+        self._stage = session_context.stage
         self._rank = rank
         self._kept: dict[int | None, dict[str, np.ndarray]] = {}
 
-    def begun(self, differ: bool, kept: StrategyState) -> dict[str, Copy]:
+    def begin_copies(self, differ: bool, kept: StrategyState) -> dict[str, PendingCopy]:
         """Begins to copy each section; the group waits for who does not finish that.
 
         Args:
             differ: Whether each replica's weights are its own.
             kept: What the strategy keeps.
         """
-        copies: dict[str, Copy] = {}
+        copies: dict[str, PendingCopy] = {}
         try:
             self._begin(copies, differ, kept)
         except BaseException:
-            copied(copies)
+            finish_copies(copies)
             raise
         return copies
 
-    def _begin(self, copies: dict[str, Copy], differ: bool, kept: StrategyState) -> None:
+    def _begin(self, copies: dict[str, PendingCopy], differ: bool, kept: StrategyState) -> None:
         group = self._group
-        kinds = (*SHARED_STATE, *OWN_STATE) if differ else OWN_STATE
+        kinds = (*REPLICATED_STATE, *REPLICA_STATE) if differ else REPLICA_STATE
         if not self._rank:
             copies["strategy"] = functools.partial(_as_parts, kept.tensors)
-        for replica, tensors in kept.of_replicas.items():
+        for replica, tensors in kept.per_replica.items():
             copies[f"strategy-{replica}"] = functools.partial(_as_parts, tensors)
         if not differ and not self._mesh.coordinates(self._rank).get(DATA):
             copies["state"] = self._state()
         for replica in group.local_replicas:
-            own = own_section(replica, self._stage)
+            own = replica_section(replica, self._stage)
             copies[own] = self._parts(kinds, replica)
 
-    def _state(self) -> Copy:
+    def _state(self) -> PendingCopy:
         """What this process writes of the state that replicas have alike, or in parts.
 
         Rank 0 writes what all have; each part is written by one of those that have it.
         """
-        rank, kinds = self._rank, SHARED_STATE
+        rank, kinds = self._rank, REPLICATED_STATE
         if rank:
             kinds = tuple(kind for kind in kinds if self._has_parts(kind))
         copy, described = self._parts(kinds, None), self._group.describe_state(kinds)
@@ -80,7 +80,7 @@ class StateCopies:
             n: part for n, part in copy().items() if described[n].offset is not None or not rank
         }
 
-    def _parts(self, kinds: tuple[StateKind, ...], replica: int | None) -> Copy:
+    def _parts(self, kinds: tuple[StateKind, ...], replica: int | None) -> PendingCopy:
         """Of state; the copy before is written by now."""
         described = self._group.describe_state(kinds, replica=replica)
         kept = self._kept.setdefault(replica, {})
@@ -92,12 +92,12 @@ class StateCopies:
         return any(info.offset is not None for info in infos)
 
 
-def as_it_is(section: Section) -> Copy:
+def finished_copy(section: Section) -> PendingCopy:
     """A copy that is finished."""
     return lambda: section
 
 
-def copied(copies: Mapping[str, Copy]) -> dict[str, Section]:
+def finish_copies(copies: Mapping[str, PendingCopy]) -> dict[str, Section]:
     """Finishes all copies, also where one of them fails: groups wait for them."""
     sections, faults = dict[str, Section](), []
     for name, copy in copies.items():

@@ -11,8 +11,8 @@ from isotrain.core.contracts.events import Progress, Steps
 from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch
-from isotrain.core.running.equipment import Equipment
-from isotrain.core.running.loss_watch import LossWatch, culprit
+from isotrain.core.running.equipment import SessionContext
+from isotrain.core.running.loss_watch import NanGuard, explain_nan
 from isotrain.core.running.stopwatch import Stopwatch
 
 STEPS_AT_ONCE = 500
@@ -22,7 +22,7 @@ PROGRESS_SECONDS = 0.2
 """How often it is told how far the run is."""
 
 
-class StepReports:
+class StepLogger:
     """Tells the launcher of every step, in blocks of 500 steps or two seconds, and how far the run is.
 
     To read a loss is to wait for the device. So none is read for each step: those of a block are read when it
@@ -38,7 +38,7 @@ class StepReports:
         reporter: Reporter,
         stopwatch: Stopwatch,
         total_steps: int,
-        watch: LossWatch,
+        watch: NanGuard,
         *,
         is_silent: bool = False,
     ) -> None:
@@ -59,18 +59,18 @@ class StepReports:
 
     @classmethod
     def of(
-        cls, equipment: Equipment, reporter: Reporter, stopwatch: Stopwatch, total_steps: int
+        cls, session_context: SessionContext, reporter: Reporter, stopwatch: Stopwatch, total_steps: int
     ) -> Self:
         """Those of a process: only rank 0 tells, and only where somebody listens or losses are watched."""
-        spec = equipment.spec
+        spec = session_context.spec
         blame = partial(
-            culprit,
-            samples=equipment.loaders.samples,
-            plan=equipment.plan,
-            group=equipment.group,
+            explain_nan,
+            samples=session_context.loaders.samples,
+            plan=session_context.plan,
+            group=session_context.group,
         )
-        watch = LossWatch(spec.on_nan, reporter, blame)
-        is_told = reporter.rank == 0 and (reporter.is_heard or spec.on_nan != "ignore")
+        watch = NanGuard(spec.on_nan, reporter, blame)
+        is_told = reporter.rank == 0 and (reporter.has_listener or spec.on_nan != "ignore")
         return cls(reporter, stopwatch, total_steps, watch, is_silent=not is_told)
 
     def add(self, batch: Batch, loss: Tensor, learning_rate: float) -> None:
@@ -115,7 +115,7 @@ class StepReports:
         """The sum of the losses told of since the last `epoch_loss`, each times its samples; and these."""
         return self._epoch_sum, self._epoch_samples
 
-    def go_on_from(self, step: int, epoch_sum: float, epoch_samples: int) -> None:
+    def resume_from(self, step: int, epoch_sum: float, epoch_samples: int) -> None:
         """Makes `step` the next; the epoch's sums are those of a run that has come so far."""
         if self.is_silent:
             return
@@ -166,7 +166,7 @@ class StepReports:
         del self._losses[:count], self._rates[:count], self._sizes[:count]
         self._first += count
         self._newest = losses[-1]
-        self._watch.look(self._first - count, losses)
+        self._watch.check(self._first - count, losses)
 
 
 def _is_known(loss: Tensor) -> bool:

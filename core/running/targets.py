@@ -9,7 +9,7 @@ from pathlib import Path
 
 from isotrain.core.contracts.export import FORMS, SUFFIXES, ExportForm
 from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.system.folders import unmade_on_failure
+from isotrain.core.system.folders import removed_on_failure
 
 _OF_SAVED_MODEL = "saved_model.pb"
 
@@ -39,7 +39,7 @@ def form_of(target: Path, asked: ExportForm | None) -> ExportForm:
 
 
 @contextlib.contextmanager
-def replaced(target: Path) -> Iterator[Path]:
+def atomically_replaced(target: Path) -> Iterator[Path]:
     """Gives a place of the same name beside a target, which takes that place if all went well.
 
     What was there before is removed after that; a folder only if it is empty or holds a SavedModel. The
@@ -55,7 +55,7 @@ def replaced(target: Path) -> Iterator[Path]:
             " another name."
         )
     try:
-        with unmade_on_failure(place.parent):
+        with removed_on_failure(place.parent):
             place.parent.mkdir(parents=True, exist_ok=True)
             with tempfile.TemporaryDirectory(prefix=".export-", dir=place.parent) as folder:
                 new = Path(folder) / place.name

@@ -31,7 +31,7 @@ from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.urls import is_url
 
 _OF_THE_MODEL = (
-    *("name", "model_args", "seed", "precision", "record", "device", "threads"),
+    *("name", "model_args", "seed", "precision", "capture", "device", "threads"),
     *("backend_options", "plugins", "timeouts"),
 )
 """The fields of a spec that bear on what a trained model is and gives."""
@@ -50,7 +50,7 @@ RunLike = str | os.PathLike[str] | HasRunDirectory | Checkpoint
 
 
 @dataclass(frozen=True)
-class Trained:
+class TrainedModel:
     """A trained model: its weights, and what is known of the code that makes it.
 
     Attributes:
@@ -67,7 +67,7 @@ class Trained:
     fields: Mapping[str, Any] | None
 
     @classmethod
-    def of(cls, run: RunLike, spec: SpecLike | None = None) -> Trained:
+    def of(cls, run: RunLike, spec: SpecLike | None = None) -> TrainedModel:
         """Finds out what a run has trained.
 
         Args:
@@ -140,7 +140,7 @@ class Trained:
                 "data": data,
                 "loss": "mean_squared_error",
                 "optimizer": {"name": "sgd", "lr": 1.0},  # it has no slots
-                "global_batch": self.batch,
+                "global_batch_size": self.batch,
                 "epochs": 1,
             }
         )
@@ -187,14 +187,14 @@ def _named(spec: SpecLike) -> tuple[Mapping[str, Any], int | None]:
         return _written(RunDirectory.reopen(Path(spec).expanduser()).path)
     given = load_spec(spec)
     fields = {name: getattr(given, name) for name in given.model_fields_set}
-    return fields, given.evaluation.batch or given.global_batch
+    return fields, given.evaluation.batch or given.global_batch_size
 
 
 def _written(folder: Path) -> tuple[Mapping[str, Any], int | None]:
     """The same of a run, as it has written them down."""
     fields, where = read_fields(folder, SPEC_FILE), folder / SPEC_FILE
     evaluation = value(dict[str, Any] | None, fields.get("evaluation"), f"{where}: evaluation")
-    batch = (evaluation or {}).get("batch") or fields.get("global_batch")
+    batch = (evaluation or {}).get("batch") or fields.get("global_batch_size")
     return fields, value(int | None, batch, f"{where}: batch")
 
 
@@ -205,7 +205,7 @@ def _told(plan: Mapping[str, Any], where: str, batch: int | None) -> tuple[str, 
         IsotrainError: It says nothing of the kind.
     """
     backend = value(str, plan.get("backend"), f"{where}: backend")
-    count = batch or value(int, plan.get("global_batch", 1), f"{where}: global_batch")
+    count = batch or value(int, plan.get("global_batch_size", 1), f"{where}: global_batch_size")
     if count < 1:
         raise IsotrainError(f"{where}: expected a batch of at least 1, received {count}.")
     return backend, count

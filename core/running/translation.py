@@ -10,35 +10,35 @@ import numpy as np
 
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan, split_backend
-from isotrain.core.contracts.slot_forms import SlotForms
+from isotrain.core.contracts.slot_forms import OptimizerStateNames
 from isotrain.core.errors import IsotrainError
-from isotrain.core.plugins.host import plugin_host
-from isotrain.core.running.dialect import SLOTS, Dialect, State
+from isotrain.core.plugins.host import plugin_manager
+from isotrain.core.running.dialect import OPTIMIZER_PREFIX, StateFormat, State
 from isotrain.core.running.weights_file import WEIGHTS
 from isotrain.core.spec.name_maps import map_of, read_maps
 from isotrain.core.spec.references import is_bare_name
 from isotrain.core.spec.training_spec import TrainingSpec
 
-LOST = "random state and what the strategy kept: of native models, each framework has its own"
-LOST_SLOTS = (
+LOST_STATE = "random state and what the strategy kept: of native models, each framework has its own"
+LOST_OPTIMIZER_STATE = (
     "slots of the optimizer, which the two frameworks do not keep alike, or one of them calls alike for two"
     " weights"
 )
 
 
 @dataclass(frozen=True)
-class Origin:
+class StateSource:
     """Where a checkpoint has what belongs to a weight.
 
     Attributes:
         weight: Its name there.
         slots: Those of its slots there, by how the spec calls them; and of its steps.
-        become: What its slots are called here.
+        target_names: What its slots are called here.
     """
 
     weight: str
     slots: Mapping[str, str] = field(default_factory=dict)
-    become: Mapping[str, str] = field(default_factory=dict)
+    target_names: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def names(self) -> list[str]:
@@ -46,16 +46,16 @@ class Origin:
         return [self.weight, *self.slots.values()]
 
 
-class Translation:
+class StateConverter:
     """From the names that the framework which saved a checkpoint has to those of the one that goes on."""
 
-    def __init__(self, before: Dialect, now: Dialect, slots: tuple[str, ...]) -> None:
+    def __init__(self, before: StateFormat, now: StateFormat, slots: tuple[str, ...]) -> None:
         self._before = before
         self._now = now
         self._slots = slots
 
     @classmethod
-    def between(cls, there: tuple[str, str], plan: Plan, spec: TrainingSpec) -> Translation | None:
+    def between(cls, there: tuple[str, str], plan: Plan, spec: TrainingSpec) -> StateConverter | None:
         """The one that the spec gives; None where there is nothing to translate.
 
         That is where it gives none, where the framework is the same, and of one model for all frameworks.
@@ -72,7 +72,7 @@ class Translation:
             return None
         maps = read_maps(policy.map)
         old, new = (
-            Dialect(map_of(maps, *owners), _forms(owners[0], spec), optimizer.name)
+            StateFormat(map_of(maps, *owners), _forms(owners[0], spec), optimizer.name)
             for owners in (there, (plan.backend, plan.framework))
         )
         return cls(old, new, optimizer.slots)
@@ -85,19 +85,19 @@ class Translation:
         """
         return not group.describe_state().keys() <= set(saved)
 
-    def origins(self, saved: Collection[str], group: ReplicaGroup) -> dict[str, Origin]:
+    def state_sources(self, saved: Collection[str], group: ReplicaGroup) -> dict[str, StateSource]:
         """Where the weights of a group are found: of those that were saved, by their names here."""
         there = {self._before.names.common(name): name for name in saved}
         own = {name: self._now.names.common(name) for name in group.describe_state(WEIGHTS)}
-        return {name: Origin(there[key]) for name, key in own.items() if key in there}
+        return {name: StateSource(there[key]) for name, key in own.items() if key in there}
 
-    def with_slots(
+    def with_optimizer_state(
         self,
-        origins: Mapping[str, Origin],
+        origins: Mapping[str, StateSource],
         saved: Collection[str],
         group: ReplicaGroup,
         rate: float,
-    ) -> dict[str, Origin] | None:
+    ) -> dict[str, StateSource] | None:
         """Where their slots are found too, and how often the optimizer has updated each.
 
         Args:
@@ -110,23 +110,23 @@ class Translation:
             None where what was saved of them cannot be translated.
         """
         old, new = self._before, self._now
-        if not rate or not (old.has_slots(self._slots) and new.has_slots(self._slots)):
+        if not rate or not (old.has_optimizer_state(self._slots) and new.has_optimizer_state(self._slots)):
             return None
         here = group.describe_state(("optimizer",)).keys()
         trained = {name: origins[name].weight for name in group.describe_state(("trainable",))}
-        were = old.slot_names(list(trained.values()), self._slots, saved)
-        will_be = new.slot_names(list(trained), self._slots, here)
+        were = old.resolve_names(list(trained.values()), self._slots, saved)
+        will_be = new.resolve_names(list(trained), self._slots, here)
         if were is None or will_be is None:
             return None
         found = {
-            name: Origin(before, old.kept(before, were[before], saved), will_be[name])
+            name: StateSource(before, old.stored_names(before, were[before], saved), will_be[name])
             for name, before in trained.items()
         }
-        were_kept = any(name.startswith(SLOTS) for name in saved)
+        were_kept = any(name.startswith(OPTIMIZER_PREFIX) for name in saved)
         is_lost = were_kept and not any(origin.slots for origin in found.values())
         return None if is_lost else {**origins, **found}
 
-    def state(self, name: str, origin: Origin, saved: State, rate: float) -> dict[str, np.ndarray]:
+    def state(self, name: str, origin: StateSource, saved: State, rate: float) -> dict[str, np.ndarray]:
         """A weight and its slots, by their names here and in the order of their axes.
 
         Args:
@@ -136,11 +136,11 @@ class Translation:
             rate: Of the next step.
         """
         old, new = self._before, self._now
-        weight = new.names.to_own(name, old.names.to_common(origin.weight, saved[origin.weight]))
+        weight = new.names.to_model(name, old.names.to_common(origin.weight, saved[origin.weight]))
         if not origin.slots:
             return {name: weight}
-        common = old.common_slots(saved, origin.weight, origin.slots, rate)
-        return {name: weight, **new.own_slots(common, name, origin.become, rate)}
+        common = old.to_common_state(saved, origin.weight, origin.slots, rate)
+        return {name: weight, **new.to_local_state(common, name, origin.target_names, rate)}
 
 
 def _may_differ(model: Any) -> bool:
@@ -148,11 +148,11 @@ def _may_differ(model: Any) -> bool:
     return isinstance(model, Mapping) or is_bare_name(model)
 
 
-def _forms(backend: str, spec: TrainingSpec) -> SlotForms | None:
+def _forms(backend: str, spec: TrainingSpec) -> OptimizerStateNames | None:
     """Of a backend, which may not be known here; of a person's own optimizer nobody knows."""
     if spec.optimizer.name == "custom":
         return None
     try:
-        return plugin_host(spec.plugins).backend(split_backend(backend)[0]).slot_forms
+        return plugin_manager(spec.plugins).backend(split_backend(backend)[0]).optimizer_state_names
     except IsotrainError:
         return None

@@ -26,7 +26,7 @@ Weights = Mapping[str, np.ndarray]
 _OTHER_STATE = ("optimizer/", "loss-scale/", "random/", "metrics/", "exchange/")
 
 
-def weights_at(source: Any, group: ReplicaGroup) -> Weights:
+def open_weights(source: Any, group: ReplicaGroup) -> Weights:
     """Opens what a spec names as a source of weights.
 
     Args:

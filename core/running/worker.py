@@ -17,13 +17,13 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.contracts.events import Failed, Finished, Ready, Started, Warned
 from isotrain.core.contracts.process import ProcessContext, from_variables
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.system.leaving import leave
-from isotrain.core.system.whole_lines import whole_lines
+from isotrain.core.system.leaving import exit_process
+from isotrain.core.system.whole_lines import line_buffered
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
     from isotrain.core.contracts.job import Job
-    from isotrain.core.plugins.cast import Cast
+    from isotrain.core.plugins.cast import ResolvedSpec
 
 EXIT_FAILED = 1
 _OURS = str(Path(__file__).parents[2]) + os.sep
@@ -47,11 +47,11 @@ def main(events: int, status: int, arrays: int) -> None:
     if context.rank == 0:
         _end_after_the_step(reporter)
     reporter.emit(Started(pid=os.getpid()))
-    with whole_lines():
+    with line_buffered():
         code = _attempt(context, reporter, arrays)
         with contextlib.suppress(BrokenPipeError):  # who started it is gone
             reporter.flush()
-        leave(code)
+        exit_process(code)
 
 
 def _dump_stacks_on_request() -> None:
@@ -80,7 +80,7 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
         reporter.enter("read job")
         job, cast = _read_job(arrays)
         adapter = cast.host.backend(job.plan.backend)
-        value = do_job(job, cast, context, reporter)
+        value = run_job_in_worker(job, cast, context, reporter)
         if context.has_session:
             _save(value, context, reporter)
         reporter.emit(Finished())
@@ -94,16 +94,16 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
 
 def report_failure(error: BaseException, reporter: Reporter, adapter: Adapter | None) -> None:
     """Tells of an error that has ended the work of this process."""
-    from isotrain.core.running.shown_error import shown_error, uncoloured
+    from isotrain.core.running.shown_error import format_traceback, strip_colors
 
     text = "".join(traceback.format_exception_only(error)).strip()
-    message = uncoloured(text.removeprefix(f"{type(error).__module__}."))
+    message = strip_colors(text.removeprefix(f"{type(error).__module__}."))
     reporter.emit(
         Failed(
             error=type(error).__name__,
             message=message,
-            traceback=shown_error(error),
-            blames_peer=_blames_peer(error, adapter),
+            traceback=format_traceback(error),
+            is_peer_error=_blames_peer(error, adapter),
         )
     )
     with contextlib.suppress(OSError):  # a full disk
@@ -116,7 +116,7 @@ def _blames_peer(error: BaseException | None, adapter: Adapter | None) -> bool:
 
     with contextlib.suppress(Exception):  # a fault of the adapter must not hide this one
         while error is not None:
-            if isinstance(error, PeerLostError) or (adapter and adapter.blames_peer(error)):
+            if isinstance(error, PeerLostError) or (adapter and adapter.is_peer_error(error)):
                 return True
             error = error.__cause__
     return False
@@ -128,22 +128,22 @@ def _exit_code(error: BaseException) -> int:
     return EXIT_FAILED
 
 
-def _read_job(arrays: int) -> tuple[Job, Cast]:
+def _read_job(arrays: int) -> tuple[Job, ResolvedSpec]:
     """Takes the job, and makes known what plugins it was made with."""
     from isotrain.core.launching.payload import receive
     from isotrain.core.plugins import asked
-    from isotrain.core.plugins.cast import Cast
-    from isotrain.core.plugins.host import plugin_host
+    from isotrain.core.plugins.cast import ResolvedSpec
+    from isotrain.core.plugins.host import plugin_manager
 
     job = receive(sys.stdin.buffer, arrays)
     os.close(arrays)
-    asked.take_over(job.plugins)
-    return job, Cast(job.spec, plugin_host(job.spec.plugins))
+    asked.set_current(job.plugins)
+    return job, ResolvedSpec(job.spec, plugin_manager(job.spec.plugins))
 
 
-def do_job(
+def run_job_in_worker(
     job: Job,
-    cast: Cast,
+    cast: ResolvedSpec,
     context: ProcessContext,
     reporter: Reporter,
     on_ready: Callable[[], None] | None = None,
@@ -160,24 +160,24 @@ def do_job(
     Returns:
         What the work has returned; None in a process that has no session.
     """
-    from isotrain.core.contracts.service import Service
+    from isotrain.core.contracts.service import ServerConnection
     from isotrain.core.json_text import json_page
     from isotrain.core.running.initial_weights import REPORT_FILE
     from isotrain.core.running.session import Session
-    from isotrain.core.system.whole_file import write_whole
+    from isotrain.core.system.whole_file import atomic_write
 
-    tell_warnings(reporter)
-    service = Service.of(context, job.key, job.plan.timeouts, reporter)
+    forward_warnings(reporter)
+    server_connection = ServerConnection.of(context, job.key, job.plan.timeouts, reporter)
     if not context.has_session:
         reporter.enter("build model")
         adapter = cast.host.backend(job.plan.backend)
-        cast.strategy.placement.serve(adapter, cast.with_model, job.plan.setting, service)
+        cast.strategy.parallel_layout.serve(adapter, cast.spec_with_model, job.plan.backend_config, server_connection)
         return None
     resumes = job.resume is not None
-    session = Session(cast, job.plan, context, reporter, service, resumes=resumes)
+    session = Session(cast, job.plan, context, reporter, server_connection, resumes=resumes)
     if session.is_main and session.initial_weights is not None and not resumes:
         report = json_page(session.initial_weights.to_dict())
-        write_whole(session.run_directory / REPORT_FILE, report + "\n")
+        atomic_write(session.run_directory / REPORT_FILE, report + "\n")
     if job.resume is not None:
         session.restore(job.resume)
     measured = session.plan
@@ -190,7 +190,7 @@ def do_job(
     return value
 
 
-def tell_warnings(reporter: Reporter) -> None:
+def forward_warnings(reporter: Reporter) -> None:
     """Has whoever watches the run told of what isotrain warns of here, besides this process's own output."""
     shown = warnings.showwarning
 

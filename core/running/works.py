@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.mesh import STAGE
 from isotrain.core.errors import IsotrainError, NotANumberError
-from isotrain.core.running.kept_weights import KeptWeights
+from isotrain.core.running.kept_weights import LastWeights
 from isotrain.core.running.loop import fit
 from isotrain.core.running.result import RunResult
 from isotrain.core.running.weights_file import (
@@ -39,7 +39,7 @@ def train(session: Session) -> dict[str, Any] | None:
     if not session.is_main:
         fit(session)
         return None
-    kept = KeptWeights(session)
+    kept = LastWeights(session)
     try:
         metrics = fit(session, kept.keep_if_due)
     except NotANumberError:
@@ -62,7 +62,7 @@ def train(session: Session) -> dict[str, Any] | None:
     return {**result.to_dict(), LOST_WEIGHTS: lost}
 
 
-def _lost_weights(session: Session, kept: KeptWeights) -> str | None:
+def _lost_weights(session: Session, kept: LastWeights) -> str | None:
     """Leaves the weights in the run directory; why they are not there, where that fails: all else is kept."""
     try:
         save_weights(session.group, session.run_directory / WEIGHTS_FILE)
@@ -72,38 +72,38 @@ def _lost_weights(session: Session, kept: KeptWeights) -> str | None:
     return None
 
 
-def describe(session: Session) -> dict[str, Any]:
+def measure_model(session: Session) -> dict[str, Any]:
     """Gives the numbers that only the data and the model know."""
     from dataclasses import asdict
 
     from isotrain.core.running.equipment import model_bytes
 
     plan = session.plan
-    in_stages = STAGE in plan.mesh.sizes
+    in_stages = STAGE in plan.device_mesh.sizes
     layers: Sequence[LayerCost] = ()
     refused = session.refusals()
-    remarks, refuses_one = session.remarks(), None
+    notes, refuses_single_sample = session.setup_notes(), None
     if (batch := session.next_batch()) is not None:
         if session.tries_metrics:
             session.try_metrics(batch)
         if in_stages and session.is_main:  # alone, so that nobody disturbs it
             layers = session.group.profile_layers(batch).layers
-        remarks += session.group.step_remarks(batch)
-        refuses_one = session.group.refuses_one(batch)
+        notes += session.group.step_notes(batch)
+        refuses_single_sample = session.group.refuses_single_sample(batch)
     return {
         "samples": plan.samples,
-        "refuses_one": refuses_one,
+        "refuses_single_sample": refuses_single_sample,
         "parameters": plan.parameters,
         "gradient_bytes": plan.gradient_bytes,
         "weight_shapes": plan.weight_shapes,
         "model": asdict(model_bytes(session.spec, session.group)),
         "layers": list(map(asdict, layers)),
         "refused": refused,
-        "remarks": remarks,
+        "notes": notes,
     }
 
 
-def examine(session: Session) -> dict[str, Any]:
+def probe_step(session: Session) -> dict[str, Any]:
     """Gives what a check must know of the data, the model and a first step."""
     from dataclasses import asdict
 
@@ -111,15 +111,15 @@ def examine(session: Session) -> dict[str, Any]:
 
     model = model_bytes(session.spec, session.group)
     refused = session.refusals()
-    fault, refuses_one = _tried(session)
+    fault, refuses_single_sample = _tried(session)
     return {
         "samples": session.plan.samples,
         "model": asdict(model),
         "traits": [asdict(trait) for trait in session.group.traits()],
         "refused": refused,
         "fault": fault,
-        "refuses_one": refuses_one,
-        "remarks": [*session.state_remarks(), *(session.step_remarks() if fault is None else ())],
+        "refuses_single_sample": refuses_single_sample,
+        "notes": [*session.state_notes(), *(session.step_notes() if fault is None else ())],
     }
 
 
@@ -129,15 +129,15 @@ def _tried(session: Session) -> tuple[str | None, str | None]:
     Returns:
         What goes wrong in it; and a layer that refuses a slice of one sample.
     """
-    refuses_one = None
+    refuses_single_sample = None
     try:
         batch = session.next_batch()
         assert batch is not None, "a run has at least one step"
-        refuses_one = session.group.refuses_one(batch)
+        refuses_single_sample = session.group.refuses_single_sample(batch)
         session.step(batch)
         session.metrics()
     except Exception as error:  # a person's functions raise anything
         text = str(error).strip()
         told = text if isinstance(error, IsotrainError) else f"{type(error).__name__}: {text}"
-        return told, refuses_one
-    return None, refuses_one
+        return told, refuses_single_sample
+    return None, refuses_single_sample

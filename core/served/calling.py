@@ -9,19 +9,19 @@ from typing import TYPE_CHECKING
 
 from isotrain.core.errors import PlanError
 from isotrain.core.served import handshake
-from isotrain.core.served.seal import Seals
-from isotrain.core.served.terms import Terms, apart, turned_down
-from isotrain.core.served.wire import Wire, WireError, shake_hands
+from isotrain.core.served.seal import MacPair
+from isotrain.core.served.terms import EncryptionOffer, mismatch, certificate_rejected
+from isotrain.core.served.wire import Connection, ConnectionLostError, authenticate
 
 if TYPE_CHECKING:
-    from isotrain.core.served.tls import Tls, TlsEnd
+    from isotrain.core.served.tls import Tls, TlsEndpoint
 
 _CHUNK = 1 << 16
 _RECORD_HEADER = 5
 """Bytes of TLS before each record; the last two are its length."""
 
 
-def called(connection: socket.socket, key: bytes, rank: int, terms: Terms) -> Wire | None:
+def client_handshake(connection: socket.socket, key: bytes, rank: int, terms: EncryptionOffer) -> Connection | None:
     """Calls rank 0; None where that hung up.
 
     Args:
@@ -33,51 +33,51 @@ def called(connection: socket.socket, key: bytes, rank: int, terms: Terms) -> Wi
     Raises:
         PlanError: It is rank 0, and the two cannot talk: one encrypts and the other does not, or the one does
             not trust the other.
-        WireError: It is no rank 0 of this run.
+        ConnectionLostError: It is no rank 0 of this run.
     """
-    met = shake_hands(connection, key, rank, terms)
+    met = authenticate(connection, key, rank, terms)
     if met is None:
         return None
     session, theirs = met
-    why = apart(rank, terms, theirs)
+    why = mismatch(rank, terms, theirs)
     if why:
         raise PlanError(why)
     if terms.tls is None:
-        return Wire(connection, Seals.made(session, is_caller=True))
+        return Connection(connection, MacPair.derive(session, is_caller=True))
     tls = _encrypting(connection, terms.tls, rank)
     return None if tls is None else _welcomed(connection, tls, session, rank)
 
 
-def _encrypting(connection: socket.socket, own: Tls, rank: int) -> TlsEnd | None:
+def _encrypting(connection: socket.socket, own: Tls, rank: int) -> TlsEndpoint | None:
     """This end, after the handshake."""
     tls = own.begin(is_caller=True)
     heard = b""
     with contextlib.suppress(OSError):
         while True:
-            connection.sendall(tls.shake_hands(heard))
+            connection.sendall(tls.do_handshake(heard))
             if tls.problem:
                 _part(connection)
-                raise PlanError(turned_down(rank, 0, tls.problem))
+                raise PlanError(certificate_rejected(rank, 0, tls.problem))
             if tls.is_ready:
                 return tls
             heard = _record(connection)
     return None
 
 
-def _welcomed(connection: socket.socket, tls: TlsEnd, session: bytes, rank: int) -> Wire | None:
+def _welcomed(connection: socket.socket, tls: TlsEndpoint, session: bytes, rank: int) -> Connection | None:
     """The connection, once rank 0 has said that it accepts this process's certificate."""
     session = handshake.bound(session, tls.binding)
     heard = b""
     try:
-        while len(heard) < handshake.WELCOME_BYTES:
+        while len(heard) < handshake.ACCEPTANCE_BYTES:
             heard += tls.decrypted(_record(connection))
     except OSError as error:
         if tls.problem:
-            raise PlanError(turned_down(rank, 0, tls.problem)) from error
+            raise PlanError(certificate_rejected(rank, 0, tls.problem)) from error
         return None
-    if not hmac.compare_digest(heard, handshake.welcome(session)):
-        raise WireError("somebody sits between this process and who listens there, and reads along")
-    return Wire(connection, Seals.made(session, is_caller=True), tls)
+    if not hmac.compare_digest(heard, handshake.acceptance(session)):
+        raise ConnectionLostError("somebody sits between this process and who listens there, and reads along")
+    return Connection(connection, MacPair.derive(session, is_caller=True), tls)
 
 
 def _part(connection: socket.socket) -> None:

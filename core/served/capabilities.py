@@ -1,4 +1,4 @@
-"""What the replica group of a served run can do, under every backend that has such runs."""
+"""What the replica group of a parameter-server run can do, under every backend that has such runs."""
 
 from __future__ import annotations
 
@@ -6,27 +6,27 @@ from isotrain.core.contracts.capabilities import Capabilities, Capability
 
 _HAS = frozenset(
     {
-        Capability.SERVED_STEP,
-        Capability.SYNCHRONISED_STEP,
+        Capability.PARAMETER_SERVER_STEP,
+        Capability.SYNCHRONOUS_STEP,
         Capability.GRADIENTS,
         Capability.NAMED_STATE,
     }
 )
 _WITHOUT_REPLICAS = (
     Capability.LOCAL_STEP,
-    Capability.APPLY,
+    Capability.APPLY_GRADIENTS,
     Capability.AVERAGE_PARAMETERS,
     Capability.SEND_RECEIVE,
     Capability.COMPUTE,
     Capability.SUBGROUPS,
-    Capability.BFLOAT16_EXCHANGE,
-    Capability.PARTIAL_UPDATE,
-    Capability.GRADIENTS_IN_BUCKETS,
-    Capability.STAGED_STEP,
-    Capability.GATHER_WEIGHTS,
-    Capability.WEIGHTS_IN_HOSTS,
+    Capability.BFLOAT16_COLLECTIVES,
+    Capability.UPDATE_SHARD,
+    Capability.REDUCE_SCATTER_GRADIENTS,
+    Capability.PIPELINE_STEP,
+    Capability.UNSHARD_WEIGHTS,
+    Capability.HYBRID_SHARDING,
 )
-SERVED_GROUP = Capabilities(
+PARAMETER_SERVER_CAPABILITIES = Capabilities(
     _HAS,
     dict.fromkeys(
         _WITHOUT_REPLICAS,

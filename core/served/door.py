@@ -1,4 +1,4 @@
-"""Where the other processes of a served run connect to its coordinator."""
+"""Where the other processes of a parameter-server run connect to its coordinator."""
 
 from __future__ import annotations
 
@@ -6,18 +6,18 @@ import socket
 import threading
 import time
 
-from isotrain.core.served.caller import Caller
-from isotrain.core.served.terms import Terms
-from isotrain.core.served.wire import Wire
-from isotrain.core.served.workforce import readable
+from isotrain.core.served.caller import PendingConnection
+from isotrain.core.served.terms import EncryptionOffer
+from isotrain.core.served.wire import Connection
+from isotrain.core.served.workforce import poll_readable
 
 _PATIENCE_SECONDS = 3.0
 _PLACES = 256
 _BREATH_SECONDS = 0.05
 
 
-class Door:
-    """Where the other processes of a served run connect; strangers are turned away.
+class AuthenticatedServer:
+    """Where the other processes of a parameter-server run connect; strangers are turned away.
 
     A thread hears all callers at once. Who has not proved within a short time that it has the run's key is
     dropped, however much or little it says until then; who says something else, at once.
@@ -25,7 +25,7 @@ class Door:
     Attributes:
         address: Host and port.
         refused: How many were turned away so far.
-        estranged: Why the run's own processes were, by rank: they encrypt otherwise, or a certificate is not
+        rejected: Why the run's own processes were, by rank: they encrypt otherwise, or a certificate is not
             accepted. They know.
     """
 
@@ -36,7 +36,7 @@ class Door:
         patience: float = _PATIENCE_SECONDS,
         places: int = _PLACES,
         *,
-        terms: Terms | None = None,
+        terms: EncryptionOffer | None = None,
     ) -> None:
         """Listens, on this address alone.
 
@@ -48,7 +48,7 @@ class Door:
             terms: Of this process, where the messages of those who come in are sealed; None: they are not.
         """
         self.refused = 0
-        self.estranged: dict[int, str] = {}
+        self.rejected: dict[int, str] = {}
         self._key = key
         self._patience = patience
         self._places = places
@@ -57,9 +57,9 @@ class Door:
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
         self._bell, self._ringer = socket.socketpair()
-        self._callers: dict[int, Caller] = {}
+        self._callers: dict[int, PendingConnection] = {}
         self._lock = threading.Lock()
-        self._arrived: list[tuple[int, Wire]] = []
+        self._arrived: list[tuple[int, Connection]] = []
         self._thread = threading.Thread(target=self._serve, name="isotrain-door", daemon=True)
         self._thread.start()
 
@@ -67,7 +67,7 @@ class Door:
         """Until the bell rings."""
         while True:
             begun = time.monotonic()
-            heard = readable(self._watched(), self._until_next_deadline(begun))
+            heard = poll_readable(self._watched(), self._until_next_deadline(begun))
             if self._bell.fileno() in heard:
                 return
             for descriptor in heard:
@@ -94,12 +94,12 @@ class Door:
         except OSError:  # the caller is gone again, or this process may open no more files now
             time.sleep(_BREATH_SECONDS)
             return
-        caller = Caller(connection, time.monotonic() + self._patience, self._key, self._terms)
+        caller = PendingConnection(connection, time.monotonic() + self._patience, self._key, self._terms)
         self._callers[connection.fileno()] = caller
 
     def _hear(self, descriptor: int) -> None:
         try:
-            arrived = self._callers[descriptor].hear()
+            arrived = self._callers[descriptor].on_readable()
         except (
             Exception
         ):  # refused; or nobody thought of it, and a caller cannot close the door for others
@@ -120,10 +120,10 @@ class Door:
         self.refused += 1
         caller = self._callers.pop(descriptor)
         caller.connection.close()
-        if caller.estranged:
-            self.estranged[caller.rank] = caller.estranged
+        if caller.rejected:
+            self.rejected[caller.rank] = caller.rejected
 
-    def arrivals(self) -> list[tuple[int, Wire]]:
+    def arrivals(self) -> list[tuple[int, Connection]]:
         """Ranks and connections of those who came since the last call."""
         with self._lock:
             found, self._arrived = self._arrived, []

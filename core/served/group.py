@@ -14,17 +14,17 @@ import numpy as np
 
 from isotrain.core.contracts.group import Phase, ReplicaGroup
 from isotrain.core.contracts.replica import Computation, StatePart, Tensor
-from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.service import ServerConnection
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.traits import LayerTrait
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, UnsupportedError, unknown_name
-from isotrain.core.served.ledger import Ledger, Unit
+from isotrain.core.served.ledger import WorkQueue, WorkItem
 from isotrain.core.served.loss import PendingLoss
-from isotrain.core.served.measures import Measures
-from isotrain.core.served.tcp import TcpWorkforce
+from isotrain.core.served.measures import ParameterServerStats
+from isotrain.core.served.tcp import TcpWorkerPool
 from isotrain.core.served.vectors import STATISTICS, WEIGHTS, read_parts, separated, write_parts
-from isotrain.core.served.workforce import Answer, Workforce
+from isotrain.core.served.workforce import WorkResult, WorkerPool
 
 _PATIENCE_SECONDS = 0.2
 _EXCHANGE = "exchange/"
@@ -40,14 +40,14 @@ class _Step:
     synchronous: bool
     missing: int
     loss: PendingLoss
-    answers: dict[int, Answer] = field(default_factory=dict)
+    answers: dict[int, WorkResult] = field(default_factory=dict)
     losses: dict[int, float] = field(default_factory=dict)
 
 
 def _refused(*_: Any, **__: Any) -> NoReturn:
     raise UnsupportedError(
-        "in a served run one process holds the parameters and workers compute gradients for it:"
-        " there are no replicas that step or exchange by themselves. Use served_step."
+        "in a parameter-server run one process holds the parameters and workers compute gradients for it:"
+        " there are no replicas that step or exchange by themselves. Use parameter_server_step."
     )
 
 
@@ -58,13 +58,13 @@ def _is_worker(name: str) -> bool:
     return name.startswith(_WORKER)
 
 
-class ServedGroup(ReplicaGroup):
-    """All replicas of a served run.
+class CoordinatorGroup(ReplicaGroup):
+    """All replicas of a parameter-server run.
 
     What is asked of the weights first waits until everything that was handed out is applied.
     """
 
-    def __init__(self, own: ReplicaGroup, replicas: int, workforce: Workforce) -> None:
+    def __init__(self, own: ReplicaGroup, replicas: int, workforce: WorkerPool) -> None:
         """Makes the coordinator's group.
 
         Args:
@@ -86,15 +86,15 @@ class ServedGroup(ReplicaGroup):
         self._version = 0
         self._newest = -1
         self._cached: np.ndarray | None = None
-        self._ledger = Ledger()
+        self._ledger = WorkQueue()
         self._steps: dict[int, _Step] = {}
-        self._measures = Measures()
-        self._habits: dict[int, Mapping[str, np.ndarray]] = {}
+        self._measures = ParameterServerStats()
+        self._execution_state: dict[int, Mapping[str, np.ndarray]] = {}
         """What workers have said of how they have come to compute, and have computed nothing since."""
         weights = own.describe_state(("trainable",)).values()
         self._kinds = tuple((weight.shape, weight.dtype) for weight in weights)
         self._ends = tuple(itertools.accumulate(weight.size for weight in weights))
-        own.take_metrics()  # refuses those whose sums could not be added up
+        own.pop_metric_state()  # refuses those whose sums could not be added up
         self._statistics = self._read(STATISTICS)
 
     def weights(self) -> np.ndarray:
@@ -107,19 +107,19 @@ class ServedGroup(ReplicaGroup):
     def _read(self, parts: tuple[StatePart, ...]) -> np.ndarray:
         return self._own.numpy(self._own.compute(read_parts, static=parts)[0])
 
-    def served_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
+    def parameter_server_step(self, batch: Batch, learning_rate: float, staleness: int | None) -> Tensor:
         number = batch.step
         if number <= self._newest:
             self._settle()  # the loop has gone back: the same step may still be under way
         self._newest = number
         loss = PendingLoss(lambda: self._until(lambda: not self._ledger.is_open(number)))
-        units = [
-            Unit(number, replica, pieces, staleness)
+        items = [
+            WorkItem(number, replica, pieces, staleness)
             for replica, pieces in enumerate(batch.slices)
             if any(piece.count for piece in pieces)
         ]
-        self._steps[number] = _Step(learning_rate, staleness == 0, len(units), loss)
-        self._ledger.add(units)
+        self._steps[number] = _Step(learning_rate, staleness == 0, len(items), loss)
+        self._ledger.add(items)
         if staleness == 0:
             self._settle()
             return self._own.tensor(np.array(float(loss)))
@@ -136,30 +136,30 @@ class ServedGroup(ReplicaGroup):
         self._hand_out()
         for answer in self._workforce.collect(patience):
             self._receive(answer)
-        for unit in self._workforce.given_back():
-            self._ledger.give_back(unit)
+        for item in self._workforce.lost_items():
+            self._ledger.requeue(item)
         self._hand_out()
 
     def _hand_out(self) -> None:
-        for worker, unit in self._ledger.assign(self._workforce.free()):
-            self._habits.pop(worker, None)
-            self._measures.hand_out(self._ledger.lag(unit))
-            self._workforce.hand_out(worker, unit, self._version)
+        for worker, item in self._ledger.assign(self._workforce.free()):
+            self._execution_state.pop(worker, None)
+            self._measures.hand_out(self._ledger.lag(item))
+            self._workforce.hand_out(worker, item, self._version)
 
     def _settle(self) -> None:
         """Returns once everything that was handed out is applied."""
         self._until(lambda: self._ledger.is_empty)
 
-    def _receive(self, answer: Answer) -> None:
-        step = self._steps[answer.unit.step]
-        step.losses[answer.unit.replica] = answer.loss
+    def _receive(self, answer: WorkResult) -> None:
+        step = self._steps[answer.item.step]
+        step.losses[answer.item.replica] = answer.loss
         step.missing -= 1
         if step.synchronous:
-            step.answers[answer.unit.replica] = answer
+            step.answers[answer.item.replica] = answer
         else:
             self._apply([answer], step.rate / self.replicas, 1.0)
         if not step.missing:
-            self._finish(answer.unit.step)
+            self._finish(answer.item.step)
 
     def _finish(self, number: int) -> None:
         """All slices of a step have come."""
@@ -170,7 +170,7 @@ class ServedGroup(ReplicaGroup):
         losses = [step.losses[replica] for replica in sorted(step.losses)]
         step.loss.value = sum(losses) / self.replicas
 
-    def _apply(self, answers: Sequence[Answer], rate: float, factor: float) -> None:
+    def _apply(self, answers: Sequence[WorkResult], rate: float, factor: float) -> None:
         """Updates the weights once with the sum of some gradients, times a factor."""
         length = self._ends[-1]
         total: np.ndarray = functools.reduce(np.add, [each.change[:length] for each in answers])
@@ -178,13 +178,13 @@ class ServedGroup(ReplicaGroup):
             total = total * total.dtype.type(factor)
         own = self._own
         static = (self._kinds, self._ends)
-        own.apply(own.compute(separated, [own.tensor(total)], static=static), rate)
+        own.apply_gradients(own.compute(separated, [own.tensor(total)], static=static), rate)
         self._move_statistics(answers)
         for answer in answers:
             self._measures.count(answer, self._version)
-            self._ledger.applied(answer.unit)
+            self._ledger.applied(answer.item)
             if answer.metrics.size:
-                own.add_metrics(answer.metrics)
+                own.add_metric_state(answer.metrics)
         self._updates += 1
         self._outdate()
 
@@ -194,28 +194,28 @@ class ServedGroup(ReplicaGroup):
         self._cached = None
         self._workforce.updated(self._version)
 
-    def _move_statistics(self, answers: Sequence[Answer]) -> None:
+    def _move_statistics(self, answers: Sequence[WorkResult]) -> None:
         """Adds each slice's change of the moving statistics, by its share of the global batch."""
         if not self._statistics.size:
             return
         for answer in answers:
             moved = answer.change[self._ends[-1] :].astype(self._statistics.dtype)
             self._statistics = self._statistics + moved * moved.dtype.type(
-                answer.unit.share / self.replicas
+                answer.item.share / self.replicas
             )
         own = self._own
         own.compute(write_parts, [own.tensor(self._statistics)], static=STATISTICS)
 
-    def served_account(self) -> Mapping[str, Any]:
+    def parameter_server_stats(self) -> Mapping[str, Any]:
         return self._measures.report(self._updates, self._workforce.lost)
 
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         """Leaves NumPy arrays as they are: workers get them as such."""
         return arrays
 
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> Tensor:
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """A served step without staleness is one."""
-        return self.served_step(batch, learning_rate, 0)
+        return self.parameter_server_step(batch, learning_rate, 0)
 
     def evaluation_step(self, batch: Batch) -> None:
         self._settle()
@@ -225,37 +225,37 @@ class ServedGroup(ReplicaGroup):
 
     def _placed(self, piece: Slice, batch: Batch) -> Batch:
         """A batch of one piece, for this process's own replica."""
-        place = self._own.place
+        place = self._own.to_device
         targets = None if piece.targets is None else place(piece.targets)
         own = Slice(place(piece.inputs), targets, piece.count, 1.0)
         return replace(batch, even=True, slices=((own,),))
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         self._settle()
-        return [self._own.predict([self._own.place(own)])[0] for own in inputs]
+        return [self._own.predict([self._own.to_device(own)])[0] for own in inputs]
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         self._settle()
         return self._own.collect_metrics(phase)
 
-    def take_metrics(self) -> np.ndarray:
+    def pop_metric_state(self) -> np.ndarray:
         self._settle()
-        return self._own.take_metrics()
+        return self._own.pop_metric_state()
 
-    def add_metrics(self, sums: np.ndarray) -> None:
-        self._own.add_metrics(sums)
+    def add_metric_state(self, sums: np.ndarray) -> None:
+        self._own.add_metric_state(sums)
 
     def traits(self) -> list[LayerTrait]:
         return self._own.traits()
 
-    def own_rates(self) -> Callable[[int], float] | None:
-        return self._own.own_rates()
+    def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
+        return self._own.optimizer_lr_schedule()
 
     def optimizer_rates(self) -> tuple[float, float] | None:
         return self._own.optimizer_rates()
 
-    def weight_finaliser(self) -> Callable[[], None] | None:
-        finalise = self._own.weight_finaliser()
+    def weight_finalizer(self) -> Callable[[], None] | None:
+        finalise = self._own.weight_finalizer()
         if finalise is None:
             return None
 
@@ -266,24 +266,24 @@ class ServedGroup(ReplicaGroup):
 
         return finalised
 
-    def remarks(self) -> list[str]:
-        return self._own.remarks()
+    def plan_notes(self) -> list[str]:
+        return self._own.plan_notes()
 
-    def step_remarks(self, batch: Batch) -> list[str]:
-        return self._own.step_remarks(self._placed(batch.slices[0][0], batch))
+    def step_notes(self, batch: Batch) -> list[str]:
+        return self._own.step_notes(self._placed(batch.slices[0][0], batch))
 
-    def refuses_one(self, batch: Batch) -> str | None:
-        return self._own.refuses_one(self._placed(batch.slices[0][0], batch))
+    def refuses_single_sample(self, batch: Batch) -> str | None:
+        return self._own.refuses_single_sample(self._placed(batch.slices[0][0], batch))
 
-    def not_carried(self) -> list[str]:
-        return self._own.not_carried()
+    def not_checkpointed(self) -> list[str]:
+        return self._own.not_checkpointed()
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         own = self._own.describe_state(self._kept_of(replica, kinds))
-        habits = self._habits_of(replica, kinds).items()
-        return own | {n: StateInfo(a.shape, str(a.dtype), a.nbytes) for n, a in habits}
+        execution_state = self._habits_of(replica, kinds).items()
+        return own | {n: StateInfo(a.shape, str(a.dtype), a.nbytes) for n, a in execution_state}
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -293,15 +293,15 @@ class ServedGroup(ReplicaGroup):
         return own | self._habits_of(replica, kinds)
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        place = self.place_of(replica)
+        place = self.local_index(replica)
         self._settle()
-        habits = {n.replace(_WORKER, _EXCHANGE): a for n, a in state.items() if _is_worker(n)}
-        self._require_known(habits)
+        execution_state = {n.replace(_WORKER, _EXCHANGE): a for n, a in state.items() if _is_worker(n)}
+        self._require_known(execution_state)
         self._own.write_state({n: array for n, array in state.items() if not _is_worker(n)})
-        self._habits.clear()
-        if habits:
+        self._execution_state.clear()
+        if execution_state:
             for worker in range(self.replicas) if replica is None else (place,):
-                self._workforce.set_habits(worker, habits)
+                self._workforce.set_execution_state(worker, execution_state)
         self._outdate()
         self._statistics = self._read(STATISTICS)
 
@@ -310,22 +310,22 @@ class ServedGroup(ReplicaGroup):
         if "exchange" not in kinds:
             return {}
         self._settle()
-        worker = self.place_of(replica)
-        if worker not in self._habits:
-            self._habits[worker] = self._workforce.habits(worker)
-        found = self._habits[worker]
+        worker = self.local_index(replica)
+        if worker not in self._execution_state:
+            self._execution_state[worker] = self._workforce.execution_state(worker)
+        found = self._execution_state[worker]
         return {name.replace(_EXCHANGE, _WORKER, 1): array for name, array in found.items()}
 
-    def _require_known(self, habits: Collection[str]) -> None:
+    def _require_known(self, execution_state: Collection[str]) -> None:
         """Refuses what no worker takes: they have what the coordinator's own replica has."""
         known = self._own.describe_state(("exchange",))
-        for name in habits:
+        for name in execution_state:
             if name not in known:
                 raise IsotrainError(unknown_name("state", name, known))
 
     def _kept_of(self, replica: int | None, kinds: Sequence[StateKind]) -> Sequence[StateKind]:
         """What is kept of a replica: the weights are those of all; the rest is counted as the first one's."""
-        if self.place_of(replica) == 0:
+        if self.local_index(replica) == 0:
             return kinds
         return [kind for kind in kinds if kind in MODEL_STATE]
 
@@ -342,20 +342,20 @@ class ServedGroup(ReplicaGroup):
                 replace(p, weight=q.weight) for p, q in zip(placed, pieces, strict=True)
             )
             even = len(weighted) == 1 and weighted[0].weight == 1.0
-            with self._own.undisturbed():
+            with self._own.preserving_training_state():
                 own, loss = self._own.gradients(replace(batch, even=even, slices=(weighted,)))
             found += own
             total += float(loss)
         return found, self._own.tensor(np.array(total / self.replicas))
 
     @contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def preserving_training_state(self) -> Iterator[None]:
         """Nothing to do: `gradients` leaves everything as it was."""
         yield
 
     @contextmanager
-    def unmoved(self) -> Iterator[None]:
-        with self._own.unmoved():
+    def preserving_state(self) -> Iterator[None]:
+        with self._own.preserving_state():
             yield
 
     def keep_gradients(self) -> bool:
@@ -377,17 +377,17 @@ class ServedGroup(ReplicaGroup):
     def numpy(self, tensor: Tensor) -> np.ndarray:
         return self._own.numpy(tensor)
 
-    local_step = apply = average_parameters = _refusal
-    keep_slots_of = update_own = reduced_gradients = staged_step = join_stages = _refusal
-    gather_weights = _refusal
+    local_step = apply_gradients = average_parameters = _refusal
+    shard_optimizer = update_shard = reduce_scatter_gradients = pipeline_step = gather_stages = _refusal
+    unshard_weights = _refusal
 
     def barrier(self) -> None:
         """Waits for what was handed out; there is no other process to wait for."""
         self._settle()
 
-    def synchronise_device(self) -> None:
+    def synchronize_device(self) -> None:
         self._settle()
-        self._own.synchronise_device()
+        self._own.synchronize_device()
 
     def close(self) -> None:
         self._settle()
@@ -395,14 +395,14 @@ class ServedGroup(ReplicaGroup):
         self._own.close()
 
 
-def served_by_tcp(service: Service, build: Callable[[], ReplicaGroup]) -> ServedGroup:
+def tcp_coordinator_group(server_connection: ServerConnection, build: Callable[[], ReplicaGroup]) -> CoordinatorGroup:
     """Starts a coordinator whose workers are sent weights and slices over TCP.
 
     Args:
-        service: Of the coordinator.
+        server_connection: Of the coordinator.
         build: Makes its group of one replica, which holds the parameters.
     """
-    workforce = TcpWorkforce(service)
-    group = ServedGroup(build(), service.context.replicas, workforce)
+    workforce = TcpWorkerPool(server_connection)
+    group = CoordinatorGroup(build(), server_connection.context.replicas, workforce)
     workforce.await_workers(group.weights)
     return group

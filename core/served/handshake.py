@@ -1,4 +1,4 @@
-"""How a caller and the coordinator of a served run prove to each other that they have the run's key.
+"""How a caller and the coordinator of a parameter-server run prove to each other that they have the run's key.
 
 The coordinator greets each caller with a challenge. The caller answers with its rank, its terms (whether it
 encrypts), a challenge of its own and a proof; whoever cannot is told nothing more. Then the coordinator tells
@@ -13,19 +13,19 @@ import hmac
 import secrets
 import struct
 
-from isotrain.core.served.terms import TERMS_BYTES, Terms
+from isotrain.core.served.terms import OFFER_BYTES, EncryptionOffer
 
 _CHALLENGE_BYTES = 32
 _PROOF_BYTES = 32
-_OPENING = b"isotrain served run 1\n"
+_OPENING = b"isotrain parameter-server run 1\n"
 """With it an answer begins; most who call by mistake are known by their first byte."""
-_PLAIN = Terms()
+_PLAIN = EncryptionOffer()
 _RANK = struct.Struct("!I")
 
 GREETING_BYTES = _CHALLENGE_BYTES
-ANSWER_BYTES = len(_OPENING) + _RANK.size + TERMS_BYTES + _CHALLENGE_BYTES + _PROOF_BYTES
-CONFIRMATION_BYTES = TERMS_BYTES + _PROOF_BYTES
-WELCOME_BYTES = _PROOF_BYTES
+ANSWER_BYTES = len(_OPENING) + _RANK.size + OFFER_BYTES + _CHALLENGE_BYTES + _PROOF_BYTES
+CONFIRMATION_BYTES = OFFER_BYTES + _PROOF_BYTES
+ACCEPTANCE_BYTES = _PROOF_BYTES
 
 
 def greet() -> bytes:
@@ -33,10 +33,10 @@ def greet() -> bytes:
     return secrets.token_bytes(_CHALLENGE_BYTES)
 
 
-def answer_to(greeting: bytes, key: bytes, rank: int, terms: Terms = _PLAIN) -> bytes:
+def answer_to(greeting: bytes, key: bytes, rank: int, terms: EncryptionOffer = _PLAIN) -> bytes:
     """What the caller of this rank answers."""
     challenge = secrets.token_bytes(_CHALLENGE_BYTES)
-    claim = _OPENING + _RANK.pack(rank) + terms.as_told() + challenge
+    claim = _OPENING + _RANK.pack(rank) + terms.to_bytes() + challenge
     return claim + _proof(key, b"caller", greeting + claim)
 
 
@@ -54,24 +54,24 @@ def proven_rank(greeting: bytes, answer: bytes, key: bytes) -> int | None:
     return rank
 
 
-def terms_of(answer: bytes) -> Terms:
+def offer_of(answer: bytes) -> EncryptionOffer:
     """What a caller that has proved its rank has said of encrypting."""
     start = len(_OPENING) + _RANK.size
-    return Terms.told(answer[start : start + TERMS_BYTES])
+    return EncryptionOffer.from_bytes(answer[start : start + OFFER_BYTES])
 
 
-def confirm(greeting: bytes, answer: bytes, key: bytes, terms: Terms = _PLAIN) -> bytes:
+def confirm(greeting: bytes, answer: bytes, key: bytes, terms: EncryptionOffer = _PLAIN) -> bytes:
     """What the coordinator says last, to a caller that has the key."""
-    told = terms.as_told()
+    told = terms.to_bytes()
     return told + _proof(key, b"coordinator", greeting + answer + told)
 
 
-def confirmed(confirmation: bytes, greeting: bytes, answer: bytes, key: bytes) -> Terms | None:
+def confirmed(confirmation: bytes, greeting: bytes, answer: bytes, key: bytes) -> EncryptionOffer | None:
     """The coordinator's terms; None unless it has the key."""
-    told, proof = confirmation[:TERMS_BYTES], confirmation[TERMS_BYTES:]
+    told, proof = confirmation[:OFFER_BYTES], confirmation[OFFER_BYTES:]
     if not hmac.compare_digest(proof, _proof(key, b"coordinator", greeting + answer + told)):
         return None
-    return Terms.told(told)
+    return EncryptionOffer.from_bytes(told)
 
 
 def session(greeting: bytes, answer: bytes, key: bytes) -> bytes:
@@ -84,7 +84,7 @@ def bound(session: bytes, binding: bytes) -> bytes:
     return _proof(session, b"encrypted", binding)
 
 
-def welcome(session: bytes) -> bytes:
+def acceptance(session: bytes) -> bytes:
     """What the coordinator says first, once it has accepted the certificate of a caller that encrypts."""
     return _proof(session, b"welcome", b"")
 

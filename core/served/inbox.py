@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isotrain.core.served.seal import SEAL_BYTES, Seal
+from isotrain.core.served.seal import MAC_BYTES, Mac
 
 if TYPE_CHECKING:
-    from isotrain.core.served.tls import TlsEnd
+    from isotrain.core.served.tls import TlsEndpoint
 
 Message = tuple[dict[str, Any], list[np.ndarray]]
 """A header of JSON values, and arrays."""
@@ -21,12 +21,12 @@ Message = tuple[dict[str, Any], list[np.ndarray]]
 LENGTH = struct.Struct("!Q")
 HEADER_LIMIT = 1 << 30
 """Bytes of a header: what says more is no message of a process that has proved the key."""
-UNSEALED_LIMIT = 1 << 26
+UNAUTHENTICATED_LIMIT = 1 << 26
 """The same where messages have no seal: there, somebody in between may have said so."""
 _CHUNK = 1 << 18
 
 
-class Inbox:
+class MessageReader:
     """Puts messages together from what has come in so far.
 
     Attributes:
@@ -34,7 +34,7 @@ class Inbox:
     """
 
     def __init__(
-        self, connection: socket.socket, seal: Seal | None = None, tls: TlsEnd | None = None
+        self, connection: socket.socket, seal: Mac | None = None, tls: TlsEndpoint | None = None
     ) -> None:
         """Takes a connection.
 
@@ -44,7 +44,7 @@ class Inbox:
             tls: Encrypts it; None: nothing does.
         """
         self.received = 0
-        self._limit = HEADER_LIMIT if seal else UNSEALED_LIMIT
+        self._limit = HEADER_LIMIT if seal else UNAUTHENTICATED_LIMIT
         self._seal = seal
         self._tls = tls
         self._connection = connection
@@ -89,7 +89,7 @@ class Inbox:
         kinds = [(np.dtype(kind), tuple(shape)) for kind, shape in header.pop("arrays")]
         sizes = [kind.itemsize * math.prod(shape) for kind, shape in kinds]
         end = start + sum(sizes)
-        if len(self._unread) < end + (SEAL_BYTES if self._seal else 0):
+        if len(self._unread) < end + (MAC_BYTES if self._seal else 0):
             return None
         self._require_seal(end)
         arrays = []
@@ -97,14 +97,14 @@ class Inbox:
             flat = np.frombuffer(bytes(self._unread[start : start + size]), kind)
             arrays.append(flat.reshape(shape))
             start += size
-        del self._unread[: end + (SEAL_BYTES if self._seal else 0)]
+        del self._unread[: end + (MAC_BYTES if self._seal else 0)]
         return header, arrays
 
     def _require_seal(self, end: int) -> None:
         if self._seal is None:
             return
-        seal = bytes(self._unread[end : end + SEAL_BYTES])
+        seal = bytes(self._unread[end : end + MAC_BYTES])
         with memoryview(self._unread) as unread, unread[:end] as message:  # no copy: it may be long
-            fits = self._seal.fits(seal, [message])
+            fits = self._seal.verify(seal, [message])
         if not fits:
             raise ValueError("a message does not have its seal")

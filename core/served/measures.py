@@ -1,4 +1,4 @@
-"""What a served run measures of itself."""
+"""What a parameter-server run measures of itself."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ from collections import Counter
 from typing import Any
 
 from isotrain.core.contracts.process import rank_of
-from isotrain.core.served.workforce import Answer, LostWorker
+from isotrain.core.served.workforce import WorkResult, LostWorker
 
 
-class Measures:
+class ParameterServerStats:
     """Staleness of the updates, and who did how much."""
 
     def __init__(self) -> None:
@@ -21,7 +21,7 @@ class Measures:
         """Notes that a slice is handed out, with weights that lack so many global batches before it."""
         self._lag = max(self._lag, lag)
 
-    def count(self, answer: Answer, updates: int) -> None:
+    def count(self, answer: WorkResult, updates: int) -> None:
         """Notes that an answer is used.
 
         Args:

@@ -8,26 +8,26 @@ from isotrain.core.contracts.adapter import Adapter
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.contracts.plan import Setting
-    from isotrain.core.contracts.service import Service
+    from isotrain.core.contracts.plan import BackendConfig
+    from isotrain.core.contracts.service import ServerConnection
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
-class ServedOverTcp(Adapter):
-    """An adapter whose served runs exchange messages over authenticated TCP.
+class TcpParameterServer(Adapter):
+    """An adapter whose parameter-server runs exchange messages over authenticated TCP.
 
     The coordinator holds the parameters and sends them to the workers. All of them use `start` with one
     replica.
     """
 
-    served_over = "tcp"
+    parameter_server_transport = "tcp"
 
-    def start_served(self, spec: TrainingSpec, setting: Setting, service: Service) -> ReplicaGroup:
-        from isotrain.core.served.group import served_by_tcp
+    def start_parameter_server(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> ReplicaGroup:
+        from isotrain.core.served.group import tcp_coordinator_group
 
-        return served_by_tcp(service, lambda: self.start(spec, setting, service.alone()))
+        return tcp_coordinator_group(server_connection, lambda: self.start(spec, backend_config, server_connection.single_replica_context()))
 
-    def serve(self, spec: TrainingSpec, setting: Setting, service: Service) -> None:
+    def serve(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> None:
         from isotrain.core.served.worker import serve
 
-        serve(service, lambda: self.start(spec, setting, service.alone()))
+        serve(server_connection, lambda: self.start(spec, backend_config, server_connection.single_replica_context()))

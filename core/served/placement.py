@@ -1,26 +1,26 @@
-"""The placement of served runs."""
+"""The parallel layout of parameter-server runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isotrain.core.contracts.mesh import DATA, Mesh
-from isotrain.core.contracts.placement import REPLICATED, Placement, Seat
+from isotrain.core.contracts.mesh import DATA, DeviceMesh
+from isotrain.core.contracts.placement import REPLICATED, ParallelLayout, ProcessRole
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
     from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.contracts.plan import Setting
+    from isotrain.core.contracts.plan import BackendConfig
     from isotrain.core.contracts.process import ProcessContext
-    from isotrain.core.contracts.service import Service
+    from isotrain.core.contracts.service import ServerConnection
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
-class Served(Placement):
+class ParameterServerLayout(ParallelLayout):
     """The process of rank 0 holds weights, optimizer and loop; one more for each replica works for it."""
 
-    name = "served"
-    doors = 1
+    name = "parameter-server"
+    extra_ports = 1
 
     def __init__(self, servers: int = 1) -> None:
         """Spreads the parameters.
@@ -30,39 +30,39 @@ class Served(Placement):
         """
         self.servers = servers
 
-    def for_replicas(self, replicas: int) -> Placement:
+    def for_replicas(self, replicas: int) -> ParallelLayout:
         """A single replica needs nobody to serve it."""
         return self if replicas > 1 else REPLICATED
 
-    def mesh(self, replicas: int) -> Mesh:
+    def device_mesh(self, replicas: int) -> DeviceMesh:
         """The workers along the data axis."""
-        return Mesh({DATA: replicas})
+        return DeviceMesh({DATA: replicas})
 
-    def seats(self, adapter: Adapter, replicas: int) -> tuple[Seat, ...]:
+    def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
         """The coordinator, a worker for each replica, and servers."""
         everyone = tuple(range(replicas))
-        workers = (Seat((replica,), "worker") for replica in everyone)
-        servers = [Seat((), "server")] * adapter.servers(self.servers)
-        return (Seat(everyone, "coordinator"), *workers, *servers)
+        workers = (ProcessRole((replica,), "worker") for replica in everyone)
+        servers = [ProcessRole((), "server")] * adapter.servers(self.servers)
+        return (ProcessRole(everyone, "coordinator"), *workers, *servers)
 
     def collective(self, adapter: Adapter, resolved: str) -> str:
         """With what workers and coordinator exchange."""
-        return adapter.served_over
+        return adapter.parameter_server_transport
 
     def open(
         self,
         adapter: Adapter,
         spec: TrainingSpec,
-        setting: Setting,
+        backend_config: BackendConfig,
         context: ProcessContext,
-        service: Service | None = None,
+        server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
         """Opens the coordinator's group."""
-        assert service is not None, "a served run has several processes, which are launched"
-        return adapter.start_served(spec, setting, service)
+        assert server_connection is not None, "a parameter-server run has several processes, which are launched"
+        return adapter.start_parameter_server(spec, backend_config, server_connection)
 
     def serve(
-        self, adapter: Adapter, spec: TrainingSpec, setting: Setting, service: Service
+        self, adapter: Adapter, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
     ) -> None:
         """Does what a worker or a server does."""
-        adapter.serve(spec, setting, service)
+        adapter.serve(spec, backend_config, server_connection)

@@ -6,12 +6,12 @@ import hmac
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-SEAL_BYTES = 32
+MAC_BYTES = 32
 Bytes = bytes | bytearray | memoryview
 _CALLER, _COORDINATOR = b"caller", b"coordinator"
 
 
-class Seal:
+class Mac:
     """Makes the seals of one direction, a message after the other."""
 
     def __init__(self, key: bytes) -> None:
@@ -26,13 +26,13 @@ class Seal:
         self._count += 1
         return made.digest()
 
-    def fits(self, found: Bytes, parts: Iterable[Bytes]) -> bool:
+    def verify(self, found: Bytes, parts: Iterable[Bytes]) -> bool:
         """Whether the next message has its seal."""
         return hmac.compare_digest(self.of(parts), found)
 
 
 @dataclass(frozen=True)
-class Seals:
+class MacPair:
     """Those of both directions, as one end needs them.
 
     Attributes:
@@ -40,12 +40,12 @@ class Seals:
         receiving: Of what it receives.
     """
 
-    sending: Seal
-    receiving: Seal
+    sending: Mac
+    receiving: Mac
 
     @classmethod
-    def made(cls, session: bytes, *, is_caller: bool) -> Seals:
+    def derive(cls, session: bytes, *, is_caller: bool) -> MacPair:
         """Makes them of what only both ends know of this connection."""
         roles = (_CALLER, _COORDINATOR) if is_caller else (_COORDINATOR, _CALLER)
-        sending, receiving = (Seal(hmac.digest(session, role, "sha256")) for role in roles)
+        sending, receiving = (Mac(hmac.digest(session, role, "sha256")) for role in roles)
         return cls(sending, receiving)

@@ -10,18 +10,18 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.process import rank_of, worker_of
-from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.service import ServerConnection
 from isotrain.core.errors import PeerLostError
-from isotrain.core.served.door import Door
-from isotrain.core.served.ledger import Unit
-from isotrain.core.served.wire import Wire, WireError, packed
+from isotrain.core.served.door import AuthenticatedServer
+from isotrain.core.served.ledger import WorkItem
+from isotrain.core.served.wire import Connection, ConnectionLostError, encode_tree
 from isotrain.core.served.workforce import (
-    Answer,
+    WorkResult,
     LostWorker,
-    Workforce,
-    none_left,
-    readable,
-    report_loss,
+    WorkerPool,
+    no_workers_left,
+    poll_readable,
+    report_lost_worker,
 )
 
 _POLL_SECONDS = 0.1
@@ -30,24 +30,24 @@ _POLL_SECONDS = 0.1
 @dataclass
 class _Worker:
     number: int
-    wire: Wire
+    wire: Connection
     ready: bool = False
-    unit: Unit | None = None
+    item: WorkItem | None = None
     since: float = 0.0
     version: int = -1
 
 
-class TcpWorkforce(Workforce):
+class TcpWorkerPool(WorkerPool):
     """One connection to each worker; a worker is its replica's number."""
 
-    def __init__(self, service: Service) -> None:
+    def __init__(self, server_connection: ServerConnection) -> None:
         """Opens the door; `await_workers` lets the workers in."""
         self.lost: list[LostWorker] = []
-        self._service = service
+        self._server_connection = server_connection
         self._weights: Callable[[], np.ndarray] | None = None
-        self._door = Door(service.door, service.key)
+        self._door = AuthenticatedServer(server_connection.server_address, server_connection.key)
         self._workers: dict[int, _Worker] = {}
-        self._given_back: list[Unit] = []
+        self._given_back: list[WorkItem] = []
 
     def await_workers(self, weights: Callable[[], np.ndarray]) -> None:
         """Returns once all workers are ready.
@@ -59,8 +59,8 @@ class TcpWorkforce(Workforce):
             PeerLostError: One was lost before it was ready, or was not ready in time.
         """
         self._weights = weights
-        patience = self._service.start_timeout
-        self._service.reporter.enter("await workers")
+        patience = self._server_connection.start_timeout
+        self._server_connection.reporter.enter("await workers")
         deadline = time.monotonic() + patience
         while missing := self._not_ready():
             if self.lost:
@@ -73,18 +73,18 @@ class TcpWorkforce(Workforce):
 
     def _not_ready(self) -> list[int]:
         ready = {number for number, worker in self._workers.items() if worker.ready}
-        return sorted(set(range(self._service.context.replicas)) - ready)
+        return sorted(set(range(self._server_connection.context.replicas)) - ready)
 
     def free(self) -> Collection[int]:
-        return [n for n, worker in self._workers.items() if worker.ready and worker.unit is None]
+        return [n for n, worker in self._workers.items() if worker.ready and worker.item is None]
 
-    def hand_out(self, worker: int, unit: Unit, version: int) -> None:
+    def hand_out(self, worker: int, item: WorkItem, version: int) -> None:
         known = self._workers[worker]
-        known.unit, known.since = unit, time.monotonic()
+        known.item, known.since = item, time.monotonic()
         arrays: list[np.ndarray] = []
         pieces = [
-            [packed(p.inputs, arrays), packed(p.targets, arrays), p.count, p.weight]
-            for p in unit.pieces
+            [encode_tree(p.inputs, arrays), encode_tree(p.targets, arrays), p.count, p.weight]
+            for p in item.slices
         ]
         newer = known.version != version
         if newer:
@@ -92,90 +92,90 @@ class TcpWorkforce(Workforce):
             arrays.append(self._weights())
             known.version = version
         try:
-            header = {"step": unit.step, "replica": unit.replica, "pieces": pieces, "newer": newer}
+            header = {"step": item.step, "replica": item.replica, "pieces": pieces, "newer": newer}
             known.wire.send(header, arrays)
-        except WireError as error:
+        except ConnectionLostError as error:
             self._lose(worker, str(error))
 
-    def collect(self, patience: float) -> list[Answer]:
+    def collect(self, patience: float) -> list[WorkResult]:
         answers = self._answers(patience)
         now = time.monotonic()
         for worker in list(self._workers.values()):
-            if worker.unit is not None and now - worker.since > self._service.answer_timeout:
+            if worker.item is not None and now - worker.since > self._server_connection.answer_timeout:
                 self._lose(worker.number, f"no answer for {now - worker.since:.0f} s")
         self._require_some()
         return answers
 
-    def _answers(self, patience: float) -> list[Answer]:
+    def _answers(self, patience: float) -> list[WorkResult]:
         for rank, wire in self._door.arrivals():
             self._admit(worker_of(rank), wire)
         if not self._workers:
             time.sleep(patience)
             return []
         wires = {worker.wire.fileno(): worker for worker in self._workers.values()}
-        answers = (self._read(wires[number]) for number in readable(wires, patience))
+        answers = (self._read(wires[number]) for number in poll_readable(wires, patience))
         return [answer for answer in answers if answer is not None]
 
-    def _admit(self, number: int, wire: Wire) -> None:
+    def _admit(self, number: int, wire: Connection) -> None:
         """Lets a worker in; one that is taken for lost stays outside, and ends."""
         if number in {loss.worker for loss in self.lost}:
             wire.close()
         else:
             self._workers[number] = _Worker(number, wire)
 
-    def _read(self, worker: _Worker) -> Answer | None:
+    def _read(self, worker: _Worker) -> WorkResult | None:
         try:
             header, arrays = _received(worker)
-        except WireError as error:
+        except ConnectionLostError as error:
             self._lose(worker.number, str(error))
             return None
-        if worker.unit is None:
+        if worker.item is None:
             worker.ready = True
             return None
-        unit, worker.unit = worker.unit, None
-        return Answer(unit, worker.number, worker.version, header["loss"], arrays[0], arrays[1])
+        item, worker.item = worker.item, None
+        return WorkResult(item, worker.number, worker.version, header["loss"], arrays[0], arrays[1])
 
     def _lose(self, number: int, reason: str) -> None:
         worker = self._workers.pop(number, None)
         step = None
         if worker is not None:
             worker.wire.close()
-            if worker.unit is not None:
-                step = worker.unit.step
-                self._given_back.append(worker.unit)
-        self.lost.append(report_loss(self._service, number, step, reason))
+            if worker.item is not None:
+                step = worker.item.step
+                self._given_back.append(worker.item)
+        self.lost.append(report_lost_worker(self._server_connection, number, step, reason))
 
     def _require_some(self) -> None:
         if not self._workers:
-            raise none_left(self.lost)
+            raise no_workers_left(self.lost)
 
-    def habits(self, worker: int) -> Mapping[str, np.ndarray]:
+    def execution_state(self, worker: int) -> Mapping[str, np.ndarray]:
         known = self._workers.get(worker)
         if known is None:
             return {}
         try:
             known.wire.send({"asked": True})
-            seconds = self._service.answer_timeout
-            if not readable([known.wire.fileno()], seconds):
-                raise WireError(f"no answer for {seconds:.0f} s")
+            seconds = self._server_connection.answer_timeout
+            if not poll_readable([known.wire.fileno()], seconds):
+                raise ConnectionLostError(f"no answer for {seconds:.0f} s")
             header, arrays = _received(known)
-        except WireError as error:
+        except ConnectionLostError as error:
             self._lose(worker, str(error))
             return {}
-        return dict(zip(header["habits"], arrays, strict=True))
+        return dict(zip(header["execution_state"], arrays, strict=True))
 
-    def set_habits(self, worker: int, habits: Mapping[str, np.ndarray]) -> None:
+    def set_execution_state(self, worker: int, execution_state: Mapping[str, np.ndarray]) -> None:
         known = self._workers.get(worker)
         if known is None:
             return
         try:
-            known.wire.send({"habits": list(habits)}, list(habits.values()))
-        except WireError as error:
+            known.wire.send({"execution_state": list(execution_state)}, list(execution_state.values()))
+        except ConnectionLostError as error:
             self._lose(worker, str(error))
 
-    def given_back(self) -> list[Unit]:
-        units, self._given_back = self._given_back, []
-        return units
+    def lost_items(self) -> list[WorkItem]:
+        items, self._given_back = self._given_back, []
+        return items
 
     def close(self) -> None:
         self._door.close()
@@ -187,7 +187,7 @@ def _received(worker: _Worker) -> tuple[dict[str, Any], list[np.ndarray]]:
     """What a worker says next.
 
     Raises:
-        PeerLostError: It failed; as a WireError: it is gone.
+        PeerLostError: It failed; as a ConnectionLostError: it is gone.
     """
     header, arrays = worker.wire.receive()
     if "error" in header:

@@ -18,11 +18,11 @@ _TEXT_BYTES = 511
 _TERMS = struct.Struct(f"!B{_TEXT_BYTES}s")
 _NONE, _TLS, _BROKEN = range(3)
 
-TERMS_BYTES = _TERMS.size
+OFFER_BYTES = _TERMS.size
 
 
 @dataclass(frozen=True)
-class Terms:
+class EncryptionOffer:
     """What one end was told, and has told.
 
     Attributes:
@@ -36,7 +36,7 @@ class Terms:
     tls: Tls | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, folder: str) -> Terms:
+    def of(cls, folder: str) -> EncryptionOffer:
         """Those of this process.
 
         Args:
@@ -53,13 +53,13 @@ class Terms:
             return cls(folder, f"{TLS_VARIABLE}: {error}")
 
     @classmethod
-    def told(cls, said: bytes) -> Terms:
+    def from_bytes(cls, said: bytes) -> EncryptionOffer:
         """Those of the other end."""
         kind, text = _TERMS.unpack(said)
         words = text.rstrip(b"\0").decode("utf-8", "ignore")
         return cls(problem=words) if kind == _BROKEN else cls(words if kind == _TLS else "")
 
-    def as_told(self) -> bytes:
+    def to_bytes(self) -> bytes:
         """What the other end is told: as many bytes whatever it is."""
         kind = _BROKEN if self.problem else _TLS if self.folder else _NONE
         text = (self.problem or self.folder).encode("utf-8", "backslashreplace")
@@ -72,7 +72,7 @@ class Terms:
         until = None if self.tls is None else self.tls.until
         return {"folder": self.folder or None, "problem": self.problem or None, "until": until}
 
-    def require_usable(self) -> None:
+    def require_available(self) -> None:
         """Raises:
         PlanError: This process was told to encrypt, and cannot.
         """
@@ -85,7 +85,7 @@ class Terms:
         return f"does not encrypt ({TLS_VARIABLE} is not set there)"
 
 
-def apart(rank: int, caller: Terms, door: Terms) -> str:
+def mismatch(rank: int, caller: EncryptionOffer, door: EncryptionOffer) -> str:
     """Why rank 0 and a caller cannot talk, the same text at both ends; empty: they can."""
     broken = [(who, each.problem) for who, each in ((0, door), (rank, caller)) if each.problem]
     if broken:
@@ -98,7 +98,7 @@ def apart(rank: int, caller: Terms, door: Terms) -> str:
     )
 
 
-def turned_down(own: int, other: int, problem: str) -> str:
+def certificate_rejected(own: int, other: int, problem: str) -> str:
     """What to say where both ends encrypt, and one does not trust the other."""
     return (
         f"rank {own} cannot encrypt its connection to rank {other}: {problem}. Both have {TLS_VARIABLE} set."

@@ -42,15 +42,15 @@ class Tls:
                 f"{folder}: {_reason(error)}. Expected PEM files, and in {KEY} the key of {CERTIFICATE},"
                 " without a password."
             ) from error
-        ends = (TlsEnd(each, b"", is_caller=caller) for caller, each in self._contexts.items())
+        ends = (TlsEndpoint(each, b"", is_caller=caller) for caller, each in self._contexts.items())
         self._certificate, self.until = _tried(folder, *ends)
 
-    def begin(self, *, is_caller: bool) -> TlsEnd:
+    def begin(self, *, is_caller: bool) -> TlsEndpoint:
         """One end of a new connection."""
-        return TlsEnd(self._contexts[is_caller], self._certificate, is_caller=is_caller)
+        return TlsEndpoint(self._contexts[is_caller], self._certificate, is_caller=is_caller)
 
 
-class TlsEnd:
+class TlsEndpoint:
     """One end of a connection: what is to be sent, and what has come, pass through it.
 
     One thread may encrypt while another one decrypts: neither waits for anything.
@@ -69,7 +69,7 @@ class TlsEnd:
         self._tls = context.wrap_bio(self._incoming, self._outgoing, server_side=not is_caller)
         self._lock = threading.Lock()
 
-    def shake_hands(self, heard: bytes) -> bytes:
+    def do_handshake(self, heard: bytes) -> bytes:
         """Takes what the other end has said in the handshake; gives what to answer, an alert too."""
         self._incoming.write(heard)
         try:
@@ -82,19 +82,19 @@ class TlsEnd:
         return self._outgoing.read()
 
     @property
-    def others_certificate(self) -> bytes:
+    def peer_certificate(self) -> bytes:
         """The other end's, once the handshake is done."""
         return self._tls.getpeercert(binary_form=True) or b""
 
     @property
-    def others_end(self) -> str:
+    def peer_certificate_expiry(self) -> str:
         """When the other end's certificate expires."""
         return str((self._tls.getpeercert() or {}).get("notAfter"))
 
     @property
     def binding(self) -> bytes:
         """What both ends see of this connection; somebody in between has another one with each of them."""
-        seen = [hashlib.sha256(each).digest() for each in (self._own, self.others_certificate)]
+        seen = [hashlib.sha256(each).digest() for each in (self._own, self.peer_certificate)]
         return b"".join(seen if self._is_caller else reversed(seen))
 
     def encrypted(self, data: Bytes) -> Iterator[bytes]:
@@ -146,18 +146,18 @@ def _require_private(path: Path) -> None:
         )
 
 
-def _tried(folder: Path, caller: TlsEnd, door: TlsEnd) -> tuple[bytes, str]:
+def _tried(folder: Path, caller: TlsEndpoint, door: TlsEndpoint) -> tuple[bytes, str]:
     """The own certificate as others see it, and until when they accept it."""
     said = b""
     while not ((caller.is_ready and door.is_ready) or caller.problem or door.problem):
-        said = door.shake_hands(caller.shake_hands(said))
+        said = door.do_handshake(caller.do_handshake(said))
     problem = caller.problem or door.problem
     if problem:
         raise PlanError(
             f"{folder / CERTIFICATE}: {problem}. It has to be signed by {AUTHORITY} beside it, for servers"
             " and for clients, and not to have expired."
         )
-    return caller.others_certificate, caller.others_end
+    return caller.peer_certificate, caller.peer_certificate_expiry
 
 
 def _context(folder: Path, *, is_caller: bool) -> ssl.SSLContext:

@@ -1,4 +1,4 @@
-"""State and gradients of one replica as vectors: what travels in a served run."""
+"""State and gradients of one replica as vectors: what travels in a parameter-server run."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Messages between the processes of a served run: a JSON header and arrays, over TCP, without pickle."""
+"""Messages between the processes of a parameter-server run: a JSON header and arrays, over TCP, without pickle."""
 
 from __future__ import annotations
 
@@ -12,30 +12,30 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.service import ServerConnection
 from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.served import handshake
-from isotrain.core.served.inbox import HEADER_LIMIT, LENGTH, UNSEALED_LIMIT, Inbox
-from isotrain.core.served.seal import Bytes, Seals
-from isotrain.core.served.terms import Terms
+from isotrain.core.served.inbox import HEADER_LIMIT, LENGTH, UNAUTHENTICATED_LIMIT, MessageReader
+from isotrain.core.served.seal import Bytes, MacPair
+from isotrain.core.served.terms import EncryptionOffer
 
 if TYPE_CHECKING:
-    from isotrain.core.served.tls import TlsEnd
+    from isotrain.core.served.tls import TlsEndpoint
 
 _RETRY_SECONDS = 0.05
-_PLAIN = Terms()
+_PLAIN = EncryptionOffer()
 
 
-class WireError(PeerLostError):
+class ConnectionLostError(PeerLostError):
     """The other end is gone, or says what nobody says here."""
 
 
-class Wire:
+class Connection:
     """One connection, to send and receive messages whole."""
 
     def __init__(
-        self, connection: socket.socket, seals: Seals | None = None, tls: TlsEnd | None = None
+        self, connection: socket.socket, seals: MacPair | None = None, tls: TlsEndpoint | None = None
     ) -> None:
         """Takes a connection.
 
@@ -48,7 +48,7 @@ class Wire:
         self._socket = connection
         self._seals = seals
         self._tls = tls
-        self._limit = UNSEALED_LIMIT if seals is None else HEADER_LIMIT
+        self._limit = UNAUTHENTICATED_LIMIT if seals is None else HEADER_LIMIT
 
     def fileno(self) -> int:
         """For selectors."""
@@ -58,7 +58,7 @@ class Wire:
         """Sends one message.
 
         Raises:
-            WireError: The other end is gone.
+            ConnectionLostError: The other end is gone.
             IsotrainError: The header is longer than the other end would take; nothing was sent.
         """
         kinds = [
@@ -87,7 +87,7 @@ class Wire:
         """Waits for one message: its header and its arrays.
 
         Raises:
-            WireError: The other end is gone.
+            ConnectionLostError: The other end is gone.
         """
         assert self._seals is None, "sealed messages are read by the inbox"
         with _told(OSError, ValueError, KeyError, TypeError):
@@ -101,7 +101,7 @@ class Wire:
     def _receive_text(self) -> bytes:
         (length,) = LENGTH.unpack(_receive_exactly(self._socket, LENGTH.size))
         if length > self._limit:
-            raise WireError(
+            raise ConnectionLostError(
                 f"a message of {length} bytes was announced, at most {self._limit} are right"
             )
         return _receive_exactly(self._socket, length)
@@ -111,29 +111,29 @@ class Wire:
         """The address of this end."""
         return str(self._socket.getsockname()[0])
 
-    def inbox(self) -> Inbox:
+    def reader(self) -> MessageReader:
         """What comes in, to be read without waiting, and not by `receive` any more."""
         seal = None if self._seals is None else self._seals.receiving
-        return Inbox(self._socket, seal, self._tls)
+        return MessageReader(self._socket, seal, self._tls)
 
     def limit_sending(self, seconds: float) -> None:
         """Has `send` give up when the other end takes nothing in for so long."""
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
-    def say_no_more(self) -> None:
+    def shutdown_write(self) -> None:
         """Lets the other end read what was sent, and then notice that nothing will follow."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
-    def shut(self) -> None:
+    def shutdown(self) -> None:
         """Lets nothing through any more; both ends notice at once."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
         """Ends the connection; the other end notices at once."""
-        self.shut()
+        self.shutdown()
         self._socket.close()
 
 
@@ -142,7 +142,7 @@ def _told(*kinds: type[Exception]) -> Iterator[None]:
     try:
         yield
     except kinds as error:
-        raise WireError(f"its connection failed: {error}") from error
+        raise ConnectionLostError(f"its connection failed: {error}") from error
 
 
 def _receive_exactly(connection: socket.socket, length: int) -> bytes:
@@ -155,35 +155,35 @@ def _fill(view: memoryview, connection: socket.socket) -> None:
     while view:
         count = connection.recv_into(view)
         if not count:
-            raise WireError("its connection was closed")
+            raise ConnectionLostError("its connection was closed")
         view = view[count:]
 
 
-def connect(service: Service) -> Wire:
+def connect(server_connection: ServerConnection) -> Connection:
     """Connects to the coordinator as soon as it listens; the launcher ends whom it leaves waiting.
 
     A caller that is too slow to answer is dropped, so it calls again while the coordinator listens, for
     as long as that waits for its workers.
 
     Args:
-        service: Of the process that connects; tells where to, with which key, and as which rank.
+        server_connection: Of the process that connects; tells where to, with which key, and as which rank.
 
     Raises:
-        WireError: The coordinator has another key, or is gone.
+        ConnectionLostError: The coordinator has another key, or is gone.
     """
-    connection = _reached(service.door)
-    deadline = time.monotonic() + service.start_timeout
+    connection = _reached(server_connection.server_address)
+    deadline = time.monotonic() + server_connection.start_timeout
     try:
-        while not shake_hands(connection, service.key, service.context.rank):
+        while not authenticate(connection, server_connection.key, server_connection.context.rank):
             connection.close()
             if time.monotonic() > deadline:
-                raise WireError(f"it let nobody in for {service.start_timeout:g} s")
+                raise ConnectionLostError(f"it let nobody in for {server_connection.start_timeout:g} s")
             time.sleep(_RETRY_SECONDS)
-            connection = socket.create_connection(service.door)
-    except (WireError, OSError) as error:
+            connection = socket.create_connection(server_connection.server_address)
+    except (ConnectionLostError, OSError) as error:
         connection.close()
-        raise WireError(f"the coordinator at {service.door} is gone, or of another run") from error
-    return Wire(connection)
+        raise ConnectionLostError(f"the coordinator at {server_connection.server_address} is gone, or of another run") from error
+    return Connection(connection)
 
 
 def _reached(address: tuple[str, int]) -> socket.socket:
@@ -194,9 +194,9 @@ def _reached(address: tuple[str, int]) -> socket.socket:
             time.sleep(_RETRY_SECONDS)
 
 
-def shake_hands(
-    connection: socket.socket, key: bytes, rank: int, terms: Terms = _PLAIN
-) -> tuple[bytes, Terms] | None:
+def authenticate(
+    connection: socket.socket, key: bytes, rank: int, terms: EncryptionOffer = _PLAIN
+) -> tuple[bytes, EncryptionOffer] | None:
     """Proves that this process has the key; None where the other end hung up before that was done.
 
     Args:
@@ -209,43 +209,43 @@ def shake_hands(
         What only both ends know of this connection, and the terms of rank 0.
 
     Raises:
-        WireError: It is no rank 0 of this run.
+        ConnectionLostError: It is no rank 0 of this run.
     """
     try:
         greeting = _receive_exactly(connection, handshake.GREETING_BYTES)
         answer = handshake.answer_to(greeting, key, rank, terms)
         connection.sendall(answer)
         confirmation = _receive_exactly(connection, handshake.CONFIRMATION_BYTES)
-    except (WireError, OSError):
+    except (ConnectionLostError, OSError):
         return None
     found = handshake.confirmed(confirmation, greeting, answer, key)
     if found is None:
-        raise WireError("who listens there has another key")
+        raise ConnectionLostError("who listens there has another key")
     return handshake.session(greeting, answer, key), found
 
 
-def packed(tree: Any, arrays: list[np.ndarray]) -> Any:
+def encode_tree(tree: Any, arrays: list[np.ndarray]) -> Any:
     """A tree of arrays as plain JSON values; its arrays are appended to `arrays`."""
     if isinstance(tree, Weighted):
-        return {"weighted": [packed(part, arrays) for part in tree]}
+        return {"weighted": [encode_tree(part, arrays) for part in tree]}
     if isinstance(tree, tuple):
-        return {"tuple": [packed(part, arrays) for part in tree]}
+        return {"tuple": [encode_tree(part, arrays) for part in tree]}
     if isinstance(tree, dict):
-        return {"dict": [[name, packed(part, arrays)] for name, part in tree.items()]}
+        return {"dict": [[name, encode_tree(part, arrays)] for name, part in tree.items()]}
     if tree is None:
         return None
     arrays.append(np.asarray(tree))
     return len(arrays) - 1
 
 
-def unpacked(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
-    """The tree of which `packed` made these."""
+def decode_tree(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """The tree of which `encode_tree` made these."""
     if plain is None:
         return None
     if isinstance(plain, int):
         return arrays[plain]
     if "weighted" in plain:
-        return Weighted(*(unpacked(part, arrays) for part in plain["weighted"]))
+        return Weighted(*(decode_tree(part, arrays) for part in plain["weighted"]))
     if "tuple" in plain:
-        return tuple(unpacked(part, arrays) for part in plain["tuple"])
-    return {name: unpacked(part, arrays) for name, part in plain["dict"]}
+        return tuple(decode_tree(part, arrays) for part in plain["tuple"])
+    return {name: decode_tree(part, arrays) for name, part in plain["dict"]}

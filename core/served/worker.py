@@ -1,4 +1,4 @@
-"""What a worker of a served run does: compute the gradients of slices until the coordinator is gone."""
+"""What a worker of a parameter-server run does: compute the gradients of slices until the coordinator is gone."""
 
 from __future__ import annotations
 
@@ -9,63 +9,63 @@ import numpy as np
 from isotrain.core.contracts.events import Ready
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
-from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.service import ServerConnection
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.served.vectors import STATISTICS, WEIGHTS, change, read_parts, write_parts
-from isotrain.core.served.wire import Wire, WireError, connect, unpacked
+from isotrain.core.served.wire import Connection, ConnectionLostError, connect, decode_tree
 
 _EVERYTHING = (*WEIGHTS, *STATISTICS)
 
 
-def serve(service: Service, build: Any) -> None:
+def serve(server_connection: ServerConnection, build: Any) -> None:
     """Connects, builds the replica and works; it ends with the process, and is not closed before.
 
     Args:
-        service: Of this worker.
+        server_connection: Of this worker.
         build: Makes its group of one replica.
     """
-    service.reporter.enter("join")
-    wire = connect(service)
+    server_connection.reporter.enter("join")
+    wire = connect(server_connection)
     try:
-        service.reporter.enter("build model")
+        server_connection.reporter.enter("build model")
         group: ReplicaGroup = build()
         wire.send({})
-        service.reporter.emit(Ready())
-        _Work(group, wire, service).until_closed()
-    except WireError:
+        server_connection.reporter.emit(Ready())
+        _Work(group, wire, server_connection).until_closed()
+    except ConnectionLostError:
         return  # the coordinator has finished, or has given this worker up
     except Exception as error:
         _tell(wire, error)
         raise
 
 
-def _tell(wire: Wire, error: Exception) -> None:
+def _tell(wire: Connection, error: Exception) -> None:
     try:
         wire.send({"error": f"{type(error).__name__}: {error}"})
-    except WireError:
+    except ConnectionLostError:
         return
 
 
 class _Work:
-    def __init__(self, group: ReplicaGroup, wire: Wire, service: Service) -> None:
+    def __init__(self, group: ReplicaGroup, wire: Connection, server_connection: ServerConnection) -> None:
         self._group = group
         self._wire = wire
-        self._reporter = service.reporter
+        self._reporter = server_connection.reporter
         self._before: Any = None
         self._statistics = 0
 
     def until_closed(self) -> NoReturn:
-        """Does what it is told; raises WireError once the coordinator has closed the connection."""
+        """Does what it is told; raises ConnectionLostError once the coordinator has closed the connection."""
         while True:
             self._reporter.enter(BETWEEN_CALLS)
             header, arrays = self._wire.receive()
             if "step" in header:
                 self._step(header, arrays)
-            elif "habits" in header:
-                self._group.write_state(dict(zip(header["habits"], arrays, strict=True)))
+            elif "execution_state" in header:
+                self._group.write_state(dict(zip(header["execution_state"], arrays, strict=True)))
             else:
-                habits = self._group.read_state(("exchange",))
-                self._wire.send({"habits": list(habits)}, list(habits.values()))
+                execution_state = self._group.read_state(("exchange",))
+                self._wire.send({"execution_state": list(execution_state)}, list(execution_state.values()))
 
     def _step(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
         self._reporter.step = header["step"]
@@ -88,18 +88,18 @@ class _Work:
         count = sum(piece.count for piece in pieces)
         even = len(pieces) == 1 and pieces[0].weight == 1.0
         batch = Batch(0, 0, header["step"], count, False, even, (pieces,))
-        group.draw_anew(header["replica"], header["step"])
+        group.reseed(header["replica"], header["step"])
         gradients, loss = group.gradients(batch)
         found = group.compute(change, gradients, [self._before], static=self._statistics)
-        answer = [group.numpy(found[0]), group.take_metrics()]
+        answer = [group.numpy(found[0]), group.pop_metric_state()]
         self._wire.send({"loss": float(loss)}, answer)
 
     def _slice(self, plain: list[Any], arrays: list[np.ndarray]) -> Slice:
         inputs, targets, count, weight = plain
-        place = self._group.place
+        place = self._group.to_device
         return Slice(
-            place(unpacked(inputs, arrays)),
-            None if targets is None else place(unpacked(targets, arrays)),
+            place(decode_tree(inputs, arrays)),
+            None if targets is None else place(decode_tree(targets, arrays)),
             count,
             weight,
         )

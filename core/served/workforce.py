@@ -11,17 +11,17 @@ import numpy as np
 
 from isotrain.core.contracts.events import WorkerLost
 from isotrain.core.contracts.process import rank_of
-from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.service import ServerConnection
 from isotrain.core.errors import PeerLostError
-from isotrain.core.served.ledger import Unit
+from isotrain.core.served.ledger import WorkItem
 
 
 @dataclass(frozen=True)
-class Answer:
-    """What was computed of a unit.
+class WorkResult:
+    """What was computed of an item.
 
     Attributes:
-        unit: Which.
+        item: Which.
         worker: By whom; None where the backend does not tell.
         version: Updates that were in the weights it was computed with.
         loss: The sum over its slices of weight * mean.
@@ -29,7 +29,7 @@ class Answer:
         metrics: The sums of the training metrics over it.
     """
 
-    unit: Unit
+    item: WorkItem
     worker: int | None
     version: int
     loss: float
@@ -54,7 +54,7 @@ class LostWorker:
     reason: str
 
 
-class Workforce(ABC):
+class WorkerPool(ABC):
     """The workers, seen from the coordinator.
 
     Attributes:
@@ -65,14 +65,14 @@ class Workforce(ABC):
 
     @abstractmethod
     def free(self) -> Collection[int]:
-        """The workers that can be handed a unit."""
+        """The workers that can be handed an item."""
 
     @abstractmethod
-    def hand_out(self, worker: int, unit: Unit, version: int) -> None:
-        """Lets a free worker compute a unit with the weights of this version."""
+    def hand_out(self, worker: int, item: WorkItem, version: int) -> None:
+        """Lets a free worker compute an item with the weights of this version."""
 
     @abstractmethod
-    def collect(self, patience: float) -> list[Answer]:
+    def collect(self, patience: float) -> list[WorkResult]:
         """What has come in; waits for something up to `patience` seconds.
 
         Raises:
@@ -80,21 +80,21 @@ class Workforce(ABC):
         """
 
     @abstractmethod
-    def given_back(self) -> list[Unit]:
-        """The units of workers that were lost since the last call."""
+    def lost_items(self) -> list[WorkItem]:
+        """The items of workers that were lost since the last call."""
 
     def updated(self, version: int) -> None:  # noqa: B027  # most are told when they get work
         """The weights are of another version from now on."""
 
-    def habits(self, worker: int) -> Mapping[str, np.ndarray]:
+    def execution_state(self, worker: int) -> Mapping[str, np.ndarray]:
         """How a worker that has nothing to do has come to compute: its state of the kind `exchange`.
 
         Nothing of one that is lost.
         """
         return {}
 
-    def set_habits(  # noqa: B027  # as they have none
-        self, worker: int, habits: Mapping[str, np.ndarray]
+    def set_execution_state(  # noqa: B027  # as they have none
+        self, worker: int, execution_state: Mapping[str, np.ndarray]
     ) -> None:
         """Lets a worker that has nothing to do compute from here on as one that has come so far."""
 
@@ -103,20 +103,20 @@ class Workforce(ABC):
         """Lets every worker end."""
 
 
-def report_loss(service: Service, worker: int, step: int | None, reason: str) -> LostWorker:
+def report_lost_worker(server_connection: ServerConnection, worker: int, step: int | None, reason: str) -> LostWorker:
     """Tells the launcher of a lost worker."""
     loss = LostWorker(worker, rank_of(worker), step, reason)
-    service.reporter.emit(WorkerLost(lost_rank=loss.rank, lost_step=step, reason=reason))
+    server_connection.reporter.emit(WorkerLost(lost_rank=loss.rank, lost_step=step, reason=reason))
     return loss
 
 
-def none_left(lost: Iterable[LostWorker]) -> PeerLostError:
+def no_workers_left(lost: Iterable[LostWorker]) -> PeerLostError:
     """The error of a run without workers; says what became of each peer."""
     told = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in lost)
     return PeerLostError(f"no worker is left to compute gradients. Lost peers: {told}.")
 
 
-def readable(descriptors: Collection[int], patience: float | None) -> list[int]:
+def poll_readable(descriptors: Collection[int], patience: float | None) -> list[int]:
     """Those from which something can be read, the end included.
 
     Args:

@@ -7,18 +7,18 @@ from isotrain.core.contracts.capabilities import Capabilities, Capability
 _AS_REPLICATED = frozenset(
     {
         Capability.GRADIENTS,
-        Capability.APPLY,
+        Capability.APPLY_GRADIENTS,
         Capability.NAMED_STATE,
         Capability.SEND_RECEIVE,
         Capability.COMPUTE,
         Capability.SUBGROUPS,
-        Capability.BFLOAT16_EXCHANGE,
+        Capability.BFLOAT16_COLLECTIVES,
     }
 )
 """What they can where replicated groups can."""
-_UPDATES_PARTS = frozenset({Capability.PARTIAL_UPDATE, Capability.GRADIENTS_IN_BUCKETS})
+_UPDATES_PARTS = frozenset({Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS})
 _UPDATES_ALL = (
-    Capability.SYNCHRONISED_STEP,
+    Capability.SYNCHRONOUS_STEP,
     Capability.LOCAL_STEP,
     Capability.AVERAGE_PARAMETERS,
 )

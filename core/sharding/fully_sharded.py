@@ -1,23 +1,23 @@
-"""The placement of fully sharded runs."""
+"""The parallel layout of fully sharded runs."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isotrain.core.contracts.placement import REPLICATED, Placement
+from isotrain.core.contracts.placement import REPLICATED, ParallelLayout
 from isotrain.core.sharding.hybrid import Hybrid
-from isotrain.core.sharding.placement import InParts
+from isotrain.core.sharding.placement import AnyShardedLayout
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
     from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.contracts.plan import Setting
+    from isotrain.core.contracts.plan import BackendConfig
     from isotrain.core.contracts.process import ProcessContext
-    from isotrain.core.contracts.service import Service
+    from isotrain.core.contracts.service import ServerConnection
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
-class FullySharded(InParts):
+class FullyShardedLayout(AnyShardedLayout):
     """Every replica steps, and holds a part of each weight, of its gradient and of its slots."""
 
     name = "fully-sharded"
@@ -32,7 +32,7 @@ class FullySharded(InParts):
         super().__init__(hybrid)
         self._unit_bytes = unit_bytes
 
-    def for_replicas(self, replicas: int) -> Placement:
+    def for_replicas(self, replicas: int) -> ParallelLayout:
         """A single replica has all."""
         return self if replicas > 1 else REPLICATED
 
@@ -40,9 +40,9 @@ class FullySharded(InParts):
         self,
         adapter: Adapter,
         spec: TrainingSpec,
-        setting: Setting,
+        backend_config: BackendConfig,
         context: ProcessContext,
-        service: Service | None = None,
+        server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
         """Joins the run with a part of the state."""
-        return adapter.start_fully_sharded(spec, setting, context, self._unit_bytes)
+        return adapter.start_fully_sharded(spec, backend_config, context, self._unit_bytes)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isotrain.core.contracts.mesh import DATA, SHARD, Mesh
+from isotrain.core.contracts.mesh import DATA, SHARD, DeviceMesh
 from isotrain.core.contracts.plan import hosts_of_size
 from isotrain.core.errors import PlanError
 
@@ -20,7 +20,7 @@ class Hybrid:
 
     host_size: int | None = None
 
-    def mesh(self, replicas: int, hosts: Sequence[Sequence[int]]) -> Mesh:
+    def device_mesh(self, replicas: int, hosts: Sequence[Sequence[int]]) -> DeviceMesh:
         """Parts along the shard axis, inside a host; the same parts along the data axis.
 
         Args:
@@ -34,7 +34,7 @@ class Hybrid:
         if self.host_size is not None and replicas > 1:
             wanted = hosts_of_size("hybrid", replicas, self.host_size)
         if len(wanted) == 1:
-            return Mesh({SHARD: replicas})
+            return DeviceMesh({SHARD: replicas})
         sizes = {len(host) for host in wanted}
         if len(sizes) > 1:
             told = ", ".join(str(len(host)) for host in wanted)
@@ -44,8 +44,8 @@ class Hybrid:
             )
         (size,) = sizes
         for axes in ({DATA: len(wanted), SHARD: size}, {SHARD: size, DATA: len(wanted)}):
-            if Mesh(axes).groups(SHARD) == wanted:
-                return Mesh(axes)
+            if DeviceMesh(axes).groups(SHARD) == wanted:
+                return DeviceMesh(axes)
         raise PlanError(
             f"hybrid: the hosts have the replicas {', '.join(map(str, wanted))}. Have those of each host"
             " numbered one after the other, or one of each host in turn; or leave hybrid out."

@@ -1,15 +1,15 @@
-"""The placement of sharded runs."""
+"""The parallel layout of sharded runs."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 
-from isotrain.core.contracts.mesh import SHARD, Mesh
-from isotrain.core.contracts.placement import Placement
+from isotrain.core.contracts.mesh import SHARD, DeviceMesh
+from isotrain.core.contracts.placement import ParallelLayout
 from isotrain.core.sharding.hybrid import Hybrid
 
 
-class InParts(Placement):
+class AnyShardedLayout(ParallelLayout):
     """Every replica steps, and state lies in parts over all of them, or over those of each host."""
 
     def __init__(self, hybrid: Hybrid | None = None) -> None:
@@ -20,18 +20,18 @@ class InParts(Placement):
         """
         self._hybrid = hybrid
 
-    def mesh(self, replicas: int) -> Mesh:
+    def device_mesh(self, replicas: int) -> DeviceMesh:
         """All of them along the shard axis, unless a host is said to be smaller."""
-        return self.mesh_on(replicas, [range(replicas)])
+        return self.device_mesh_on_hosts(replicas, [range(replicas)])
 
-    def mesh_on(self, replicas: int, hosts: Sequence[Sequence[int]]) -> Mesh:
+    def device_mesh_on_hosts(self, replicas: int, hosts: Sequence[Sequence[int]]) -> DeviceMesh:
         """Those of a host along the shard axis where the parts lie there, else all."""
         if self._hybrid is None:
-            return Mesh({SHARD: replicas})
-        return self._hybrid.mesh(replicas, hosts)
+            return DeviceMesh({SHARD: replicas})
+        return self._hybrid.device_mesh(replicas, hosts)
 
 
-class Sharded(InParts):
+class ShardedLayout(AnyShardedLayout):
     """Every replica steps, updates a part of the weights, and has optimizer slots for that part alone."""
 
     name = "sharded"

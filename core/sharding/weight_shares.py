@@ -27,7 +27,7 @@ class Bucket:
 
 
 @dataclass(frozen=True)
-class WeightShares:
+class ShardAssignment:
     """Trainable weights, shared out among replicas.
 
     Attributes:
@@ -40,7 +40,7 @@ class WeightShares:
     replicas: int
 
     @property
-    def shares(self) -> tuple[int, ...]:
+    def shard_sizes(self) -> tuple[int, ...]:
         """The numbers that each replica updates."""
         found = [0] * self.replicas
         for owner, size in zip(self.owners, self.sizes, strict=True):
@@ -75,7 +75,7 @@ class WeightShares:
         )
 
 
-def share_out(sizes: Sequence[int], replicas: int) -> WeightShares:
+def assign_shards(sizes: Sequence[int], replicas: int) -> ShardAssignment:
     """Shares weights out: the largest first, each to the replica that has least so far.
 
     It depends on its arguments alone, so that every process comes to the same.
@@ -89,4 +89,4 @@ def share_out(sizes: Sequence[int], replicas: int) -> WeightShares:
         owner = min(range(replicas), key=lambda replica: (filled[replica], replica))
         owners[place] = owner
         filled[owner] += sizes[place]
-    return WeightShares(tuple(owners), tuple(sizes), replicas)
+    return ShardAssignment(tuple(owners), tuple(sizes), replicas)

@@ -9,8 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Generic
 
-from isotrain.core.contracts.backlog import MOST_BYTES, Backlog, Item
-from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent, Remark, Steps
+from isotrain.core.contracts.backlog import MOST_BYTES, EventQueue, Item
+from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent, LauncherNote, Steps
 
 _INTERRUPTED_SECONDS = 2.0
 """That the display has to show the rest when this program is interrupted."""
@@ -20,31 +20,31 @@ Display = AbstractContextManager[Callable[[Item], None]]
 
 
 @contextlib.contextmanager
-def events_aside(display: Display[Event]) -> Iterator[OnEvent]:
+def threaded_display(display: Display[Event]) -> Iterator[OnEvent]:
     """Shows events to a person, who does not see steps one by one."""
 
     def put(event: Event) -> None:
         if not isinstance(event, Steps):
             aside.put(event, event.kind, vars(event))
 
-    aside = _Aside[Event](display, _left_out)
+    aside = _DisplayThread[Event](display, _left_out)
     with aside.showing():
         yield put
 
 
 @contextlib.contextmanager
-def plain_events_aside(display: Display[Mapping[str, Any]]) -> Iterator[OnPlainEvent]:
+def threaded_plain_display(display: Display[Mapping[str, Any]]) -> Iterator[OnPlainEvent]:
     """Shows events as mappings."""
-    aside = _Aside[Mapping[str, Any]](display, lambda text: _left_out(text).to_dict())
+    aside = _DisplayThread[Mapping[str, Any]](display, lambda text: _left_out(text).to_dict())
     with aside.showing():
         yield lambda event: aside.put(event, event["event"], event)
 
 
-def _left_out(text: str) -> Remark:
-    return Remark(time=time.time(), text=f"{text}; the run directory has them")
+def _left_out(text: str) -> LauncherNote:
+    return LauncherNote(time=time.time(), text=f"{text}; the run directory has them")
 
 
-class _Aside(Generic[Item]):
+class _DisplayThread(Generic[Item]):
     """A display on its thread, and what it has not shown yet."""
 
     def __init__(
@@ -54,7 +54,7 @@ class _Aside(Generic[Item]):
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._display = display
-        self._backlog = Backlog(as_item, most_bytes)
+        self._backlog = EventQueue(as_item, most_bytes)
         self._changed = threading.Condition()
         self._is_over = False
         self._fault: BaseException | None = None
@@ -68,7 +68,7 @@ class _Aside(Generic[Item]):
         """
         with self._changed:
             self._raise_fault()
-            while self._backlog.is_full and not Backlog.may_leave_out(kind):
+            while self._backlog.is_full and not EventQueue.is_droppable(kind):
                 self._changed.wait()
                 self._raise_fault()
             self._backlog.add(item, kind, fields)

@@ -8,7 +8,7 @@ from typing import Any
 from isotrain.core.showing.tables import facts, number, paragraph, size, table, text_of
 
 
-def shown(found: Mapping[str, Any]) -> str:
+def contents(found: Mapping[str, Any]) -> str:
     """What is in a checkpoint."""
     rows = [("checkpoint", found["location"])]
     rows += [

@@ -18,7 +18,7 @@ from isotrain.core.contracts.events import (
     Output,
     Progress,
     Ready,
-    Remark,
+    LauncherNote,
     Restarted,
     Resumed,
     Started,
@@ -26,7 +26,7 @@ from isotrain.core.contracts.events import (
     WorkerLost,
 )
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.json_text import marked_line
+from isotrain.core.json_text import prefixed_line
 from isotrain.core.system.visible_text import visible_output
 
 if TYPE_CHECKING:
@@ -49,12 +49,12 @@ def quiet() -> Iterator[OnPlainEvent]:
 
 
 @contextlib.contextmanager
-def json_lines(stream: IO[str] | None = None, mark: str = "") -> Iterator[OnPlainEvent]:
+def json_lines(stream: IO[str] | None = None, line_prefix: str = "") -> Iterator[OnPlainEvent]:
     """Prints every event as one line of JSON, behind a mark."""
     out = stream or sys.stdout
 
     def show(event: Mapping[str, Any]) -> None:
-        print(marked_line(event, mark), file=out, flush=True)
+        print(prefixed_line(event, line_prefix), file=out, flush=True)
 
     yield show
 
@@ -71,7 +71,7 @@ def _resumed(event: Resumed) -> str:
     return "\n".join([f"resumed after step {event.done} from {event.location}", *changed, *lost])
 
 
-class Story:
+class RunProgress:
     """Follows the events of a run and puts them into words.
 
     Attributes:
@@ -114,7 +114,7 @@ class Story:
                 self.phase = "evaluating"
             case EpochEnded():
                 return self._note_epoch(event)
-            case Remark():
+            case LauncherNote():
                 return event.text
             case Warned():
                 return self._note_warning(event)
@@ -207,7 +207,7 @@ def short(value: float) -> str:
 def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
     """Prints a line per phase, every few seconds of training, and at the end of every epoch."""
     out = stream or sys.stderr
-    story = Story(plan)
+    story = RunProgress(plan)
     last = time.monotonic()
 
     def say(line: str) -> None:
@@ -243,12 +243,12 @@ def _output(event: Output) -> str:
     return "".join(f"rank {event.rank}: {line}" for line in text.splitlines(keepends=True))
 
 
-def _steps(story: Story) -> str:
+def _steps(story: RunProgress) -> str:
     total = str(story.total)
     return f"{story.done:>{len(total)}}/{total}"
 
 
-def _progress_line(story: Story) -> str:
+def _progress_line(story: RunProgress) -> str:
     facts = [f"{story.phase}: step {_steps(story)}"]
     if story.loss is not None:
         facts.append(f"loss {short(story.loss)}")
@@ -264,7 +264,7 @@ def bar(plan: Plan) -> Iterator[OnEvent]:
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
-    story = Story(plan)
+    story = RunProgress(plan)
     console.print(Text(title(plan), style="bold"))
     with _progress(console) as progress:
         task = progress.add_task(story.phase, total=None, start=False, steps="", facts="", speed="")
@@ -343,7 +343,7 @@ def _hanging(name: str, facts: str) -> Any:
     return grid
 
 
-def _bar_facts(story: Story, width: int) -> str:
+def _bar_facts(story: RunProgress, width: int) -> str:
     if story.loss is None:
         return ""
     shown = {"loss": story.loss}
@@ -352,7 +352,7 @@ def _bar_facts(story: Story, width: int) -> str:
     return _listed(shown)
 
 
-def _bar_speed(story: Story, width: int) -> str:
+def _bar_speed(story: RunProgress, width: int) -> str:
     if not story.samples_per_s:
         return ""
     return f"{story.samples_per_s:,.0f}" + (" samples/s" if width >= _MEDIUM else "/s")

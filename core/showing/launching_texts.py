@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.showing.tables import facts, paragraph, table, text_of
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.environment import Place
+    from isotrain.core.contracts.environment import ClusterInfo
 
-_LABELS = {"told_by": "told by", "world_size": "processes", "job": "job", "hosts": "all hosts"}
+_LABELS = {"variables_read": "told by", "world_size": "processes", "job": "job", "hosts": "all hosts"}
 
 
-def place(found: Place | None, tls: Mapping[str, Any]) -> str:
+def cluster_info(found: ClusterInfo | None, tls: Mapping[str, Any]) -> str:
     """A process's place, and whether it encrypts."""
     if found is None:
         return paragraph("No engine started this process: a run would be launched from here.")
@@ -42,7 +42,7 @@ def launchers(
     missing = [
         (each["name"], f"{each['reason']}; {each['hint']}")
         for each in launchers
-        if not each.get("usable", True)
+        if not each.get("available", True)
     ]
     if missing:
         parts.append(facts("cannot start runs here", missing))
@@ -51,14 +51,14 @@ def launchers(
     return "\n".join(parts)
 
 
-def examined(found: Mapping[str, Any]) -> str:
+def launcher_report(found: Mapping[str, Any]) -> str:
     """What there is to say of one launcher here."""
     why = "; ".join(filter(None, (found["reason"], found["hint"])))
-    usable = "yes" if found["usable"] else "no"
+    usable = "yes" if found["available"] else "no"
     rows = [
         ("starts runs here", f"{usable}: {why}" if why else usable),
         ("allocation", _allocation(found)),
-        ("this process", found["no_place"] or _rank(found["place"])),
+        ("this process", found["no_cluster_info"] or _rank(found["cluster_info"])),
         ("TLS", _tls(found["tls"])),
         ("options", text_of(found["options"])),
     ]
@@ -120,7 +120,7 @@ def _short_of_yes(pair: Mapping[str, Any]) -> str:
     return "1 process" if pair.get("alone") else "no"
 
 
-def given_to_engine(given: Mapping[str, Any]) -> str:
+def submission_preview(given: Mapping[str, Any]) -> str:
     """What a run gives to its engine: commands, and files with their text; or nothing."""
     if not given:
         return ""

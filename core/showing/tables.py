@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from isotrain.core.system.visible_text import visible
+from isotrain.core.system.visible_text import escape_controls
 
 _NO_LIMIT = 100_000
 """Characters in a line of output that no terminal shows."""
@@ -81,14 +81,14 @@ def facts(heading: str | None, rows: Iterable[tuple[str, str]]) -> str:
     grid.add_column(no_wrap=True)
     grid.add_column(overflow="fold")
     for name, value in rows:
-        grid.add_row(Text(visible(f"  {name}" if heading else name)), Text(visible(value)))
+        grid.add_row(Text(escape_controls(f"  {name}" if heading else name)), Text(escape_controls(value)))
     title = [] if heading is None else [_rendered(Text(heading, style="bold"))]
     return "".join([*title, _rendered(grid)])
 
 
 def paragraph(text: str) -> str:
     """Renders a text, folded in a terminal."""
-    return _rendered(Text(visible(text)))
+    return _rendered(Text(escape_controls(text)))
 
 
 def number(value: float | int | None) -> str:
@@ -126,7 +126,7 @@ def text_of(value: Any) -> str:
 
 
 def _one_line(cell: str) -> str:
-    return visible(" ".join(cell.split()))
+    return escape_controls(" ".join(cell.split()))
 
 
 def is_terminal() -> bool:

@@ -12,29 +12,29 @@ from isotrain.core.showing.tables import facts, number, paragraph, size, table, 
 PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     "run": ("run", "strategy", "strategy_options", "precision", "loggers"),
     "where": (
-        *("backend", "framework", "collective", "requested", "launcher", "launcher_options"),
+        *("backend", "framework", "collective", "requested_collective", "launcher", "launcher_options"),
         *("device",),
-        *("replicas", "placement", "mesh", "doors", "processes", "start", "threads"),
+        *("replicas", "parallel_layout", "device_mesh", "extra_ports", "processes", "start_method", "threads"),
     ),
     "data and model": ("samples", "steps_per_epoch", "total_steps", "parameters", "state_bytes"),
     "each step": (
-        *("global_batch", "local_batches", "accumulate", "optimizer", "scaling", "learning_rate"),
+        *("global_batch_size", "local_batch_sizes", "gradient_accumulation_steps", "optimizer", "scaling", "learning_rate"),
         *("gradient_bytes", "exchanged_bytes_per_step"),
     ),
     "stages": ("stages",),
-    "set for every process": ("variables", "options", "timeouts"),
-    "remarks": ("remarks",),
+    "set for every process": ("environment_variables", "options", "timeouts"),
+    "notes": ("notes",),
 }
 """Every field of a plan, in the groups and the order in which they are shown."""
 _LABELS = {
     "run": "name",
     "strategy_options": "strategy options",
-    "requested": "collective asked for",
+    "requested_collective": "collective asked for",
     "launcher_options": "launcher options",
-    "doors": "ports besides",
+    "extra_ports": "ports besides",
     "threads": "threads per replica",
-    "local_batches": "local batches",
-    "accumulate": "micro-batches",
+    "local_batch_sizes": "local batches",
+    "gradient_accumulation_steps": "micro-batches",
     "learning_rate": "learning rate",
     "gradient_bytes": "gradients",
     "state_bytes": "memory per replica",
@@ -42,9 +42,9 @@ _LABELS = {
     "steps_per_epoch": "steps per epoch",
     "total_steps": "steps in all",
     "options": "backend options",
-    "global_batch": "global batch",
+    "global_batch_size": "global batch",
 }
-_LEFT_OUT = ("stages", "remarks")
+_LEFT_OUT = ("stages", "notes")
 """Groups of one field each that are not shown where they are empty."""
 _BYTES = ("gradient_bytes", "exchanged_bytes_per_step")
 
@@ -62,23 +62,23 @@ def plan(found: Any) -> str:
 
 def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
     label = _LABELS.get(name, name)
-    if name == "remarks":
-        return [("-", remark) for remark in value]
+    if name == "notes":
+        return [("-", note) for note in value]
     if name == "stages":
         return stage_texts.rows(value)
     if name == "processes":
         return [(label, str(len(value)))] + [("", _process(process)) for process in value]
-    if name == "start":
+    if name == "start_method":
         return [(label, ": ".join(filter(None, value.values())))]
     if name == "timeouts":
         return [(label, ", ".join(f"{key} {limit:g} s" for key, limit in value.items()))]
-    if name == "variables":
+    if name == "environment_variables":
         return [(key, text or '""') for key, text in value.items()]
     if name == "state_bytes" and value is not None:
         return [(label, ", ".join(f"{part} {size(count)}" for part, count in value.items()))]
     if name in _BYTES:
         return [(label, size(value))]
-    if name == "requested":
+    if name == "requested_collective":
         return [(label, value or "none")]
     if value is None:
         return [(label, number(None))]
@@ -143,7 +143,7 @@ def backends(found: Sequence[Mapping[str, Any]]) -> str:
     rows = [
         (
             backend["name"],
-            _yes_or_no(backend["usable"]),
+            _yes_or_no(backend["available"]),
             backend["version"] or "-",
             ", ".join(backend["collectives"]),
             backend["summary"] or "-",
@@ -154,7 +154,7 @@ def backends(found: Sequence[Mapping[str, Any]]) -> str:
     missing = [
         (backend["name"], f"{backend['reason']}; {backend['hint']}")
         for backend in found
-        if not backend["usable"]
+        if not backend["available"]
     ]
     parts = [table(columns, rows)]
     if missing:
@@ -191,7 +191,7 @@ def plugins(found: Sequence[Mapping[str, Any]]) -> str:
         events = [hook for hook in plugin["hooks"] if "_register_" not in hook]
         facts_of += [("hooks", text_of(events))] if events else []
         facts_of += [("left out", plugin["fault"])] if plugin["fault"] else []
-        facts_of += [("remark", remark) for remark in plugin["remarks"]]
+        facts_of += [("note", note) for note in plugin["notes"]]
         if facts_of:
             parts.append(facts(plugin["name"], facts_of))
     return "\n".join(parts)
@@ -204,12 +204,12 @@ def doctor(found: Mapping[str, Any]) -> str:
     if found["proxies"]:
         direct = f"{', '.join(found['proxies'])}; ranks connect to each other without them"
         machine.append(("proxies", direct))
-    columns = ("", "usable", "version", "why not, and what to do")
+    columns = ("", "available", "version", "why not, and what to do")
     frameworks = [_row(each, each["name"]) for each in found["frameworks"]]
     rows = []
     for backend in found["backends"]:
         rows.append(_row(backend, backend["name"]))
-        if backend["usable"]:
+        if backend["available"]:
             rows += [
                 _row(each, f"{backend['name']}:{each['name']}") for each in backend["collectives"]
             ]
@@ -227,9 +227,9 @@ def _row(each: Mapping[str, Any], name: str) -> tuple[str, str, str, str]:
     why = "; ".join(text for text in (each["reason"], each["hint"]) if text)
     return (
         name,
-        _yes_or_no(each["usable"]),
+        _yes_or_no(each["available"]),
         each.get("version") or "",
-        "" if each["usable"] else why,
+        "" if each["available"] else why,
     )
 
 

@@ -32,7 +32,7 @@ _SMALLER_IS_BETTER = (
 )
 
 
-class Watched(SpecModel):
+class MonitoredMetric(SpecModel):
     """A metric of the epochs, and in which direction it becomes better."""
 
     metric: Text = Field(
@@ -65,7 +65,7 @@ def _direction(metric: str) -> Literal["min", "max"] | None:
     return "max" if last.endswith(_LARGER_IS_BETTER) else None
 
 
-class KeepBest(Watched):
+class KeepBest(MonitoredMetric):
     """Which checkpoint counts as the best."""
 
     restore: Switch = Field(
@@ -73,7 +73,7 @@ class KeepBest(Watched):
     )
 
 
-class EarlyStopping(Watched):
+class EarlyStopping(MonitoredMetric):
     """When training ends before its last step."""
 
     patience: Count = Field(

@@ -24,7 +24,7 @@ _FORM = (
 
 
 @dataclass(frozen=True)
-class Target:
+class MappedTensor:
     """What a model's own tensor is called in common, and how its axes are brought in order.
 
     Attributes:
@@ -42,7 +42,7 @@ class Target:
         """Brings a tensor in its own order of axes into the common one."""
         return array if self.axes is None else self._rearranged(array, *_sides(self.axes))
 
-    def to_own(self, array: np.ndarray) -> np.ndarray:
+    def to_model(self, array: np.ndarray) -> np.ndarray:
         """The inverse of `to_common`."""
         return array if self.axes is None else self._rearranged(array, *_sides(self.axes)[::-1])
 
@@ -77,7 +77,7 @@ class Target:
 class NameMap:
     """From a model's own names to common ones; names that are not in it are common already."""
 
-    targets: Mapping[str, Target]
+    targets: Mapping[str, MappedTensor]
 
     def common(self, name: str) -> str:
         """The common name of a tensor."""
@@ -87,9 +87,9 @@ class NameMap:
         """A tensor in the common order of axes."""
         return self.targets[name].to_common(array) if name in self.targets else array
 
-    def to_own(self, name: str, array: np.ndarray) -> np.ndarray:
+    def to_model(self, name: str, array: np.ndarray) -> np.ndarray:
         """A tensor, given in the common order of axes, in the model's own."""
-        return self.targets[name].to_own(array) if name in self.targets else array
+        return self.targets[name].to_model(array) if name in self.targets else array
 
 
 def map_of(maps: Mapping[str, NameMap], *owners: str) -> NameMap:
@@ -132,15 +132,15 @@ def _name_map(owner: str, table: Any) -> NameMap:
     return NameMap(targets)
 
 
-def _target(where: str, given: Any) -> Target:
+def _target(where: str, given: Any) -> MappedTensor:
     if isinstance(given, str):
-        return Target(given)
+        return MappedTensor(given)
     if not isinstance(given, Mapping) or "name" not in given:
         raise SpecError(f"map: {where}: {_FORM}; received {given!r:.80}.")
     unknown = sorted(set(given) - {"name", "axes", "sizes"})
     if unknown:
         raise SpecError(f"map: {where}: unknown {', '.join(unknown)}; known: name, axes, sizes.")
-    target = Target(**given)
+    target = MappedTensor(**given)
     if target.axes is not None:
         own, common = _sides(target.axes)
         if sorted("".join(own)) != sorted("".join(common)):

@@ -34,7 +34,7 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
     decay_is_decoupled: ClassVar[bool] = False
     _variants: ClassVar[tuple[str, ...]] = ()
 
-    lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
+    lr: Positive = Field(description="Learning rate (of `scaling.base_batch_size` when that is given).")
     weight_decay: NotNegative = Field(
         default=0.0,
         description="Weight decay. Decoupled (lr * weight_decay * weight is subtracted) with Keras "
@@ -160,5 +160,5 @@ class CustomOptimizer(SpecModel):
         description="Callable that builds an optimizer, or one per framework: for a torch module "
         "(parameters, lr, **args) -> a torch optimizer, else (lr, **args) -> a Keras optimizer."
     )
-    lr: Positive = Field(description="Learning rate (of `scaling.base_batch` when that is given).")
+    lr: Positive = Field(description="Learning rate (of `scaling.base_batch_size` when that is given).")
     args: Options = Field(default={}, description="Keyword arguments of the callable.")

@@ -181,27 +181,27 @@ Schedule = Annotated[
 
 
 class Scaling(SpecModel):
-    """How the rate follows the global batch: the spec's rate is for `base_batch`."""
+    """How the rate follows the global batch: the spec's rate is for `base_batch_size`."""
 
     rule: Literal["none", "linear", "sqrt"] = Field(
         default="none",
-        description="Factor on the rate: none, global batch / base_batch (linear), or its root.",
+        description="Factor on the rate: none, global batch / base_batch_size (linear), or its root.",
     )
-    base_batch: Count | None = Field(
+    base_batch_size: Count | None = Field(
         default=None, description="Global batch in samples that the spec's rate is for."
     )
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
         """A rule that scales needs the batch it scales from."""
-        if fields.get("rule") in ("linear", "sqrt") and fields.get("base_batch") is None:
-            yield Problem("the global batch that lr is for, in samples", ("base_batch",))
+        if fields.get("rule") in ("linear", "sqrt") and fields.get("base_batch_size") is None:
+            yield Problem("the global batch that lr is for, in samples", ("base_batch_size",))
 
-    def factor(self, global_batch: int) -> float:
+    def factor(self, global_batch_size: int) -> float:
         """What the spec's rate is multiplied by for a global batch of so many samples."""
-        if self.rule == "none" or self.base_batch is None:
+        if self.rule == "none" or self.base_batch_size is None:
             return 1.0
-        ratio = global_batch / self.base_batch
+        ratio = global_batch_size / self.base_batch_size
         return ratio if self.rule == "linear" else math.sqrt(ratio)
 
 

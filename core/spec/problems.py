@@ -27,8 +27,8 @@ _ABSENT = object()
 _WORDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
 _ERRORS = {"model_type": "a table", "dict_type": "a table", "string_type": "text"}
 ELSEWHERE = {
-    "accumulate_grad_batches": "accumulate",
-    "batch_size": "global_batch",
+    "accumulate_grad_batches": "gradient_accumulation_steps",
+    "batch_size": "global_batch_size",
     "bf16": "bfloat16",
     "callbacks": "loggers",
     "checkpointing": "checkpoint",
@@ -39,7 +39,6 @@ ELSEWHERE = {
     "fp16": "float16",
     "fp32": "float32",
     "fp64": "float64",
-    "gradient_accumulation_steps": "accumulate",
     "gradient_clip_val": "clip",
     "learning_rate": "lr",
     "loss_fn": "loss",
@@ -49,10 +48,10 @@ ELSEWHERE = {
     "max_steps": "steps",
     "mixed_precision": "precision",
     "num_train_epochs": "epochs",
-    "per_device_train_batch_size": "local_batch",
+    "per_device_train_batch_size": "local_batch_size",
     "random_seed": "seed",
     "scheduler": "schedule",
-    "train_batch_size": "global_batch",
+    "train_batch_size": "global_batch_size",
 }
 """What fields and values are called in other tools, where no likeness of letters leads to our name."""
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))

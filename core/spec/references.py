@@ -19,7 +19,7 @@ from types import ModuleType
 from typing import Any
 
 from isotrain.core.errors import SpecError, did_you_mean
-from isotrain.core.system.collector import collection_paused
+from isotrain.core.system.collector import gc_paused
 
 SYNTAX = '"package.module:name" or "path/to/file.py:name"'
 _FILE_MODULE = "isotrain_file_"
@@ -176,7 +176,7 @@ def _split(reference: str) -> tuple[str, str]:
 
 def _import_module(name: str) -> ModuleType:
     try:
-        with collection_paused():  # it may import a framework
+        with gc_paused():  # it may import a framework
             return importlib.import_module(name)
     except ModuleNotFoundError as error:
         if error.name and (name == error.name or name.startswith(f"{error.name}.")):
@@ -205,7 +205,7 @@ def _execute_file(name: str, path: Path) -> None:
     module = importlib.util.module_from_spec(spec)
     sys.modules[name] = module
     try:
-        with collection_paused():
+        with gc_paused():
             spec.loader.exec_module(module)
     except Exception as error:
         del sys.modules[name]

@@ -87,7 +87,7 @@ def _none(value: Any) -> Any:
 class TrainingSpec(
     SpecModel,
     json_schema_extra=one_of_schema(
-        ("loss", "objective"), ("global_batch", "local_batch"), ("epochs", "steps")
+        ("loss", "objective"), ("global_batch_size", "local_batch_size"), ("epochs", "steps")
     ),
 ):
     """What to train: the same under every backend."""
@@ -156,15 +156,15 @@ class TrainingSpec(
         default=Scaling(), description="How the rate follows the global batch."
     )
     clip: Clip | None = Field(default=None, description="Gradient clipping; null for none.")
-    global_batch: Count | None = Field(
-        default=None, description="Samples per step over all replicas; not with local_batch."
+    global_batch_size: Count | None = Field(
+        default=None, description="Samples per step over all replicas; not with local_batch_size."
     )
-    local_batch: Count | None = Field(
-        default=None, description="Samples per step of one replica; not with global_batch."
+    local_batch_size: Count | None = Field(
+        default=None, description="Samples per step of one replica; not with global_batch_size."
     )
     epochs: Count | None = Field(default=None, description="Passes over the data; not with steps.")
     steps: Count | None = Field(default=None, description="Optimizer steps; not with epochs.")
-    accumulate: Count = Field(
+    gradient_accumulation_steps: Count = Field(
         default=1, description="Micro-batches whose gradients make up one step."
     )
     shuffle: Switch = Field(
@@ -183,7 +183,7 @@ class TrainingSpec(
     loss_scale: LossScale | None = Field(
         default=None, description="Loss scaling, for float16 only; null for the defaults."
     )
-    record: Switch = Field(
+    capture: Switch = Field(
         default=True,
         description="Whether steps of a portable model on torch are replayed from a record of what Keras "
         "does, where that is possible; false: Keras' own Python computes every step.",
@@ -248,14 +248,14 @@ class TrainingSpec(
         if fields.get("loss_weights") is not None and not isinstance(fields.get("loss"), Mapping):
             hint = "for a single loss there is nothing to weigh"
             yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
-        yield from exactly_one(fields, "global_batch", "local_batch")
+        yield from exactly_one(fields, "global_batch_size", "local_batch_size")
         yield from exactly_one(fields, "epochs", "steps")
-        if fields.get("min_replicas") is not None and fields.get("local_batch") is not None:
+        if fields.get("min_replicas") is not None and fields.get("local_batch_size") is not None:
             hint = (
-                "with fewer replicas the global batch stays the same; local_batch makes it smaller"
+                "with fewer replicas the global batch stays the same; local_batch_size makes it smaller"
             )
             least = fields["min_replicas"]
-            yield Problem("global_batch with min_replicas", ("min_replicas",), least, hint)
+            yield Problem("global_batch_size with min_replicas", ("min_replicas",), least, hint)
         if fields.get("compile") and fields.get("recompute"):
             hint = "the compiler itself decides what it keeps"
             yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)
@@ -297,12 +297,12 @@ class TrainingSpec(
         starts = tuple(f"{name}{separator}" for name in found)
         return [name for name in found if not name.startswith(starts)]
 
-    def resolve_global_batch(self, replicas: int) -> int:
+    def resolve_global_batch_size(self, replicas: int) -> int:
         """The samples of one step over so many replicas."""
-        if self.global_batch is not None:
-            return self.global_batch
-        assert self.local_batch is not None
-        return self.local_batch * replicas
+        if self.global_batch_size is not None:
+            return self.global_batch_size
+        assert self.local_batch_size is not None
+        return self.local_batch_size * replicas
 
     def for_framework(self, field_name: str, framework: str) -> Any:
         """The value of `model`, `loss` or `objective` for one framework.

@@ -42,7 +42,7 @@ Action = Pass | Transfer
 
 
 @dataclass(frozen=True)
-class Timed:
+class ScheduledPass:
     """A pass, and when a stage takes it.
 
     Attributes:
@@ -74,7 +74,7 @@ def needed(work: Pass, chunks: int) -> Pass | None:
     return None if last else Pass("backward", work.chunk + 1, work.micro_batch)
 
 
-def time_line(orders: list[Order], duration: Duration = same) -> list[Timed]:
+def time_line(orders: list[Order], duration: Duration = same) -> list[ScheduledPass]:
     """When each pass is taken if stages wait for nothing but what they need, by beginning.
 
     Args:
@@ -88,7 +88,7 @@ def time_line(orders: list[Order], duration: Duration = same) -> list[Timed]:
     ends: dict[Pass, float] = {}
     free = [0.0] * len(orders)
     left = [list(reversed(order)) for order in orders]
-    found: list[Timed] = []
+    found: list[ScheduledPass] = []
     while any(left):
         ready = list(_ready(left, ends, free, chunks))
         if not ready:
@@ -96,7 +96,7 @@ def time_line(orders: list[Order], duration: Duration = same) -> list[Timed]:
         begin, stage = min(ready)
         work = left[stage].pop()
         free[stage] = ends[work] = begin + duration(work)
-        found.append(Timed(stage, work, begin, ends[work]))
+        found.append(ScheduledPass(stage, work, begin, ends[work]))
     return sorted(found, key=lambda each: each.begin)
 
 

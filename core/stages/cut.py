@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 
 @dataclass(frozen=True)
-class ModelCut:
+class PipelineSplit:
     """Into how many chunks, and where.
 
     Attributes:

@@ -48,7 +48,7 @@ class StageWork(ABC):
 
 
 @dataclass(frozen=True)
-class Taken:
+class ExecutedAction:
     """An action that was taken.
 
     Attributes:
@@ -62,14 +62,14 @@ class Taken:
     end: float
 
 
-def execute_stage(actions: Sequence[Action], stage: int, work: StageWork) -> list[Taken]:
+def execute_stage(actions: Sequence[Action], stage: int, work: StageWork) -> list[ExecutedAction]:
     """Does a stage's actions, in their order; says when, which means something where they are not traced."""
     held: dict[Pass, Tensors] = {}
     taken = []
     for action in actions:
         begin = time.perf_counter()
         name = _do(action, stage, work, held)
-        taken.append(Taken(name, begin, time.perf_counter()))
+        taken.append(ExecutedAction(name, begin, time.perf_counter()))
     return taken
 
 

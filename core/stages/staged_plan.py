@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from isotrain.core.stages.actions import Timed, time_line
+from isotrain.core.stages.actions import ScheduledPass, time_line
 from isotrain.core.stages.partition import Partition, Partitioner
 from isotrain.core.stages.profile import Cut, ModelProfile
 from isotrain.core.stages.schedules import Order, Pass
@@ -55,7 +55,7 @@ class Proposal:
 
 
 @dataclass(frozen=True)
-class StagedPlan:
+class PipelinePlan:
     """A pipeline, drawn.
 
     Attributes:
@@ -80,9 +80,9 @@ class StagedPlan:
         return 2 * sum(stage.sent_bytes for stage in self.stages) / len(self.stages)
 
 
-def staged_plan(
+def pipeline_plan(
     profile: ModelProfile, orders: list[Order], slots: int, workers: int, bandwidth: float
-) -> StagedPlan:
+) -> PipelinePlan:
     """Draws a pipeline.
 
     Args:
@@ -105,7 +105,7 @@ def staged_plan(
         _stage(profile, number, len(orders), order, slots) for number, order in enumerate(orders)
     ]
     partitioner = Partitioner(profile, bandwidth)
-    return StagedPlan(
+    return PipelinePlan(
         tuple(stages),
         seconds,
         1 - busy / (seconds * len(orders)),
@@ -150,7 +150,7 @@ def _until(profile: ModelProfile, chunk: int) -> Cut:
     return sum(1 << place for place, layer in enumerate(profile.layers) if layer.chunk <= chunk)
 
 
-def _drawn(line: Sequence[Timed], stage: int, seconds: float) -> str:
+def _drawn(line: Sequence[ScheduledPass], stage: int, seconds: float) -> str:
     cells = [_WAITING] * _COLUMNS
     for each in line:
         if each.stage == stage:

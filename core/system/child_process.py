@@ -18,9 +18,9 @@ from typing import Any, NoReturn
 
 from isotrain.core.system.ended import exit_code, wait_for_end
 from isotrain.core.system.last_words import last_words, signal_name
-from isotrain.core.system.new_interpreter import command_line, first_line, named
+from isotrain.core.system.new_interpreter import command_line, first_line, load_function
 from isotrain.core.system.own_interpreter import is_of_interpreter
-from isotrain.core.system.whole_file import write_whole
+from isotrain.core.system.whole_file import atomic_write
 
 END_SECONDS = 10.0
 """What a process has to end by itself before it is killed."""
@@ -174,7 +174,7 @@ def main(function: str, value: Any, answer: str) -> NoReturn:
         target=_end_with_the_caller, args=(_take_stdin(), is_orphan), daemon=True
     ).start()
     try:
-        write_whole(Path(answer), json.dumps(_attempt(function, value), default=str))
+        atomic_write(Path(answer), json.dumps(_attempt(function, value), default=str))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -213,7 +213,7 @@ def _end_group() -> None:
 
 def _attempt(function: str, value: Any) -> dict[str, Any]:
     try:
-        return {"returned": named(function)(value)}
+        return {"returned": load_function(function)(value)}
     except Exception as error:
         traceback.print_exc()
         return {"raised": type(error).__name__, "message": str(error)}

@@ -23,7 +23,7 @@ def exit_code(process: subprocess.Popen[Any]) -> int | None:
         ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
     except ChildProcessError:  # somebody else in this program has collected it
         return process.poll()
-    return None if ended is None else code_of(ended)
+    return None if ended is None else exit_code_from(ended)
 
 
 def wait_for_end(process: subprocess.Popen[Any], seconds: float | None = None) -> None:
@@ -39,6 +39,6 @@ def wait_for_end(process: subprocess.Popen[Any], seconds: float | None = None) -
         time.sleep(_LOOK_SECONDS)
 
 
-def code_of(ended: os.waitid_result) -> int:
+def exit_code_from(ended: os.waitid_result) -> int:
     """The exit code of a process that has ended; negative when a signal ended it."""
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status

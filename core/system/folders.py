@@ -10,7 +10,7 @@ from pathlib import Path
 from isotrain.core.errors import PlanError
 
 
-def made_folder(folder: Path, what: str) -> Path:
+def make_folder(folder: Path, what: str) -> Path:
     """Makes a folder where there is none yet.
 
     Args:
@@ -28,7 +28,7 @@ def made_folder(folder: Path, what: str) -> Path:
 
 
 @contextlib.contextmanager
-def unmade_on_failure(folder: Path) -> Iterator[None]:
+def removed_on_failure(folder: Path) -> Iterator[None]:
     """Should its body fail, takes a folder, and those above it, away again where there was none.
 
     One that something was put into meanwhile stays.

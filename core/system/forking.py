@@ -6,7 +6,7 @@ import os
 import sys
 
 
-def obstacle() -> str | None:
+def fork_obstacle() -> str | None:
     """Why this system cannot fork the processes of a run, or None."""
     if sys.platform != "linux":
         return f"frameworks cannot be forked on {sys.platform}"

@@ -6,7 +6,7 @@ import itertools
 import re
 from collections.abc import Iterator
 
-from isotrain.core.errors import PlaceError
+from isotrain.core.errors import ClusterInfoError
 
 _PART = re.compile(r"(?P<text>[^\[\],\s]+)|\[(?P<ranges>[^\[\]]+)\]")
 _RANGE = re.compile(r"(?P<first>\d+)(?:-(?P<last>\d+))?", re.ASCII)
@@ -20,7 +20,7 @@ def host_list(text: str) -> list[str]:
     one fastest. SLURM and Flux write hosts so.
 
     Raises:
-        PlaceError: It is no such list.
+        ClusterInfoError: It is no such list.
     """
     found: list[str] = []
     position = 0
@@ -36,13 +36,13 @@ def counts_per_host(text: str) -> list[int]:
     """The numbers that a list such as `2(x3),1` stands for: one for each host. SLURM writes so.
 
     Raises:
-        PlaceError: It is no such list.
+        ClusterInfoError: It is no such list.
     """
     found: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
-            raise PlaceError(f"{text!r} is no list of counts; expected such as 2(x3),1.")
+            raise ClusterInfoError(f"{text!r} is no list of counts; expected such as 2(x3),1.")
         found += [int(match["count"])] * int(match["times"] or 1)
     return found
 
@@ -69,5 +69,5 @@ def _numbers(ranges: str, text: str) -> Iterator[str]:
         yield from (str(number).zfill(len(first)) for number in range(int(first), int(last) + 1))
 
 
-def _no_list(text: str) -> PlaceError:
-    return PlaceError(f"{text!r} is no list of hosts; expected such as n[01-03,07],gpu-a[1-2]-ib.")
+def _no_list(text: str) -> ClusterInfoError:
+    return ClusterInfoError(f"{text!r} is no list of hosts; expected such as n[01-03,07],gpu-a[1-2]-ib.")

@@ -21,12 +21,12 @@ class _Process:
     has_worked = False
 
 
-def note_work() -> None:
+def note_framework_use() -> None:
     """Notes that a framework is about to run in this process, which has a program of its own."""
     _Process.has_worked = True
 
 
-def leave(code: int) -> None:
+def exit_process(code: int) -> None:
     """Ends this process without tearing the interpreter down."""
     _heed_signals_no_more()
     atexit._run_exitfuncs()
@@ -44,13 +44,13 @@ def _heed_signals_no_more() -> None:
                 signal.signal(number, signal.SIG_IGN)
 
 
-def leave_after_work(code: int) -> None:
-    """As `leave`, if a framework has run here; else nothing."""
+def exit_after_work(code: int) -> None:
+    """As `exit_process`, if a framework has run here; else nothing."""
     if _Process.has_worked:
-        leave(code)
+        exit_process(code)
 
 
-def leave_after_failure(work: threading.Thread) -> None:
+def exit_after_failure(work: threading.Thread) -> None:
     """Sees to it that this process, whose run has failed, ends, and with its own exit code.
 
     Threads of frameworks wait for peers that are gone; one that comes back to an interpreter that is
@@ -67,7 +67,7 @@ def _end(work: threading.Thread) -> None:
     atexit.unregister(_end)
     _heed_signals_no_more()
     if isinstance(getattr(sys, "last_value", None), Exception):  # was shown: nobody has caught it
-        leave(1)
+        exit_process(1)
     if work.is_alive():
         nowhere = os.open(os.devnull, os.O_WRONLY)
         faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=nowhere)

@@ -54,7 +54,7 @@ def main(told: Mapping[str, Any]) -> None:
     """Goes on with the function of the command line, once modules are found."""
     function, given = sys.argv[1:]
     take_over(told)
-    named(function)(*json.loads(given), *told["given"])
+    load_function(function)(*json.loads(given), *told["given"])
 
 
 def take_over(told: Mapping[str, Any]) -> None:
@@ -63,7 +63,7 @@ def take_over(told: Mapping[str, Any]) -> None:
     sys.argv[:] = told["argv"]
 
 
-def named(function: str) -> Any:
+def load_function(function: str) -> Any:
     """What `module:name` names."""
     module, _, name = function.partition(":")
     return getattr(importlib.import_module(module), name)

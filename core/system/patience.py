@@ -8,7 +8,7 @@ _MOST_SECONDS = 0.5
 """Of the time between two looks, which whoever waits takes more often than that."""
 
 
-class Patience:
+class Deadline:
     """Seconds that are left to wait; while the machine stood still, nobody did what is waited for."""
 
     def __init__(self, seconds: float) -> None:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 
 
 @contextlib.contextmanager
-def variables_set(variables: Mapping[str, str]) -> Iterator[None]:
+def environ_set(variables: Mapping[str, str]) -> Iterator[None]:
     """Sets environment variables of this process, and puts the former values back."""
     former = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)

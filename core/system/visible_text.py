@@ -7,7 +7,7 @@ import re
 _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
-def visible(text: str) -> str:
+def escape_controls(text: str) -> str:
     """The text with what no terminal shows written out, such as `\\x1b`: it would be heeded as a command."""
     return "".join(
         each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text
@@ -15,7 +15,7 @@ def visible(text: str) -> str:
 
 
 def visible_output(text: str, *, colours: bool) -> str:
-    """What a program has printed, as `visible` has it, and lines that it drew anew below each other.
+    """What a program has printed, as `escape_controls` has it, and lines that it drew anew below each other.
 
     Args:
         text: Whole lines.
@@ -25,5 +25,5 @@ def visible_output(text: str, *, colours: bool) -> str:
     if "\x1b" not in below and below.isascii() and below.replace("\n", "").isprintable():
         return below
     pieces = _COLOUR.split(below)
-    shown = [part if place % 2 else visible(part) for place, part in enumerate(pieces)]
+    shown = [part if place % 2 else escape_controls(part) for place, part in enumerate(pieces)]
     return "".join(shown if colours else shown[::2])

@@ -9,7 +9,7 @@ from typing import IO
 
 
 @contextlib.contextmanager
-def whole_file(target: Path) -> Iterator[IO[bytes]]:
+def atomic_file(target: Path) -> Iterator[IO[bytes]]:
     """Opens a file beside `target`, which takes that place once all of it is written.
 
     Args:
@@ -27,7 +27,7 @@ def whole_file(target: Path) -> Iterator[IO[bytes]]:
         partial.unlink(missing_ok=True)
 
 
-def write_whole(target: Path, content: str | bytes) -> None:
+def atomic_write(target: Path, content: str | bytes) -> None:
     """Writes a file that a reader sees as it was before, or whole.
 
     Args:
@@ -37,7 +37,7 @@ def write_whole(target: Path, content: str | bytes) -> None:
     Raises:
         OSError: It cannot be written; `target` is as it was.
     """
-    with whole_file(target) as stream:
+    with atomic_file(target) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
@@ -53,7 +53,7 @@ def rewrite_lines(target: Path, kept: Callable[[bytes], bytes | None]) -> None:
     Raises:
         OSError: It cannot be read or written; `target` is as it was.
     """
-    with target.open("rb") as lines, whole_file(target) as stream:
+    with target.open("rb") as lines, atomic_file(target) as stream:
         for line in lines:
             if line.endswith(b"\n") and (found := kept(line)) is not None:
                 stream.write(found)

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def whole_lines() -> Iterator[None]:
+def line_buffered() -> Iterator[None]:
     """Within it, each line of standard output and error goes out at once when it ends, and in one piece.
 
     Also where PYTHONUNBUFFERED is set, by which the pieces of a line would go out one by one: what several

@@ -44,6 +44,6 @@ spec = isotrain.TrainingSpec(
     data=data,
     loss="binary_crossentropy",
     optimizer={"name": "adam", "lr": 0.01},
-    global_batch=16,
+    global_batch_size=16,
     epochs=4,
 )

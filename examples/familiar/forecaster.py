@@ -43,6 +43,6 @@ spec = isotrain.TrainingSpec(
     class_weight={0: 1.0, 1: 4.0},
     optimizer={"name": "adam", "lr": 0.01},
     metrics=["binary_accuracy", "recall"],
-    global_batch=32,
+    global_batch_size=32,
     epochs=4,
 )

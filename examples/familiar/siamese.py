@@ -58,6 +58,6 @@ spec = isotrain.TrainingSpec(
     data=data,
     loss=contrastive,
     optimizer={"name": "rmsprop", "lr": 0.01},
-    global_batch=32,
+    global_batch_size=32,
     epochs=4,
 )

@@ -62,6 +62,6 @@ spec = isotrain.TrainingSpec(
     optimizer={"name": "adamw", "lr": 0.003, "weight_decay": 0.1},
     clip={"global_norm": 1.0},
     schedule={"name": "cosine", "warmup_steps": 2},
-    global_batch=16,
+    global_batch_size=16,
     epochs=3,
 )

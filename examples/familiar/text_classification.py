@@ -70,6 +70,6 @@ spec = isotrain.TrainingSpec(
     loss="sparse_categorical_crossentropy",
     optimizer={"name": "adam", "lr": 0.01},
     metrics=["accuracy"],
-    global_batch=32,
+    global_batch_size=32,
     epochs=4,
 )

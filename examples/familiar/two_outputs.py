@@ -50,6 +50,6 @@ spec = isotrain.TrainingSpec(
     loss_weights={"priority": 1.0, "department": 0.2},
     metrics={"department": ["categorical_accuracy"]},
     optimizer={"name": "rmsprop", "lr": 0.01},
-    global_batch=32,
+    global_batch_size=32,
     epochs=4,
 )

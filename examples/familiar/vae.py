@@ -65,6 +65,6 @@ spec = isotrain.TrainingSpec(
     data=data,
     objective=both_losses,
     optimizer={"name": "adam", "lr": 0.01},
-    global_batch=32,
+    global_batch_size=32,
     epochs=6,
 )

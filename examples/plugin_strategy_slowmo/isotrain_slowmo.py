@@ -75,7 +75,7 @@ class SlowMomentum(Strategy):
         self._steps = state.values["steps"]
         self._learning_rate = state.values["learning_rate"]
 
-    def carries_over(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
+    def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
         """Says what other replicas cannot go on with."""
         if strategy_before != self.name:
             return ["slow-momentum: starts without momentum"]

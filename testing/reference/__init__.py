@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from isotrain import hookimpl
-from isotrain.plugin import BackendRegister
+from isotrain.plugin import BackendRegistry
 
 isotrain_api = "1.0"
 
 
 @hookimpl
-def isotrain_register_backends(register: BackendRegister) -> None:
+def isotrain_register_backends(register: BackendRegistry) -> None:
     """Registers the backend by reference: it is imported when it is first used."""
     register.add("isotrain.testing.reference.adapter:Reference", name="reference")

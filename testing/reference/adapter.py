@@ -9,17 +9,17 @@ import numpy as np
 
 from isotrain.plugin import (
     NOT_REPLICATED,
-    SERVED_GROUP,
+    PARAMETER_SERVER_CAPABILITIES,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
     ProcessContext,
-    ServedOverTcp,
-    Setting,
-    Start,
+    TcpParameterServer,
+    BackendConfig,
+    StartMethod,
     UnsupportedError,
-    Usability,
+    Availability,
     sharded_group,
 )
 
@@ -32,10 +32,10 @@ _UNSTAGED = Capabilities.none("its networks are not cut")
 _REPLICATED = Capabilities(
     frozenset(
         {
-            Capability.SYNCHRONISED_STEP,
+            Capability.SYNCHRONOUS_STEP,
             Capability.LOCAL_STEP,
             Capability.GRADIENTS,
-            Capability.APPLY,
+            Capability.APPLY_GRADIENTS,
             Capability.NAMED_STATE,
             Capability.AVERAGE_PARAMETERS,
             Capability.SEND_RECEIVE,
@@ -43,11 +43,11 @@ _REPLICATED = Capabilities(
             Capability.SUBGROUPS,
         }
     ),
-    NOT_REPLICATED | {Capability.BFLOAT16_EXCHANGE: "NumPy has no bfloat16"},
+    NOT_REPLICATED | {Capability.BFLOAT16_COLLECTIVES: "NumPy has no bfloat16"},
 )
 
 
-class Reference(ServedOverTcp):
+class Reference(TcpParameterServer):
     """Small networks in NumPy, one process per replica."""
 
     name = "reference"
@@ -57,18 +57,18 @@ class Reference(ServedOverTcp):
     replicas_per_process = "one"
     capabilities = {
         "replicated": _REPLICATED,
-        "served": SERVED_GROUP,
+        "served": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
         "fully-sharded": Capabilities.none("in NumPy each replica has all weights"),
-        "staged": _UNSTAGED,
+        "pipeline": _UNSTAGED,
     }
-    kit_models = "isotrain.testing.reference.kit_models"
+    conformance_models = "isotrain.testing.reference.kit_models"
 
-    def usability(self) -> Usability:
-        return Usability(True, np.__version__)
+    def availability(self) -> Availability:
+        return Availability(True, np.__version__)
 
     def examine(self) -> Examination:
-        usable = Usability(True, np.__version__)
+        usable = Availability(True, np.__version__)
         return Examination(
             usable, dict.fromkeys(self.collectives, usable), {"numpy": np.__version__}
         )
@@ -79,7 +79,7 @@ class Reference(ServedOverTcp):
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
-        self.known_collective(requested)
+        self.collective_or_default(requested)
         if device == "gpu":
             raise UnsupportedError("backend 'reference' computes on CPUs only.")
         return "tcp"
@@ -99,15 +99,15 @@ class Reference(ServedOverTcp):
         require_known(spec)
         return []
 
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         return dict.fromkeys(_POOLS, str(threads))
 
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         package = "isotrain.testing.reference"
-        return Start(("numpy", __name__, f"{package}.exchange", f"{package}.group"))
+        return StartMethod(("numpy", __name__, f"{package}.exchange", f"{package}.group"))
 
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        from isotrain.testing.reference.exchange import Exchange
+    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+        from isotrain.testing.reference.exchange import Communicator
         from isotrain.testing.reference.group import ReferenceGroup
 
-        return ReferenceGroup(spec, Exchange(context, setting.timeout))
+        return ReferenceGroup(spec, Communicator(context, backend_config.timeout))

@@ -11,14 +11,14 @@ from contextlib import contextmanager
 
 import numpy as np
 
-from isotrain.plugin import IsotrainError, Parts, PeerLostError, ProcessContext, ReduceOp, own_part
+from isotrain.plugin import IsotrainError, Subgroups, PeerLostError, ProcessContext, ReduceOp, local_subgroup
 from isotrain.testing.reference.layers import Array
 
 _LENGTH = struct.Struct("<Q")
 _RETRY_SECONDS = 0.01
 
 
-class Exchange:
+class Communicator:
     """One replica's ties to all others.
 
     There is one exchange: everybody gets the arrays of all, in order. What replicas compute of them is
@@ -106,14 +106,14 @@ class Exchange:
         total = np.asarray(functools.reduce(np.add, rows))
         return total if op == "sum" else (total / self.replicas).astype(array.dtype)
 
-    def sum_within(self, array: Array, parts: Parts) -> Array:
+    def all_reduce_within(self, array: Array, parts: Subgroups) -> Array:
         """The sum over the replicas of the own part."""
-        part = own_part(self.replica, parts) or (self.replica,)
+        part = local_subgroup(self.replica, parts) or (self.replica,)
         return np.array(functools.reduce(np.add, self._rows(array, part)))
 
-    def broadcast_within(self, array: Array, parts: Parts) -> Array:
+    def broadcast_within(self, array: Array, parts: Subgroups) -> Array:
         """The array of the first replica of the own part."""
-        part = own_part(self.replica, parts)
+        part = local_subgroup(self.replica, parts)
         return np.asarray(self.all_gather(array)[part[0] if part else self.replica])
 
     def barrier(self) -> None:

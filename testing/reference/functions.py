@@ -11,7 +11,7 @@ from isotrain.plugin import UnsupportedError
 from isotrain.testing.reference.layers import Array
 
 
-class NumpyFunctions:
+class NumpyTensorOps:
     """As `isotrain.core.contracts.replica.TensorFunctions` says."""
 
     def abs(self, x: Array) -> Array:

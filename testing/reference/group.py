@@ -21,48 +21,48 @@ from isotrain.plugin import (
     TrainingSpec,
     map_tree,
 )
-from isotrain.testing.reference.exchange import Exchange
+from isotrain.testing.reference.exchange import Communicator
 from isotrain.testing.reference.layers import Array
 from isotrain.testing.reference.losses import mean
 from isotrain.testing.reference.network import Network
-from isotrain.testing.reference.program import Program
+from isotrain.testing.reference.program import ReplicaTrainer
 from isotrain.testing.reference.replica import ReferenceReplica
-from isotrain.testing.reference.vectors import flat, like, put
+from isotrain.testing.reference.vectors import flatten, unflatten_like, unflatten_into
 
 
 class ReferenceGroup(ReplicaGroup):
     """One replica, in NumPy."""
 
-    def __init__(self, spec: TrainingSpec, exchange: Exchange) -> None:
+    def __init__(self, spec: TrainingSpec, exchange: Communicator) -> None:
         """Builds the model; called by every process once it has joined the others."""
         self.replicas = exchange.replicas
         self.local_replicas = (exchange.replica,)
         self._exchange = exchange
-        self._program = Program(spec, exchange.replica)
+        self._program = ReplicaTrainer(spec, exchange.replica)
         self._dtype = np.dtype(spec.precision)
         self._keeps = False
         self._updates_own = False
         self._kept: list[Array] | None = None
         weights = self._program.part("trainable") + self._program.part("statistics")
-        put(exchange.all_gather(flat(weights))[0], weights)
+        unflatten_into(exchange.all_gather(flatten(weights))[0], weights)
 
     @property
     def model(self) -> Network:
         """The model of this process's replica."""
         return self._program.network
 
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         return map_tree(self._typed, arrays)
 
     def _typed(self, array: Array) -> Array:
         return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
 
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> Array:
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> Array:
         loss, gradients = self._program.contribution(batch.slices[0])
         statistics, share = self._program.part("statistics"), _share(batch)
         own = [loss, *gradients, *(moving * share for moving in statistics)]
-        mean_loss, *means = like(self._exchange.all_reduce(flat(own), "mean"), own)
-        put(flat(means[len(gradients) :]), statistics)
+        mean_loss, *means = unflatten_like(self._exchange.all_reduce(flatten(own), "mean"), own)
+        unflatten_into(flatten(means[len(gradients) :]), statistics)
         self._update(means[: len(gradients)], learning_rate)
         return mean_loss
 
@@ -78,7 +78,7 @@ class ReferenceGroup(ReplicaGroup):
         loss, gradients = self._program.contribution(batch.slices[0])
         return [gradients], self._exchange.all_reduce(loss, "mean")
 
-    def apply(self, gradients: Sequence[Sequence[Array]], learning_rate: float) -> None:
+    def apply_gradients(self, gradients: Sequence[Sequence[Array]], learning_rate: float) -> None:
         self._update(gradients[0], learning_rate)
 
     def _update(self, gradients: Sequence[Array], rate: float) -> None:
@@ -86,11 +86,11 @@ class ReferenceGroup(ReplicaGroup):
             self._kept = [np.array(gradient) for gradient in gradients]
         self._program.update(gradients, rate)
 
-    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+    def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         self._updates_own = True
-        self._program.keep_slots_of(weights[0])
+        self._program.shard_optimizer(weights[0])
 
-    def reduced_gradients(
+    def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[Array]], Array]:
         ((own,), loss), replica = self.gradients(batch), self._replica()
@@ -102,7 +102,7 @@ class ReferenceGroup(ReplicaGroup):
     def _replica(self) -> ReferenceReplica:
         return ReferenceReplica(self._program, self._exchange)
 
-    def update_own(
+    def update_shard(
         self,
         gradients: Sequence[Sequence[Array]],
         learning_rate: float,
@@ -112,10 +112,10 @@ class ReferenceGroup(ReplicaGroup):
         self._program.update(gradients[0], learning_rate, norm)
 
     @contextlib.contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def preserving_training_state(self) -> Iterator[None]:
         sums = self._program.metrics.sums.copy()
         try:
-            with super().undisturbed():
+            with super().preserving_training_state():
                 yield
         finally:
             self._program.metrics.sums[...] = sums
@@ -145,24 +145,24 @@ class ReferenceGroup(ReplicaGroup):
             sums = self._exchange.all_reduce(program.metrics.sums)
             program.metrics.reset()
             return program.metrics.results(sums)
-        found = self._exchange.all_reduce(flat([program.losses, program.evaluated.sums]))
+        found = self._exchange.all_reduce(flatten([program.losses, program.evaluated.sums]))
         program.losses[...] = 0
         program.evaluated.reset()
         return {"loss": mean(*found[:2]), **program.evaluated.results(found[2:])}
 
-    def take_metrics(self) -> Array:
+    def pop_metric_state(self) -> Array:
         sums = self._program.metrics.sums.copy()
         self._program.metrics.reset()
         return sums
 
-    def add_metrics(self, sums: Array) -> None:
+    def add_metric_state(self, sums: Array) -> None:
         self._program.metrics.sums += sums
 
     def traits(self) -> list[LayerTrait]:
         return self._program.network.traits()
 
-    def draw_anew(self, replica: int, step: int) -> None:
-        self._program.draw_anew(replica, step)
+    def reseed(self, replica: int, step: int) -> None:
+        self._program.reseed(replica, step)
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -171,7 +171,7 @@ class ReferenceGroup(ReplicaGroup):
 
     def _described(self, name: str, value: Array) -> StateInfo:
         info = StateInfo(value.shape, value.dtype.name, value.nbytes)
-        return info.held_alone() if self._program.is_alone(name) else info
+        return info.on_this_replica_only() if self._program.is_alone(name) else info
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -181,21 +181,21 @@ class ReferenceGroup(ReplicaGroup):
     def _named(
         self, kinds: Sequence[StateKind], replica: int | None
     ) -> Iterator[tuple[str, Array]]:
-        self.place_of(replica)
+        self.local_index(replica)
         for kind, values in self._program.state.items():
             if kind in kinds:
                 yield from values.items()
 
     def write_state(self, state: Mapping[str, Array], *, replica: int | None = None) -> None:
-        self.place_of(replica)
+        self.local_index(replica)
         self._program.write(state)
 
-    def lives_elsewhere(self, name: str) -> bool:
-        return self._program.lives_elsewhere(name)
+    def is_remote(self, name: str) -> bool:
+        return self._program.is_remote(name)
 
     def average_parameters(self) -> None:
         weights = self._program.part("trainable")
-        put(self._exchange.all_reduce(flat(weights), "mean"), weights)
+        unflatten_into(self._exchange.all_reduce(flatten(weights), "mean"), weights)
 
     def tensor(self, array: Array) -> Array:
         return np.array(array)
@@ -206,7 +206,7 @@ class ReferenceGroup(ReplicaGroup):
     def barrier(self) -> None:
         self._exchange.barrier()
 
-    def synchronise_device(self) -> None:
+    def synchronize_device(self) -> None:
         """Nothing is under way when a call has returned."""
 
     def close(self) -> None:

@@ -35,7 +35,7 @@ class Layer(ABC):
         weights: What is trained; the network keeps these very arrays, and they are written in place.
         statistics: What forward passes move in training, likewise.
         gradients: Of the weights, from the last `backward`.
-        still: Whether its statistics are frozen: it then works in training as in evaluation.
+        frozen: Whether its statistics are frozen: it then works in training as in evaluation.
     """
 
     trait: ClassVar[Trait | None] = None
@@ -45,7 +45,7 @@ class Layer(ABC):
         self.weights: dict[str, Array] = {}
         self.statistics: dict[str, Array] = {}
         self.gradients: dict[str, Array] = {}
-        self.still = False
+        self.frozen = False
 
     def start(self, draw: random.Random) -> None:  # noqa: B027  # a layer may have no weights
         """Makes weights and statistics, in float64.
@@ -182,10 +182,10 @@ class Dropout(Layer):
             draws = np.random.Generator(bits).random(inputs.shape)
             kept = np.asarray(draws >= self._rate)
             self._factor = kept.astype(inputs.dtype) / (1 - self._rate)
-            self.pass_over()
+            self.skip_draws()
         return inputs * self._factor
 
-    def pass_over(self) -> None:
+    def skip_draws(self) -> None:
         """Goes on to other numbers, without drawing."""
         self.draws[...] += 1
 

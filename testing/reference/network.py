@@ -71,9 +71,9 @@ class Network:
             self.statistics |= _named(layer, layer.statistics)
             if isinstance(layer, Dropout):
                 self.draws |= _named(layer, {"draws": layer.draws})
-        self.draw_anew(seed, replica, 0)
+        self.reseed(seed, replica, 0)
 
-    def draw_anew(self, seed: int, replica: int, step: int) -> None:
+    def reseed(self, seed: int, replica: int, step: int) -> None:
         """Has random layers draw from here on what a replica draws in a step."""
         for place, layer in enumerate(self._layers):
             if isinstance(layer, Dropout):
@@ -83,7 +83,7 @@ class Network:
     def freeze(self, is_frozen: Callable[[str], bool]) -> None:
         """Has weights and statistics stay as they are, by their names."""
         for layer in self._layers:
-            layer.still = any(map(is_frozen, _named(layer, layer.statistics)))
+            layer.frozen = any(map(is_frozen, _named(layer, layer.statistics)))
         for own in (self.trainable, self.statistics):
             self.fixed |= {name: own.pop(name) for name in list(filter(is_frozen, own))}
 
@@ -98,7 +98,7 @@ class Network:
 
     def _forward(self, inputs: Array, layers: Iterable[Layer]) -> Array:
         for layer in layers:
-            inputs = layer.forward(inputs, self.training and not layer.still)
+            inputs = layer.forward(inputs, self.training and not layer.frozen)
         return inputs
 
     def backward(self, slopes: Any) -> list[Array]:
@@ -117,11 +117,11 @@ class Network:
                 found |= _named(layer, layer.gradients)
         return [found.get(name, np.zeros_like(own)) for name, own in self.trainable.items()]
 
-    def pass_over(self) -> None:
+    def skip_draws(self) -> None:
         """Lets random layers go on, as a call would: so they stay together on all replicas."""
         for layer in self._layers:
             if isinstance(layer, Dropout):
-                layer.pass_over()
+                layer.skip_draws()
 
     def traits(self) -> list[LayerTrait]:
         """What its layers do that bears on whether runs agree."""

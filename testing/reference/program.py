@@ -30,7 +30,7 @@ STEPS = f"{_OPTIMIZER}steps"
 """The one number of an optimizer that is not about a weight."""
 
 
-class Program:
+class ReplicaTrainer:
     """What a replica has, and what it computes.
 
     Attributes:
@@ -66,22 +66,22 @@ class Program:
     def _slots(self) -> dict[str, Array]:
         return {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
 
-    def keep_slots_of(self, places: Sequence[int]) -> None:
+    def shard_optimizer(self, places: Sequence[int]) -> None:
         """Updates these of the trainable weights only from now on."""
         weights = list(self.network.trainable.items())
         self._optimizer = build_optimizer(self._spec, dict(weights[place] for place in places))
         before, self.state["optimizer"] = self.state["optimizer"], self._slots()
         self._elsewhere = before.keys() - self.state["optimizer"].keys()
 
-    def draw_anew(self, replica: int, step: int) -> None:
+    def reseed(self, replica: int, step: int) -> None:
         """Has random layers draw from here on what a replica draws in a step."""
-        self.network.draw_anew(self._spec.seed, replica, step)
+        self.network.reseed(self._spec.seed, replica, step)
 
     def is_alone(self, name: str) -> bool:
         """Whether this replica alone has a state of this name: a slot of a weight that only it updates."""
         return bool(self._elsewhere) and name in self.state["optimizer"] and name != STEPS
 
-    def lives_elsewhere(self, name: str) -> bool:
+    def is_remote(self, name: str) -> bool:
         """Whether a state of this name is a slot of a weight that only another replica updates."""
         return name in self._elsewhere
 
@@ -99,7 +99,7 @@ class Program:
         gradients = [np.zeros_like(weight) for weight in self.part("trainable")]
         for piece in pieces:
             if not piece.count:
-                self.network.pass_over()
+                self.network.skip_draws()
                 continue
             loss, own = self._forward_and_backward(piece)
             total = total + total.dtype.type(piece.weight * loss)

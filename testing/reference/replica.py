@@ -6,37 +6,37 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
-from isotrain.testing.reference.exchange import Exchange
-from isotrain.testing.reference.functions import NumpyFunctions
+from isotrain.plugin import Subgroups, ReduceOp, Replica, StatePart
+from isotrain.testing.reference.exchange import Communicator
+from isotrain.testing.reference.functions import NumpyTensorOps
 from isotrain.testing.reference.layers import Array
-from isotrain.testing.reference.program import Program
-from isotrain.testing.reference.vectors import flat, put
+from isotrain.testing.reference.program import ReplicaTrainer
+from isotrain.testing.reference.vectors import flatten, unflatten_into
 
 
 class ReferenceReplica(Replica):
     """Reads and writes a program's arrays; exchanges at once."""
 
-    ops = NumpyFunctions()
+    ops = NumpyTensorOps()
 
-    def __init__(self, program: Program, exchange: Exchange) -> None:
+    def __init__(self, program: ReplicaTrainer, exchange: Communicator) -> None:
         self.index = exchange.replica
         self.replicas = exchange.replicas
         self._program = program
         self._exchange = exchange
 
     def read(self, parts: Sequence[StatePart]) -> Array:
-        return flat(self._arrays(parts))
+        return flatten(self._arrays(parts))
 
     def write(self, parts: Sequence[StatePart], vector: Array) -> None:
-        put(vector, self._arrays(parts))
+        unflatten_into(vector, self._arrays(parts))
 
     def read_weights(self, places: Sequence[int]) -> Array:
         kinds = [weight.dtype for weight in self._program.part("trainable")]
-        return flat(self._weights(places)).astype(np.result_type(*kinds))
+        return flatten(self._weights(places)).astype(np.result_type(*kinds))
 
     def write_weights(self, places: Sequence[int], vector: Array) -> None:
-        put(vector, self._weights(places))
+        unflatten_into(vector, self._weights(places))
 
     def _weights(self, places: Sequence[int]) -> list[Array]:
         weights = self._program.part("trainable")
@@ -45,7 +45,7 @@ class ReferenceReplica(Replica):
     def _arrays(self, parts: Sequence[StatePart]) -> list[Array]:
         return [array for part in parts for array in self._program.part(part)]
 
-    def scatter(self, places: Array, values: Array, length: int) -> Array:
+    def scatter_add(self, places: Array, values: Array, length: int) -> Array:
         found = np.zeros(length, values.dtype)
         np.add.at(found, places, values)
         return found
@@ -60,8 +60,8 @@ class ReferenceReplica(Replica):
         source = list(destinations).index(self.index)
         return np.asarray(self._exchange.all_gather(tensor)[source])
 
-    def sum_within(self, tensor: Array, parts: Parts) -> Array:
-        return self._exchange.sum_within(tensor, parts)
+    def all_reduce_within(self, tensor: Array, parts: Subgroups) -> Array:
+        return self._exchange.all_reduce_within(tensor, parts)
 
-    def broadcast_within(self, tensor: Array, parts: Parts) -> Array:
+    def broadcast_within(self, tensor: Array, parts: Subgroups) -> Array:
         return self._exchange.broadcast_within(tensor, parts)

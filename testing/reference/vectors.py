@@ -9,12 +9,12 @@ import numpy as np
 from isotrain.testing.reference.layers import Array
 
 
-def flat(arrays: Sequence[Array]) -> Array:
+def flatten(arrays: Sequence[Array]) -> Array:
     """All numbers, one array after the other, in the widest of their types."""
     return np.concatenate([np.ravel(array) for array in arrays] or [np.zeros(0)])
 
 
-def like(vector: Array, arrays: Sequence[Array]) -> list[Array]:
+def unflatten_like(vector: Array, arrays: Sequence[Array]) -> list[Array]:
     """A vector cut into arrays of the shapes and types of these."""
     parts = np.split(vector, np.cumsum([array.size for array in arrays]))
     return [
@@ -23,7 +23,7 @@ def like(vector: Array, arrays: Sequence[Array]) -> list[Array]:
     ]
 
 
-def put(vector: Array, arrays: Sequence[Array]) -> None:
+def unflatten_into(vector: Array, arrays: Sequence[Array]) -> None:
     """Writes a vector into arrays."""
-    for array, value in zip(arrays, like(vector, arrays), strict=True):
+    for array, value in zip(arrays, unflatten_like(vector, arrays), strict=True):
         array[...] = value

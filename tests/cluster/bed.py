@@ -26,7 +26,7 @@ SLOTS = 2
 """Processes that each host is meant for."""
 
 
-class Bed:
+class TwoHostCluster:
     """Two hosts and what runs on them; engines start there on first use.
 
     Attributes:
@@ -59,7 +59,7 @@ class Bed:
         return Path(self.python).parent
 
     @cached_property
-    def with_ssh(self) -> Bed:
+    def with_ssh(self) -> TwoHostCluster:
         """This one, once its hosts let each other in."""
         ssh.let_in(self.network, {})
         return self
@@ -85,10 +85,10 @@ class Bed:
 
 
 @contextmanager
-def two_hosts() -> Iterator[Bed]:
+def two_hosts() -> Iterator[TwoHostCluster]:
     """A bed; afterwards nothing is left of it."""
     with (
         tempfile.TemporaryDirectory(prefix="isotrain-bed-", dir="/tmp") as folder,
         Network(Path(folder)) as network,
     ):
-        yield Bed(network)
+        yield TwoHostCluster(network)

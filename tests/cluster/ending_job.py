@@ -12,7 +12,7 @@ from typing import Any
 from integration import driven_job
 
 import isotrain
-from isotrain.core.planning.own_place import place_to_join
+from isotrain.core.planning.own_place import detect_cluster_info
 
 RANK = 3
 STEP = 3
@@ -35,7 +35,7 @@ def go_on() -> None:
     """Something happens from outside."""
 
 
-DEEDS = {deed.__name__: deed for deed in (kill, stop, go_on)}
+FAULT_ACTIONS = {deed.__name__: deed for deed in (kill, stop, go_on)}
 ABSENT = "stay_away"
 """What the rank does before it takes its place in the run, instead of a deed."""
 START_SECONDS = 5.0
@@ -48,7 +48,7 @@ def work(session: isotrain.Session) -> None:
         if session.rank == RANK and batch.step == STEP:
             time.sleep(HEARD_SECONDS)
             Path(sys.argv[1], MOMENT).touch()
-            DEEDS[sys.argv[2]]()
+            FAULT_ACTIONS[sys.argv[2]]()
         time.sleep(0.05)
 
 
@@ -59,7 +59,7 @@ def spec() -> dict[str, Any]:
         "data": driven_job.data,
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 4,
+        "global_batch_size": 4,
         "epochs": 1000,
         "plugins": ["isotrain.testing.reference"],
     }
@@ -67,7 +67,7 @@ def spec() -> dict[str, Any]:
 
 def main() -> None:
     fields, folder = spec(), Path(sys.argv[1])
-    place = place_to_join()
+    place = detect_cluster_info()
     assert place is not None
     if sys.argv[2] == ABSENT:
         fields["timeouts"] = {"start": START_SECONDS}

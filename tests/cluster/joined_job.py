@@ -40,7 +40,7 @@ def spec() -> dict[str, Any]:
         "data": data,
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 2,
         "precision": "float64",
         "threads": 1,
@@ -69,7 +69,7 @@ def of_engines(folder: Path, backends: list[str], engines: list[str]) -> dict[st
         del os.environ[name]
     found = {}
     for engine in engines:
-        told = simulated.ENGINES[engine](rank)
+        told = simulated.SCHEDULERS[engine](rank)
         os.environ.update(told)
         for backend in backends:
             found[f"{engine} {backend}"] = losses(folder / engine, backend)

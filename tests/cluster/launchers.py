@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.bed import SLOTS, Bed
+from cluster.bed import SLOTS, TwoHostCluster
 from cluster.engines import HOSTS, Started
 
 from isotrain.core.launching import driving
@@ -19,12 +19,12 @@ from isotrain.launchers.mpi import MpiLauncher
 from isotrain.launchers.ray import RayLauncher
 from isotrain.launchers.slurm import SlurmLauncher
 from isotrain.launchers.torchrun import TorchrunLauncher
-from isotrain.plugin import EngineLauncher, RankCommand
+from isotrain.plugin import SchedulerLauncher, RankCommand
 
 KEY = "0123456789abcdef"
 _HOSTS = ",".join(f"{host}:{SLOTS}" for host in HOSTS)
 _ALL = SLOTS * len(HOSTS)
-LAUNCHERS: Mapping[str, EngineLauncher] = {
+LAUNCHERS: Mapping[str, SchedulerLauncher] = {
     "slurm": SlurmLauncher(nodes=len(HOSTS), tasks_per_node=SLOTS, options="--cpus-per-task=1"),
     "mpi": MpiLauncher(hosts=_HOSTS),
     "mpi-hydra": MpiLauncher(hosts=_HOSTS, mpirun="mpiexec.mpich"),
@@ -37,7 +37,7 @@ LAUNCHERS: Mapping[str, EngineLauncher] = {
 
 
 @dataclass(frozen=True)
-class Instead(RankCommand):
+class ProgramCommand(RankCommand):
     """Starts a program of the tests instead of `isotrain run`.
 
     Attributes:
@@ -50,28 +50,28 @@ class Instead(RankCommand):
         return self.program
 
 
-def instead(folder: Path, *program: str) -> Instead:
+def program_command(folder: Path, *program: str) -> ProgramCommand:
     """What every rank does; a folder has the files."""
     told = {"ISOTRAIN_TOLD": "a text, with = and 'quotes'", "PYTHONPATH": os.environ["PYTHONPATH"]}
     name = "isotrain-test"
     spec = json.dumps({"name": "it's", "fields": ["of", 1, "$HOME"]})
-    return Instead(name, folder / "spec.json", spec, (), folder, told, KEY, program=program)
+    return ProgramCommand(name, folder / "spec.json", spec, (), folder, told, KEY, program=program)
 
 
-def start(bed: Bed, name: str, command: RankCommand) -> Started:
+def start(bed: TwoHostCluster, name: str, command: RankCommand) -> Started:
     """Starts what a launcher gives, on the first host."""
     submission = LAUNCHERS[name].submission(command)
     driving.write(submission, command)
     assert name != "ray" or bed.ray
     told = {**bed.slurm.variables, **command.variables, **submission.variables}
-    told |= {command.spec_variable: command.told[command.spec_variable]}
-    told |= {command.key_variable: command.key} if submission.knows_key else {}
+    told |= {command.spec_variable: command.secret_variables[command.spec_variable]}
+    told |= {command.key_variable: command.key} if submission.key_in_environment else {}
     host, log = bed.with_ssh.first, command.spec.with_name("log")
     running = (host.start(each, log, told, submission.stdin) for each in submission.commands)
     return Started(tuple(running), log)
 
 
-def require_told(ranks: Sequence[Mapping[str, Any]], name: str, command: RankCommand) -> None:
+def require_rank_variables(ranks: Sequence[Mapping[str, Any]], name: str, command: RankCommand) -> None:
     """Fails where an engine has not started a rank in every place, or has not told each what it must know.
 
     Args:
@@ -83,9 +83,9 @@ def require_told(ranks: Sequence[Mapping[str, Any]], name: str, command: RankCom
     in_pods = name == "kubernetes"  # each has a name of its own, and the spec in a file
     if not in_pods:
         assert sorted(rank["host"] for rank in ranks) == sorted(HOSTS * SLOTS)
-    tells_key = submission.knows_key or submission.stdin or in_pods
+    tells_key = submission.key_in_environment or submission.stdin or in_pods
     for rank in ranks:
         told = rank["told"]
         assert told.get("ISOTRAIN_KEY") == (KEY if tells_key else None)
-        assert told.get("ISOTRAIN_SPEC") == (None if in_pods else command.told["ISOTRAIN_SPEC"])
+        assert told.get("ISOTRAIN_SPEC") == (None if in_pods else command.secret_variables["ISOTRAIN_SPEC"])
         assert told["ISOTRAIN_TOLD"] == command.variables["ISOTRAIN_TOLD"]

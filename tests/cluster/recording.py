@@ -13,8 +13,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from cluster.bed import Bed
-from cluster.engines import ENGINES, Engine
+from cluster.bed import TwoHostCluster
+from cluster.engines import EXTERNAL_LAUNCHERS, ExternalLauncher
 from cluster.network import Network
 
 RECORDED = Path(__file__).parents[1] / "launchers" / "recorded"
@@ -32,7 +32,7 @@ _SECRET = re.compile(r"KEY|SECRET|TOKEN|precondition_transports")
 _VARIES = re.compile(r"/tmp/[^\s,;:]*|\b[0-9a-f]{8,}\b|\d+")
 
 
-def record(bed: Bed, engine: Engine) -> list[dict[str, Any]]:
+def record(bed: TwoHostCluster, engine: ExternalLauncher) -> list[dict[str, Any]]:
     """Starts an engine.
 
     Returns:
@@ -55,7 +55,7 @@ def record(bed: Bed, engine: Engine) -> list[dict[str, Any]]:
     ]
 
 
-def _of_engine(bed: Bed, variables: dict[str, str]) -> dict[str, str]:
+def _of_engine(bed: TwoHostCluster, variables: dict[str, str]) -> dict[str, str]:
     """Without what a shell sets, without secrets, and without the folders of this machine."""
     return {
         name: "secret" if _SECRET.search(name) else _elsewhere(bed, text)
@@ -64,7 +64,7 @@ def _of_engine(bed: Bed, variables: dict[str, str]) -> dict[str, str]:
     }
 
 
-def _elsewhere(bed: Bed, text: str) -> str:
+def _elsewhere(bed: TwoHostCluster, text: str) -> str:
     return text.replace(str(bed.folder), "/tmp/bed").replace(_PROJECT, "/project")
 
 
@@ -95,9 +95,9 @@ def recorded(name: str) -> list[dict[str, Any]]:
 def _record_all(names: list[str]) -> None:
     RECORDED.mkdir(exist_ok=True)
     with tempfile.TemporaryDirectory(dir="/tmp") as folder, Network(Path(folder)) as network:
-        bed = Bed(network)
-        for name in names or ENGINES:
-            ranks = record(bed, ENGINES[name])
+        bed = TwoHostCluster(network)
+        for name in names or EXTERNAL_LAUNCHERS:
+            ranks = record(bed, EXTERNAL_LAUNCHERS[name])
             (RECORDED / f"{name}.json").write_text(json.dumps(ranks, indent=1) + "\n")
             print(f"{name}: {len(ranks)} ranks", flush=True)
 

@@ -56,7 +56,7 @@ def _pmi(rank: int) -> Variables:
     return {**told, "ISOTRAIN_COORDINATOR": HOSTS[0], "ISOTRAIN_JOB": "mine"}
 
 
-ENGINES: Mapping[str, Callable[[int], Variables]] = {
+SCHEDULERS: Mapping[str, Callable[[int], Variables]] = {
     "tf_config": _tf_config,
     "lsf": _lsf,
     "pbs": _pbs,

@@ -9,9 +9,9 @@ from typing import Any
 
 import numpy as np
 from conformance import wire
-from conformance.strategy_bench import StrategyBench
+from conformance.strategy_bench import StrategyCheckContext
 
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.strategies import compressed, gossip, graphs, hierarchical
 
@@ -31,23 +31,23 @@ def apart(rows: np.ndarray) -> float:
     return float(np.abs(rows - rows[0]).max())
 
 
-def equal_data_parallel(bench: StrategyBench) -> None:
+def equal_data_parallel(context: StrategyCheckContext) -> None:
     """On uneven slices too, weights and moving statistics, every replica.
 
     Where nothing is traced, the last leaves replicas empty: that each backend takes, its own kit asks.
     """
-    batches = bench.batches(14 if bench.is_traced else 15, UNEVEN)
-    expected = bench.trained("data-parallel", batches)
-    n = bench.replicas
+    batches = context.batches(14 if context.is_traced else 15, UNEVEN)
+    expected = context.trained("data-parallel", batches)
+    n = context.replicas
     found = {
-        "local-sgd": bench.trained("local-sgd", batches, every=1),
-        "local-sgd after its start": bench.trained("local-sgd", batches, every=4, start=99),
+        "local-sgd": context.trained("local-sgd", batches, every=1),
+        "local-sgd after its start": context.trained("local-sgd", batches, every=4, start=99),
         **{
-            f"hierarchical {size}": bench.trained("hierarchical", batches, host_size=size)
+            f"hierarchical {size}": context.trained("hierarchical", batches, host_size=size)
             for size in range(1, n + 1)
             if n % size == 0
         },
-        "compressed, all of it": bench.trained("compressed", batches, method="topk", ratio=1.0),
+        "compressed, all of it": context.trained("compressed", batches, method="topk", ratio=1.0),
     }
     assert apart(expected) == 0
     for what, rows in found.items():
@@ -55,109 +55,109 @@ def equal_data_parallel(bench: StrategyBench) -> None:
         assert apart(rows) == 0, what
 
 
-def complete_graph_equals_data_parallel(bench: StrategyBench) -> None:
+def complete_graph_equals_data_parallel(context: StrategyCheckContext) -> None:
     """Gossip with everybody, on even global batches."""
-    batches = bench.batches(4 * bench.replicas, 2 * bench.replicas)
-    expected = bench.trained("data-parallel", batches)
-    close(bench.trained("gossip", batches, graph="complete"), expected, "complete graph")
+    batches = context.batches(4 * context.replicas, 2 * context.replicas)
+    expected = context.trained("data-parallel", batches)
+    close(context.trained("gossip", batches, graph="complete"), expected, "complete graph")
 
 
-def local_steps_are_averaged_in_time(bench: StrategyBench) -> None:
+def local_steps_are_averaged_in_time(context: StrategyCheckContext) -> None:
     """Replicas go their own ways for k steps, and then have the mean of where they got."""
-    n = bench.replicas
-    batches = bench.batches(9 * n, 3 * n)
-    bench.restart()
+    n = context.replicas
+    batches = context.batches(9 * n, 3 * n)
+    context.restart()
     for batch in batches:
-        bench.group.local_step(batch, 0.125)
-    mean = bench.weights().mean(axis=0)
-    strategy = bench.strategy("local-sgd", every=3)
-    bench.train(strategy, batches[:2])
-    between = bench.weights()
-    strategy = bench.strategy("local-sgd", every=3)
-    bench.train(strategy, batches)
-    close(bench.weights(), np.tile(mean, (n, 1)), "mean of the weights")
+        context.group.local_step(batch, 0.125)
+    mean = context.weights().mean(axis=0)
+    strategy = context.strategy("local-sgd", every=3)
+    context.train(strategy, batches[:2])
+    between = context.weights()
+    strategy = context.strategy("local-sgd", every=3)
+    context.train(strategy, batches)
+    close(context.weights(), np.tile(mean, (n, 1)), "mean of the weights")
     assert apart(between) > 1e-4
 
 
-def evaluation_sees_the_mean(bench: StrategyBench) -> None:
+def evaluation_sees_the_mean(context: StrategyCheckContext) -> None:
     """Replicas hold their mean while they are evaluated, and their own again afterwards."""
-    batches = bench.batches(2 * bench.replicas, 2 * bench.replicas)
+    batches = context.batches(2 * context.replicas, 2 * context.replicas)
     for name in ("local-sgd", "gossip"):
-        strategy = bench.strategy(name, every=9)
-        bench.train(strategy, batches)
-        own = bench.weights()
-        with strategy.evaluating(bench.group):
-            seen = bench.weights()
-        after = bench.weights()
-        strategy.finished(bench.group)
-        end = bench.weights()
+        strategy = context.strategy(name, every=9)
+        context.train(strategy, batches)
+        own = context.weights()
+        with strategy.evaluating(context.group):
+            seen = context.weights()
+        after = context.weights()
+        strategy.finished(context.group)
+        end = context.weights()
         assert apart(own) > 1e-4
-        close(seen, np.tile(own.mean(axis=0), (bench.replicas, 1)), name)
+        close(seen, np.tile(own.mean(axis=0), (context.replicas, 1)), name)
         close(after, own, f"{name}, afterwards", 0)
         close(end, seen, f"{name}, at the end")
 
 
-def the_last_average_is_weighted(bench: StrategyBench) -> None:
+def the_last_average_is_weighted(context: StrategyCheckContext) -> None:
     """Between averagings too, a replica counts by its samples: here one alone has any."""
-    batches = bench.batches(1, 1)
-    expected = bench.trained("data-parallel", batches)
-    strategy = bench.strategy("local-sgd", every=9)
-    bench.train(strategy, batches)
-    with strategy.evaluating(bench.group):
-        seen = bench.weights()
-    strategy.finished(bench.group)
-    end = bench.weights()
+    batches = context.batches(1, 1)
+    expected = context.trained("data-parallel", batches)
+    strategy = context.strategy("local-sgd", every=9)
+    context.train(strategy, batches)
+    with strategy.evaluating(context.group):
+        seen = context.weights()
+    strategy.finished(context.group)
+    end = context.weights()
     close(seen, expected, "evaluated")
     close(end, expected, "at the end")
 
 
-def written_weights_are_gone_on_from(bench: StrategyBench) -> None:
+def written_weights_are_gone_on_from(context: StrategyCheckContext) -> None:
     """What a strategy kept of the weights before they were set does not come back."""
-    batches = bench.batches(4 * bench.replicas, 2 * bench.replicas)
+    batches = context.batches(4 * context.replicas, 2 * context.replicas)
     for name in ("local-sgd", "elastic-averaging"):
-        strategy = bench.strategy(name, every=1)
-        start = bench.weights()
-        bench.train(strategy, batches)
-        bench.restart()
-        strategy.state_written(bench.group)
-        strategy.finished(bench.group)
-        close(bench.weights(), start, name, 0)
+        strategy = context.strategy(name, every=1)
+        start = context.weights()
+        context.train(strategy, batches)
+        context.restart()
+        strategy.state_written(context.group)
+        strategy.finished(context.group)
+        close(context.weights(), start, name, 0)
 
 
-def gossip_mixes_by_its_matrix(bench: StrategyBench) -> None:
+def gossip_mixes_by_its_matrix(context: StrategyCheckContext) -> None:
     """Every graph of so many replicas: what each gets is its row of the matrix; the mean stays."""
-    n = bench.replicas
+    n = context.replicas
     found = []
     for graph in graphs.GRAPHS:
         if (graph == "torus" and n < 4) or (graph == "random" and n < 3):
             continue
         for rounds in graphs.mixings(graph, n, 2, 1):
-            bench.restart()
-            bench.group.local_step(bench.batches(UNEVEN, UNEVEN)[0], 0.125)
-            before = bench.weights()
-            bench.group.compute(gossip.mix, static=rounds)
-            found.append((graph, rounds, before, bench.weights()))
+            context.restart()
+            context.group.local_step(context.batches(UNEVEN, UNEVEN)[0], 0.125)
+            before = context.weights()
+            context.group.compute(gossip.mix, static=rounds)
+            found.append((graph, rounds, before, context.weights()))
     for graph, rounds, before, after in found:
         close(after, np.array(graphs.matrix(rounds, n)) @ before, graph)
         close(after.mean(axis=0), before.mean(axis=0), f"{graph}: mean")
         assert apart(before) > 1e-4
 
 
-def elastic_averaging_follows_its_equations(bench: StrategyBench) -> None:
+def elastic_averaging_follows_its_equations(context: StrategyCheckContext) -> None:
     """Two steps by hand: equations 5 and 6 of the paper; in the end all have the centre, moved once more."""
-    n, beta = bench.replicas, 0.5
-    batches = bench.batches(2 * UNEVEN, UNEVEN)
-    bench.restart()
-    track = [bench.weights()]
+    n, beta = context.replicas, 0.5
+    batches = context.batches(2 * UNEVEN, UNEVEN)
+    context.restart()
+    track = [context.weights()]
     for batch in batches:
-        bench.group.local_step(batch, 0.125)
-        track.append(bench.weights())
-    strategy = bench.strategy("elastic-averaging", every=1, beta=beta)
-    bench.train(strategy, batches)
-    found = bench.weights()
-    strategy.finished(bench.group)
-    end = bench.weights()
-    weights = slice(0, bench.plan.parameters)
+        context.group.local_step(batch, 0.125)
+        track.append(context.weights())
+    strategy = context.strategy("elastic-averaging", every=1, beta=beta)
+    context.train(strategy, batches)
+    found = context.weights()
+    strategy.finished(context.group)
+    end = context.weights()
+    weights = slice(0, context.plan.parameters)
     start, one, two = (rows[:, weights] for rows in track)
     close(found[:, weights], two - beta / n * (one - start), "replicas")
     centre = start[0] + beta * (one - start).mean(axis=0)
@@ -166,20 +166,20 @@ def elastic_averaging_follows_its_equations(bench: StrategyBench) -> None:
     assert apart(end) == 0
 
 
-def gradients_for(bench: StrategyBench, replica: int) -> list[np.ndarray]:
+def gradients_for(context: StrategyCheckContext, replica: int) -> list[np.ndarray]:
     """Gradients of a matrix and a bias, different on each replica."""
     generator = np.random.default_rng(replica)
     return [generator.normal(size=(9, 7)), generator.normal(size=5)]
 
 
 def compute(
-    bench: StrategyBench,
+    context: StrategyCheckContext,
     computation: Any,
     given: Callable[[int], list[list[np.ndarray]]],
     static: Any,
 ) -> list[list[list[np.ndarray]]]:
     """Runs a computation on lists of arrays, and gives for every replica the lists it gave."""
-    group = bench.group
+    group = context.group
     local = [given(replica) for replica in group.local_replicas]
     values = [
         [[group.tensor(array) for array in own[place]] for own in local]
@@ -189,25 +189,25 @@ def compute(
     return [[[group.numpy(t) for t in part] for part in result] for result in results]
 
 
-def error_feedback_conserves_the_sum(bench: StrategyBench) -> None:
+def error_feedback_conserves_the_sum(context: StrategyCheckContext) -> None:
     """What all sent plus what all kept is what all had: gradients and what was kept before."""
-    n = bench.replicas
+    n = context.replicas
     ones = np.ones
     cases = {
         "topk": (
             compressed.exchange_largest,
-            lambda r: [gradients_for(bench, r), [np.arange(68.0) * r / 40]],
+            lambda r: [gradients_for(context, r), [np.arange(68.0) * r / 40]],
             0.1,
         ),
         "powersgd": (
             compressed.exchange_low_rank,
-            lambda r: [gradients_for(bench, r), [ones((9, 7)) * r, np.eye(7)[:, :2] + 0.1]],
+            lambda r: [gradients_for(context, r), [ones((9, 7)) * r, np.eye(7)[:, :2] + 0.1]],
             2,
         ),
     }
-    found = {name: compute(bench, *case) for name, case in cases.items()}
+    found = {name: compute(context, *case) for name, case in cases.items()}
     kept = {
-        name: bench.board.share_rows([state[0].ravel() for _, state in results])
+        name: context.board.all_gather_rows([state[0].ravel() for _, state in results])
         for name, results in found.items()
     }
     for name, (_, given, _) in cases.items():
@@ -220,31 +220,31 @@ def error_feedback_conserves_the_sum(bench: StrategyBench) -> None:
     places = np.count_nonzero(flat(found["topk"][0][0]))
     assert 7 <= places <= 7 * n, places
     assert np.linalg.matrix_rank(found["powersgd"][0][0][0]) == 2
-    close(found["powersgd"][0][0][1], sum(gradients_for(bench, r)[1] for r in range(n)) / n, "bias")
+    close(found["powersgd"][0][0][1], sum(gradients_for(context, r)[1] for r in range(n)) / n, "bias")
 
 
 def flat(tensors: list[np.ndarray]) -> np.ndarray:
     return np.concatenate([tensor.ravel() for tensor in tensors])
 
 
-def short_types_round(bench: StrategyBench) -> None:
+def short_types_round(context: StrategyCheckContext) -> None:
     """fp16 and bf16 give the mean to their precision, and no better."""
-    n = bench.replicas
-    exact = sum(flat(gradients_for(bench, r)) for r in range(n)) / n
-    supported = plugin_host().backend(bench.plan.backend).can(bench.plan.placement).has
+    n = context.replicas
+    exact = sum(flat(gradients_for(context, r)) for r in range(n)) / n
+    supported = plugin_manager().backend(context.plan.backend).capabilities_for(context.plan.parallel_layout).has
     for method, name, precision in (("fp16", "float16", 2e-3), ("bf16", "bfloat16", 2e-2)):
-        needed = plugin_host().strategy("compressed", {"method": method}).requires
+        needed = plugin_manager().strategy("compressed", {"method": method}).requires
         if needed <= supported:
             results = compute(
-                bench, compressed.exchange_short, lambda r: [gradients_for(bench, r), []], name
+                context, compressed.exchange_short, lambda r: [gradients_for(context, r), []], name
             )
             close(flat(results[0][0]), exact, method, precision)
             assert np.abs(flat(results[0][0]) - exact).max() > precision / 100, method
 
 
-def converge(bench: StrategyBench) -> None:
+def converge(context: StrategyCheckContext) -> None:
     """Each ends within a stated margin of where data-parallel ends."""
-    batches = bench.batches(40, 8)
+    batches = context.batches(40, 8)
     given: dict[str, dict[str, Any]] = {
         "data-parallel": {},
         "local-sgd": {"every": 4, "start": 5},
@@ -255,26 +255,26 @@ def converge(bench: StrategyBench) -> None:
     }
     losses = {}
     for name, options in given.items():
-        strategy = bench.strategy(name, **options)
-        first = bench.train(strategy, batches, repeats=5)[0]
-        losses[name] = bench.evaluation_loss(strategy)
-        strategy.finished(bench.group)
-        assert apart(bench.weights()) == 0, f"{name} ends with different weights"
+        strategy = context.strategy(name, **options)
+        first = context.train(strategy, batches, repeats=5)[0]
+        losses[name] = context.evaluation_loss(strategy)
+        strategy.finished(context.group)
+        assert apart(context.weights()) == 0, f"{name} ends with different weights"
     for loss in losses.values():
         assert loss < losses["data-parallel"] + MARGIN, losses
         assert loss < 0.8 * first, (first, losses)
 
 
-def measured(bench: StrategyBench, work: Callable[[], Any]) -> float:
+def measured(context: StrategyCheckContext, work: Callable[[], Any]) -> float:
     """Bytes that a replica sends in it, the mean over all; one call before makes the connections."""
     work()
-    bench.group.barrier()
+    context.group.barrier()
     before = wire.bytes_sent()
-    bench.board.share({})
+    context.board.all_gather({})
     work()
-    bench.group.barrier()
+    context.group.barrier()
     sent = np.array([wire.bytes_sent() - before], dtype=float)
-    return float(np.mean(bench.board.share_rows([sent])))
+    return float(np.mean(context.board.all_gather_rows([sent])))
 
 
 Sending = tuple[str, dict[str, Any]]
@@ -293,83 +293,83 @@ OTHERS: tuple[Sending, ...] = (
 )
 
 
-def exchanges_send_what_they_say(bench: StrategyBench) -> None:
+def exchanges_send_what_they_say(context: StrategyCheckContext) -> None:
     """Each kind of exchange, in so many steps that Horovod's talk between them is little."""
-    if bench.is_on_the_wire:
-        sent_by_each(bench, EXCHANGES, 6)
+    if context.is_on_the_wire:
+        sent_by_each(context, EXCHANGES, 6)
 
 
-def sends_what_it_says(bench: StrategyBench) -> None:
+def sends_what_it_says(context: StrategyCheckContext) -> None:
     """Every strategy, in so many steps that those which wait for several exchange as often as they say."""
-    if bench.is_on_the_wire:
-        in_levels = ("hierarchical", {"host_size": bench.replicas // 2})
-        found = sent_by_each(bench, (*EXCHANGES, *OTHERS, in_levels), 12)
+    if context.is_on_the_wire:
+        in_levels = ("hierarchical", {"host_size": context.replicas // 2})
+        found = sent_by_each(context, (*EXCHANGES, *OTHERS, in_levels), 12)
         assert 3.7 < found[0] / found[len(EXCHANGES)] < 4.1, found
 
 
-def sent_by_each(bench: StrategyBench, cases: Sequence[Sending], steps: int) -> list[float]:
+def sent_by_each(context: StrategyCheckContext, cases: Sequence[Sending], steps: int) -> list[float]:
     """Bytes on the wire in a step of each, which are as many as the plan says."""
-    n, parameters = bench.replicas, bench.plan.parameters or 0
-    batches = bench.batches(UNEVEN, UNEVEN) * steps
+    n, parameters = context.replicas, context.plan.parameters or 0
+    batches = context.batches(UNEVEN, UNEVEN) * steps
     found = []
     for name, options in cases:
-        strategy = bench.strategy(name, **options)
-        bench.train(strategy, batches[:2])
+        strategy = context.strategy(name, **options)
+        context.train(strategy, batches[:2])
 
         def work(strategy: Any = strategy) -> None:
             for number, batch in enumerate(batches, start=12):
-                strategy.step(bench.group, replace(batch, step=number), 0.001)
+                strategy.step(context.group, replace(batch, step=number), 0.001)
 
         promised = strategy.exchanged_bytes(parameters * 8, n)
-        found.append((f"{name} {options}", measured(bench, work) / steps, promised))
+        found.append((f"{name} {options}", measured(context, work) / steps, promised))
     slack = 0.08 * 8 * parameters  # headers, and what keeps the processes in step
     for what, sent, promised in found:
         assert 0.9 * promised < sent < 1.1 * promised + slack, f"{what}: {sent}, not {promised}"
     return [sent for _, sent, _ in found]
 
 
-def only_the_first_of_a_host_sends_to_others(bench: StrategyBench) -> None:
+def only_the_first_of_a_host_sends_to_others(context: StrategyCheckContext) -> None:
     """Between hosts: an all-reduce of the first replicas, and nothing else."""
-    n = bench.replicas
-    if not bench.is_on_the_wire or n < 4:
+    n = context.replicas
+    if not context.is_on_the_wire or n < 4:
         return
     size = 40_000
     hosts = ((0, 1), (2, 3))
-    values = [[[bench.group.tensor(np.ones(size))]]]
+    values = [[[context.group.tensor(np.ones(size))]]]
 
     def reduce() -> None:
-        bench.group.compute(hierarchical.mean_in_levels, *values, static=hosts)
+        context.group.compute(hierarchical.mean_in_levels, *values, static=hosts)
 
     reduce()
-    bench.group.barrier()
-    before = wire.sent_to(bench.board, n)
+    context.group.barrier()
+    before = wire.sent_to(context.board, n)
     reduce()
-    bench.group.barrier()
-    sent = wire.sent_to(bench.board, n) - before
-    rows = np.stack(bench.board.share_rows([sent]))
+    context.group.barrier()
+    sent = wire.sent_to(context.board, n) - before
+    rows = np.stack(context.board.all_gather_rows([sent]))
     between = rows[np.ix_((0, 1), (2, 3))] + rows[np.ix_((2, 3), (0, 1))].T
     expected = np.array([[2 * 8 * size, 0], [0, 0]])
     assert np.abs(between - expected).max() < 0.02 * 8 * size, rows
 
 
-def native_compression(bench: StrategyBench) -> None:
+def native_compression(context: StrategyCheckContext) -> None:
     """Where the backend has one: the bytes on the wire fall, and training goes on; the last check.
 
     (A backend may be asked once.) fp16 for two replicas, PowerSGD where there are more.
     """
-    method: Any = "fp16" if bench.replicas == 2 else "powersgd"
+    method: Any = "fp16" if context.replicas == 2 else "powersgd"
     options = {"method": method} | ({} if method == "fp16" else {"start": 2, "rank": 2})
-    batches = bench.batches(8 * bench.replicas, 8 * bench.replicas)
-    exact = bench.trained("data-parallel", batches, repeats=4)
-    strategy = bench.strategy("compressed", **options)
-    bench.train(strategy, batches, repeats=4)
-    found = bench.weights()
+    batches = context.batches(8 * context.replicas, 8 * context.replicas)
+    exact = context.trained("data-parallel", batches, repeats=4)
+    strategy = context.strategy("compressed", **options)
+    context.train(strategy, batches, repeats=4)
+    found = context.weights()
     assert apart(found) == 0
     assert 0 < np.abs(found - exact).max() < 0.05
-    if bench.is_on_the_wire:
-        sent = measured(bench, lambda: bench.train(strategy, batches * 4))
+    if context.is_on_the_wire:
+        sent = measured(context, lambda: context.train(strategy, batches * 4))
         promised = 4 * (
-            strategy.exchanged_bytes((bench.plan.parameters or 0) * 8, bench.replicas) or 0
+            strategy.exchanged_bytes((context.plan.parameters or 0) * 8, context.replicas) or 0
         )
         assert 0.9 * promised < sent < 1.1 * promised + 30_000, (sent, promised)
 
@@ -415,14 +415,14 @@ The others are about what a strategy does around its steps, in which no backend 
 
 def run_checks(session: Session, names: Sequence[str] = NAMES) -> dict[str, str]:
     """Makes checks; check name to what is wrong, or an empty text."""
-    bench = StrategyBench(session)
-    return {c.__name__: _failure(c, bench) for c in CHECKS if c.__name__ in names}
+    context = StrategyCheckContext(session)
+    return {c.__name__: _failure(c, context) for c in CHECKS if c.__name__ in names}
 
 
-def _failure(check: Callable[[StrategyBench], None], bench: StrategyBench) -> str:
-    bench.board.share({})
+def _failure(check: Callable[[StrategyCheckContext], None], context: StrategyCheckContext) -> str:
+    context.board.all_gather({})
     try:
-        check(bench)
+        check(context)
     except Exception:
         return traceback.format_exc()
     return ""

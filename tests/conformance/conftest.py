@@ -6,7 +6,7 @@ import pytest
 
 from isotrain.testing import backend
 
-LONG = {check.name for check in (backend.GOES_ON, *backend.ENDINGS)}
+LONG = {check.name for check in (backend.RESUMES, *backend.CRASH_CHECKS)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -50,10 +50,10 @@ def by_hand(
             "result": f"{folder}/result.npz",
             "replicas": replicas,
             "threads": plan.threads,
-            "tensorflow_threads": plan.variables.get("TF_NUM_INTRAOP_THREADS", "1"),
+            "tensorflow_threads": plan.environment_variables.get("TF_NUM_INTRAOP_THREADS", "1"),
         }
         job.write_text(json.dumps(fields), encoding="utf-8")
-        _start(SCRIPTS / f"{script}.py", job, backend, len(plan.processes), plan.variables)
+        _start(SCRIPTS / f"{script}.py", job, backend, len(plan.processes), plan.environment_variables)
         with np.load(f"{folder}/result.npz") as archive:
             return dict(archive)
 

@@ -7,9 +7,9 @@ from typing import Any
 
 from plugins.broken_strategies import BROKEN
 
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
-from isotrain.testing.strategy import TRIALS
+from isotrain.testing.strategy import STRATEGY_RUNS
 
 Chosen = tuple[str, dict[str, Any]]
 """A strategy's name and options."""
@@ -38,19 +38,19 @@ STRATEGIES: dict[str, Chosen] = {
 
 def specs(names: Sequence[str], backend: str, trials: Sequence[int]) -> dict[str, dict[str, Any]]:
     """Of every trial that a strategy has to take, of every strategy, under `<trial>: <name>`."""
-    host, found = plugin_host(), {}
+    host, found = plugin_manager(), {}
     adapter = host.backend(backend)
     for number in trials:
         for name in names:
             tried = host.strategy(*STRATEGIES[name])
-            if not all(inapplicable(tried) for inapplicable in TRIALS[number].checks.values()):
-                found[f"{number}: {name}"] = TRIALS[number].spec(*STRATEGIES[name], adapter)
+            if not all(inapplicable(tried) for inapplicable in STRATEGY_RUNS[number].checks.values()):
+                found[f"{number}: {name}"] = STRATEGY_RUNS[number].spec(*STRATEGIES[name], adapter)
     return found
 
 
 def tried(session: Session, name: str) -> dict[str, Any]:
     """What one of them brings back; what it raises, on every process alike, as `error`."""
     try:
-        return TRIALS[int(name.partition(":")[0])].work(session)
+        return STRATEGY_RUNS[int(name.partition(":")[0])].work(session)
     except Exception as error:
         return {"error": repr(error)}

@@ -14,7 +14,7 @@ SPECS: dict[str, dict[str, Any]] = {
     "adamw-float64": cases.spec("adamw", "float64", drop_remainder=True, **cases.CLIPPED),
     "adam-float32": cases.spec("adam", "float32", drop_remainder=True),
     "adam-small": cases.spec("adam", "float32", model=cases.small_model),
-    **{f"{name}-keras": cases.spec(name, "float32", record=False) for name in ("sgd", "adam")},
+    **{f"{name}-keras": cases.spec(name, "float32", capture=False) for name in ("sgd", "adam")},
     **{f"{name}-torch": cases.native_torch_spec(name) for name in ("sgd", "adam")},
 }
 """What can be trained, by name."""

@@ -11,10 +11,10 @@ import numpy as np
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.session import Session
 from isotrain.testing.bench import batches_in_order
-from isotrain.testing.board import Board
+from isotrain.testing.board import FileExchange
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.losses import mean_squared_error
 from isotrain.testing.reference.network import Branch, Network
@@ -89,7 +89,7 @@ def spec(backend: str) -> dict[str, Any]:
         "objective": reference_objective if in_numpy else objective,
         "data": data,
         "optimizer": {"name": "sgd", "lr": RATE},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 1,
         "seed": 3,
         "precision": "float64",
@@ -99,7 +99,7 @@ def spec(backend: str) -> dict[str, Any]:
     }
 
 
-class StrategyBench:
+class StrategyCheckContext:
     """A session whose state can be put back, and strategies to run in it.
 
     Attributes:
@@ -113,9 +113,9 @@ class StrategyBench:
         self.group = session.group
         self.replicas = session.group.replicas
         self.plan = session.plan
-        self.board = Board(session.run_directory, session.rank, len(session.plan.processes))
+        self.board = FileExchange(session.run_directory, session.rank, len(session.plan.processes))
         self._session = session
-        self._start = self.board.share(session.read_state())[0]
+        self._start = self.board.all_gather(session.read_state())[0]
 
     @property
     def is_on_the_wire(self) -> bool:
@@ -140,9 +140,9 @@ class StrategyBench:
     def strategy(self, name: str, **options: Any) -> Strategy:
         """A strategy at the start of a run of its own."""
         self.restart()
-        made = plugin_host().strategy(name, options)
+        made = plugin_manager().strategy(name, options)
         plan = replace(self.plan, strategy=name, strategy_options=options, total_steps=None)
-        made.planned(self._session.spec, plan)
+        made.configure(self._session.spec, plan)
         made.started(self.group)
         return made
 
@@ -166,7 +166,7 @@ class StrategyBench:
     def weights(self) -> np.ndarray:
         """Weights and moving statistics of every replica now: shape `[replicas, numbers]`."""
         own = [self.group.numpy(v) for v in self.group.compute(read_state)]
-        return np.stack(self.board.share_rows(own))
+        return np.stack(self.board.all_gather_rows(own))
 
     def evaluation_loss(self, strategy: Strategy) -> float:
         """As the session evaluates."""

@@ -8,7 +8,7 @@ from collections.abc import Iterator
 import pytest
 
 from isotrain.core.plugins import asked
-from isotrain.testing.backend import check_backend, check_in_turn, going_on_outcome
+from isotrain.testing.backend import check_backend, check_in_turn, resume_outcome
 from isotrain.testing.scorecard import Scorecard
 
 REPLICAS = 2
@@ -16,7 +16,7 @@ REPLICAS = 2
 TRAINING = {
     "training",
     "training_metrics",
-    "synchronised_step",
+    "synchronous_step",
     "accumulation",
     "kept_gradients",
 }
@@ -66,11 +66,11 @@ EXPECTED: dict[str, set[str]] = {
         *TRAINING,
     },
     "dropped-slice": {"gradients_and_apply", "moving_statistics", *TRAINING},
-    "silent-broadcast": {"broadcast_keeps_bits", "broadcast_within", "computation_within_parts"},
+    "silent-broadcast": {"broadcast_keeps_bits", "broadcast_within", "computation_in_subgroups"},
     "counted-placeholders": {"evaluation"},
     "trains-to-predict": {"predictions"},
     "own-start": {"start_is_equal", "start_is_of_the_seed"},
-    "forgets-metrics": {"goes_on"},
+    "forgets-metrics": {"resumes_exactly"},
     "careless": {"declarations", "unknown_choices_are_refused"},
     "noisy-close": {"clean_exit"},
     "dies-in-a-barrier": {"barrier"},
@@ -104,7 +104,7 @@ def cards(*faults: str) -> dict[str, Scorecard]:
 @functools.cache
 def alone(fault: str) -> Scorecard:
     """The scorecard of one from a run of its own."""
-    return check_backend(f"broken-{fault}", replicas=REPLICAS, with_endings=False)
+    return check_backend(f"broken-{fault}", replicas=REPLICAS, with_crash_checks=False)
 
 
 @pytest.mark.slow
@@ -115,12 +115,12 @@ def test_exactly_the_expected_checks_fail(fault: str) -> None:
     card = alone(fault) if fault in ALONE else cards(*together)[fault]
     outcomes = list(card.outcomes)
     if fault in FORGETFUL:
-        outcomes.append(going_on_outcome(f"broken-{fault}"))
+        outcomes.append(resume_outcome(f"broken-{fault}"))
     failures = {
         outcome.check: outcome.reason for outcome in outcomes if outcome.verdict == "failed"
     }
     assert set(failures) == EXPECTED[fault], failures
-    unasked = {outcome.check for outcome in outcomes if outcome.verdict == "not asked"}
+    unasked = {outcome.check for outcome in outcomes if outcome.verdict == "skipped"}
     if fault == "dies-in-a-barrier":
         assert {"training", "clean_exit"} < unasked  # the run has ended
     else:

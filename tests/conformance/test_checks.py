@@ -7,16 +7,16 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-from isotrain.testing.backend import ENDINGS, ending_outcome
+from isotrain.testing.backend import CRASH_CHECKS, crash_outcome
 from isotrain.testing.pytest import backend_suite
 from isotrain.testing.scorecard import Outcome
 
 SLOW = pytest.mark.slow
 TWO_SLOW = [pytest.param(2, marks=SLOW)]
 THREE_SLOW = [pytest.param(3, marks=SLOW)]
-ENDS = {check.name: check for check in ENDINGS}
-ONCE = ("goes_on", *ENDS)
-"""`goes_on` is asked of one backend of each framework; all others go on in
+ENDS = {check.name: check for check in CRASH_CHECKS}
+ONCE = ("resumes_exactly", *ENDS)
+"""`resumes_exactly` is asked of one backend of each framework; all others go on in
 `tests/integration/test_resume_backends.py`. How runs end that go wrong is asked below."""
 
 pytestmark = pytest.mark.usefixtures("reference")
@@ -48,7 +48,7 @@ def outcomes(cases: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Outcom
 
     def outcome(case: tuple[str, str]) -> Outcome:
         backend, check = case
-        return ending_outcome(ENDS[check], backend, replicas=3 if case in OF_THREE else 2)
+        return crash_outcome(ENDS[check], backend, replicas=3 if case in OF_THREE else 2)
 
     with ThreadPoolExecutor(AT_ONCE) as pool:
         return dict(zip(cases, pool.map(outcome, cases), strict=True))

@@ -11,10 +11,10 @@ import pytest
 from conformance import in_turn
 
 from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.testing import going_on, strategy
 from isotrain.testing.launching import Run
-from isotrain.testing.scorecard import attempted
+from isotrain.testing.scorecard import outcome_of
 from isotrain.testing.series import launched_in_turn
 
 TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
@@ -46,10 +46,10 @@ EXPECTED: dict[str, set[str]] = {
         "survives_one_replica",
         "survives_empty_replicas",
     },
-    "broken-needs-samples": {"survives_empty_replicas", "holds_what_it_says"},
+    "broken-needs-samples": {"survives_empty_replicas", "state_bytes_as_declared"},
     "broken-needs-others": {"survives_one_replica"},
     "broken-forgets-small-gradients": {"keeps_gradient_sum"},
-    "broken-keeps-to-itself": {"strategy_goes_on"},
+    "broken-keeps-to-itself": {"strategy_resumes_exactly"},
     "broken-misdescribed": {"strategy_declarations"},
     "broken-keeps-news-back": {
         "replicas_are_equal",
@@ -57,14 +57,14 @@ EXPECTED: dict[str, set[str]] = {
         "converges_on_digits",
         "keeps_gradient_sum",
     },
-    "broken-promises-too-much": {"holds_what_it_says"},
+    "broken-promises-too-much": {"state_bytes_as_declared"},
 }
 """Strategy to the checks that fail on it; all others pass or are not asked."""
 
 GOING_ON = (*in_turn.SOUND, "broken-keeps-to-itself")
 """Those that go on from another run; the other broken ones would end it."""
 
-ASKED = {"pipeline": {"holds_what_it_says", "strategy_goes_on", "equals_data_parallel"}}
+ASKED = {"pipeline": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"}}
 """Checks that are not to be left out for want of a capability."""
 
 
@@ -78,14 +78,14 @@ def plugins() -> Iterator[None]:
 @functools.cache
 def returned(backend: str, names: tuple[str, ...], replicas: int) -> list[dict[str, Any]]:
     """What the trials of these strategies with so many replicas brought back: by rank and trial."""
-    trials = [i for i, trial in enumerate(strategy.TRIALS) if (trial.replicas or 2) == replicas]
+    trials = [i for i, trial in enumerate(strategy.STRATEGY_RUNS) if (trial.replicas or 2) == replicas]
     specs = in_turn.specs(names, backend, trials)
     return launched_in_turn(specs, in_turn.tried, backend, replicas)
 
 
 def of_one(backend: str, names: tuple[str, ...], name: str, trial: int) -> Run:
     """The part of one strategy, as if the run had been its own."""
-    found = returned(backend, names, strategy.TRIALS[trial].replicas or 2)
+    found = returned(backend, names, strategy.STRATEGY_RUNS[trial].replicas or 2)
     parts = [process[f"{trial}: {name}"] for process in found]
     return Run(parts, {}, parts[0].get("error"), ended=0.0, exit_seconds=0.0, folder=Path())
 
@@ -94,7 +94,7 @@ def of_one(backend: str, names: tuple[str, ...], name: str, trial: int) -> Run:
 def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
     """What is wrong with each that goes on from another run: of two runs for all of them."""
     specs = {
-        name: going_on.strategy_case(*in_turn.STRATEGIES[name], backend)
+        name: going_on.strategy_resume_case(*in_turn.STRATEGIES[name], backend)
         for name in names
         if name in GOING_ON
     }
@@ -115,22 +115,22 @@ def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
 )
 def test_exactly_the_expected_checks_fail(backend: str, names: tuple[str, ...], name: str) -> None:
     adapter, tried = (
-        plugin_host().backend(backend),
-        plugin_host().strategy(*in_turn.STRATEGIES[name]),
+        plugin_manager().backend(backend),
+        plugin_manager().strategy(*in_turn.STRATEGIES[name]),
     )
-    outcomes = [attempted(strategy.DECLARATIONS, tried)]
-    for number, trial in enumerate(strategy.TRIALS):
+    outcomes = [outcome_of(strategy.DECLARATIONS, tried)]
+    for number, trial in enumerate(strategy.STRATEGY_RUNS):
         run = functools.partial(of_one, backend, names, name, number)
         outcomes += strategy.outcomes(trial, tried, adapter, run)
     if name in GOING_ON:
         told = gone_on(backend, names)[name]
-        outcomes.append(strategy.GOES_ON.failed(told) if told else strategy.GOES_ON.passed())
+        outcomes.append(strategy.RESUMES.failed(told) if told else strategy.RESUMES.passed())
     failed = {outcome.check: outcome.reason for outcome in outcomes if outcome.verdict == "failed"}
     assert set(failed) == EXPECTED[name], failed
     passed = {outcome.check for outcome in outcomes if outcome.verdict == "passed"}
     assert passed >= ASKED.get(name, set())
     others = {outcome.verdict for outcome in outcomes if outcome.verdict != "failed"}
-    assert others == {"passed", "not asked"}
+    assert others == {"passed", "skipped"}
 
 
 def test_every_check_is_seen_to_fail() -> None:

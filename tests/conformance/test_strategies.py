@@ -9,7 +9,7 @@ import pytest
 from conformance import check_strategies, strategy_bench
 from conformance.backends import BACKENDS, param
 
-from isotrain.testing.launching import Run, attempt
+from isotrain.testing.launching import Run, try_run
 
 COUNTING = {*check_strategies.ON_THE_WIRE, "exchanges_send_what_they_say"}
 NEUTRAL = tuple(name for name in check_strategies.NAMES if name not in COUNTING)
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference")]
 def checked(backend: str, replicas: int) -> Run:
     """What every process found; a run that fails does so once."""
     work = functools.partial(check_strategies.run_checks, names=CELLS[backend, replicas])
-    return attempt(work, strategy_bench.spec(backend), backend, replicas)
+    return try_run(work, strategy_bench.spec(backend), backend, replicas)
 
 
 def cells() -> list[Any]:

@@ -48,7 +48,7 @@ BASE: dict[str, Any] = {
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
     "metrics": ["accuracy"],
     "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch": 8,
+    "global_batch_size": 8,
     "steps": 6,
     "precision": "float64",
     "threads": 1,
@@ -84,14 +84,14 @@ FLOAT64: dict[str, dict[str, Any]] = {
     "step": {"schedule": {"name": "step", "every_steps": 2, "factor": 0.5}},
     "cosine": {"schedule": {"name": "cosine", "final_fraction": 0.125, **_WARM}},
     "polynomial": {"schedule": {"name": "polynomial", "power": 2.0, "warmup_epochs": 1}},
-    "scaling-linear": {"scaling": {"rule": "linear", "base_batch": 16}},
-    "scaling-sqrt": {"scaling": {"rule": "sqrt", "base_batch": 16}},
+    "scaling-linear": {"scaling": {"rule": "linear", "base_batch_size": 16}},
+    "scaling-sqrt": {"scaling": {"rule": "sqrt", "base_batch_size": 16}},
     "clip-value": {"clip": {"value": 0.0625}},
     "clip-norm": {"clip": {"norm": 0.125}},
     "clip-global-norm": {"clip": {"global_norm": 0.125}},
-    "accumulate": {"accumulate": 3, "clip": {"global_norm": 0.25}},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 3, "clip": {"global_norm": 0.25}},
     "other-seed": {"seed": 1},
-    "no-shuffle": {"shuffle": False, "global_batch": 7, "drop_remainder": True},
+    "no-shuffle": {"shuffle": False, "global_batch_size": 7, "drop_remainder": True},
 }
 """What is changed of the base, in float64."""
 

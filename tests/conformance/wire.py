@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isotrain.testing.board import Board
+from isotrain.testing.board import FileExchange
 
 _BYTES_SENT = 200
 """Where Linux's `struct tcp_info` has `tcpi_bytes_sent`, and after it how many of these were sent again."""
@@ -40,11 +40,11 @@ def connections() -> Iterator[tuple[int, int, int]]:
 _INTERNET = (socket.AF_INET, socket.AF_INET6)
 
 
-def sent_to(board: Board, processes: int) -> np.ndarray:
+def sent_to(board: FileExchange, processes: int) -> np.ndarray:
     """Bytes this process sent to each process so far. Called by all."""
     own = np.array(list(connections()), dtype=np.int64).reshape(-1, 3)
     result = np.zeros(processes, dtype=np.int64)
-    for rank, shown in enumerate(board.share({"connections": own})):
+    for rank, shown in enumerate(board.all_gather({"connections": own})):
         ends = {(local, remote) for local, remote, _ in shown["connections"].tolist()}
         result[rank] = sum(s for local, remote, s in own.tolist() if (remote, local) in ends)
     return result

@@ -86,7 +86,7 @@ COMMON: dict[str, Any] = {
     "data": forces,
     "metrics": ["mean_absolute_error"],
     "optimizer": {"name": "sgd", "lr": LR},
-    "global_batch": 4,
+    "global_batch_size": 4,
     "shuffle": False,
     "epochs": 1,
     "threads": 1,
@@ -103,7 +103,7 @@ PORTABLE: dict[str, dict[str, Any]] = {
         "epochs": 3,
         "metrics": ["mean_absolute_error", "r2_score"],  # the latter makes its sums late
     },
-    "eager": {**COMMON, "model": layers, "objective": penalised, "record": False},
+    "eager": {**COMMON, "model": layers, "objective": penalised, "capture": False},
 }
 
 

@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.planning.places import place_of
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.planning.places import cluster_info_of
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -30,7 +30,7 @@ SPEC: dict[str, Any] = {
     "data": "integration.driven_job:data",
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch": 4,
+    "global_batch_size": 4,
     "epochs": 1,
     "plugins": ["isotrain.testing.reference"],
 }
@@ -120,6 +120,6 @@ def data_of_a_killed_process() -> tuple[np.ndarray, np.ndarray]:
 
 
 def data_killed_on_rank_1() -> tuple[np.ndarray, np.ndarray]:
-    place = place_of(os.environ, plugin_host())
+    place = cluster_info_of(os.environ, plugin_manager())
     assert place is not None
     return data_of_a_killed_process() if place.rank == 1 else data()

@@ -50,7 +50,7 @@ def data() -> isotrain.DataSet:
 def spec(**changes: Any) -> dict[str, Any]:
     fields: dict[str, Any] = {"name": "joined", "model": MODEL, "data": data, "threads": 1}
     fields |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
-    fields |= {"global_batch": 8, "epochs": 2, "precision": "float64"}
+    fields |= {"global_batch_size": 8, "epochs": 2, "precision": "float64"}
     return fields | {"plugins": ["isotrain.testing.reference"]} | changes
 
 
@@ -75,7 +75,7 @@ def hang() -> None:
     time.sleep(600)
 
 
-DEEDS = {deed.__name__: deed for deed in (kill, stop, crash, raise_error, hang)}
+FAULT_ACTIONS = {deed.__name__: deed for deed in (kill, stop, crash, raise_error, hang)}
 
 
 def work(session: isotrain.Session) -> Any:
@@ -86,7 +86,7 @@ def work(session: isotrain.Session) -> Any:
         if session.rank == asked.get("rank") and batch.step == STEP:
             time.sleep(HEARD_SECONDS)
             Path(asked["moment"]).write_text(str(time.time()))
-            DEEDS[asked["deed"]]()
+            FAULT_ACTIONS[asked["deed"]]()
         time.sleep(asked.get("pause", 0))
     print("printed by rank", session.rank)
     return {"rank": session.rank, "loss": session.last_loss, **session.read_state()}

@@ -78,7 +78,7 @@ COMMON: dict[str, Any] = {
     "data": samples,
     "objective": gap,
     "optimizer": {"name": "sgd", "lr": 2.0**-4},
-    "global_batch": 5,  # which two replicas do not share evenly
+    "global_batch_size": 5,  # which two replicas do not share evenly
     "epochs": 2,
     "threads": 1,
 }
@@ -109,5 +109,5 @@ def trained(session: isotrain.Session, name: str) -> dict[str, Any]:
     before = session.read_state(weights)
     for batch in session.batches():
         session.step(batch)
-    told = [each for each in session.remarks() if each.startswith("model: ")]
+    told = [each for each in session.setup_notes() if each.startswith("model: ")]
     return {"before": before, "after": session.read_state(weights), "told": told}

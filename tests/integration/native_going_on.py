@@ -71,7 +71,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "loss": "mean_squared_error",
         "metrics": ["mean_absolute_error", "mean_squared_error"],
         "optimizer": {"name": "adam", "lr": 2.0**-5},
-        "global_batch": 7,
+        "global_batch_size": 7,
         "epochs": 2,
         "seed": 3,
         **changes,

@@ -194,7 +194,7 @@ def spec_with(**fields: Any) -> Any:
         "data": dict,
         "loss": "mse",
         "optimizer": {"name": "sgd", "lr": 0.5},
-        "global_batch": 1,
+        "global_batch_size": 1,
         "steps": 1,
     }
     return load_spec({**given, "precision": "float64", **fields})
@@ -242,9 +242,9 @@ def metrics() -> Iterator[list[Any]]:
                 else:
                     ours.update(targets, predictions, len(targets))
                     keras_parts.update_metric(theirs, targets, predictions)
-            wanted = keras_parts.readings(theirs.name, theirs.result())
+            wanted = keras_parts.named_results(theirs.name, theirs.result())
             label = f"{name} {options} {kind}{' weighted' * weighted}"
-            yield [label, ours.readings(), wanted]
+            yield [label, ours.named_results(), wanted]
 
 
 def sample_weights(kind: str, name: str, targets: torch.Tensor) -> torch.Tensor:

@@ -61,7 +61,7 @@ def spec(name: str, **changes: Any) -> dict[str, Any]:
         "data": data,
         "loss": "mse",
         "optimizer": chosen,
-        "global_batch": 8,
+        "global_batch_size": 8,
         "shuffle": False,
         "epochs": 2,
         "threads": 1,
@@ -265,7 +265,7 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
         "two schedules": {
             **native,
             "optimizer": {"custom": scheduled, "lr": LR},
-            "scaling": {"rule": "linear", "base_batch": 4},
+            "scaling": {"rule": "linear", "base_batch_size": 4},
         },
         "averages of local weights": {
             "optimizer": {"custom": optimizer, "args": AVERAGED, "lr": LR},

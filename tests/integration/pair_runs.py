@@ -29,7 +29,7 @@ STOP, STEPS = 3, 5
 """The second epoch has begun."""
 EXACT = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}
 """Numbers that float32 holds: frameworks pass them through it."""
-UNRECORDED = {"record": False}
+UNRECORDED = {"capture": False}
 """To record takes longest on torch, and what travels is the same: it is tried in one case."""
 CASES: dict[str, dict[str, Any]] = {
     "adamw": {"optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.125, **EXACT}},
@@ -123,7 +123,7 @@ def spec(case: str) -> dict[str, Any]:
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "metrics": ["accuracy"],
         "precision": "float64",
-        "global_batch": 6,
+        "global_batch_size": 6,
         "steps": STEPS,
         "threads": 1,
         "device": "cpu",

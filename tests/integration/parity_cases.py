@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plugins.parting_backends import PARTING
+from plugins.parting_backends import DIVERGING
 
 import isotrain
 from isotrain.core.parity.trace import Trace
@@ -25,7 +25,7 @@ ADAM = {
     "beta_2": 0.96875,
     "epsilon": 2.0**-13,
 }
-FAULTS = {fault.name: fault for fault in PARTING}
+FAULTS = {fault.name: fault for fault in DIVERGING}
 NO_NAMES = NameMap({})
 
 
@@ -100,7 +100,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "data": data,
         "objective": objective,
         "optimizer": ADAM,
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 2,
         "threads": 1,
         **changes,
@@ -135,14 +135,14 @@ def trace_right(session: Session) -> dict[str, Any]:
 
 def clean(**changes: Any) -> dict[str, Any]:
     """A spec in which nothing is wrong."""
-    return spec(**{"data": of_one_size, "global_batch": 7, **changes})
+    return spec(**{"data": of_one_size, "global_batch_size": 7, **changes})
 
 
 SGD = {"name": "sgd", "lr": 0.125, "momentum": 0.875}
 RMSPROP = {"name": "rmsprop", "lr": 2.0**-7, "rho": 0.875, "epsilon": 2.0**-13}
 CLEAN: list[tuple[int, dict[str, Any]]] = [
     (2, clean(model=attention, optimizer={**ADAM, "name": "adamw", "weight_decay": 0.0625})),
-    (2, clean(accumulate=2, optimizer=SGD, clip={"norm": 0.25}, seed=3)),
+    (2, clean(gradient_accumulation_steps=2, optimizer=SGD, clip={"norm": 0.25}, seed=3)),
     (2, clean(optimizer={**ADAM, "name": "lamb"}, precision="float64", seed=2)),
     (1, clean(model=convolutional, seed=4)),
     (

@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters.keras_apart import require_apt
-from isotrain.adapters.tensorflow.exchange import SingleReplica
-from isotrain.adapters.tensorflow.parted_layers import PartedLayers
-from isotrain.adapters.tensorflow.parted_program import PartedProgram
-from isotrain.adapters.tensorflow.parted_weights import PartedWeights
-from isotrain.adapters.tensorflow.program import Program
-from isotrain.plugin import DATA, SHARD, IsotrainError, Mesh, Parts, TrainingSpec
+from isotrain.adapters.keras_apart import require_shardable
+from isotrain.adapters.tensorflow.exchange import SingleReplicaCommunicator
+from isotrain.adapters.tensorflow.parted_layers import ShardedLayers
+from isotrain.adapters.tensorflow.parted_program import ShardedTrainer
+from isotrain.adapters.tensorflow.parted_weights import ShardedWeights
+from isotrain.adapters.tensorflow.program import ReplicaTrainer
+from isotrain.plugin import DATA, SHARD, IsotrainError, DeviceMesh, Subgroups, TrainingSpec
 
 WORDS = tf.constant([[1, 2, 0], [3, 0, 0], [4, 4, 1], [2, 1, 3]], tf.int32)
 _DRAWN = "StatelessRandomUniformV2"
@@ -56,7 +56,7 @@ BLOCK_BYTES = 8 * (4 * 4 + 4 + 4)
 """Of the largest layer that is joined as a whole though there are others inside."""
 
 
-class Twins(SingleReplica):
+class Twins(SingleReplicaCommunicator):
     """Two hosts of a replica each, which have the same.
 
     Attributes:
@@ -66,7 +66,7 @@ class Twins(SingleReplica):
     replicas = 2
     pairs = 0
 
-    def sum_within(self, tensor: tf.Tensor, parts: Parts) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
         self.pairs += len(parts[0]) == 1 and tensor.shape == (2,)
         return tensor * len(parts[0])
 
@@ -85,16 +85,16 @@ def unusual(spec: TrainingSpec) -> dict[str, float]:
         clip={"norm": 0.25},
     )
 
-    def computed(program: Program) -> tuple[list[np.ndarray], int]:
+    def computed(program: ReplicaTrainer) -> tuple[list[np.ndarray], int]:
         step = step_of(program, (WORDS, TARGETS)).get_concrete_function()
         loss, gradients = step()
         results = (loss, *gradients, *program.statistics, *program.part("trainable"))
         draws = [each for each in step.graph.get_operations() if each.type == _DRAWN]
         return [each.numpy() for each in results], len(draws)
 
-    twins, hosts = Twins(), Mesh({DATA: 2, SHARD: 1})
-    results, draws = computed(PartedProgram(spec, twins, hosts, BLOCK_BYTES))
-    expected, _ = computed(Program(spec))
+    twins, hosts = Twins(), DeviceMesh({DATA: 2, SHARD: 1})
+    results, draws = computed(ShardedTrainer(spec, twins, hosts, BLOCK_BYTES))
+    expected, _ = computed(ReplicaTrainer(spec))
     pairs = zip(results, expected, strict=True)
     far = max(float(np.abs(one - other).max()) for one, other in pairs)
     return {"far": far, "draws": draws, "norms": twins.pairs}
@@ -106,18 +106,18 @@ def mixed_model() -> Any:
     return keras.Sequential([keras.Input((2,)), hidden, keras.layers.Dense(2)])
 
 
-class Typed(SingleReplica):
+class Typed(SingleReplicaCommunicator):
     """Notes of what types are the gradients that are summed."""
 
     def __init__(self) -> None:
         super().__init__()
         self.types: set[str] = set()
 
-    def sum_parts(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Parts = ()
+    def reduce_scatter(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
         self.types.add(vector.dtype.name)
-        return super().sum_parts(vector, sizes, within)
+        return super().reduce_scatter(vector, sizes, within)
 
 
 def in_bfloat16(spec: TrainingSpec) -> dict[str, Any]:
@@ -129,7 +129,7 @@ def in_bfloat16(spec: TrainingSpec) -> dict[str, Any]:
     spec = spec.replace(model=mixed_model, precision="bfloat16", clip=None)
     results, alone = [], Typed()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    for program in (PartedProgram(spec, alone, Mesh({SHARD: 1}), 1), Program(spec)):
+    for program in (ShardedTrainer(spec, alone, DeviceMesh({SHARD: 1}), 1), ReplicaTrainer(spec)):
         loss, gradients = step_of(program, (TARGETS, TARGETS))()
         results.append([loss, *gradients, *program.part("trainable")])
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
@@ -226,7 +226,7 @@ def refusals(spec: TrainingSpec) -> dict[str, str]:
         first = keras.layers.Dense(2, name="first")
         model = keras.Sequential([keras.Input((2,)), first, make(first)])
         try:
-            require_apt({variable.path: variable for variable in model.trainable_variables})
+            require_shardable({variable.path: variable for variable in model.trainable_variables})
             recomputing = again if name in AGAIN else spec.replace(recompute=None)
             tf.function(_forward(model, recomputing), autograph=False).get_concrete_function()
         except IsotrainError as error:
@@ -235,18 +235,18 @@ def refusals(spec: TrainingSpec) -> dict[str, str]:
 
 
 def _forward(model: Any, spec: TrainingSpec) -> Callable[[], Any]:
-    weights = PartedWeights(model.trainable_variables, SingleReplica(), Mesh({SHARD: 1}))
-    layers = PartedLayers(model, weights, unit_bytes=1)
+    weights = ShardedWeights(model.trainable_variables, SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}))
+    layers = ShardedLayers(model, weights, unit_bytes=1)
     layers.recompute(model, spec)
 
     def forward() -> Any:
-        with layers.reading():
+        with layers.gather_on_read():
             return model(TARGETS, training=True)
 
     return forward
 
 
-def step_of(program: Program, piece: Any) -> Any:
+def step_of(program: ReplicaTrainer, piece: Any) -> Any:
     """A step on a slice as a function of TensorFlow: it gives the loss and the gradients."""
 
     def trace() -> Any:

@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 from integration.parted_layers import step_of
 
-from isotrain.adapters.tensorflow.exchange import SingleReplica
-from isotrain.adapters.tensorflow.parted_modules import PartedModules
-from isotrain.adapters.tensorflow.parted_program import PartedProgram
-from isotrain.adapters.tensorflow.parted_weights import PartedWeights
-from isotrain.adapters.tensorflow.program import Program
-from isotrain.plugin import SHARD, IsotrainError, Mesh, TrainingSpec
+from isotrain.adapters.tensorflow.exchange import SingleReplicaCommunicator
+from isotrain.adapters.tensorflow.parted_modules import ShardedModules
+from isotrain.adapters.tensorflow.parted_program import ShardedTrainer
+from isotrain.adapters.tensorflow.parted_weights import ShardedWeights
+from isotrain.adapters.tensorflow.program import ReplicaTrainer
+from isotrain.plugin import SHARD, IsotrainError, DeviceMesh, TrainingSpec
 
 INPUTS = tf.reshape(tf.range(16, dtype=tf.float64), (4, 4)) / 16
 
@@ -99,13 +99,13 @@ def unusual(spec: TrainingSpec) -> float:
         optimizer={"name": "sgd", "lr": 0.125},
     )
 
-    def computed(program: Program) -> list[np.ndarray]:
+    def computed(program: ReplicaTrainer) -> list[np.ndarray]:
         loss, gradients = step_of(program, (INPUTS, tf.sin(INPUTS)))()
         results = (loss, *gradients, *program.statistics, *program.part("trainable"))
         return [each.numpy() for each in results]
 
-    found = computed(PartedProgram(spec, SingleReplica(), Mesh({SHARD: 1}), 1))
-    pairs = zip(found, computed(Program(spec)), strict=True)
+    found = computed(ShardedTrainer(spec, SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1))
+    pairs = zip(found, computed(ReplicaTrainer(spec)), strict=True)
     return max(float(np.abs(one - other).max()) for one, other in pairs)
 
 
@@ -190,11 +190,11 @@ def refusals() -> dict[str, str]:
 
 def _forward(model: Any) -> Callable[[], Any]:
     trained = list(model.trainable_variables)
-    weights = PartedWeights(trained, SingleReplica(), Mesh({SHARD: 1}))
-    modules = PartedModules(model, weights, unit_bytes=1)
+    weights = ShardedWeights(trained, SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}))
+    modules = ShardedModules(model, weights, unit_bytes=1)
 
     def forward() -> Any:
-        with modules.reading():
+        with modules.gather_on_read():
             return model(INPUTS)
 
     return forward

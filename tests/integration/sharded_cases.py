@@ -18,8 +18,8 @@ from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.running.session import Session
 from isotrain.testing import probe
-from isotrain.testing.board import Board
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.board import FileExchange
+from isotrain.testing.series import LONG_TIMEOUTS, next_session
 
 PARALLEL = {"name": "data-parallel"}
 ALIKE: tuple[StateKind, ...] = (*MODEL_STATE, "random", "metrics")
@@ -31,19 +31,19 @@ LAST = "adamw, clipped, accumulated"
 OPTIMIZERS: Mapping[str, Mapping[str, Any]] = {  # to record takes longest: the last is
     "momentum": {
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
-        "record": False,
+        "capture": False,
         "epochs": 1,
     },
     BY_NORMS: {
         "optimizer": {"name": "adam", "lr": 0.0625},
         "clip": {"norm": 0.25},
-        "record": False,
+        "capture": False,
         "epochs": 1,
     },
     LAST: {
         "optimizer": {"name": "adamw", "lr": 0.0625, "weight_decay": 0.125},
         "clip": {"global_norm": 0.25},
-        "accumulate": 2,
+        "gradient_accumulation_steps": 2,
     },
 }
 Tried = Mapping[str, Sequence[str]]
@@ -56,7 +56,7 @@ OF_MODULES: Mapping[str, Mapping[str, Any]] = {
     WHOLE: {
         "optimizer": {"name": "lamb", "lr": 0.0625, "weight_decay": 0.125},
         "clip": {"global_norm": 0.25},
-        "accumulate": 2,
+        "gradient_accumulation_steps": 2,
         "recompute": ["*"],
     },
 }
@@ -221,7 +221,7 @@ def native(**changes: Any) -> dict[str, Any]:
         "loss": "mean_squared_error",
         "metrics": ["mean_absolute_error"],
         "optimizer": {"name": "adam", "lr": 0.0625},
-        "global_batch": 7,
+        "global_batch_size": 7,
         "epochs": 2,
         "precision": "float64",
         "threads": 1,
@@ -236,7 +236,7 @@ def sharded(stage: int, **options: Any) -> dict[str, Any]:
 
 def spec(strategy: Mapping[str, Any], base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
     """Of a run."""
-    return {**base, "strategy": strategy, "timeouts": PATIENT, **changes}
+    return {**base, "strategy": strategy, "timeouts": LONG_TIMEOUTS, **changes}
 
 
 HOST = 2
@@ -437,7 +437,7 @@ def _memory(session: Session) -> dict[str, Any]:
     from isotrain.strategies import sharded as module
 
     group, reduce = session.group, module.reduce_bucket
-    program: Any = group.program  # type: ignore[attr-defined]
+    program: Any = group.trainer  # type: ignore[attr-defined]
     kept: list[Any] = []
     peaks = []
 
@@ -495,7 +495,7 @@ def branched_model() -> Any:
 PARTED: Mapping[str, Any] = {
     "model": branched_model,
     "data": wide_batches,
-    "global_batch": 4,
+    "global_batch_size": 4,
     "clip": {"global_norm": 0.25},
     "epochs": 1,
 }
@@ -519,12 +519,12 @@ def _joined_by_layers(session: Session) -> dict[str, Any]:
         **_sent(session),
         "predicted in parts": group.predict([second.slices[0][0].inputs])[0].numpy(),
     }
-    group.gather_weights()
+    group.unshard_weights()
     found["gathered"] = _described(session, ("trainable",))
     found["predicted"] = group.predict([second.slices[0][0].inputs])[0].numpy()
     name, whole = next(iter(group.read_state(("trainable",)).items()))
     group.write_state({name: whole + 1})
-    group.part_weights()
+    group.reshard_weights()
     (info,) = [i for n, i in group.describe_state(("trainable",)).items() if n == name]
     rows = slice(info.offset[0], info.offset[0] + info.part[0])
     found["set"] = group.read_state(("trainable",))[name] - whole[rows]
@@ -577,15 +577,15 @@ def _in_parts(session: Session) -> dict[str, Any]:
 
 def _taken(session: Session) -> dict[str, Any]:
     """The most bytes that live in a step, and what the plan says of them."""
-    from isotrain.adapters.torch.tensors import own_part
+    from isotrain.adapters.torch.tensors import local_shard
 
     group: Any = session.group
-    batch, sections = next(session.batches()), group.program.sections()
+    batch, sections = next(session.batches()), group.trainer.sections()
     kinds = sections["trainable"], sections["optimizer"]
-    held = [own_part(each) for section in kinds for each in section.read().values()]
+    held = [local_shard(each) for section in kinds for each in section.read().values()]
     step = partial(session.strategy.step, group, batch, 0.0)
     assert session.plan.state_bytes is not None
-    with _met_after_each_exchange(group.exchange):
+    with _met_after_each_exchange(group.communicator):
         taken = most_bytes(step, besides=held)
     return {
         "taken": _bytes(held) + taken,
@@ -605,7 +605,7 @@ def _met_after_each_exchange(exchange: Any) -> Iterator[None]:
 
         return exchange_and_meet
 
-    names = ("join_parts", "sum_parts")
+    names = ("all_gather_shards", "reduce_scatter")
     for name in names:
         setattr(exchange, name, met(getattr(exchange, name)))
     try:
@@ -617,7 +617,7 @@ def _met_after_each_exchange(exchange: Any) -> Iterator[None]:
 
 def _placeholders(session: Session) -> int:
     """What the model's own parameters take."""
-    program: Any = session.group.program  # type: ignore[attr-defined]
+    program: Any = session.group.trainer  # type: ignore[attr-defined]
     return _bytes(list(program.trainable.values()))
 
 
@@ -626,9 +626,9 @@ def _refusals(session: Session) -> dict[str, str]:
     import keras
     import torch
 
-    from isotrain.adapters.torch.exchange import SingleReplica
-    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
-    from isotrain.plugin import SHARD, IsotrainError, Mesh
+    from isotrain.adapters.torch.exchange import SingleReplicaCommunicator
+    from isotrain.adapters.torch.parted_keras import ShardedKerasTrainer
+    from isotrain.plugin import SHARD, IsotrainError, DeviceMesh
 
     class Setting(keras.layers.Dense):  # type: ignore[misc]
         def call(self, inputs: Any) -> Any:
@@ -653,10 +653,10 @@ def _refusals(session: Session) -> dict[str, str]:
     found = {}
     for name, layer in made.items():
         model = keras.Sequential([keras.Input((2,)), layer])
-        program = PartedKerasProgram(session.spec, model)
+        program = ShardedKerasTrainer(session.spec, model)
         try:
-            program.take_apart(SingleReplica(), Mesh({SHARD: 1}), 1)
-            program.objective(torch.ones(1, 2), torch.ones(1, 2))
+            program.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
+            program.loss_module(torch.ones(1, 2), torch.ones(1, 2))
         except IsotrainError as error:
             found[name] = str(error)
     return found
@@ -667,9 +667,9 @@ def _refusals_of_native(session: Session) -> dict[str, str]:
     import torch
     from torch import nn
 
-    from isotrain.adapters.torch.exchange import SingleReplica
-    from isotrain.adapters.torch.parted_native import PartedNativeProgram
-    from isotrain.plugin import SHARD, IsotrainError, Mesh
+    from isotrain.adapters.torch.exchange import SingleReplicaCommunicator
+    from isotrain.adapters.torch.parted_native import ShardedNativeTrainer
+    from isotrain.plugin import SHARD, IsotrainError, DeviceMesh
 
     class Used(nn.Linear):
         def __init__(self, way: Any) -> None:
@@ -701,11 +701,11 @@ def _refusals_of_native(session: Session) -> dict[str, str]:
     }
     found = {}
     for name, model in models.items():
-        program = PartedNativeProgram(session.spec, model, torch.device("cpu"))
+        program = ShardedNativeTrainer(session.spec, model, torch.device("cpu"))
         try:
-            program.take_apart(SingleReplica(), Mesh({SHARD: 1}), 1)
-            program.objective(torch.ones(1, 2).double(), torch.ones(1, 2).double())
-            program.parted.forget()
+            program.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
+            program.loss_module(torch.ones(1, 2).double(), torch.ones(1, 2).double())
+            program.sharded_weights.forget()
         except IsotrainError as error:
             found[name] = str(error)
     return found
@@ -745,9 +745,9 @@ def _apart(session: Session) -> list[str]:
     found = []
     for layer in _choosing():
         program = _taken_apart(session, layer)
-        found.append(_said(IsotrainError, partial(program.objective, own, own)))
-    weights = program.parted
-    replica = TorchReplica(program, session.group.exchange)  # type: ignore[attr-defined]
+        found.append(_said(IsotrainError, partial(program.loss_module, own, own)))
+    weights = program.sharded_weights
+    replica = TorchReplica(program, session.group.communicator)  # type: ignore[attr-defined]
     (unit, _), gradients = weights.reduction.statics, [torch.ones(4, 4)]
     work = (
         lambda: weights.reduction.reduce(replica, gradients, static=unit),
@@ -760,12 +760,12 @@ def _taken_apart(session: Session, layer: Any) -> Any:
     """The program of a model of one layer, each of whose weights is joined by itself."""
     import keras
 
-    from isotrain.adapters.torch.parted_keras import PartedKerasProgram
-    from isotrain.plugin import SHARD, Mesh
+    from isotrain.adapters.torch.parted_keras import ShardedKerasTrainer
+    from isotrain.plugin import SHARD, DeviceMesh
 
     group: Any = session.group
-    program = PartedKerasProgram(session.spec, keras.Sequential([keras.Input((4,)), layer]))
-    program.take_apart(group.exchange, Mesh({SHARD: session.replicas}), 1)
+    program = ShardedKerasTrainer(session.spec, keras.Sequential([keras.Input((4,)), layer]))
+    program.shard_weights(group.communicator, DeviceMesh({SHARD: session.replicas}), 1)
     return program
 
 
@@ -781,22 +781,22 @@ def _departing(session: Session) -> dict[str, Any]:
     for dense, kernel in zip((layer.one, layer.other), kernels, strict=True):
         dense.kernel.assign(kernel)
     program = _taken_apart(session, layer)
-    weights, replica = program.parted, TorchReplica(program, session.group.exchange)  # type: ignore[attr-defined]
+    weights, replica = program.sharded_weights, TorchReplica(program, session.group.communicator)  # type: ignore[attr-defined]
 
     def summed(unit: Any) -> float:
-        gradients = [weights.parts[0].new_full((4, 4), 1.0 + session.rank)]
+        gradients = [weights.local_shards[0].new_full((4, 4), 1.0 + session.rank)]
         (own,) = weights.reduction.reduce(replica, gradients, static=unit)
         return float(own.mean())
 
     far: list[float] = []
     for place in (0, 0, 1, 1):
         inputs = one * (1 - 2 * place)
-        outputs = program.objective(inputs, inputs)[1].detach().numpy()
+        outputs = program.loss_module(inputs, inputs)[1].detach().numpy()
         far += [float(abs(outputs - inputs.numpy() @ kernels[place]).max())]
         far += [summed(unit) - 1.5 for unit in weights.reduction.statics]
     own = one * (1 - 2 * session.rank)
-    said = [_said(IsotrainError, partial(program.objective, own, own))]
-    program.objective(-one, -one)
+    said = [_said(IsotrainError, partial(program.loss_module, own, own))]
+    program.loss_module(-one, -one)
     work = (
         lambda: summed(weights.reduction.statics[0]),
         lambda: weights.read(0, torch.float32),
@@ -810,10 +810,10 @@ def _unusual() -> dict[str, bool]:
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    from isotrain.adapters.torch.exchange import SingleReplica
-    from isotrain.adapters.torch.keras_reading import reading
-    from isotrain.adapters.torch.parted_weights import PartedWeights
-    from isotrain.plugin import SHARD, Mesh
+    from isotrain.adapters.torch.exchange import SingleReplicaCommunicator
+    from isotrain.adapters.torch.keras_reading import gather_on_read
+    from isotrain.adapters.torch.parted_weights import ShardedWeights
+    from isotrain.plugin import SHARD, DeviceMesh
 
     one, other = variables = [
         keras.Variable([[1.0, 2.0], [3.0, 5.0]], dtype="float64") for _ in range(2)
@@ -840,7 +840,7 @@ def _unusual() -> dict[str, bool]:
         "twice": twice,
     }
     expected = {name: torch.autograd.grad(way().sum(), one.value) for name, way in ways.items()}
-    weights = PartedWeights(parameters, [[0], [1]], SingleReplica(), Mesh({SHARD: 1}))
+    weights = ShardedWeights(parameters, [[0], [1]], SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}))
     joined: list[Any] = []
     join = weights.read
 
@@ -853,7 +853,7 @@ def _unusual() -> dict[str, bool]:
     found = {}
     for name, way in ways.items():
         joined.clear()
-        with reading(weights, variables):
+        with gather_on_read(weights, variables):
             result = way().sum()
         weights.forget()
         let_go = name == "view" or all(whole.expired() for whole in joined)
@@ -873,12 +873,12 @@ def _said(kind: type[Exception], work: Any) -> str:
 def _sent(session: Session, steps: int = 3) -> dict[str, Any]:
     """Bytes that this process sends in a step, in all and to each other."""
     batch, processes = next(session.batches()), len(session.plan.processes)
-    board = Board(session.run_directory, session.rank, processes)
+    board = FileExchange(session.run_directory, session.rank, processes)
     session.barrier()
     before, to_each = wire.bytes_sent(), wire.sent_to(board, processes)
     for _ in range(steps):
         session.strategy.step(session.group, batch, 0.0)
-    session.group.synchronise_device()
+    session.group.synchronize_device()
     sent = wire.bytes_sent() - before
     return {
         "sent": sent / steps,

@@ -20,7 +20,7 @@ SPEC: dict[str, Any] = {
     "model": "integration.slow_reader_program:network",
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.01},
-    "global_batch": 4,
+    "global_batch_size": 4,
     "steps": STEPS,
     "plugins": ["isotrain.testing.reference"],
 }

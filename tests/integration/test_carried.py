@@ -79,7 +79,7 @@ def spec(model: Any, **changes: Any) -> dict[str, Any]:
         "loss": loss,
         "optimizer": {"name": "sgd", "lr": 0.25, "momentum": 0.5},
         "precision": "float64",
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 2,
         "seed": 3,
         **changes,
@@ -94,7 +94,7 @@ def trained(session: isotrain.Session, name: str, *, folder: Path) -> Any:
     found = []
     for batch in session.batches():
         if kind == "tried":
-            session.step_remarks()
+            session.step_notes()
             session.try_metrics(batch)
         found.append(float(session.step(batch)))
         if kind == "tried":
@@ -120,7 +120,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     work = functools.partial(trained, folder=folder)
     on_tf = cases(carrying, "tf")
     portable = cases(carrying, "torch", "resumed tf")
-    unrecorded = {"plain unrecorded": spec(carrying, record=False)}
+    unrecorded = {"plain unrecorded": spec(carrying, capture=False)}
     native = cases({"torch": remembering}, "native")
     on_torch = portable | unrecorded | native
     first = launched_in_turn(on_tf, work, "tf-mirrored", REPLICAS)[0]

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.slow
 SPEC = {
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
     "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch": 8,
+    "global_batch_size": 8,
     "epochs": 2,
     "threads": THREADS,
 }
@@ -80,7 +80,7 @@ def launched(folder: Path, replicas: int, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"accumulate": 2}, {"precision": "bfloat16"}, {"precision": "float64"}]
+    "changes", [{}, {"gradient_accumulation_steps": 2}, {"precision": "bfloat16"}, {"precision": "float64"}]
 )
 def test_no_collective_for_it(tmp_path: Path, changes: dict[str, Any]) -> None:
     (alone, _), *_ = launched(tmp_path / "alone", 1, **changes)

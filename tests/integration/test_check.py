@@ -23,7 +23,7 @@ SPEC: dict[str, Any] = {
     "data": SAMPLES,
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch": 12,
+    "global_batch_size": 12,
     "steps": 3,
     "precision": "float64",
     "threads": 1,
@@ -147,7 +147,7 @@ def test_a_model_that_cannot_be_built_is_a_finding() -> None:
     spec = {**SPEC, "model": no_net, "shuffle": False}
     result = isotrain.check(spec, backends="reference", replicas=[1, 2])
     assert [found.code for found in result] == ["ISO502", "ISO214"]
-    assert "ValueError: no such layer" in result.of(Severity.ERROR)[0].detail
+    assert "ValueError: no such layer" in result.with_severity(Severity.ERROR)[0].detail
 
 
 def with_own_training() -> Any:
@@ -173,7 +173,7 @@ def distance(y_true: Any, y_pred: Any) -> Any:
 
 @pytest.mark.slow
 def test_what_a_model_brings_for_training_and_nobody_calls_is_said() -> None:
-    spec = {**SPEC, "model": with_own_training, "loss": distance, "global_batch": 10}
+    spec = {**SPEC, "model": with_own_training, "loss": distance, "global_batch_size": 10}
     result = isotrain.check(spec, backends="torch-ddp", replicas=2)
     own, unused = (found for found in result if found.code in ("ISO109", "ISO110"))
     assert own.detail == "not called: train_step (Own), compute_loss (Own), compile(...) (Own)"
@@ -184,7 +184,7 @@ def test_what_a_model_brings_for_training_and_nobody_calls_is_said() -> None:
 @pytest.mark.slow
 def test_a_plan_says_what_is_not_called_and_in_which_order_a_loss_is() -> None:
     spec = {**SPEC, "model": with_own_training, "loss": distance}
-    model, loss = isotrain.measured_plan(spec, backend="tf-mirrored", replicas=2).remarks
+    model, loss = isotrain.measured_plan(spec, backend="tf-mirrored", replicas=2).notes
     assert "train_step, compute_loss, compile(...) of Own is not called" in model
     assert loss.endswith("test_check:distance' is called with (targets, predictions)")
 
@@ -211,7 +211,7 @@ def wrong_loss(targets: Any, predictions: Any) -> Any:
 
 
 def test_a_first_step_that_fails_is_a_finding() -> None:
-    spec = {**SPEC, "model": network, "loss": wrong_loss, "global_batch": 10}
+    spec = {**SPEC, "model": network, "loss": wrong_loss, "global_batch_size": 10}
     (found,) = isotrain.check(spec, backends="reference", replicas=[1, 2])
     assert (found.code, found.targets) == ("ISO504", ("reference@1", "reference@2"))
 
@@ -231,7 +231,7 @@ def test_a_stream_is_found_and_dropping_all_samples_is_no_crash() -> None:
     spec = {**SPEC, "model": network}
     streamed = isotrain.check({**spec, "data": Stream()}, backends="reference", replicas=[1, 2])
     assert [(found.code, found.targets) for found in streamed] == [("ISO210", ("reference@2",))]
-    dropped = {**spec, "global_batch": 31, "drop_remainder": True}
+    dropped = {**spec, "global_batch_size": 31, "drop_remainder": True}
     (found,) = isotrain.check(dropped, backends="reference")
     assert (found.code, found.detail) == ("ISO213", "30 samples, global batch 31")
 
@@ -239,7 +239,7 @@ def test_a_stream_is_found_and_dropping_all_samples_is_no_crash() -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf-mirrored", "horovod-tf"])
 def test_where_synchronised_normalisation_is_synchronised(backend: str) -> None:
-    spec = {**SPEC, "model": synchronised, "global_batch": 10}
+    spec = {**SPEC, "model": synchronised, "global_batch_size": 10}
     losses = [
         isotrain.run(spec, backend=backend, replicas=count, on_event=lambda event: None)
         for count in (1, 2)
@@ -278,10 +278,10 @@ def portable_normal() -> Any:
     return keras.Sequential([keras.Input((4,)), keras.layers.BatchNormalization()])
 
 
-def refuses_one(session: isotrain.Session, name: str) -> str | None:
+def refuses_single_sample(session: isotrain.Session, name: str) -> str | None:
     before, batch = session.read_state(), session.next_batch()
     assert batch is not None
-    found = session.group.refuses_one(batch)
+    found = session.group.refuses_single_sample(batch)
     assert all(np.array_equal(before[n], value) for n, value in session.read_state().items())
     return found
 
@@ -297,13 +297,13 @@ MODELS: dict[str, tuple[Any, str | None]] = {
 def test_which_models_refuse_a_slice_of_one_sample() -> None:
     """It is tried, and nothing of the model moves: neither statistics nor what random layers draw."""
     specs = {name: {**SPEC, "model": model} for name, (model, _) in MODELS.items()}
-    (found,) = launched_in_turn(specs, refuses_one, "torch-ddp", 1)
+    (found,) = launched_in_turn(specs, refuses_single_sample, "torch-ddp", 1)
     assert found == {name: layer for name, (_, layer) in MODELS.items()}
 
 
 def test_a_slice_that_the_model_refuses_is_told_before_the_first_step() -> None:
     """Three samples are left for two replicas: of two and one."""
-    spec = {**SPEC, "model": {"torch": torch_net}, "global_batch": 9}
+    spec = {**SPEC, "model": {"torch": torch_net}, "global_batch_size": 9}
     words = "the last batch of each epoch has 3 samples over 2 replicas"
     result = isotrain.check({**spec, "steps": 4}, backends="torch-ddp", replicas=[1, 2])
     (hit,) = [each for each in result if each.code in ("ISO216", "ISO217")]
@@ -313,12 +313,12 @@ def test_a_slice_that_the_model_refuses_is_told_before_the_first_step() -> None:
         found = isotrain.check({**spec, **fields}, backends="torch-ddp", replicas=2)
         assert "ISO216" not in {each.code for each in found}
     plan = isotrain.measured_plan({**spec, "steps": 4}, backend="torch-ddp", replicas=2)
-    assert any(words in remark for remark in plan.remarks)
+    assert any(words in note for note in plan.notes)
     with pytest.raises(
         isotrain.RunFailedError, match=f"before its first step.*[\\s\\S]*{words}"
     ) as told:
         isotrain.run({**spec, "steps": 4}, backend="torch-ddp", replicas=2)
-    assert "set drop_remainder: true, or choose another global_batch" in str(told.value)
+    assert "set drop_remainder: true, or choose another global_batch_size" in str(told.value)
 
 
 def leaving(after: int) -> Any:

@@ -68,7 +68,7 @@ SPEC = {
     "loss": "mean_squared_error",
     "metrics": ["mean_absolute_error"],
     "optimizer": {"name": "sgd", "lr": 0.0625},
-    "global_batch": 8,
+    "global_batch_size": 8,
     "epochs": 3,
 }
 QUICK = ("--repeat", "1", "--run-limit", "0.5s")
@@ -254,10 +254,10 @@ def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "comparison.csv").exists()
 
     (tmp_path / "wait").unlink()
-    (tmp_path / "small.json").write_text(json.dumps({**spec, "global_batch": 4}))
+    (tmp_path / "small.json").write_text(json.dumps({**spec, "global_batch_size": 4}))
     code, _, errors = compared(*arguments, "--resume", folder=tmp_path)
     assert code == 2
-    assert "spec.global_batch was 8, now 4" in errors
+    assert "spec.global_batch_size was 8, now 4" in errors
     (tmp_path / "small.json").write_text(json.dumps(spec))
     code, _, errors = compared(*arguments, "--resume", folder=tmp_path)
     assert code == 0, errors

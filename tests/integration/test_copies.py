@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 from integration import native_going_on, portable_going_on
 
 import isotrain
@@ -58,7 +58,7 @@ def while_stepping(session: isotrain.Session, kept: dict[str, np.ndarray]) -> di
 def begun_copy(hold: Any, weight: Any) -> Callable[[], list[float]]:
     """Gives the values of a weight, once it is copied."""
     own = weight.detach()
-    finish = hold.until({"weight": own}, lambda: {"weight": own.numpy().copy()})
+    finish = hold.hold_for({"weight": own}, lambda: {"weight": own.numpy().copy()})
     return lambda: finish()["weight"].tolist()  # type: ignore[no-any-return]
 
 
@@ -66,9 +66,9 @@ def hold_of_a_weight(change: Callable[[Any], Any]) -> tuple[Any, Any]:
     """After a first copy, and a forward pass that has changed the weight so."""
     import torch
 
-    from isotrain.adapters.torch.hold import Hold
+    from isotrain.adapters.torch.hold import SnapshotGuard
 
-    hold, weight = Hold(), torch.nn.Parameter(torch.ones(3))
+    hold, weight = SnapshotGuard(), torch.nn.Parameter(torch.ones(3))
     first = begun_copy(hold, weight)
     change(weight)
     assert first() == [1, 1, 1]
@@ -101,7 +101,7 @@ def copies_of_what_passes_change(session: isotrain.Session) -> None:
 @pytest.mark.slow
 def test_a_copy_is_of_the_step_after_which_it_was_begun(tmp_path: Path) -> None:
     spec = native_going_on.spec()
-    alone(copies_of_what_passes_change, spec, "torch-ddp", tmp_path / "run")
+    run_isolated(copies_of_what_passes_change, spec, "torch-ddp", tmp_path / "run")
 
 
 @pytest.mark.slow
@@ -110,4 +110,4 @@ def test_each_checkpoint_has_the_state_of_its_own_step(
     spec: Callable[..., Any], tmp_path: Path
 ) -> None:
     work = functools.partial(save_thrice, folder=tmp_path / "saved")
-    alone(work, spec(), "torch-ddp", tmp_path / "run")
+    run_isolated(work, spec(), "torch-ddp", tmp_path / "run")

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 from integration import native_going_on
 
 import isotrain
@@ -81,7 +81,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("damaged")
     work = functools.partial(try_all, folder=folder)
     spec = native_going_on.spec()
-    return dict(alone(work, spec, "torch-ddp", tmp_path_factory.mktemp("runs") / "run"))
+    return dict(run_isolated(work, spec, "torch-ddp", tmp_path_factory.mktemp("runs") / "run"))
 
 
 def named(what: str) -> str:

@@ -27,7 +27,7 @@ DATA = RNG.normal(size=(30, 4)).astype("float32"), RNG.normal(size=(30, 3)).asty
 SPEC: dict[str, Any] = {
     "data": DATA,
     "optimizer": {"name": "sgd", "lr": 0.25},
-    "global_batch": BATCH,
+    "global_batch_size": BATCH,
     "steps": 3,
     "threads": 1,
 }
@@ -123,7 +123,7 @@ def specs() -> dict[str, Any]:
     base = {**SPEC, "model": {"torch": torch_net, "tensorflow": keras_net}}
     found = {name: {**base, "objective": objective} for name, objective in OBJECTIVES.items()}
     found["silenced"] = {**found["by_global_batch"], "ignore": ["ISO3"]}
-    one_row = {"global_batch": 2, "model": {"torch": linear, "tensorflow": keras_net}}
+    one_row = {"global_batch_size": 2, "model": {"torch": linear, "tensorflow": keras_net}}
     found["one row"] = {**found["errors"], **one_row}
     found["one row by global batch"] = {**found["by_global_batch"], **one_row}
     found["named sum"] = {**base, "loss": {"name": "mean_squared_error", "reduction": "sum"}}
@@ -205,7 +205,7 @@ def own_by_global_batch(targets: Array, predictions: Array) -> tuple[Array, Arra
 
 
 @pytest.mark.usefixtures("reference")
-@pytest.mark.parametrize("divided", [{"replicas": 2}, {"accumulate": 2}])
+@pytest.mark.parametrize("divided", [{"replicas": 2}, {"gradient_accumulation_steps": 2}])
 def test_it_is_refused_wherever_a_batch_is_divided(tmp_path: Path, divided: dict[str, int]) -> None:
     replicas, fields = divided.pop("replicas", 1), {**SPEC, **divided, "model": network}
     spec = {**fields, "loss": own_by_global_batch}
@@ -219,7 +219,7 @@ def test_it_is_refused_wherever_a_batch_is_divided(tmp_path: Path, divided: dict
 def test_nothing_remains_of_the_trial() -> None:
     ends = []
     for ignore in ((), ("ISO301",)):
-        spec = {**SPEC, "model": network, "loss": own, "accumulate": 2, "ignore": ignore}
+        spec = {**SPEC, "model": network, "loss": own, "gradient_accumulation_steps": 2, "ignore": ignore}
         with isotrain.open_session(spec, backend="reference") as session:
             losses = [float(session.step(batch)) for batch in session.batches()]
             ends.append((losses, session.metrics(), session.evaluate(DATA)))
@@ -281,7 +281,7 @@ def test_a_transform_that_mixes_samples_is_refused(
 def after_looking(session: isotrain.Session, name: str) -> list[Any]:
     """Codes that were looked for, and what is said where the steps would begin; rank 0 alone looks ahead."""
     if session.is_main and name != "transform":  # which no batch comes out of
-        session.step_remarks()
+        session.step_notes()
     session.barrier()
     codes = sorted(session.refusals())
     try:
@@ -342,7 +342,7 @@ def loader_of(source: Any, transform: Any, *, tries: bool, epochs: int) -> Loade
     """The loader of the second of two replicas."""
     return Loader(
         source,
-        global_batch=BATCH,
+        global_batch_size=BATCH,
         replicas=2,
         local_replicas=[1],
         seed=0,

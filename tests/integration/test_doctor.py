@@ -15,12 +15,12 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 
 import isotrain
 from isotrain.core.errors import IsotrainError
 from isotrain.core.planning.doctor import examine, examine_here
-from isotrain.core.plugins.host import PluginHost, plugin_host
+from isotrain.core.plugins.host import PluginManager, plugin_manager
 from isotrain.core.showing import texts
 
 NO_PROXY = "http://127.0.0.1:9"
@@ -68,22 +68,22 @@ def test_everything_is_usable_here(here: dict[str, Any]) -> None:
     assert found["python"]["executable"] == sys.executable
     assert found["plugin_faults"] == {}
     assert "http_proxy" in found["proxies"]
-    assert {each["name"]: each["usable"] for each in found["frameworks"]} == {
+    assert {each["name"]: each["available"] for each in found["frameworks"]} == {
         "torch": True,
         "tensorflow": True,
     }
-    host = plugin_host()
+    host = plugin_manager()
     assert [backend["name"] for backend in found["backends"]] == host.backends.names()
     for backend in found["backends"]:
-        assert backend["usable"], backend
+        assert backend["available"], backend
         assert backend["version"]
         adapter = host.backend(backend["name"])
         assert set(backend["versions"]) >= {adapter.framework} - {"numpy"}
         collectives = {each["name"]: each for each in backend["collectives"]}
         assert list(collectives) == list(adapter.collectives)
-        assert all(collectives[name]["usable"] for name in {"auto", "gloo"} & set(collectives))
+        assert all(collectives[name]["available"] for name in {"auto", "gloo"} & set(collectives))
         for each in backend["collectives"]:
-            assert each["usable"] == (each["reason"] is None)
+            assert each["available"] == (each["reason"] is None)
 
 
 @pytest.mark.slow
@@ -94,7 +94,7 @@ def test_text_for_people(here: dict[str, Any]) -> None:
         assert f"| {backend['name']} " in text
         for each in backend["collectives"]:
             assert f"| {backend['name']}:{each['name']} " in text
-            assert each["usable"] or f"{each['reason']}; {each['hint']}" in text
+            assert each["available"] or f"{each['reason']}; {each['hint']}" in text
 
 
 @pytest.mark.slow
@@ -103,11 +103,11 @@ def test_a_tensorflow_that_fails_to_import(tmp_path: Path) -> None:
     found = backends(tmp_path, *TENSORFLOW, "reference")
     assert list(found) == [*TENSORFLOW, "reference"]
     for name in TENSORFLOW:
-        assert not found[name]["usable"]
+        assert not found[name]["available"]
         assert "libmissing.so.7" in found[name]["reason"]
         assert found[name]["hint"]
-        assert not any(each["usable"] for each in found[name]["collectives"])
-    assert found["reference"]["usable"], found["reference"]
+        assert not any(each["available"] for each in found[name]["collectives"])
+    assert found["reference"]["available"], found["reference"]
 
 
 @pytest.mark.slow
@@ -117,11 +117,11 @@ def test_frameworks_that_bring_their_process_down(tmp_path: Path) -> None:
     package(tmp_path, "torch", "import os; os._exit(139)")
     found = backends(tmp_path)
     for name in TENSORFLOW:
-        assert not found[name]["usable"]
+        assert not found[name]["available"]
         assert "SIGABRT" in found[name]["reason"]
         assert "bad ABI" in found[name]["reason"]
     for name in TORCH:
-        assert not found[name]["usable"]
+        assert not found[name]["available"]
         assert "exit code 139" in found[name]["reason"]
 
 
@@ -134,10 +134,10 @@ def test_a_horovod_whose_extension_cannot_be_loaded(tmp_path: Path) -> None:
     (torch / "mpi_lib_v2.cpython-so.so").write_bytes(b"this is no shared library")
     (torch / "mpi_lib_v2.py").write_text("raise ImportError('undefined symbol: _ZN2at4_ops')")
     found = backends(tmp_path, "horovod-torch", "horovod-tf")
-    assert not found["horovod-torch"]["usable"]
+    assert not found["horovod-torch"]["available"]
     assert "undefined symbol" in found["horovod-torch"]["reason"]
     assert found["horovod-torch"]["hint"]
-    assert not found["horovod-tf"]["usable"]
+    assert not found["horovod-tf"]["available"]
 
 
 ENDING = """
@@ -164,19 +164,19 @@ def test_a_backend_that_ends_their_process_hides_no_other_of_its_framework(tmp_p
     ending, reference = found["backends"]
     assert ending["framework"] == reference["framework"]
     assert "exit code 3" in ending["reason"]
-    assert reference["usable"]
+    assert reference["available"]
 
 
 def test_an_unknown_backend_is_named() -> None:
     with pytest.raises(IsotrainError, match="Did you mean 'torch-ddp'"):
-        examine(plugin_host(), ["torch-dpp"])
+        examine(plugin_manager(), ["torch-dpp"])
 
 
 def test_private_parts_of_torch_and_keras_are_as_isotrain_uses_them(tmp_path: Path) -> None:
     """Among the everyday tests, for what an upgrade changes; `here` is of TensorFlow and Horovod too."""
     work = functools.partial(examined, plugins=[], names=["torch-ddp"])
-    found = alone(work, {**SPEC, "model": model}, "torch-ddp", tmp_path / "run")["torch-ddp"]
-    assert found["backend"]["usable"], found["backend"]["reason"]
+    found = run_isolated(work, {**SPEC, "model": model}, "torch-ddp", tmp_path / "run")["torch-ddp"]
+    assert found["backend"]["available"], found["backend"]["reason"]
 
 
 @pytest.mark.slow
@@ -184,8 +184,8 @@ def test_a_framework_that_hangs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     package(tmp_path, "torch", "import time; time.sleep(1000)")
     package(tmp_path, "tensorflow", "import time; time.sleep(1000)")
     monkeypatch.syspath_prepend(str(tmp_path))
-    found = examine(PluginHost(entry_points=False), ["torch-ddp", "tf-mirrored"], seconds=2)
-    assert [backend["usable"] for backend in found["backends"]] == [False] * 2
+    found = examine(PluginManager(entry_points=False), ["torch-ddp", "tf-mirrored"], seconds=2)
+    assert [backend["available"] for backend in found["backends"]] == [False] * 2
     reasons = [backend["reason"] for backend in found["backends"]]
     assert reasons == ["loading it did not end within 2 s"] * 2
 
@@ -243,7 +243,7 @@ SPEC: dict[str, Any] = {
     "data": (np.ones((2, 1), "float32"), np.ones((2, 1), "float32")),
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.5},
-    "global_batch": 2,
+    "global_batch_size": 2,
     "steps": 1,
     "threads": 1,
 }
@@ -277,9 +277,9 @@ def test_a_private_part_that_has_changed_is_named(
     plugin = tmp_path / "changed.py"
     plugin.write_text(CHANGED)
     work = functools.partial(examined, plugins=[plugin], names=names)
-    told = alone(work, {**SPEC, "model": model}, backend, tmp_path / "run")
+    told = run_isolated(work, {**SPEC, "model": model}, backend, tmp_path / "run")
     for name in names:
         found = told[name]["backend"]
-        assert not found["usable"]
+        assert not found["available"]
         assert re.match(CHANGED_PARTS[name], found["reason"]), found["reason"]
         assert "install a version of" in found["hint"]

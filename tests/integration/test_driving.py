@@ -19,22 +19,22 @@ from integration import driven_job
 from waiting import wait_until
 
 import isotrain
-from isotrain.core.cli.told_work import told_work
+from isotrain.core.cli.told_work import parse_internal_work
 from isotrain.core.comparison import runner, store, text
 from isotrain.core.comparison.measure import Measurement
 from isotrain.core.comparison.runner import Runner
 from isotrain.core.contracts.events import CommandFailed, Ready
-from isotrain.core.contracts.launcher import ChosenLauncher
+from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.launching import engine_process
 from isotrain.core.launching.driving import WORK
 from isotrain.core.parity import tracer as parity_tracer
 from isotrain.core.parity.trace import Trace
-from isotrain.core.parity.tracer import Tracer
-from isotrain.core.parity.wanted import Wanted
+from isotrain.core.parity.tracer import TraceRunner
+from isotrain.core.parity.wanted import ParityTarget
 from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.spec.name_maps import NameMap, Target
-from isotrain.plugin import Allocation, EngineLauncher, RankCommand, Share, Submission
+from isotrain.plugin import Allocation, SchedulerLauncher, RankCommand, HostSlots, Submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
 SPEC = {
@@ -43,7 +43,7 @@ SPEC = {
     "data": "integration.driven_job:data",
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch": 4,
+    "global_batch_size": 4,
     "epochs": 2,
     "precision": "float64",
 }
@@ -65,11 +65,11 @@ time.sleep(120)
 """One that does not."""
 KILLED = """
 import os, signal, subprocess, sys, time
-from isotrain.core.launching.guard import Guard
+from isotrain.core.launching.guard import OrphanGuard
 program, folder, seconds = sys.argv[1:]
 command = [sys.executable, "-I", "-S", "-c", program, folder]
 engine = subprocess.Popen(command, start_new_session=True)
-guard = Guard(float(seconds), [["touch", folder + "/last"]])
+guard = OrphanGuard(float(seconds), [["touch", folder + "/last"]])
 guard.watch(engine.pid)
 while not os.path.exists(folder + "/waits"):
     time.sleep(0.01)
@@ -78,7 +78,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """A process that starts such a command, and is killed."""
 
 
-class Engine(EngineLauncher):
+class Engine(SchedulerLauncher):
     """Starts one rank here, by a program between."""
 
     name = "engine"
@@ -86,13 +86,13 @@ class Engine(EngineLauncher):
     program: ClassVar[tuple[str, ...]] = ("env",)
 
     def allocation(self) -> Allocation:
-        return Allocation((Share(1),))
+        return Allocation((HostSlots(1),))
 
     def submission(self, command: RankCommand) -> Submission:
         return Submission(((*self.program, *command.arguments),), files={"seen.txt": command.name})
 
 
-class Far(EngineLauncher):
+class Far(SchedulerLauncher):
     """Starts two ranks, whose run directory is not the one that it is told: this process does not see it.
 
     Attributes:
@@ -105,7 +105,7 @@ class Far(EngineLauncher):
     folder: ClassVar[str] = ""
 
     def allocation(self) -> Allocation:
-        return Allocation((Share(2),))
+        return Allocation((HostSlots(2),))
 
     def submission(self, command: RankCommand) -> Submission:
         folder = f"{self.folder}/{command.name}"
@@ -122,7 +122,7 @@ def engine() -> Any:
     isotrain.register(Engine)
     isotrain.register(Far)
     yield
-    asked.take_over(before)
+    asked.set_current(before)
 
 
 def run(folder: Path, launcher: str = "engine", **changes: Any) -> isotrain.RunResult:
@@ -145,10 +145,10 @@ def test_the_result_and_the_files_are_those_of_a_local_run(tmp_path: Path) -> No
     for name, weights in local.weights.items():
         np.testing.assert_array_equal(driven.weights[name], weights)
     left = [{file.name for file in (tmp_path / each).iterdir()} for each in ("local", "engine")]
-    assert left[1] - left[0] == {"engine"}
+    assert left[1] - left[0] == {"launcher"}
     assert left[0] - left[1] == set()
     assert {"started", "ready", "steps", "finished"} <= {event["event"] for event in events}
-    given = tmp_path / "engine" / "engine"
+    given = tmp_path / "engine" / "launcher"
     assert (given / "seen.txt").read_text().startswith("isotrain-driven-run-")
     assert (given / "seen.txt").stat().st_mode & 0o077 == 0
 
@@ -181,7 +181,7 @@ def test_all_comes_here_from_where_the_folder_is_another_one(
     for name, weights in local.weights.items():
         np.testing.assert_allclose(driven.weights[name], weights, rtol=1e-12)
     left = {file.name for file in (tmp_path / "far").iterdir()}
-    assert left - {file.name for file in (tmp_path / "local").iterdir()} == {"engine", "rank-1.log"}
+    assert left - {file.name for file in (tmp_path / "local").iterdir()} == {"launcher", "rank-1.log"}
     assert {event["rank"] for event in shown} == {1}
     assert (tmp_path / "far" / "rank-1.log").read_text().count("rank 1 waits\n") == 1
     assert "rank 1 waits" not in (tmp_path / "far" / "rank-0.log").read_text()
@@ -236,7 +236,7 @@ def test_an_engine_that_waits_for_ever_is_ended(
     lost = "rank 1 on far is lost"
     told = CommandFailed(error="RunFailedError", message=lost, exit_code=1).to_dict()
     text = (
-        "import sys, time; mark = sys.argv[sys.argv.index('--mark') + 1];"
+        "import sys, time; mark = sys.argv[sys.argv.index('--line-prefix') + 1];"
         f" print('[0]<stdout>:' + mark, {json.dumps(told)!r}, flush=True); time.sleep(1000)"
     )
     monkeypatch.setattr(Engine, "program", (sys.executable, "-c", text))
@@ -386,7 +386,7 @@ def test_the_clock_of_another_host_does_not_count(
     monkeypatch.setattr(runner, "run_job", run_job)
     measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.1, seconds=0.1)
     began = time.monotonic()
-    spec, chosen = isotrain.load_spec(SPEC), ChosenLauncher("engine")
+    spec, chosen = isotrain.load_spec(SPEC), LauncherChoice("engine")
     raw = Runner({}, chosen).run(spec, "reference", 1, measurement, tmp_path / "run")
     passed = time.monotonic() - began
     for rank in raw["ranks"]:
@@ -396,18 +396,18 @@ def test_the_clock_of_another_host_does_not_count(
         Runner({}, chosen).run(spec, "reference", 1, measurement, tmp_path / "silent")
 
 
-WANTED = Wanted(
+WANTED = ParityTarget(
     "reference",
     1,
     "data-parallel",
     "reference@1",
     isotrain.load_spec(SPEC),
-    ChosenLauncher("engine"),
+    LauncherChoice("engine"),
 )
 
 
-def tracer_of(output: Path | None) -> Tracer:
-    return Tracer(plugin_host(()), WANTED, 2, {}, output, None)
+def tracer_of(output: Path | None) -> TraceRunner:
+    return TraceRunner(plugin_manager(()), WANTED, 2, {}, output, None)
 
 
 def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
@@ -417,7 +417,7 @@ def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
         first = tracer.trace(WANTED, spec.replace(precision="float32"), "the reference")
         second = tracer.trace(WANTED, spec, "again")
     assert first.plan["launcher"] == second.plan["launcher"] == "engine"
-    assert second.start == first.start != second.own_start
+    assert second.start == first.start != second.initializer_start
     assert [step.loss for step in second.steps] == pytest.approx(
         [step.loss for step in first.steps], rel=1e-5
     )
@@ -490,10 +490,10 @@ def test_what_cannot_go_with_a_launcher_is_refused_first(
 def test_ranks_do_no_work_that_they_do_not_know(tmp_path: Path) -> None:
     names = NameMap({"dense": Target("fc", "(HW)O->O(HW)", {"H": 2})})
     trace = Trace(3, names, "initial.npz", True, str(tmp_path / "seen"))
-    told = told_work(json.dumps({WORK: trace.name, **trace.fields()}))
+    told = parse_internal_work(json.dumps({WORK: trace.name, **trace.fields()}))
     assert told == trace
     with pytest.raises(isotrain.PlanError, match=rf"does not see {tmp_path}, where"):
         told(None)
     for other in ('{"work": "dance"}', '{"work": "measure"}', '{"work": "trace"}', "[]", "measure"):
-        with pytest.raises(isotrain.PlanError, match="--work: expected what"):
-            told_work(other)
+        with pytest.raises(isotrain.PlanError, match="--internal-work: expected what"):
+            parse_internal_work(other)

@@ -19,7 +19,7 @@ import isotrain
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of
 from isotrain.core.errors import NotANumberError
-from isotrain.core.launching.run_directory import kept_weights
+from isotrain.core.launching.run_directory import last_weights_file
 from isotrain.core.running.weights_file import read_weights
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
@@ -56,7 +56,7 @@ FIELDS: dict[str, Any] = {
     "data": data,
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.0625},
-    "global_batch": 4,
+    "global_batch_size": 4,
     "epochs": 3,
     "shuffle": False,
 }
@@ -79,7 +79,7 @@ def test_a_loss_that_is_nan_stops_the_run_and_says_which_data_are_to_blame(tmp_p
     assert "the loss of step 1 is NaN" in text
     assert "in the data: inputs in the slice of replica 1 (rank 1)" in text
     assert exit_code_of(failure.value) == ExitCode.NOT_A_NUMBER
-    assert kept_weights(tmp_path / "run") is None, "weights that are NaN are of no use"
+    assert last_weights_file(tmp_path / "run") is None, "weights that are NaN are of no use"
 
 
 def test_a_rate_that_is_too_high_is_told_from_broken_data(tmp_path: Path) -> None:
@@ -100,7 +100,7 @@ def test_a_loss_that_is_nan_may_be_let_go_on(tmp_path: Path, action: str) -> Non
 def test_the_weights_survive_a_failure(tmp_path: Path) -> None:
     with pytest.raises(isotrain.RunFailedError, match="planted") as failure:
         run(tmp_path, transform=fails)
-    kept = kept_weights(tmp_path / "run")
+    kept = last_weights_file(tmp_path / "run")
     assert kept is not None
     assert f"the weights so far: {kept}" in str(failure.value)
     steps = int(kept.name.split("-")[2])
@@ -164,7 +164,7 @@ def test_an_error_in_a_persons_own_code_shows_their_frames(tmp_path: Path) -> No
 
 def test_an_epochs_loss_is_the_mean_over_its_samples(tmp_path: Path) -> None:
     """Of the twelve samples, the last batch of five, five and two counts least."""
-    result = run(tmp_path, global_batch=5, epochs=2)
+    result = run(tmp_path, global_batch_size=5, epochs=2)
     for epoch, found in enumerate(result.history.epochs):
         losses = result.history.loss[3 * epoch : 3 * epoch + 3]
         assert found["loss"] == pytest.approx(np.average(losses, weights=[5, 5, 2]), rel=1e-12)
@@ -181,7 +181,7 @@ def test_results_and_plans_are_printed_in_a_line(tmp_path: Path) -> None:
             "data": data,
             "loss": "mse",
             "optimizer": "adam",
-            "global_batch": 4,
+            "global_batch_size": 4,
             "steps": 1,
         },
         backend="reference",
@@ -209,7 +209,7 @@ def data():
 """
 SPEC = (
     "{model: 'net.py:model', data: 'net.py:data', optimizer: {name: sgd, lr: 0.001},"
-    " loss: mean_squared_error, global_batch: 4, steps: 100000000}"
+    " loss: mean_squared_error, global_batch_size: 4, steps: 100000000}"
 )
 
 
@@ -233,6 +233,6 @@ def test_the_weights_survive_an_interrupt(tmp_path: Path) -> None:
     finally:
         process.kill()
         process.wait()
-    kept = kept_weights(tmp_path / "run")
+    kept = last_weights_file(tmp_path / "run")
     assert kept is not None
     assert all(np.isfinite(value).all() for value in read_weights(kept).values())

@@ -14,17 +14,17 @@ from typing import Any
 import jax_aside
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 from in_process import command
 from integration import exported_models
 
 import isotrain
-from isotrain.adapters.weight_files import weights_in
+from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.contracts.export import ExportForm
 from isotrain.core.errors import IsotrainError, UnsupportedError
-from isotrain.core.running.initial_weights import start_from
+from isotrain.core.running.initial_weights import load_initial_weights
 from isotrain.core.running.weights_file import save_weights
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
@@ -48,11 +48,11 @@ def spec(**changes: Any) -> dict[str, Any]:
         "data": data,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "adam", "lr": 0.0625},
-        "global_batch": 7,
+        "global_batch_size": 7,
         "epochs": 1,
         "threads": 1,
         "device": "cpu",
-        "record": False,  # what is written is not the record
+        "capture": False,  # what is written is not the record
     }
     return fields | changes
 
@@ -136,7 +136,7 @@ def test_torch_and_onnx_open_what_is_theirs(
     isotrain.export(trained, folder / "model.onnx")
     isotrain.export(native, folder / "native.pt")
     isotrain.export(native, folder / "native.onnx")
-    taken = weights_in(folder / "native.onnx", None)
+    taken = load_weight_arrays(folder / "native.onnx", None)
     for name, weight in native.weights.items():
         if weight.dtype.kind == "f":
             np.testing.assert_array_equal(taken[name], weight, err_msg=name)
@@ -205,7 +205,7 @@ def of_backends(folder: Path, trained: isotrain.RunResult) -> dict[str, np.ndarr
             export_and_predict, folder=folder / backend, form=form, samples=IMAGES
         )
         name = f"{backend}/by_{form.replace('-', '_')}"
-        wanted[name] = alone(work, given, backend, folder / backend / "run")
+        wanted[name] = run_isolated(work, given, backend, folder / backend / "run")
     return wanted
 
 
@@ -242,7 +242,7 @@ def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
     samples = np.random.default_rng(0).standard_normal((7, 4)).astype(np.float32)
     own = spec(model=in_sequence, data=(samples, samples[:, :3]), loss="mse")
     work = functools.partial(export_and_predict, folder=tmp_path, form="onnx", samples=samples)
-    inside = alone(work, own, "torch-ddp", tmp_path / "run")
+    inside = run_isolated(work, own, "torch-ddp", tmp_path / "run")
     runtime = onnxruntime.InferenceSession(tmp_path / "model.onnx")
     (found,) = runtime.run(None, {runtime.get_inputs()[0].name: samples})
     np.testing.assert_allclose(found, inside, rtol=1e-5, atol=1e-6)
@@ -303,7 +303,7 @@ def tied_weights_taken(session: isotrain.Session, module: Any) -> dict[str, str]
         session.write_state({name: np.zeros_like(value) for name, value in trained.items()})
         own = session.spec.replace(initial_weights={"source": file, "exclude": "scale"})
         try:
-            start_from(own, session.plan, session.group, resumes=False)
+            load_initial_weights(own, session.plan, session.group, resumes=False)
         except isotrain.SpecError as error:
             return str(error)
         now = session.read_state(["trainable"])
@@ -323,7 +323,7 @@ def test_tied_weights_of_torch_are_loaded_as_the_documentation_says(tmp_path: Pa
     samples = np.random.default_rng(0).standard_normal((6, 3)).astype(np.float32)
     own = spec(model={"torch": tied}, data=(samples, samples), loss="mse")
     work = functools.partial(load_by_hand, file=tmp_path / "weights.safetensors", samples=samples)
-    keys, by_hand, inside, begun = alone(work, own, "torch-ddp", tmp_path / "run")
+    keys, by_hand, inside, begun = run_isolated(work, own, "torch-ddp", tmp_path / "run")
     assert keys == {"missing": ["second.weight"], "unexpected": ["scale"]}
     np.testing.assert_array_equal(by_hand, inside)
     refused = begun.pop("parted.pt")
@@ -357,7 +357,7 @@ def test_bfloat16_stays_bfloat16_on_its_way_out_and_in(tmp_path: Path) -> None:
     assert set(kept.dtypes.values()) == {"bfloat16"}
     isotrain.export(result, tmp_path / "narrow.pt")
     begins = native | {"initial_weights": tmp_path / "narrow.pt"}
-    found = alone(first_weights, begins, "torch-ddp", tmp_path / "again")
+    found = run_isolated(first_weights, begins, "torch-ddp", tmp_path / "again")
     for name, value in result.weights.items():
         np.testing.assert_array_equal(found[name], value)
 
@@ -391,13 +391,13 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path
 def test_the_folder_of_a_target_is_made_and_goes_again_if_nothing_comes_into_it(
     tmp_path: Path,
 ) -> None:
-    from isotrain.core.running.targets import replaced
+    from isotrain.core.running.targets import atomically_replaced
 
     target = tmp_path / "new" / "newer" / "model.safetensors"
-    with pytest.raises(KeyError), replaced(target):
+    with pytest.raises(KeyError), atomically_replaced(target):
         raise KeyError
     assert list(tmp_path.iterdir()) == []
-    with replaced(target) as new:
+    with atomically_replaced(target) as new:
         new.write_text("weights")
     assert target.read_text() == "weights"
 
@@ -438,13 +438,13 @@ def plain_run(folder: Path, **changes: Any) -> isotrain.RunResult:
 
 
 def test_a_folder_with_other_things_is_not_written_over(tmp_path: Path) -> None:
-    from isotrain.core.running.targets import replaced
+    from isotrain.core.running.targets import atomically_replaced
 
     results = tmp_path / "results"
     results.mkdir()
     (results / "dear.txt").write_text("mine")
     for target in (results, tmp_path / "." / "results" / ".."):
-        with pytest.raises(IsotrainError, match="which would be lost"), replaced(target):
+        with pytest.raises(IsotrainError, match="which would be lost"), atomically_replaced(target):
             pass
     assert (results / "dear.txt").read_text() == "mine"
 

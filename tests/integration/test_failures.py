@@ -20,7 +20,7 @@ import numpy as np
 import psutil
 import pytest
 from interrupts import heed_signals
-from leftovers import leaving_nothing
+from leftovers import no_leftover_processes
 from waiting import wait_until
 
 import isotrain
@@ -47,7 +47,7 @@ Deed = Any
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """No test may leave a process behind."""
-    with leaving_nothing():
+    with no_leftover_processes():
         yield
 
 
@@ -77,7 +77,7 @@ def data() -> Any:
 
 def spec(**changes: Any) -> dict[str, Any]:
     fields = {"name": "failing", "model": MODELS, "data": data, "loss": "mean_squared_error"}
-    fields |= {"optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 8, "steps": 100_000}
+    fields |= {"optimizer": {"name": "sgd", "lr": 0.125}, "global_batch_size": 8, "steps": 100_000}
     return fields | changes
 
 
@@ -171,7 +171,7 @@ def abort() -> None:
     os.abort()
 
 
-DEEDS = {
+FAULT_ACTIONS = {
     kill: "was ended by SIGKILL",
     raise_error: "raised ValueError",
     exit_3: "raised SystemExit",
@@ -182,11 +182,11 @@ DEEDS = {
 FRESH = (kill, raise_error, exit_at_once)
 """A signal, an error and an exit code of a process that was not forked."""
 CASES = [
-    *(("reference", deed, "forked") for deed in DEEDS),
+    *(("reference", deed, "forked") for deed in FAULT_ACTIONS),
     *(("reference", deed, "fresh") for deed in FRESH),
     *((backend, raise_error, "forked") for backend in BACKENDS),
 ]
-EVERYDAY = [("reference", deed, "forked") for deed in DEEDS]
+EVERYDAY = [("reference", deed, "forked") for deed in FAULT_ACTIONS]
 
 
 def cases() -> list[Any]:
@@ -209,7 +209,7 @@ def test_a_process_that_ends_or_raises(
     text = failure(doing(deed, rank), spec(), backend, tmp_path)
     processes = 1 if backend == "tf-mirrored" else 2
     first, *others = text.splitlines()
-    assert first.startswith(f"rank {rank} of {processes} {DEEDS[deed]}")
+    assert first.startswith(f"rank {rank} of {processes} {FAULT_ACTIONS[deed]}")
     assert first.endswith(f"after step {STEP}, in call 'between calls'.")
     if deed is raise_error:
         assert "ValueError: a deliberate mistake" in text
@@ -309,7 +309,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str
     path = os.pathsep.join([str(hooks), os.environ["PYTHONPATH"]])
     variables: dict[str, dict[str, str]] = {"forked": {}, "fresh": {"PYTHONPATH": path}}
     found = {}
-    with leaving_nothing(), ThreadPoolExecutor(len(WAITED)) as pool:
+    with no_leftover_processes(), ThreadPoolExecutor(len(WAITED)) as pool:
         for way, own in variables.items():
             names = [name for name, its_way in WAITED if its_way == way]
             begun = [threading.Event() for _ in names]

@@ -10,7 +10,7 @@ import pytest
 
 import isotrain
 from isotrain.core.spec.files import load_spec
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.series import LONG_TIMEOUTS, next_session
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "familiar"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))
@@ -42,7 +42,7 @@ def one_after_the_other(given: dict[str, isotrain.TrainingSpec]) -> Any:
 @pytest.mark.slow
 def test_they_train(tmp_path: Path) -> None:
     given = specs()
-    first = given["forecaster"].replace(timeouts=PATIENT)
+    first = given["forecaster"].replace(timeouts=LONG_TIMEOUTS)
     found = isotrain.launch(
         one_after_the_other(given),
         first,

@@ -84,7 +84,7 @@ def spec(**fields: Any) -> dict[str, Any]:
     return {
         "loss": "mse",
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 7,
+        "global_batch_size": 7,
         "epochs": 2,
         "threads": 1,
         **fields,

@@ -24,7 +24,7 @@ NATIVE: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": {"name": "sgd", "lr": 0.0625, "momentum": 0.5}},
     "without slots": {"optimizer": {"name": "sgd", "lr": 0.0625}},
     "own optimizer": {"optimizer": {"custom": native_going_on.counting, "lr": 0.0625}},
-    "lamb, accumulated": {"optimizer": {"name": "lamb", "lr": 0.0625}, "accumulate": 2},
+    "lamb, accumulated": {"optimizer": {"name": "lamb", "lr": 0.0625}, "gradient_accumulation_steps": 2},
     "float16": SCALED,
     "bfloat16": {"precision": "bfloat16"},
 }
@@ -80,11 +80,11 @@ def twenty() -> isotrain.DataSet:
     return isotrain.DataSet(probe.samples(20, noise=0.5))
 
 
-ONE_SIZE = {"data": twenty, "global_batch": 5, "threads": 1}
+ONE_SIZE = {"data": twenty, "global_batch_size": 5, "threads": 1}
 
 
 def several() -> Specs:
-    cases = {name: going_on.strategy_case(*given, MIRRORED) for name, given in SEVERAL.items()}
+    cases = {name: going_on.strategy_resume_case(*given, MIRRORED) for name, given in SEVERAL.items()}
     return {name: {**spec, **ONE_SIZE} for name, spec in cases.items()}
 
 
@@ -130,7 +130,7 @@ def test_strategies(name: str) -> None:
 
 
 def test_a_parameter_server() -> None:
-    spec = going_on.strategy_case("parameter-server", {}, "tf-multiworker")
+    spec = going_on.strategy_resume_case("parameter-server", {}, "tf-multiworker")
     (told,) = going_on.problems({"served": {**spec, **ONE_SIZE}}, "tf-multiworker").values()
     assert not told, told
 

@@ -26,15 +26,15 @@ from isotrain.adapters.horovod import build
 from isotrain.adapters.horovod.tf_adapter import HorovodTF
 from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.plan import Setting
+from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.launching.ports import Ports
 from isotrain.core.spec.files import load_spec
-from isotrain.testing.board import Board
+from isotrain.testing.board import FileExchange
 from isotrain.testing.declarations import declarations
-from isotrain.testing.launching import attempt
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.launching import try_run
+from isotrain.testing.series import LONG_TIMEOUTS, next_session
 
 ADAPTERS: dict[str, type[Adapter]] = {a.name: a for a in (HorovodTorch, HorovodTF)}
 RUNS = [("horovod-torch", 2), ("horovod-torch", 3), ("horovod-tf", 2)]
@@ -90,11 +90,11 @@ SPEC: dict[str, Any] = {
     "data": samples,
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": RATE, "momentum": 0.5},
-    "global_batch": 6,
+    "global_batch_size": 6,
     "drop_remainder": True,
     "steps": 4,
     "threads": THREADS,
-    "timeouts": PATIENT,
+    "timeouts": LONG_TIMEOUTS,
 }
 
 
@@ -177,7 +177,7 @@ def keras_tf_by_hand(
 
 NATIVE = {"model": {"torch": torch_model}}
 FP16 = {"compression": "fp16"}
-EAGER = {"record": False}
+EAGER = {"capture": False}
 BESIDE: dict[str, dict[str, tuple[dict[str, Any], dict[str, Any], Callable[..., Any]]]] = {
     "horovod-torch": {
         "portable": (EAGER, {}, keras_torch_by_hand),
@@ -272,7 +272,7 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
     folder = session.run_directory / "refusals"
     folder.mkdir(exist_ok=True)
     with contextlib.closing(Ports()) as ports:
-        shown = Board(folder, session.rank, 2).share({"port": np.array(ports.take(1)[0])})
+        shown = FileExchange(folder, session.rank, 2).all_gather({"port": np.array(ports.take(1)[0])})
         port = int(shown[0]["port"])
         found = {"missing": refusal(port, 0 if session.rank == 0 else 2, seconds=3.0)}
     with socket.create_server(("127.0.0.1", 0)) as holder:
@@ -284,9 +284,9 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
 def refusal(port: int, rank: int, seconds: float) -> str:
     peers = tuple(Peer(each, "here", "127.0.0.1", port, each, (each,)) for each in range(3))
     context = ProcessContext(rank, 3, "", peers)
-    setting = Setting("gloo", "cpu", 1, {}, seconds)
+    backend_config = BackendConfig("gloo", "cpu", 1, {}, seconds)
     try:
-        HorovodTorch().start(load_spec(SPEC), setting, context)
+        HorovodTorch().start(load_spec(SPEC), backend_config, context)
     except IsotrainError as error:
         return str(error)
     return "nothing"
@@ -332,7 +332,7 @@ def address_of(descriptor: str) -> str | None:
 @functools.cache
 def ranks(backend: str, replicas: int) -> list[dict[str, Any]]:
     """What every process of a run saw; each run is made once for all tests."""
-    run = attempt(work, SPEC, backend, replicas)
+    run = try_run(work, SPEC, backend, replicas)
     assert run.failure is None, run.failure
     return run.returned
 
@@ -359,7 +359,7 @@ def test_bit_equal_to_loops_written_by_hand(backend: str, replicas: int) -> None
 
 def assert_near(ours: np.ndarray, theirs: np.ndarray, what: str) -> None:
     """Apart by rounding: each step adds to a weight at most the sums of a slice, each of a few roundings."""
-    bound = SPEC["steps"] * SPEC["global_batch"] * np.finfo(ours.dtype).eps
+    bound = SPEC["steps"] * SPEC["global_batch_size"] * np.finfo(ours.dtype).eps
     scale = np.abs(theirs).max()
     np.testing.assert_allclose(ours, theirs, rtol=0, atol=bound * scale, err_msg=what)
 
@@ -427,7 +427,7 @@ def look_for_sockets(session: isotrain.Session) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ADAPTERS)
 def test_one_replica_opens_no_port(backend: str) -> None:
-    run = attempt(look_for_sockets, SPEC, backend, 1)
+    run = try_run(look_for_sockets, SPEC, backend, 1)
     assert run.returned == [[]], run.failure
 
 
@@ -471,7 +471,7 @@ def test_a_broken_build_is_told_by_its_files(
         found = HorovodTorch().examine().backend
     finally:
         build.installed.cache_clear()
-    assert not found.usable
+    assert not found.available
     assert reason in str(found.reason)
     assert found.hint
 
@@ -492,7 +492,7 @@ def test_collectives_are_resolved_honestly(backend: str) -> None:
 def test_every_capability_is_declared(backend: str) -> None:
     adapter = ADAPTERS[backend]()
     declarations(adapter)
-    assert adapter.usability().usable
+    assert adapter.availability().available
 
 
 @pytest.mark.parametrize(
@@ -524,7 +524,7 @@ def test_declaring_imports_no_framework() -> None:
         "import sys; from isotrain.adapters.horovod.tf_adapter import HorovodTF\n"
         "from isotrain.adapters.horovod.torch_adapter import HorovodTorch\n"
         "for a in (HorovodTorch(), HorovodTF()):\n"
-        "    a.usability(); a.resolve_collective(None, device='cpu', replicas=2); a.accelerators()\n"
+        "    a.availability(); a.resolve_collective(None, device='cpu', replicas=2); a.accelerators()\n"
         "print({'torch', 'tensorflow', 'keras', 'horovod'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)

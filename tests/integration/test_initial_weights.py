@@ -15,12 +15,12 @@ import pytest
 from onnx import numpy_helper
 
 import isotrain
-from isotrain.adapters.weight_files import weights_in
+from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import write_safetensors
 from isotrain.core.running import portions
-from isotrain.core.running.weight_sources import weights_at
+from isotrain.core.running.weight_sources import open_weights
 from isotrain.testing.reference.group import ReferenceGroup
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
@@ -64,7 +64,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
         "precision": "float64",
-        "global_batch": 7,
+        "global_batch_size": 7,
         "epochs": 2,
         "threads": 1,
         "device": "cpu",
@@ -136,10 +136,10 @@ def test_the_report_says_what_became_of_each_weight(
         "left_over": [*OTHER_HEAD],
         "frozen": report["frozen"],
     }
-    remarks = [each for each in tuned.plan["remarks"] if each.startswith("initial_weights")]
-    assert remarks[0] == f"initial_weights: 4 of 6 weights are from {source}"
-    assert "2 start as the model makes them: head/kernel, head/bias" in remarks[1]
-    assert len(remarks) == 4
+    notes = [each for each in tuned.plan["notes"] if each.startswith("initial_weights")]
+    assert notes[0] == f"initial_weights: 4 of 6 weights are from {source}"
+    assert "2 start as the model makes them: head/kernel, head/bias" in notes[1]
+    assert len(notes) == 4
 
 
 def functions() -> dict[str, np.ndarray]:
@@ -170,7 +170,7 @@ def inside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_weights_come_from_runs_checkpoints_and_functions(
     tuned: isotrain.RunResult, tmp_path: Path
 ) -> None:
-    parts = as_parts(functions())
+    parts = as_inputs_and_targets(functions())
     slots = {f"optimizer/{name}": part for name, part in parts.items()}
     folder = CheckpointFolder(tmp_path / "checkpoints")
     folder.save(5, sections={"state": parts | slots}, run={})
@@ -193,7 +193,7 @@ def test_weights_are_never_here_twice_as_a_whole(
         sizes.append([array.nbytes for array in state.values()])
         real(group, state, **options)
 
-    write_safetensors(tmp_path / "file.safetensors", as_parts(functions()))
+    write_safetensors(tmp_path / "file.safetensors", as_inputs_and_targets(functions()))
     monkeypatch.setattr(portions, "PORTION_BYTES", 100)
     monkeypatch.setattr(ReferenceGroup, "write_state", noting)
     given = spec(initial_weights="file.safetensors")
@@ -205,7 +205,7 @@ def test_weights_are_never_here_twice_as_a_whole(
     assert all(len(portion) == 1 or sum(portion) <= 100 for portion in sizes)
 
 
-def as_parts(weights: dict[str, np.ndarray]) -> dict[str, TensorPart]:
+def as_inputs_and_targets(weights: dict[str, np.ndarray]) -> dict[str, TensorPart]:
     return {name: TensorPart(array) for name, array in weights.items()}
 
 
@@ -303,7 +303,7 @@ def test_onnx_has_weights_by_name_and_reaches_no_other_file(tmp_path: Path) -> N
     kernel, half = BACKBONE["backbone/kernel"], np.ones(3, ml_dtypes.bfloat16)
     tensors = [numpy_helper.from_array(kernel, "kernel"), numpy_helper.from_array(half, "half")]
     file.write_bytes(onnx_file(tensors))
-    found = weights_in(file, None)
+    found = load_weight_arrays(file, None)
     np.testing.assert_array_equal(found["kernel"], kernel)
     assert (found["half"].dtype, found["half"].tolist()) == (np.float32, [1.0, 1.0, 1.0])
     secret.write_bytes(bytes(kernel.nbytes))
@@ -312,7 +312,7 @@ def test_onnx_has_weights_by_name_and_reaches_no_other_file(tmp_path: Path) -> N
     for content in (onnx_file(tensors), b"nonsense"):
         file.write_bytes(content)
         with pytest.raises(isotrain.IsotrainError, match=re.escape(f"initial_weights: {file}")):
-            weights_in(file, None)
+            load_weight_arrays(file, None)
 
 
 def onnx_file(tensors: list[Any]) -> bytes:
@@ -356,13 +356,13 @@ def files_read(session: isotrain.Session) -> list[str]:
         files.append("model.pt")
     before = session.read_state()
     for name in files:
-        found = weights_at(str(folder / name), session.group)
+        found = open_weights(str(folder / name), session.group)
         assert weights.keys() <= found.keys() <= everything.keys(), (name, sorted(found))
         for each, value in weights.items():
             np.testing.assert_array_equal(found[each], value, err_msg=f"{name}: {each}")
     for each, value in session.read_state().items():
         np.testing.assert_array_equal(value, before[each])
-    found = weights_at(functools.partial(copy_of, folder / "model.keras"), session.group)
+    found = open_weights(functools.partial(copy_of, folder / "model.keras"), session.group)
     assert weights.keys() <= found.keys() <= everything.keys(), sorted(found)
     for each, value in weights.items():
         np.testing.assert_array_equal(found[each], value, err_msg=each)
@@ -379,7 +379,7 @@ def copy_of(file: Path) -> Any:
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored"])
 def test_files_of_frameworks_are_read_by_the_models_names(backend: str) -> None:
-    changes = {"model": with_dropout, "precision": "float32", "record": False}
+    changes = {"model": with_dropout, "precision": "float32", "capture": False}
     (found,) = isotrain.launch(
         files_of_the_framework,
         spec(**changes),

@@ -170,7 +170,7 @@ def test_a_joined_run_ends_with_the_bits_of_a_local_one(
     assert f"printed by rank {size - 1}" in (run / f"rank-{size - 1}.log").read_text()
     plan = json.loads((run / "plan.json").read_text())
     assert (plan["launcher"], plan["replicas"]) == (engine, size)
-    assert any("travel encrypted" in each for each in plan["remarks"]) is encrypts
+    assert any("travel encrypted" in each for each in plan["notes"]) is encrypts
     assert len({each["host"] for each in plan["processes"]}) == (1 if engine == "torchrun" else 3)
 
 
@@ -289,7 +289,7 @@ FIELDS: dict[str, Any] = {
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.125},
     "precision": "float64",
-    "global_batch": 8,
+    "global_batch_size": 8,
     "plugins": ["isotrain.testing.reference"],
 }
 COMMAND = ["-m", "isotrain", "run", "spec.json", "--backend", "reference"]

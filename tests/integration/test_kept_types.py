@@ -11,7 +11,7 @@ import pytest
 
 import isotrain
 from isotrain.core.contracts.events import Event, RunFailed
-from isotrain.core.launching.recorded_runs import recorded_run
+from isotrain.core.launching.recorded_runs import summarize_run
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.running.weights_file import (
     WEIGHTS,
@@ -74,7 +74,7 @@ def spec(model: Any, **fields: Any) -> dict[str, Any]:
         "data": samples,
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 4,
+        "global_batch_size": 4,
         "epochs": 1,
         "threads": 1,
         **fields,
@@ -133,7 +133,7 @@ def test_all_but_the_weights_is_kept_where_they_cannot_be_written(tmp_path: Path
     result = isotrain.read_result(folder)
     assert failed.value.result.to_dict() == result.to_dict()
     assert result.history.loss[-1] == pytest.approx(result.final_loss)
-    found = recorded_run(folder)
+    found = summarize_run(folder)
     assert (found.state, found.done) == ("failed", 2)
     assert "all steps were taken" in (found.why or "")
 

@@ -11,7 +11,7 @@ import pytest
 import isotrain
 from isotrain.adapters import keras_names
 from isotrain.adapters.chosen import snake_case
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import OutputSelector
 
 SAMPLES, CLASSES = 12, 3
 CUTS = ((0, 5), (5, 12))
@@ -60,7 +60,7 @@ def spec(**fields: Any) -> dict[str, Any]:
         "loss": "mse",
         "optimizer": {"name": "sgd", "lr": 0.5},
         "precision": "float64",
-        "global_batch": 4,
+        "global_batch_size": 4,
         "epochs": 1,
         "threads": 1,
         **fields,
@@ -79,7 +79,7 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
 
     from isotrain.adapters import keras_losses, keras_parts
 
-    place = session.group.place
+    place = session.group.to_device
 
     def options(field: str, name: str) -> Any:
         return session.spec.replace(**{field: name})
@@ -95,12 +95,12 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
             parts.append(made)
         for one, other in zip(parts[0].variables, parts[1].variables, strict=True):
             one.assign(one.value + other.value)
-        return keras_parts.readings("value", parts[0].result())
+        return keras_parts.named_results("value", parts[0].result())
 
     def plain_metric(cls: str, shaped: Any = lambda values: values) -> dict[str, float]:
         made = getattr(keras.metrics, cls)(**OPTIONS.get(cls, {}))
         made.update_state(*(place(shaped(each)) for each in samples(cls)))
-        return keras_parts.readings("value", made.result())
+        return keras_parts.named_results("value", made.result())
 
     def loss(name: str) -> float:
         """The mean over slices by their samples."""
@@ -128,8 +128,8 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
             made = keras_parts.build_metrics(options("metrics", [name]), "torch")
             return refusal(keras_parts.update_metrics, made, labels, scores)
         spec = options("loss", name)
-        losses = keras_losses.build_each(spec, "torch")
-        parts = keras_losses.parts_of(losses, spec, Outputs())
+        losses = keras_losses.build_output_losses(spec, "torch")
+        parts = keras_losses.loss_terms(losses, spec, OutputSelector())
         return refusal(parts, labels, scores)
 
     class Mistaken(keras.losses.Loss):
@@ -140,8 +140,8 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
 
     def mistake() -> str:
         """What is said of it."""
-        mistaken = {None: keras_losses.OneLoss(Mistaken(), None)}
-        parts = keras_losses.parts_of(mistaken, session.spec, Outputs())
+        mistaken = {None: keras_losses.PerOutputLoss(Mistaken(), None)}
+        parts = keras_losses.loss_terms(mistaken, session.spec, OutputSelector())
         with pytest.raises(ValueError, match="mistake") as raised:
             parts(*map(place, samples("MeanSquaredError")))
         return str(raised.value)
@@ -171,7 +171,7 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
         "metrics": metrics,
         "losses": {n: (loss(n), plain_loss(n)) for n in keras_names.LOSSES if n in MEANS},
         "no numbers": [
-            refusal(keras_parts.numbers, "mine", each) for each in ("good", {"b": None})
+            refusal(keras_parts.float64_results, "mine", each) for each in ("good", {"b": None})
         ],
         "f1_score": of_classes("metrics", "f1_score"),
         "categorical_crossentropy": of_classes("loss", "categorical_crossentropy"),

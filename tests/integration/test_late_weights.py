@@ -65,7 +65,7 @@ def samples() -> tuple[np.ndarray, np.ndarray]:
 
 CASES: dict[str, dict[str, Any]] = {
     **{model.__name__: {"model": model} for model in (adapted, quantized, twins)},
-    "computed by Keras": {"model": adapted, "record": False},
+    "computed by Keras": {"model": adapted, "capture": False},
     "sharded": {"model": adapted, "strategy": {"name": "sharded", "options": {"stage": 1}}},
 }
 RUNS = {"torch-ddp": CASES, "horovod-torch": {"adapted": CASES["adapted"]}}
@@ -76,7 +76,7 @@ def spec(**fields: Any) -> dict[str, Any]:
         "data": samples,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": RATE},
-        "global_batch": BATCH,
+        "global_batch_size": BATCH,
         "shuffle": False,
         "epochs": 2,
         "threads": 1,

@@ -62,7 +62,7 @@ def train():
         "transform": Doubling(SCALE),
         "objective": lambda model, batch: squared(model(batch[0]), batch[1] - offset),
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 1,
         "plugins": "isotrain.testing.reference",
     }
@@ -157,7 +157,7 @@ def test_a_run_starts_from(start: Any, tmp_path: Path) -> None:
 def test_a_module_that_runs_when_imported_is_told_so(tmp_path: Path) -> None:
     (tmp_path / "careless.py").write_text(UNGUARDED)
     spec = {"model": "careless:model", "data": "careless:data", "loss": "mean_squared_error"}
-    spec |= {"optimizer": {"name": "sgd", "lr": 0.1}, "global_batch": 8, "epochs": 1}
+    spec |= {"optimizer": {"name": "sgd", "lr": 0.1}, "global_batch_size": 8, "epochs": 1}
     spec |= {"plugins": "isotrain.testing.reference"}
     program = f"""
 import isotrain
@@ -180,7 +180,7 @@ def spec(**changes: Any) -> dict[str, Any]:
     inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
     fields = {"name": "launching", "model": model, "data": (inputs, inputs[:, :2].copy())}
     fields |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
-    return fields | {"global_batch": 8, "epochs": 1} | changes
+    return fields | {"global_batch_size": 8, "epochs": 1} | changes
 
 
 def run(folder: Path, **options: Any) -> isotrain.RunResult:

@@ -96,10 +96,10 @@ def spec(data: Any) -> dict[str, Any]:
         "data": data,
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.0625},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 2,
         "shuffle": False,
-        "record": False,  # what reads samples does not know of it
+        "capture": False,  # what reads samples does not know of it
         "device": "cpu",
         "threads": 1,
     }

@@ -30,7 +30,7 @@ def natively() -> dict[str, Any]:
 def portably(backend: str) -> dict[str, Any]:
     specs = {kind: own.portable(drop) for kind, drop in DROPS.items()}
     if backend == "torch-ddp":
-        specs |= {f"{k}, eager": own.portable(d, record=False) for k, d in DROPS.items()}
+        specs |= {f"{k}, eager": own.portable(d, capture=False) for k, d in DROPS.items()}
     return launched_in_turn(specs, own.trained, backend, 2)[0]
 
 

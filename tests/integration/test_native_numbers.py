@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 
 import isotrain
 from isotrain.plugin import TensorFunctions
@@ -18,7 +18,7 @@ SPEC: dict[str, Any] = {
     "loss": "mse",
     "optimizer": {"name": "sgd", "lr": 0.5},
     "precision": "float64",
-    "global_batch": 1,
+    "global_batch_size": 1,
     "steps": 1,
 }
 
@@ -40,7 +40,7 @@ def computed(session: isotrain.Session) -> dict[str, Any]:
 @pytest.fixture(scope="module")
 def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("numbers") / "run"
-    found: dict[str, Any] = alone(computed, {**SPEC, "model": model}, "torch-ddp", folder)
+    found: dict[str, Any] = run_isolated(computed, {**SPEC, "model": model}, "torch-ddp", folder)
     return found
 
 

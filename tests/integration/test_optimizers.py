@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 from integration import sgd_updates
 
 import isotrain
@@ -31,7 +31,7 @@ OPTIMIZERS: list[dict[str, Any]] = [
 SPEC: dict[str, Any] = {
     "data": (np.ones((1, 2)), np.ones((1, 1))),
     "loss": "mse",
-    "global_batch": 1,
+    "global_batch_size": 1,
     "steps": 1,
 }
 
@@ -73,7 +73,7 @@ def slots(fields: dict[str, Any]) -> list[Any]:
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> Any:
     spec = {**SPEC, "model": model, "optimizer": {"name": "sgd", "lr": 0.1}}
-    return alone(seen, spec, "torch-ddp", tmp_path_factory.mktemp("optimizers") / "run")
+    return run_isolated(seen, spec, "torch-ddp", tmp_path_factory.mktemp("optimizers") / "run")
 
 
 @pytest.mark.parametrize("index", range(len(OPTIMIZERS)), ids=lambda i: str(OPTIMIZERS[i]))

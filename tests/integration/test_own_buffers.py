@@ -51,7 +51,7 @@ SPEC = {
     "data": samples,
     "loss": "mse",
     "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch": BATCH,
+    "global_batch_size": BATCH,
     "shuffle": False,
     "epochs": 1,
     "threads": 1,
@@ -59,7 +59,7 @@ SPEC = {
 
 
 def trained(session: isotrain.Session, name: str, folder: Path) -> list[Any]:
-    """The buffers, once they were saved, changed, and restored; and the remarks."""
+    """The buffers, once they were saved, changed, and restored; and the notes."""
     for batch in session.batches():
         session.step(batch)
     session.save(folder / session.plan.backend)
@@ -67,7 +67,7 @@ def trained(session: isotrain.Session, name: str, folder: Path) -> list[Any]:
     for buffer in buffers.values():
         buffer.fill_(7)
     session.restore(folder / session.plan.backend)
-    return [{name: buffer.numpy() for name, buffer in buffers.items()}, session.remarks()]
+    return [{name: buffer.numpy() for name, buffer in buffers.items()}, session.setup_notes()]
 
 
 @pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
@@ -75,8 +75,8 @@ def test_each_replica_keeps_what_its_own_passes_leave(backend: str, tmp_path: Pa
     work = functools.partial(trained, folder=tmp_path)
     results = [rank["only"] for rank in launched_in_turn({"only": SPEC}, work, backend, 2)]
     inputs, _ = samples()
-    for rows, (buffers, remarks) in zip(SHARES, results, strict=True):
+    for rows, (buffers, notes) in zip(SHARES, results, strict=True):
         assert buffers["seen"] == inputs[rows].sum()
         assert buffers["running_level"] == inputs[-1].mean()
         np.testing.assert_array_equal(buffers["mask"], np.float32([0.1, 0.3, -np.inf]))
-        assert any("seen, mask: each replica keeps" in remark for remark in remarks)
+        assert any("seen, mask: each replica keeps" in note for note in notes)

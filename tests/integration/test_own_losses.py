@@ -41,7 +41,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "model": {"torch": network},
         "data": points,
         "optimizer": {"name": "sgd", "lr": 0.5},
-        "global_batch": 16,
+        "global_batch_size": 16,
         "epochs": 4,
         "threads": 1,
     }
@@ -110,7 +110,7 @@ def orders(session: isotrain.Session) -> dict[str, Any]:
         "y, ys": lambda y, ys: y,
         "stars": lambda *values: values[0],
     }
-    return {name: called.order_of(function) for name, function in functions.items()}
+    return {name: called.argument_order_of(function) for name, function in functions.items()}
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 from integration import own_optimizers as own
 
 import isotrain
@@ -38,7 +38,7 @@ NATIVE = [(backend, name) for backend in ("torch-ddp", "horovod-torch") for name
 @pytest.fixture(scope="module")
 def beside_runs(tmp_path_factory: pytest.TempPathFactory) -> Any:
     folder = tmp_path_factory.mktemp("optimizers") / "run"
-    return alone(own.beside_runs, own.spec("clipnorm"), "torch-ddp", folder)
+    return run_isolated(own.beside_runs, own.spec("clipnorm"), "torch-ddp", folder)
 
 
 @functools.cache
@@ -77,7 +77,7 @@ def test_rates_of_a_scheduler_are_told(tmp_path: Any) -> None:
         own.torch_spec("scheduler"), backend="torch-ddp", replicas=1, run_directory=tmp_path / "run"
     )
     assert result.history.learning_rate == pytest.approx([own.LR / (2 + step) for step in range(6)])
-    assert any("a learning-rate scheduler of its own" in text for text in result.plan["remarks"])
+    assert any("a learning-rate scheduler of its own" in text for text in result.plan["notes"])
 
 
 def test_what_cannot_be_honoured_is_refused(beside_runs: Any) -> None:

@@ -19,13 +19,13 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from leftovers import leaving_nothing
+from leftovers import no_leftover_processes
 from waiting import wait_until
 
 import isotrain
 from isotrain.core.contracts.process import from_variables
 from isotrain.core.errors import RunFailedError
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.testing import digits, probe
 from isotrain.testing.reference import kit_models
 
@@ -46,20 +46,20 @@ ADAM = {
         "epsilon": 2.0**-20,  # which float32 holds
     },
     "clip": {"global_norm": 0.5},
-    "accumulate": 2,
+    "gradient_accumulation_steps": 2,
 }
 
 
 @pytest.fixture(autouse=True)
 def nothing_left() -> Iterator[None]:
     """No test may leave a process behind."""
-    with leaving_nothing():
+    with no_leftover_processes():
         yield
 
 
 def served(staleness: int | None, backend: str = "reference", **changes: Any) -> dict[str, Any]:
     chosen = {"name": "parameter-server", "options": {"staleness": staleness}}
-    adapter = plugin_host().backend(backend)
+    adapter = plugin_manager().backend(backend)
     return probe.spec(adapter, strategy=chosen, threads=1, **changes)
 
 
@@ -101,7 +101,7 @@ def train(session: isotrain.Session) -> dict[str, Any]:
 def by_data_parallelism() -> dict[str, Any]:
     import tempfile
 
-    spec = probe.spec(plugin_host().backend("reference"), **ADAM, threads=1)
+    spec = probe.spec(plugin_manager().backend("reference"), **ADAM, threads=1)
     return launch(train, spec, "reference", Path(tempfile.mkdtemp()) / "run")
 
 
@@ -250,7 +250,7 @@ def suspended(reference: None, tmp_path_factory: pytest.TempPathFactory) -> Susp
     """What two runs return in which a worker is suspended, and whom they lost: both wait at once."""
     timeouts = {"silence": 3.0}
     unbounded = {"name": "parameter-server", "options": {"staleness": None}}
-    adapter, folder = plugin_host().backend("reference"), tmp_path_factory.mktemp("suspended")
+    adapter, folder = plugin_manager().backend("reference"), tmp_path_factory.mktemp("suspended")
     runs = {
         "one that stays so": (
             hit(signal.SIGSTOP, 1),
@@ -262,7 +262,7 @@ def suspended(reference: None, tmp_path_factory: pytest.TempPathFactory) -> Susp
     def ended(name: str) -> tuple[dict[str, Any], list[int]]:
         return launch(*runs[name], "reference", folder / name), lost_in(folder / name)
 
-    with leaving_nothing(), ThreadPoolExecutor(len(runs)) as pool:
+    with no_leftover_processes(), ThreadPoolExecutor(len(runs)) as pool:
         return dict(zip(runs, pool.map(ended, runs), strict=True))
 
 

@@ -14,13 +14,13 @@ from in_process import command
 from integration import parity_cases as cases
 
 import isotrain
-from isotrain.core.parity.judge import Judgement, judge
-from isotrain.core.parity.noise import Floor, Noise, scale_between
-from isotrain.core.parity.runs import RunTrace, put_together
+from isotrain.core.parity.judge import RunVerdict, judge
+from isotrain.core.parity.noise import NoiseFloor, NoiseRun, scale_between
+from isotrain.core.parity.runs import RunTrace, assemble_trace
 from isotrain.core.plugins import asked
 from isotrain.core.spec.files import load_spec
-from isotrain.testing.launching import attempt
-from isotrain.testing.series import PATIENT
+from isotrain.testing.launching import try_run
+from isotrain.testing.series import LONG_TIMEOUTS
 
 ROOT = Path(__file__).parents[2]
 PLANTED = {
@@ -39,18 +39,18 @@ PLANTED = {
 @functools.cache
 def planted() -> dict[str, RunTrace]:
     """The run as it is and with each fault in float64, and as it is in float32; in one launch."""
-    spec = {**cases.faulty_spec("float64"), "timeouts": PATIENT}
+    spec = {**cases.faulty_spec("float64"), "timeouts": LONG_TIMEOUTS}
     with asked.chosen(["plugins.parting_backends"], []):
-        run = attempt(cases.trace_faults, spec, "torch-ddp", 2)
+        run = try_run(cases.trace_faults, spec, "torch-ddp", 2)
     assert run.failure is None, run.failure
     ranks = run.returned
-    return {name: put_together(name, [rank[name] for rank in ranks]) for name in ranks[0]}
+    return {name: assemble_trace(name, [rank[name] for rank in ranks]) for name in ranks[0]}
 
 
-def judged(runs: dict[str, RunTrace], name: str) -> Judgement:
+def judged(runs: dict[str, RunTrace], name: str) -> RunVerdict:
     spec = load_spec(cases.faulty_spec("float64"))
     right, other = runs["right"], runs["float32"]
-    floor = Floor(right, [Noise(other, scale_between(other, right))])
+    floor = NoiseFloor(right, [NoiseRun(other, scale_between(other, right))])
     return judge(spec, runs[name], right, floor, other, lambda: None)
 
 
@@ -74,14 +74,14 @@ def clean() -> list[list[RunTrace]]:
         launched(cases.others, "tf-mirrored", 2),
     ]
     return [
-        [put_together(str(number), [trace]) for trace in (*references, *others)]
+        [assemble_trace(str(number), [trace]) for trace in (*references, *others)]
         for number, (references, others) in enumerate(zip(*traced, strict=True))
     ]
 
 
 def launched(work: Callable[[isotrain.Session], Any], backend: str, replicas: int) -> Any:
     """What the first process returns."""
-    run = attempt(work, {**cases.spec(), "timeouts": PATIENT}, backend, replicas)
+    run = try_run(work, {**cases.spec(), "timeouts": LONG_TIMEOUTS}, backend, replicas)
     assert run.failure is None, run.failure
     return run.returned[0]
 
@@ -92,7 +92,7 @@ def test_no_alarm_where_nothing_is_wrong(number: int) -> None:
     """Not even without float64 to look closer with."""
     reference, *noise, run = clean()[number]
     assert run.replicas == cases.CLEAN[number][0]
-    floor = Floor(reference, [Noise(other, scale_between(other, reference)) for other in noise])
+    floor = NoiseFloor(reference, [NoiseRun(other, scale_between(other, reference)) for other in noise])
     spec = load_spec(cases.CLEAN[number][1])
     found = judge(spec, run, reference, floor, None, lambda: None)
     assert found.status in ("equal", "rounding"), found
@@ -104,7 +104,7 @@ model: integration.parity_cases:dense
 data: integration.parity_cases:data
 objective: integration.parity_cases:objective
 optimizer: {name: adam, lr: 0.0078125, epsilon: 0.0001220703125}
-global_batch: 8
+global_batch_size: 8
 epochs: 1
 threads: 1
 """
@@ -151,7 +151,7 @@ def test_runs_under_several_strategies_are_compared() -> None:
         "data": linear_data,
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 1,
         "precision": "float64",
         "threads": 1,
@@ -171,8 +171,8 @@ def test_runs_under_several_strategies_are_compared() -> None:
     assert parted.status == "difference"
     assert parted.first is not None
     assert parted.first.step == 2
-    assert not any("not meant to train" in remark for remark in same.remarks)
-    assert any("local-sgd,every=2,start=2 is not meant" in remark for remark in parted.remarks)
+    assert not any("not meant to train" in note for note in same.notes)
+    assert any("local-sgd,every=2,start=2 is not meant" in note for note in parted.notes)
 
 
 def classified_data() -> tuple[np.ndarray, np.ndarray]:
@@ -187,7 +187,7 @@ def test_a_note_says_which_means_are_those_of_slices() -> None:
         "data": classified_data,
         "loss": {"name": "torch.nn:CrossEntropyLoss", "ignore_index": 1},
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 1,
         "threads": 1,
     }
@@ -197,8 +197,8 @@ def test_a_note_says_which_means_are_those_of_slices() -> None:
     )
     reference, served = found.runs
     assert served.plan["strategy"] == "parameter-server"
-    assert any("for the workers of a parameter server" in remark for remark in served.remarks)
-    assert not any("do not count alike" in remark for remark in reference.remarks)
+    assert any("for the workers of a parameter server" in note for note in served.notes)
+    assert not any("do not count alike" in note for note in reference.notes)
 
 
 NATIVE = """
@@ -207,7 +207,7 @@ model: {torch: "digits_native:torch_model", tensorflow: "digits_native:tensorflo
 data: digits:data
 loss: {name: sparse_categorical_crossentropy, from_logits: true}
 optimizer: {name: sgd, lr: 0.125, momentum: 0.875}
-global_batch: 64
+global_batch_size: 64
 epochs: 1
 threads: 1
 """

@@ -21,11 +21,11 @@ from isotrain.core.comparison.records import Span
 from isotrain.core.contracts.state import StateKind
 from isotrain.core.running.loop import fit
 from isotrain.core.running.weights_file import WEIGHTS
-from isotrain.core.stages.cut import ModelCut
+from isotrain.core.stages.cut import PipelineSplit
 from isotrain.testing.bench import assert_same
-from isotrain.testing.launching import attempt
+from isotrain.testing.launching import try_run
 from isotrain.testing.native import train
-from isotrain.testing.series import PATIENT, Work, next_session
+from isotrain.testing.series import LONG_TIMEOUTS, Work, next_session
 
 pytestmark = pytest.mark.slow
 
@@ -197,12 +197,12 @@ BASE: dict[str, Any] = {
     "optimizer": ADAM,
     "clip": {"global_norm": 0.25},
     "precision": "float64",
-    "global_batch": 8,
-    "accumulate": 4,
+    "global_batch_size": 8,
+    "gradient_accumulation_steps": 4,
     "epochs": 2,
     "threads": 1,
-    "record": False,
-    "timeouts": PATIENT,
+    "capture": False,
+    "timeouts": LONG_TIMEOUTS,
 }
 CASES: dict[str, dict[str, Any]] = {
     "skipping": {},
@@ -211,9 +211,9 @@ CASES: dict[str, dict[str, Any]] = {
         "data": even,
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
         "clip": None,  # so that a sum for a mean would be seen
-        "record": True,  # with layers whose evaluation is recorded; training in stages is not
+        "capture": True,  # with layers whose evaluation is recorded; training in stages is not
     },
-    "one micro-batch": {"accumulate": 1},
+    "one micro-batch": {"gradient_accumulation_steps": 1},
     "native": {"model": {"torch": modules}},
     "written": {"model": {"torch": written}},
     "nothing dropped": {"model_args": {"dropped": 0.0}, "data": even},
@@ -255,7 +255,7 @@ def under_way(exchange: Any) -> list[int]:
 
     def noting(*given: Any) -> None:
         send(*given)
-        found.append(len(exchange.under_way))
+        found.append(len(exchange.pending_sends))
 
     exchange.send = noting
     return found
@@ -263,9 +263,9 @@ def under_way(exchange: Any) -> list[int]:
 
 def followed(session: isotrain.Session, name: str = "") -> dict[str, Any]:
     """Trains and evaluates; what each process then has."""
-    session.group.note_actions()
-    exchange = getattr(session.group, "exchange", None)
-    kept = under_way(exchange) if hasattr(exchange, "under_way") else []
+    session.group.enable_action_timing()
+    exchange = getattr(session.group, "communicator", None)
+    kept = under_way(exchange) if hasattr(exchange, "pending_sends") else []
     found = train(session)
     evaluated, state = session.evaluate(), session.read_state(("optimizer",))
     found["sending"] = max(kept, default=0)
@@ -297,19 +297,19 @@ def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, A
 
 def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
     """And what is said of lists that are not the model; how large slots are before stages are known."""
-    from isotrain.adapters.tensorflow.stage_modules import StagedModules
-    from isotrain.adapters.tensorflow.stage_program import StagedProgram
+    from isotrain.adapters.tensorflow.stage_modules import PipelineModules
+    from isotrain.adapters.tensorflow.stage_program import PipelineTrainer
 
     found = saving(session, name, folder=folder)
-    slots = StagedProgram(session.spec).update.variables
+    slots = PipelineTrainer(session.spec).update.variables
     found["first slots"] = max(each.shape.num_elements() for each in slots)
     session.seek(0)
     given = next(session.batches()).slices[0][0].inputs
-    program: Any = session.group.program  # type: ignore[attr-defined]
+    program: Any = session.group.trainer  # type: ignore[attr-defined]
     for patterns in (("blocks.*", "noise"), ("blocks.*", "noise", "head")):
         try:
-            cut = ModelCut(2, modules=patterns)
-            StagedModules(program, session.spec, cut).compare(given)
+            cut = PipelineSplit(2, modules=patterns)
+            PipelineModules(program, session.spec, cut).check_equivalence(given)
         except isotrain.SpecError as error:
             found[patterns[-1]] = str(error)
     return found
@@ -323,7 +323,7 @@ def saving_and_profiled(session: isotrain.Session, name: str, *, folder: Path) -
 
 
 def bytes_of_weights(session: isotrain.Session) -> int:
-    program: Any = session.group.program  # type: ignore[attr-defined]
+    program: Any = session.group.trainer  # type: ignore[attr-defined]
     if session.plan.framework == "torch":
         return sum(each.untyped_storage().nbytes() for each in program.trainable.values())
     return sum(each.read_value().numpy().nbytes for each in program.part("trainable"))
@@ -366,7 +366,7 @@ def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
 def profiled_and_sent(session: isotrain.Session, name: str) -> dict[str, Any]:
     """The layers; and how many bytes of activations and their gradients this stage sends in a step."""
     found = {"layers": profiled(session, name)}
-    exchange: Any = session.group.exchange  # type: ignore[attr-defined]
+    exchange: Any = session.group.communicator  # type: ignore[attr-defined]
     send, sent = exchange.send, [0]
 
     def counting(tensor: Any, *given: Any) -> None:
@@ -380,7 +380,7 @@ def profiled_and_sent(session: isotrain.Session, name: str) -> dict[str, Any]:
 
 def held(session: isotrain.Session) -> list[int]:
     """Bytes that weights, gradients and slots take on this stage after a step."""
-    program: Any = session.group.program  # type: ignore[attr-defined]
+    program: Any = session.group.trainer  # type: ignore[attr-defined]
     weights = list(program.trainable.values())
     gradients = [weight.grad for weight in weights if weight.grad is not None]
     slots = [s for own in program.optimizer.state.values() for s in own.values() if s.dim()]
@@ -425,7 +425,7 @@ def work(session: isotrain.Session, tasks: Tasks) -> dict[str, Any]:
 
 def done(tasks: Tasks, replicas: int, backend: str = "torch-ddp") -> Sequence[dict[str, Any]]:
     first, _ = next(iter(tasks.values()))
-    run = attempt(partial(work, tasks=tasks), first, backend, replicas)
+    run = try_run(partial(work, tasks=tasks), first, backend, replicas)
     assert run.failure is None, run.failure
     return run.returned
 
@@ -537,7 +537,7 @@ def assert_told(places: Sequence[dict[str, Any]], replicas: int, predicted: int)
         for rank, place in enumerate(places)
         for what, begin, end in place["taken"]
     ]
-    (told,) = waiting.told(spans, replicas)
+    (told,) = waiting.idle_notes(spans, replicas)
     seen = re.search(rf"for (\d+)% of the time .* predicts {predicted}%", told)
     assert seen, told
     assert 0 < int(seen[1]) < 100
@@ -587,7 +587,7 @@ def test_stages_keep_the_best_weights_and_end_early(
             np.testing.assert_allclose(found["weights"][name], value, rtol=1e-9, err_msg=name)
 
 
-SEVERAL = {**BASE, "data": short, "model_args": {"normalised": False}, "accumulate": 2}
+SEVERAL = {**BASE, "data": short, "model_args": {"normalised": False}, "gradient_accumulation_steps": 2}
 """Trained by two replicas: on each, statistics of a batch would be those of its slice."""
 
 
@@ -624,7 +624,7 @@ def assert_elsewhere(
     more: Tasks | None = None,
 ) -> Sequence[dict[str, Any]]:
     """Two replicas of two stages train as replicas, and go on from checkpoints; what else processes found."""
-    dense = {**BASE, **CASES["sequential"], "accumulate": 2, **(changes or {})}
+    dense = {**BASE, **CASES["sequential"], "gradient_accumulation_steps": 2, **(changes or {})}
     tasks: Tasks = {
         "interleaved": (
             {**several, **under(PIPELINES["interleaved"][1]), "recompute": "*"},
@@ -666,12 +666,12 @@ def test_stages_train_as_replicas_on_horovod_torch(
 
 def test_stages_train_as_replicas_on_tensorflow(alone: dict[str, Any], tmp_path: Path) -> None:
     """What it drops is not what torch does; of each step's four micro-batches one is empty: traced once."""
-    several = {**SEVERAL, "global_batch": 3, "drop_remainder": True}
+    several = {**SEVERAL, "global_batch_size": 3, "drop_remainder": True}
     expected = done({"": (several, followed)}, 2, "tf-mirrored")[0][""]
     by_one = alone["saved/sequential"]["whole"]
     listed = {"model": {"tensorflow": layered}}
     names = ["dense_*", "head"]
-    mixed = {**BASE, **CASES["sequential"], **under({}), "precision": "bfloat16", "accumulate": 1}
+    mixed = {**BASE, **CASES["sequential"], **under({}), "precision": "bfloat16", "gradient_accumulation_steps": 1}
     more: Tasks = {"bfloat16": (mixed, first_loss)}
     for place in assert_elsewhere(
         several, expected, by_one, "tf-multiworker", tmp_path, listed, names, more
@@ -708,7 +708,7 @@ def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_pa
 REFUSED: dict[str, tuple[dict[str, Any], str]] = {
     "objective": ({"loss": None, "objective": data, "metrics": None}, "calls the whole model"),
     "scaled": ({"precision": "float16"}, "float16|Float16"),
-    "compile": ({"compile": True}, "not compiled in staged runs"),
+    "compile": ({"compile": True}, "not compiled in pipeline runs"),
     "schedule": (under({"schedule": "1b1f"}), "did you mean|1f1b"),
     "chunks": (under({"chunks": 2}), "interleaved"),
     "groups": (under({"schedule": "interleaved", "chunks": 2, "stages": 3}), "a multiple"),
@@ -753,14 +753,14 @@ def test_measured_plan_draws_the_stages() -> None:
 
 def test_plan_tells_places_and_waiting() -> None:
     plan = isotrain.plan({**BASE, **under({})}, backend="torch-ddp", replicas=2)
-    assert plan.mesh.sizes == {"data": 2, "stage": 2}
+    assert plan.device_mesh.sizes == {"data": 2, "stage": 2}
     assert [process.replicas for process in plan.processes] == [(0,), (0,), (1,), (1,)]
     assert plan.collective == "gloo"
-    assert any("2 stages, 4 micro-batches" in remark and "20%" in remark for remark in plan.remarks)
+    assert any("2 stages, 4 micro-batches" in note and "20%" in note for note in plan.notes)
 
 
 def test_what_cannot_be_cut_is_refused() -> None:
-    run = attempt(followed, {**BASE, "model": shared, **under({})}, "torch-ddp", 1)
+    run = try_run(followed, {**BASE, "model": shared, **under({})}, "torch-ddp", 1)
     assert run.failure is not None
     assert "twice is called on both sides of a cut" in run.failure
     run.forget()
@@ -780,7 +780,7 @@ def tied() -> Any:
 
 def test_a_function_that_reads_a_weight_of_another_stage_is_refused() -> None:
     fields = {**BASE, "model": tied, **under({"cut": ["second"]})}
-    run = attempt(followed, fields, "torch-ddp", 1)
+    run = try_run(followed, fields, "torch-ddp", 1)
     assert run.failure is not None
     assert "layer 'back' reads the weight 'first/kernel' of a layer in another stage" in run.failure
     run.forget()
@@ -790,14 +790,14 @@ def cut_into(model: Any, *names: str, chunks: int = 2) -> Any:
     """Modules of a native model, cut; the rest of a program is not asked."""
     from types import SimpleNamespace
 
-    from isotrain.adapters.torch.stage_modules import StagedModules
+    from isotrain.adapters.torch.stage_modules import PipelineModules
 
     program: Any = SimpleNamespace(
         model=model,
         with_autocast=lambda function: function,
         evaluated=lambda compute, *given: compute(*given),
     )
-    return StagedModules(program, ModelCut(chunks, modules=names))
+    return PipelineModules(program, PipelineSplit(chunks, modules=names))
 
 
 def test_modules_that_are_not_the_model_are_refused() -> None:
@@ -815,5 +815,5 @@ def test_modules_that_are_not_the_model_are_refused() -> None:
         cut_into(model, "bend", "blocks.*", "head")
     found = cut_into(model, "first", "blocks.*", "head")
     with pytest.raises(isotrain.SpecError, match=r"first, blocks\.0, blocks\.1, head, one after"):
-        found.compare(torch.ones(2, 6))
-    cut_into(model.eval(), "first", "bend", "blocks.*", "head").compare(torch.ones(2, 6))
+        found.check_equivalence(torch.ones(2, 6))
+    cut_into(model.eval(), "first", "bend", "blocks.*", "head").check_equivalence(torch.ones(2, 6))

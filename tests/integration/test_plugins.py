@@ -31,7 +31,7 @@ def data():
 BREAKS = sys.argv[1] == "breaks"
 spec = {
     "model": model, "data": data, "loss": "mean_squared_error", "precision": "float64",
-    "optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 4, "epochs": 2,
+    "optimizer": {"name": "sgd", "lr": 0.125}, "global_batch_size": 4, "epochs": 2,
     "strategy": {"name": "periodic-averaging", "options": {"every": 4}},
 }
 result = isotrain.run(spec, backend="reference", replicas=2)

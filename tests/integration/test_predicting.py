@@ -55,7 +55,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 0.125},
         "precision": "float64",
-        "global_batch": 7,
+        "global_batch_size": 7,
         "epochs": 1,
         "threads": 1,
         "device": "cpu",

@@ -9,9 +9,9 @@ import pytest
 from integration import recomputed_models as models
 
 import isotrain
-from isotrain.testing.launching import attempt
+from isotrain.testing.launching import try_run
 from isotrain.testing.native import train
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.series import LONG_TIMEOUTS, next_session
 
 pytestmark = [
     pytest.mark.slow,
@@ -24,12 +24,12 @@ BASE: dict[str, Any] = {
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
     "optimizer": "adam",
     "precision": "float64",
-    "global_batch": 8,
-    "accumulate": 2,
+    "global_batch_size": 8,
+    "gradient_accumulation_steps": 2,
     "epochs": 2,
     "threads": 1,
-    "record": False,  # a record computes with other operations
-    "timeouts": PATIENT,
+    "capture": False,  # a record computes with other operations
+    "timeouts": LONG_TIMEOUTS,
 }
 NATIVE = {"torch": models.of_torch, "tensorflow": models.of_tensorflow}
 IN_PARTS = {"name": "sharded", "options": {"stage": 3, "bucket_megabytes": 2e-4}}
@@ -48,12 +48,12 @@ TRAINED: dict[str, dict[str, Any]] = {
     "in-parts": {"recompute": "*", "strategy": IN_PARTS},
     "mixed-kept": {"precision": "bfloat16"},
     "mixed": {"precision": "bfloat16", "recompute": "*"},
-    "native-kept": {"model": NATIVE, "accumulate": 1},
-    "native": {"model": NATIVE, "accumulate": 1, **BLOCKS},
+    "native-kept": {"model": NATIVE, "gradient_accumulation_steps": 1},
+    "native": {"model": NATIVE, "gradient_accumulation_steps": 1, **BLOCKS},
     **{
         f"{strategy}{kept}": {
             "model": NATIVE,
-            "accumulate": 1,
+            "gradient_accumulation_steps": 1,
             "epochs": 1,
             "strategy": {"name": strategy, "options": options},
             **again,
@@ -83,8 +83,8 @@ WIDE = {
     "data": models.wide_data,
     "precision": "float32",
     "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch": 1024,
-    "accumulate": 1,
+    "global_batch_size": 1024,
+    "gradient_accumulation_steps": 1,
     "epochs": 1,
 }
 DEEP = {"model": {"torch": models.deep}, "model_args": {"native": True}}
@@ -94,7 +94,7 @@ DEEP = {"model": {"torch": models.deep}, "model_args": {"native": True}}
 def work(session: isotrain.Session) -> dict[str, Any]:
     """Trains all, and looks how much is alive with and without; a run's work."""
     found: dict[str, Any] = {}
-    base = {**BASE, "global_batch": session.plan.global_batch}
+    base = {**BASE, "global_batch_size": session.plan.global_batch_size}
     for name in TRIED[session.plan.backend]:
         with next_session(session, name, {**base, **TRAINED[name]}) as session:
             found[name] = train(session)
@@ -111,7 +111,7 @@ def found(request: pytest.FixtureRequest, monkeypatch_module: pytest.MonkeyPatch
     if request.param != "torch-ddp":
         monkeypatch_module.setenv("TF_CPU_ALLOCATOR_USE_BFC", "1")  # which counts
     replicas, size = SIZES[request.param]
-    run = attempt(work, {**BASE, "global_batch": size}, request.param, replicas)
+    run = try_run(work, {**BASE, "global_batch_size": size}, request.param, replicas)
     assert run.failure is None, run.failure
     return {"bits": request.param == "torch-ddp", **run.returned[-1]}
 
@@ -148,7 +148,7 @@ def test_less_is_alive_at_once(found: dict[str, Any]) -> None:
 
 
 def refused(changes: dict[str, Any], backend: str) -> str:
-    run = attempt(take_a_step, {**BASE, **changes}, backend, 1)
+    run = try_run(take_a_step, {**BASE, **changes}, backend, 1)
     run.forget()
     assert run.failure is not None
     return run.failure
@@ -174,7 +174,7 @@ def test_a_layer_that_draws_by_no_generator_of_its_own_is_refused() -> None:
 
 
 def test_plan_says_that_steps_are_not_replayed() -> None:
-    spec = {**BASE, "record": True, "recompute": "*"}
-    (remark,) = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).remarks
-    assert remark.startswith("training steps are not replayed")
-    assert "`recompute`" in remark
+    spec = {**BASE, "capture": True, "recompute": "*"}
+    (note,) = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).notes
+    assert note.startswith("training steps are not replayed")
+    assert "`recompute`" in note

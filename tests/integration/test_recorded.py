@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 from integration import recorded_models as models
 
 import isotrain
@@ -23,7 +23,7 @@ BASE: dict[str, Any] = {
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
     "metrics": ["accuracy"],
     "optimizer": {"custom": models.momentum, "lr": 0.0625},
-    "global_batch": models.BATCH,
+    "global_batch_size": models.BATCH,
     "epochs": 6,
     "threads": 1,
 }
@@ -42,7 +42,7 @@ RECORDED: dict[str, dict[str, Any]] = {
     "float64": {"precision": "float64", "data_args": FULL},
     "bfloat16": {"precision": "bfloat16", "data_args": FULL},
     "float16": {"precision": "float16", "data_args": FULL},
-    "accumulate": {"accumulate": 3},
+    "gradient_accumulation_steps": {"gradient_accumulation_steps": 3},
     "clipped": {"clip": {"global_norm": 0.125}, "data_args": FULL},
     "dropout": {"model": models.dropout},
     "seeded dropout": {"model": models.dropout, "model_args": {"seed": 7}, "data_args": FULL},
@@ -136,7 +136,7 @@ def anneal(session: isotrain.Session) -> None:
 def annealed(record: bool) -> dict[str, Any]:
     """Trains with a loss that somebody changes during the run."""
     models.ANNEALED.weight = 1.0
-    return train({"loss": models.ANNEALED, "metrics": [], "record": record}, anneal)
+    return train({"loss": models.ANNEALED, "metrics": [], "capture": record}, anneal)
 
 
 HELD: dict[str, Callable[[Any], None]] = {
@@ -182,11 +182,11 @@ def train(changes: dict[str, Any], between: Any = nothing, evaluations: int = 3)
             between(session)
             losses.append(float(session.step(batch)))
         evaluated += [session.evaluate() for _ in range(evaluations - 1)]
-        program: Any = session.group.program  # type: ignore[attr-defined]
+        program: Any = session.group.trainer  # type: ignore[attr-defined]
         phases = (program.training, program.evaluation)
-        records = [len(getattr(each, "records", ())) for each in phases]
-        kept = getattr(program.training, "records", {}).values()
-        nodes = [node for each in kept for node in each.recording.graph.graph.nodes]
+        records = [len(getattr(each, "graphs", ())) for each in phases]
+        kept = getattr(program.training, "graphs", {}).values()
+        nodes = [node for each in kept for node in each.traced_graph.graph.graph.nodes]
         return {
             "losses": losses,
             "metrics": session.metrics(),
@@ -196,7 +196,7 @@ def train(changes: dict[str, Any], between: Any = nothing, evaluations: int = 3)
             "records": records,
             "exact": [each.is_exact for each in kept],
             "measured": sorted(
-                {getattr(each.recording.predictions, "places", ()) for each in kept}
+                {getattr(each.traced_graph.predictions, "places", ()) for each in kept}
             ),
             "calls": len(models.CALLS),
             "operations": [str(node.target).removeprefix("aten.") for node in nodes],
@@ -233,42 +233,42 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
     session.close()
     cases = {**RECORDED, **{name: {"model": model} for name, (model, _) in REFUSED.items()}}
     found = {
-        name: [train({**changes, "record": record}) for record in (True, False)]
+        name: [train({**changes, "capture": record}) for record in (True, False)]
         for name, changes in cases.items()
     }
     left = [metric for metric, _ in LEFT.values()]
     metrics = {"metrics": ["accuracy", *left, "sparse_categorical_crossentropy"]}
-    ways = ({**metrics, "record": record} for record in (True, False))
+    ways = ({**metrics, "capture": record} for record in (True, False))
     found["left"] = [train(way, end_epochs) for way in ways]
     for name, changes in UPDATED.items():
         wide = {"precision": "float64", "drop_remainder": True, **changes}
         found[f"update {name}"] = [
-            train({**wide, "record": record}, evaluations=0) for record in (True, False)
+            train({**wide, "capture": record}, evaluations=0) for record in (True, False)
         ]
-    rare = {"data_args": {"kind": "rare"}, "global_batch": 2, "epochs": 1, "shuffle": False}
+    rare = {"data_args": {"kind": "rare"}, "global_batch_size": 2, "epochs": 1, "shuffle": False}
     for way in models.LEAVES:
         found[f"rare {way}"] = train({**rare, "model": models.rarely, "model_args": {"way": way}})
-    found["rare"] = train({**rare, "model": models.rarely, "record": False})
+    found["rare"] = train({**rare, "model": models.rarely, "capture": False})
     holding = {"model": models.holding, "data_args": FULL}
     for name, change in HELD.items():
         found[f"held {name}"] = train(holding, in_layer(change))
-    found["held"] = train({**holding, "record": False}, in_layer(HELD["dict"]))
-    found["annealed"] = [annealed(record=record) for record in (True, False)]
-    measured = {"epochs": None, "steps": 20, "global_batch": 4, "metrics": [models.by_setting]}
+    found["held"] = train({**holding, "capture": False}, in_layer(HELD["dict"]))
+    found["annealed"] = [annealed(capture=record) for record in (True, False)]
+    measured = {"epochs": None, "steps": 20, "global_batch_size": 4, "metrics": [models.by_setting]}
     stale = functools.partial(set_setting, step=9)
     highest = {**measured, "metrics": [models.highest(), models.huge]}
-    found["highest"] = [train({**highest, "record": r}) for r in (True, False)]
-    found["stale metric"] = [train({**measured, "record": r}, stale) for r in (True, False)]
-    scaled = {"model": models.scaled, "epochs": None, "steps": 40, "global_batch": 4}
+    found["highest"] = [train({**highest, "capture": r}) for r in (True, False)]
+    found["stale metric"] = [train({**measured, "capture": r}, stale) for r in (True, False)]
+    scaled = {"model": models.scaled, "epochs": None, "steps": 40, "global_batch_size": 4}
     for name, (between, _) in CHANGED.items():
-        found[name] = [train({**scaled, "record": r}, between) for r in (True, False)]
+        found[name] = [train({**scaled, "capture": r}, between) for r in (True, False)]
     return found
 
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """Of all trainings, in one process."""
-    return dict(alone(train_all, BASE, "torch-ddp", tmp_path_factory.mktemp("runs") / "run"))
+    return dict(run_isolated(train_all, BASE, "torch-ddp", tmp_path_factory.mktemp("runs") / "run"))
 
 
 NEAR = {"float64": 1e-12, "float32": 1e-4}
@@ -465,22 +465,22 @@ def test_updates_are_those_of_keras(found: dict[str, Any], name: str) -> None:
 def test_plan_and_check_say_what_is_not_recorded() -> None:
     """Before anything is trained, for training and evaluation each."""
     spec = {**BASE, "model": models.by_value}
-    remarks = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).remarks
+    notes = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).notes
     found = isotrain.check(spec, backends=["torch-ddp"], replicas=[1])
     details = [finding.case for finding in found if finding.code == "ISO503"]
-    for told in (remarks, details):
+    for told in (notes, details):
         phases = [text.partition(" ")[0] for text in told]
         assert phases == ["training", "evaluation"]
         assert all(REFUSED["by value"][1] in text for text in told)
-    assert not isotrain.measured_plan(BASE, backend="torch-ddp", replicas=1).remarks
+    assert not isotrain.measured_plan(BASE, backend="torch-ddp", replicas=1).notes
 
 
 def test_plan_says_which_metrics_are_not_recorded() -> None:
     """And of the steps only that they are."""
     fields = {**BASE, "metrics": ["accuracy", OVERLAP]}
-    remarks = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).remarks
+    notes = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).notes
     told = "steps are not replayed, but computed by Keras: mean_io_u: Python depends on the value"
-    assert [remark.partition(f" {told}")[0] for remark in remarks] == [
+    assert [note.partition(f" {told}")[0] for note in notes] == [
         "metrics of training",
         "metrics of evaluation",
     ]
@@ -488,6 +488,6 @@ def test_plan_says_which_metrics_are_not_recorded() -> None:
 
 def test_random_layers_are_said_not_to_be_compiled() -> None:
     fields = {**BASE, "model": models.dropout, "compile": True}
-    remarks = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).remarks
+    notes = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).notes
     told = "training steps are not compiled, but replayed as they are"
-    assert [told in remark for remark in remarks].count(True) == 1, remarks
+    assert [told in note for note in notes].count(True) == 1, notes

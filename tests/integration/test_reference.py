@@ -50,7 +50,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "metrics": ["accuracy"],
         "optimizer": {"name": "sgd", "lr": 0.125},
         "precision": "float64",
-        "global_batch": 7,
+        "global_batch_size": 7,
         "epochs": 2,
         "threads": 1,
     }
@@ -118,7 +118,7 @@ def saved_late(session: isotrain.Session) -> Any:
 def quiet_from_the_third_step(session: isotrain.Session) -> None:
     for batch in session.batches():
         if batch.step == 2:
-            session.report_no_progress()
+            session.disable_progress_reports()
         session.step(batch)
 
 
@@ -143,7 +143,7 @@ CASES = [
     {
         "optimizer": {"name": "adamw", "weight_decay": 0.25, **EXACT},
         "clip": {"norm": 0.125},
-        "accumulate": 2,
+        "gradient_accumulation_steps": 2,
     },
 ]
 
@@ -244,7 +244,7 @@ def test_the_command_line_takes_it_as_a_plugin(tmp_path: Path) -> None:
         "def model(): return Network([Dense(64, 10)])\n"
     )
     (tmp_path / "spec.yaml").write_text(
-        "{model: 'net.py:model', data: 'net.py:data', optimizer: adam, global_batch: 64, epochs: 1,\n"
+        "{model: 'net.py:model', data: 'net.py:data', optimizer: adam, global_batch_size: 64, epochs: 1,\n"
         "loss: {name: sparse_categorical_crossentropy, from_logits: true}, metrics: [accuracy]}\n"
     )
     command = [sys.executable, "-m", "isotrain", "run", "spec.yaml", "--backend", "reference"]

@@ -32,9 +32,9 @@ from isotrain.core.checkpoints.local_storage import LocalStorage
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, UnsupportedError
 from isotrain.core.launching.run_directory import RunDirectory
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running import portions
-from isotrain.core.running.evaluation import Evaluation
+from isotrain.core.running.evaluation import Evaluator
 from isotrain.testing.bench import assert_same as assert_same_state
 from isotrain.testing.reference.layers import Dense, Dropout
 from isotrain.testing.reference.network import Network
@@ -62,7 +62,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "metrics": ["accuracy"],
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
         "precision": "float64",
-        "global_batch": 7,
+        "global_batch_size": 7,
         "steps": STEPS,
         "checkpoint": {"every_steps": 3},
     }
@@ -120,10 +120,10 @@ def chosen(name: str) -> dict[str, Any]:
 def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
     tmp_path: Path, name: str
 ) -> None:
-    is_served = name == "parameter-server"
+    uses_parameter_server = name == "parameter-server"
     changes = {"strategy": chosen(name)}
     whole = run(tmp_path / "whole", 3, changes=changes)
-    kills = moments(name, KILLS, slices=3 if is_served else 1)
+    kills = moments(name, KILLS, slices=3 if uses_parameter_server else 1)
     found = killed(tmp_path / "killed", kills, replicas=3, changes=changes)
     assert_same(found, whole)
     assert any(restart["from_step"] for restart in found.restarts), found.restarts
@@ -134,8 +134,8 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
 
 
 def test_every_strategy_goes_on_or_says_why_not() -> None:
-    for name in plugin_host().strategies.entries().keys() - STRATEGIES.keys():
-        with pytest.raises(UnsupportedError, match=f"{name}.*staged-step"):
+    for name in plugin_manager().strategies.entries().keys() - STRATEGIES.keys():
+        with pytest.raises(UnsupportedError, match=f"{name}.*pipeline-step"):
             isotrain.plan(spec(strategy=name), backend="reference", replicas=3)
 
 
@@ -275,8 +275,8 @@ def test_a_stream_with_a_state_of_its_own_is_not_read_from_its_beginning(tmp_pat
 def test_a_run_of_another_meaning_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
     run(tmp_path / "run", changes={"steps": 4})
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")}
-    with pytest.raises(IsotrainError, match="global_batch: 7 in the checkpoint, 6 now"):
-        run(tmp_path / "run", resume="auto", changes={"global_batch": 6})
+    with pytest.raises(IsotrainError, match="global_batch_size: 7 in the checkpoint, 6 now"):
+        run(tmp_path / "run", resume="auto", changes={"global_batch_size": 6})
     with pytest.raises(IsotrainError, match=r"(?s)seed: 0 in.*initial_weights"):
         isotrain.resume(tmp_path / "run", spec=spec(seed=1), on_event=lambda event: None)
     assert {path: path.read_bytes() for path in before} == before
@@ -452,7 +452,7 @@ def two_at_once(session: isotrain.Session) -> list[str]:
     if not session.is_main:
         return []
     try:
-        with RunDirectory.reopen(session.run_directory).held():
+        with RunDirectory.reopen(session.run_directory).locked():
             return []
     except PlanError as error:
         return [str(error)]
@@ -593,7 +593,7 @@ def test_named_metrics_are_tried_where_the_run_evaluates_anyway(
     validates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, tried = spec() if validates else spec(data=data().train), []
-    monkeypatch.setattr(Evaluation, "try_metrics", lambda _, batch: tried.append(batch))
+    monkeypatch.setattr(Evaluator, "try_metrics", lambda _, batch: tried.append(batch))
     with isotrain.open_session(given, backend="reference") as session:
         session.try_metrics(next(session.batches()))
     assert bool(tried) is validates
@@ -852,7 +852,7 @@ def test_training_waits_for_checkpoints_that_are_not_written_in_the_background(
     policy = {"every_steps": 1, "folder": str(tmp_path), "background": False}
     with isotrain.open_session(spec(checkpoint=policy), backend="reference") as session:
         session.step(next(session.batches()))
-        assert session.save_if_due(beside_step=True)
+        assert session.save_if_due(overlap_next_step=True)
         assert checkpoint_at(tmp_path).step == 1
         session.stop()
 

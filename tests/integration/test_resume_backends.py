@@ -24,7 +24,7 @@ from isotrain.core.checkpoints.finding import checkpoint_at
 from isotrain.core.launching.returned import load_value
 from isotrain.core.running.result import read_history
 from isotrain.testing.bench import assert_same
-from isotrain.testing.series import PATIENT
+from isotrain.testing.series import LONG_TIMEOUTS
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +73,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "metrics": ["accuracy"],
         "optimizer": {"name": "adam", "lr": 0.0625, **EXACT},
-        "global_batch": 7,
+        "global_batch_size": 7,
         "steps": 9,
         "threads": 1,
         "checkpoint": {"every_steps": 2},
@@ -140,7 +140,7 @@ def of_strategies(names: Iterable[str]) -> dict[str, Any]:
         name: spec(
             model=moody,
             data=samples,
-            record=name in RECORDED,
+            capture=name in RECORDED,
             strategy={
                 "name": name.partition("_")[0],
                 "options": STRATEGIES[name],
@@ -159,7 +159,7 @@ def test_killed_runs_of_strategies_end_as_those_that_were_not(tmp_path: Path, ba
 def test_a_killed_run_in_stages_ends_as_one_that_was_not(
     tmp_path: Path, backend: str, replicas: int
 ) -> None:
-    given = spec(model=moody, data=samples, record=False, strategy="pipeline", accumulate=2)
+    given = spec(model=moody, data=samples, capture=False, strategy="pipeline", gradient_accumulation_steps=2)
     assert_killed_ones_end_alike({"pipeline": given}, tmp_path, backend, replicas)
 
 
@@ -169,7 +169,7 @@ def assert_killed_ones_end_alike(
     """One launch, whose processes start again after each kill."""
     killed_in_turn.killers(specs, tmp_path, SEEDS[backend])
     first = next(iter(specs.values()))
-    given = {**first, "checkpoint": None, "timeouts": PATIENT}
+    given = {**first, "checkpoint": None, "timeouts": LONG_TIMEOUTS}
     events: list[Any] = []
     processes = isotrain.launch(
         functools.partial(killed_in_turn.trained, specs=specs, folder=tmp_path),
@@ -207,7 +207,7 @@ def steps(session: isotrain.Session, most: int) -> Any:
 def test_the_history_of_a_run_that_changes_its_framework_is_of_one_piece(tmp_path: Path) -> None:
     options = {"resume": "auto", "on_event": lambda event: None}
     whole, parted = tmp_path / "whole", tmp_path / "parted"
-    given = spec(precision="float64", record=False)
+    given = spec(precision="float64", capture=False)
     isotrain.launch(finished, given, backend="torch-ddp", run_directory=whole, **options)
     isotrain.launch(begun, given, backend="torch-ddp", replicas=2, run_directory=parted, **options)
     isotrain.launch(

@@ -16,7 +16,7 @@ import isotrain
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.errors import IsotrainError
 from isotrain.core.running import portions
-from isotrain.core.running.translation import Translation
+from isotrain.core.running.translation import StateConverter
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.series import launched_in_turn
 
@@ -97,7 +97,7 @@ def spec(**changes: Any) -> dict[str, Any]:
         "loss": "mean_squared_error",
         "optimizer": OPTIMIZERS["sgd"],
         "precision": "float64",
-        "global_batch": 7,
+        "global_batch_size": 7,
         "steps": STEPS,
         "threads": 1,
         "device": "cpu",
@@ -120,8 +120,8 @@ def test_one_model_for_all_frameworks_is_not_translated() -> None:
     there = "torch-ddp", "torch"
     plan = isotrain.plan(spec(), backend="tf-mirrored")
 
-    def between(model: Any) -> Translation | None:
-        return Translation.between(there, plan, TrainingSpec.model_validate(spec(model=model)))
+    def between(model: Any) -> StateConverter | None:
+        return StateConverter.between(there, plan, TrainingSpec.model_validate(spec(model=model)))
 
     assert between(of_tensorflow) is None
     assert between({"torch": of_torch, "tensorflow": of_tensorflow}) is not None

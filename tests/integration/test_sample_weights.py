@@ -88,7 +88,7 @@ def halving(learning_rate: float) -> Any:
     return keras.optimizers.SGD(schedule, momentum=0.5)
 
 
-UNEVEN = {"global_batch": 8}
+UNEVEN = {"global_batch_size": 8}
 """The last global batch is smaller; TensorFlow traces it once more."""
 ONE_HOT = np.eye(3)[CLASSES]
 BOTH = {
@@ -127,7 +127,7 @@ CASES: dict[str, dict[str, Any]] = {
         "data": (X, CLASSES),
         "metrics": [{"name": "sparse_top_k_categorical_accuracy", "k": 2}],
         "optimizer": {"custom": halving, "lr": 0.25},
-        "scaling": {"rule": "linear", "base_batch": 16},
+        "scaling": {"rule": "linear", "base_batch_size": 16},
         **UNEVEN,
     },
     "outputs": {"model": named, "data": (X, {"number": NUMBERS, "kind": CLASSES}), **BOTH},
@@ -154,7 +154,7 @@ def spec_of(case: str) -> dict[str, Any]:
         "model": classifier,
         "loss": CROSS_ENTROPY,
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 9,
+        "global_batch_size": 9,
         "epochs": 2,
         "shuffle": False,
         "precision": "float64",
@@ -216,7 +216,7 @@ def by_keras(built: Any, case: str) -> list[float]:
         sample_weight=_of_keras(weights[0]) if weights else None,
         class_weight=given.get("class_weight"),
         validation_split=given.get("validation_split", 0.0),
-        batch_size=given["global_batch"],
+        batch_size=given["global_batch_size"],
         epochs=2,
         shuffle=False,
         verbose=0,
@@ -280,11 +280,11 @@ def splits_of(case: str) -> list[tuple[str, int, int]]:
 
 
 @functools.cache
-def results(backend: str, replicas: int, accumulate: int) -> dict[str, dict[str, Any]]:
+def results(backend: str, replicas: int, gradient_accumulation_steps: int) -> dict[str, dict[str, Any]]:
     """What the first process found in each case, which all have their turn in one run."""
-    run = (backend, replicas, accumulate)
+    run = (backend, replicas, gradient_accumulation_steps)
     names = [name for name in CASES if run == WHOLE or run in splits_of(name)]
-    specs = {name: {**spec_of(name), "accumulate": accumulate} for name in names}
+    specs = {name: {**spec_of(name), "gradient_accumulation_steps": gradient_accumulation_steps} for name in names}
     return launched_in_turn(specs, trained, backend, replicas)[0]
 
 

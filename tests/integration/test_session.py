@@ -69,7 +69,7 @@ def spec(**fields: Any) -> dict[str, Any]:
         "data": samples,
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.0625},
-        "global_batch": 4,
+        "global_batch_size": 4,
         "epochs": 3,
         "threads": 1,
         **fields,
@@ -270,7 +270,7 @@ def on_keras(session: isotrain.Session) -> dict[str, Any]:
         "training": session.metrics(),
         "evaluation": session.evaluate((inputs, labels)),
     }
-    outputs = session.group.model(session.group.place(inputs.astype("f4")))
+    outputs = session.group.model(session.group.to_device(inputs.astype("f4")))
     found["right"] = float(np.mean((session.group.numpy(outputs) > 0.5) == (labels > 0.5)))
     twice = ["mean_squared_error", "mean_squared_error"]
     found["refusals"] = [
@@ -282,7 +282,7 @@ def on_keras(session: isotrain.Session) -> dict[str, Any]:
     ]
     compute = portable.loss_computer(session.spec, net(), "torch", training=True)
     try:
-        compute({"image": session.group.place(inputs)}, None)
+        compute({"image": session.group.to_device(inputs)}, None)
     except isotrain.SpecError as error:
         found["refusals"].append(str(error))
     return found
@@ -351,7 +351,7 @@ def test_momenta_are_averaged_where_a_replica_had_no_samples(tmp_path: Path) -> 
         spec(
             model={"torch": torch_net},
             optimizer={"name": "sgd", "lr": 0.0625, "momentum": 0.5},
-            global_batch=1,
+            global_batch_size=1,
             epochs=None,
             steps=3,
             strategy={"name": "local-sgd", "options": {"every": 1, "average_momenta": True}},
@@ -384,7 +384,7 @@ def test_native_torch_weight_decay_is_remarked() -> None:
         ),
         backend="torch-ddp",
     )
-    assert "adds it to the gradient" in found.remarks[0]
+    assert "adds it to the gradient" in found.notes[0]
 
 
 def test_a_result_that_diverged_is_strict_json_and_read_back(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from integration import sharded_cases as cases
 
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.testing import probe
-from isotrain.testing.launching import attempt
+from isotrain.testing.launching import try_run
 from isotrain.testing.series import launched_in_turn
 
 CLOSE = 1e-12
@@ -85,15 +85,15 @@ def base(backend: str) -> dict[str, Any]:
     """Records and second epochs are tried on `torch-ddp`, TensorFlow without samples on Horovod."""
     changes: dict[str, Any] = {}
     if backend.startswith("horovod"):
-        changes = {"epochs": 1, "record": False}
+        changes = {"epochs": 1, "capture": False}
     elif backend == "tf-multiworker":
         changes = {"data": cases.full_batches}
-    return probe.spec(plugin_host().backend(backend), **changes)
+    return probe.spec(plugin_manager().backend(backend), **changes)
 
 
 def launched(work: Any, backend: str, replicas: int, strategy: Any) -> list[Any]:
     fields = cases.spec(strategy, base(backend), **cases.OPTIMIZERS[cases.LAST])
-    run = attempt(work, fields, backend, replicas)
+    run = try_run(work, fields, backend, replicas)
     assert run.failure is None, run.failure
     return run.returned
 
@@ -236,7 +236,7 @@ def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) ->
     """With other replicas, in parts and whole; in those of hosts, of which the first writes."""
     fields = {**cases.native(**cases.UNEVEN), **cases.OPTIMIZERS[cases.LAST]}
     folder = str(tmp_path)
-    run = attempt(
+    run = try_run(
         functools.partial(cases.saved_in_parts, fields=fields, folder=folder),
         fields,
         "torch-ddp",
@@ -444,5 +444,5 @@ INAPT = {
 def test_native_weights_that_are_not_taken_apart_are_named() -> None:
     spec = cases.spec(cases.sharded(3), cases.native(model={"torch": inapt}, precision="float32"))
     for kind, words in INAPT.items():
-        found = attempt(nothing, spec | {"model_args": {"kind": kind}}, "torch-ddp", 2)
+        found = try_run(nothing, spec | {"model_args": {"kind": kind}}, "torch-ddp", 2)
         assert re.search(words, str(found.failure)), (kind, found.failure)

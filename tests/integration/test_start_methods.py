@@ -20,7 +20,7 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from alone import alone
+from alone import run_isolated
 from waiting import wait_until
 
 import isotrain
@@ -28,10 +28,10 @@ from isotrain.core.comparison.measure import Measurement
 from isotrain.core.comparison.runner import run_here
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.launching.beginning import Beginning
-from isotrain.core.launching.template import Template, TemplateError
-from isotrain.core.launching.templates import OF_THIS_PROGRAM, Templates
-from isotrain.plugin import Start
+from isotrain.core.launching.beginning import ProcessArgs
+from isotrain.core.launching.template import ForkServer, ForkServerError
+from isotrain.core.launching.templates import FORK_SERVERS, ForkServerPool
+from isotrain.plugin import StartMethod
 from isotrain.testing.reference.adapter import Reference
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
@@ -63,7 +63,7 @@ def spec(**changes: Any) -> dict[str, Any]:
     inputs = np.linspace(-1, 1, 64, dtype="float32").reshape(16, 4)
     fields = {"name": "starting", "model": MODELS, "data": (inputs, inputs[:, :2].copy())}
     fields |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
-    return fields | {"global_batch": 8, "epochs": 1} | changes
+    return fields | {"global_batch_size": 8, "epochs": 1} | changes
 
 
 def launch(
@@ -101,11 +101,11 @@ def data():
 PROGRAM = """
 import sys
 import isotrain
-spec = {"name": "arguments", "model": "mine:model", "data": "mine:data", "steps": 2, "global_batch": 8}
+spec = {"name": "arguments", "model": "mine:model", "data": "mine:data", "steps": 2, "global_batch_size": 8}
 spec |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
 spec |= {"plugins": "isotrain.testing.reference"}
 result = isotrain.run(spec, backend="reference", replicas=2)
-print(result.plan["start"]["way"], "parameters", result.plan["parameters"])
+print(result.plan["start_method"]["way"], "parameters", result.plan["parameters"])
 def work(session):
     return sys.argv
 for argv in isotrain.launch(work, spec, backend="reference", replicas=2):
@@ -256,13 +256,13 @@ def test_a_template_imports_while_the_run_s_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But not for a run that is refused, nor for one inside of a run."""
-    get, seen = OF_THIS_PROGRAM.get, list[bool]()
+    get, seen = FORK_SERVERS.get, list[bool]()
 
-    def watched(*given: Any) -> Template:
+    def watched(*given: Any) -> ForkServer:
         seen.append((tmp_path / "plan.json").exists())
         return get(*given)
 
-    monkeypatch.setattr(OF_THIS_PROGRAM, "get", watched)
+    monkeypatch.setattr(FORK_SERVERS, "get", watched)
     assert launch(parameters, tmp_path) == [10, 10]
     assert seen == [False, True]
     with pytest.raises(PlanError):
@@ -312,21 +312,21 @@ def test_a_template_that_is_killed_ends_its_run_and_the_next_has_another(tmp_pat
 
 def test_a_template_that_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Reference, "preload", lambda self, spec, *, device: Start(("no_such_module",))
+        Reference, "preload", lambda self, spec, *, device: StartMethod(("no_such_module",))
     )
     for name in ("a", "b"):
         told: list[Mapping[str, Any]] = []
         assert launch(parameters, tmp_path / name, told.append) == [10, 10]
-        (remark,) = (event["text"] for event in told if event["event"] == "remark")
-        assert "every process starts by itself" in remark
-        assert "No module named 'no_such_module'" in remark
+        (note,) = (event["text"] for event in told if event["event"] == "note")
+        assert "every process starts by itself" in note
+        assert "No module named 'no_such_module'" in note
 
 
 ENDING = """
 import os, signal
 import isotrain
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
-print(OF_THIS_PROGRAM.get((), dict(os.environ)).pid, flush=True)
+from isotrain.core.launching.templates import FORK_SERVERS
+print(FORK_SERVERS.get((), dict(os.environ)).pid, flush=True)
 {ending}
 """
 
@@ -353,8 +353,8 @@ ctypes.PyDLL(None).sleep(600)  # holds the interpreter
 """
 KILLED_MEANWHILE = """
 import os, pathlib, signal, time
-from isotrain.core.launching.templates import OF_THIS_PROGRAM
-print(OF_THIS_PROGRAM.get(("importing",), dict(os.environ)).pid, flush=True)
+from isotrain.core.launching.templates import FORK_SERVERS
+print(FORK_SERVERS.get(("importing",), dict(os.environ)).pid, flush=True)
 while not pathlib.Path("importing").exists():
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -381,7 +381,7 @@ def variables(**more: str) -> dict[str, str]:
 
 
 def test_templates_are_shared_where_circumstances_are_the_same_and_are_few() -> None:
-    kept = Templates()
+    kept = ForkServerPool()
     try:
         first = kept.get((), variables(PYTEST_CURRENT_TEST="another"))
         assert kept.get((), variables()) is first
@@ -393,28 +393,28 @@ def test_templates_are_shared_where_circumstances_are_the_same_and_are_few() -> 
         assert all(is_alive(other.pid) for other in others)
     finally:
         kept.close()
-    with pytest.raises(TemplateError, match="this program is ending"):
+    with pytest.raises(ForkServerError, match="this program is ending"):
         kept.get((), variables())
 
 
 def test_a_process_that_is_forked_from_the_program_leaves_its_templates_alone() -> None:
-    template = OF_THIS_PROGRAM.get((), variables())
+    template = FORK_SERVERS.get((), variables())
     pid = os.fork()
     if pid == 0:
-        OF_THIS_PROGRAM.close()
+        FORK_SERVERS.close()
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
     assert template.is_current()
 
 
-def forked(template: Template, streams: tuple[int, int, int]) -> Any:
-    return template.fork(Beginning(variables(), streams, streams), SILENCE, LIMIT)
+def forked(template: ForkServer, streams: tuple[int, int, int]) -> Any:
+    return template.fork(ProcessArgs(variables(), streams, streams), SILENCE, LIMIT)
 
 
 @pytest.mark.slow
 def test_a_template_that_is_suspended_is_replaced() -> None:
-    kept = Templates(answer_seconds=2.0)
+    kept = ForkServerPool(answer_seconds=2.0)
     try:
         first = kept.get((), variables())
         with open(os.devnull, "r+b") as null:
@@ -423,8 +423,8 @@ def test_a_template_that_is_suspended_is_replaced() -> None:
             wait_until(lambda: process.exit_code is not None, LIMIT_SECONDS)
             process.release()
             os.kill(first.pid, signal.SIGSTOP)
-            large = Beginning(variables(LARGE="x" * 1_000_000), streams, streams)
-            with pytest.raises(TemplateError, match="it is gone, or does not answer"):
+            large = ProcessArgs(variables(LARGE="x" * 1_000_000), streams, streams)
+            with pytest.raises(ForkServerError, match="it is gone, or does not answer"):
                 first.fork(large, SILENCE, LIMIT)
         assert kept.get((), variables()) is not first
         wait_until(lambda: not is_alive(first.pid), LIMIT_SECONDS)
@@ -433,15 +433,15 @@ def test_a_template_that_is_suspended_is_replaced() -> None:
 
 
 def test_a_template_that_does_not_answer_one_run_lives_on_for_another() -> None:
-    kept = Templates()
+    kept = ForkServerPool()
     waiting, nothing_comes = os.pipe()
     try:
         first = kept.get((), variables())
         with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
             of_another_run = forked(first, (waiting, null.fileno(), null.fileno()))
             os.kill(first.pid, signal.SIGSTOP)
-            with pytest.raises(TemplateError, match="it is gone, or does not answer"):
-                first.fork(Beginning(variables(), (null.fileno(),) * 3, ()), 0.1, LIMIT)
+            with pytest.raises(ForkServerError, match="it is gone, or does not answer"):
+                first.fork(ProcessArgs(variables(), (null.fileno(),) * 3, ()), 0.1, LIMIT)
             os.kill(first.pid, signal.SIGCONT)
             assert kept.get((), variables()) is not first
             assert is_alive(of_another_run.pid)
@@ -456,13 +456,13 @@ def test_a_template_that_does_not_answer_one_run_lives_on_for_another() -> None:
 
 
 def test_a_template_that_cannot_fork_says_so_and_its_processes_live_on() -> None:
-    template = Template((), variables())
+    template = ForkServer((), variables())
     waiting, nothing_comes = os.pipe()
     try:
         with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
             process = forked(template, (waiting, null.fileno(), null.fileno()))
             psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
-            with pytest.raises(TemplateError, match=r"it cannot fork: .* Too many open files"):
+            with pytest.raises(ForkServerError, match=r"it cannot fork: .* Too many open files"):
                 forked(template, (null.fileno(),) * 3)
             assert template.is_current()
             assert is_alive(process.pid)
@@ -477,30 +477,30 @@ def test_a_run_whose_template_cannot_fork(
     begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
-    fork = Template.fork
+    fork = ForkServer.fork
 
-    def runs_out(template: Template, *given: Any) -> Any:
+    def runs_out(template: ForkServer, *given: Any) -> Any:
         calls.append(template.pid)
         if len(calls) > begun:
             wait_until(lambda: template.is_current() and template.is_ready, LIMIT_SECONDS)
             psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
         return fork(template, *given)
 
-    monkeypatch.setattr(Template, "fork", runs_out)
+    monkeypatch.setattr(ForkServer, "fork", runs_out)
     told: list[Mapping[str, Any]] = []
     if begun:
         says = r"after 1 of them were: the template .* Too many"
-        with OF_THIS_PROGRAM.only_new(), pytest.raises(RunFailedError, match=says):
+        with FORK_SERVERS.only_new(), pytest.raises(RunFailedError, match=says):
             launch(parameters, tmp_path, told.append)
     else:
-        with OF_THIS_PROGRAM.only_new():
+        with FORK_SERVERS.only_new():
             assert launch(parameters, tmp_path, told.append) == [10, 10]
-        (remark,) = (event["text"] for event in told if event["event"] == "remark")
-        assert "Too many open files" in remark
+        (note,) = (event["text"] for event in told if event["event"] == "note")
+        assert "Too many open files" in note
 
 
 def test_what_was_forked_ends_with_its_template() -> None:
-    template = Template((), variables())
+    template = ForkServer((), variables())
     waiting, nothing_comes = os.pipe()
     with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
         null_number = null.fileno()
@@ -516,7 +516,7 @@ def test_an_imported_file_that_changes_makes_a_template_useless(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "imported_early.py").write_text("VALUE = 1\n")
-    template = Template(
+    template = ForkServer(
         ("imported_early",), variables(PYTHONPATH=os.pathsep.join([*sys.path, str(tmp_path)]))
     )
     try:
@@ -542,10 +542,10 @@ def test_what_is_measured_starts_cold(tmp_path: Path) -> None:
     measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.01, seconds=0.1)
     given = isotrain.TrainingSpec.model_validate(spec())
     used = []
-    with mock.patch.object(Template, "fork", autospec=True, side_effect=Template.fork) as fork:
+    with mock.patch.object(ForkServer, "fork", autospec=True, side_effect=ForkServer.fork) as fork:
         for number in range(2):
             found = run_here(given, "reference", 1, measurement, tmp_path / str(number))
-            assert found["ranks"][0]["plan"]["start"]["way"] == "forked"
+            assert found["ranks"][0]["plan"]["start_method"]["way"] == "forked"
             used.append(fork.call_args.args[0].pid)
     assert len({*used, *warm}) == 2 + len(warm)
     assert templates() == warm
@@ -586,5 +586,5 @@ def what_keras_left(session: isotrain.Session) -> list[bool]:
 
 @pytest.mark.slow
 def test_keras_imports_what_few_need_when_they_use_it(tmp_path: Path) -> None:
-    left = alone(what_keras_left, spec(model=portable), "torch-ddp", tmp_path / "run")
+    left = run_isolated(what_keras_left, spec(model=portable), "torch-ddp", tmp_path / "run")
     assert left == [False, False, True, True]

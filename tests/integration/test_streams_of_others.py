@@ -33,7 +33,7 @@ def spec(data: Any, file: Path, workers: int) -> dict[str, Any]:
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 0.125},
         "precision": "float64",
-        "global_batch": GLOBAL_BATCH,
+        "global_batch_size": GLOBAL_BATCH,
         "steps": STEPS,
         "checkpoint": {},
         "threads": 1,

@@ -21,8 +21,8 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_variables
-from isotrain.core.contracts.plan import Setting
+from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_environment_variables
+from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import Peer, ProcessContext, from_variables
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.batch import Batch, Slice
@@ -33,8 +33,8 @@ from isotrain.core.launching.ports import Ports
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import launching
 from isotrain.testing.bench import assert_same
-from isotrain.testing.board import Board
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.board import FileExchange
+from isotrain.testing.series import LONG_TIMEOUTS, next_session
 
 RUNS = [("tf-mirrored", 2), ("tf-multiworker", 2)]
 STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
@@ -73,9 +73,9 @@ class Run:
         with next_session(self.session, str(self._groups), make_spec(**fields)) as session:
             self.session = session
             found, group = work(session.group), session.group
-            board = Board(session.run_directory, session.rank, len(session.plan.processes))
-            rows = board.share_rows([group.numpy(row) for row in group.compute(whole_state)])
-            losses = board.share({n: np.array(v) for n, v in found["losses"].items()})
+            board = FileExchange(session.run_directory, session.rank, len(session.plan.processes))
+            rows = board.all_gather_rows([group.numpy(row) for row in group.compute(whole_state)])
+            losses = board.all_gather({n: np.array(v) for n, v in found["losses"].items()})
             found["state"] = group.read_state(STATE)
         for replica, row in enumerate(rows):
             assert_same(row, rows[0], f"state of replica {replica}")
@@ -117,11 +117,11 @@ def make_spec(**fields: Any) -> dict[str, Any]:
         "loss": "mean_squared_error",
         "metrics": ["mean_absolute_error"],
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "steps": 5,
         "precision": "float64",
         "threads": 1,
-        "timeouts": PATIENT,
+        "timeouts": LONG_TIMEOUTS,
     }
     return defaults | fields
 
@@ -205,28 +205,28 @@ def module_of_its_own() -> Any:
     return module
 
 
-def batches(group: Any, samples: Any, global_batch: int, accumulate: int = 1) -> list[Batch]:
+def batches(group: Any, samples: Any, global_batch_size: int, gradient_accumulation_steps: int = 1) -> list[Batch]:
     """The batches of two epochs for the replicas of this process."""
     loader = Loader(
         as_dataset(samples).train,
-        global_batch=global_batch,
+        global_batch_size=global_batch_size,
         replicas=group.replicas,
         local_replicas=group.local_replicas,
         seed=1,
         shuffle=True,
         drop_remainder=False,
-        accumulate=accumulate,
+        gradient_accumulation_steps=gradient_accumulation_steps,
         epochs=2,
-        place=group.place,
+        to_device=group.to_device,
     )
     return list(loader)
 
 
-def train(group: Any, samples: Callable[[], Any], global_batch: int, accumulate: int = 1) -> Found:
+def train(group: Any, samples: Callable[[], Any], global_batch_size: int, gradient_accumulation_steps: int = 1) -> Found:
     """Trains with a rate that changes; gives losses and metrics."""
     losses = {
-        f"step {step}": float(group.synchronised_step(batch, 0.125 if step < 3 else 0.0625))
-        for step, batch in enumerate(batches(group, samples(), global_batch, accumulate))
+        f"step {step}": float(group.synchronous_step(batch, 0.125 if step < 3 else 0.0625))
+        for step, batch in enumerate(batches(group, samples(), global_batch_size, gradient_accumulation_steps))
     }
     return {"losses": losses, "metrics": group.collect_metrics("train")}
 
@@ -257,9 +257,9 @@ def all_begin_with_the_values_of_replica_0(run: Run) -> None:
 
 @check
 def steps_equal_those_of_one_replica(run: Run) -> None:
-    for global_batch, accumulate, fields in STEPS.values():
+    for global_batch_size, gradient_accumulation_steps, fields in STEPS.values():
         work = functools.partial(
-            train, samples=regression, global_batch=global_batch, accumulate=accumulate
+            train, samples=regression, global_batch_size=global_batch_size, gradient_accumulation_steps=gradient_accumulation_steps
         )
         run.assert_as_alone(run.together(work, **fields), work, 1e-12, **fields)
 
@@ -277,7 +277,7 @@ def train_by_xla(group: Any) -> Found:
         return function
 
     with mock.patch.object(tf, "function", noted):
-        found = train(group, samples=regression, global_batch=7)
+        found = train(group, samples=regression, global_batch_size=7)
     assert len(translated) >= len(group.local_replicas)
     assert all(function.experimental_get_tracing_count() for function in translated)
     return found
@@ -285,7 +285,7 @@ def train_by_xla(group: Any) -> Found:
 
 @check
 def compiled_steps_equal_those_of_one_replica_that_are_not(run: Run) -> None:
-    work = functools.partial(train, samples=regression, global_batch=7)
+    work = functools.partial(train, samples=regression, global_batch_size=7)
     run.assert_as_alone(run.together(train_by_xla, compile=True), work, 1e-12)
 
 
@@ -296,7 +296,7 @@ def repeated_embedding_indices_are_summed(run: Run) -> None:
         "data": tokens,
         "optimizer": {"name": "adam", "lr": 0.125},
     }
-    work = functools.partial(train, samples=tokens, global_batch=7)
+    work = functools.partial(train, samples=tokens, global_batch_size=7)
     run.assert_as_alone(run.together(work, **fields), work, 1e-12, **fields)
 
 
@@ -307,7 +307,7 @@ def by_hand(group: Any) -> Found:
         gradients, loss = group.gradients(batch)
         weights = range(len(gradients[0]))
         means = [group.all_reduce([own[w] for own in gradients], "mean") for w in weights]
-        group.apply([[mean[r] for mean in means] for r in range(len(gradients))], 0.125)
+        group.apply_gradients([[mean[r] for mean in means] for r in range(len(gradients))], 0.125)
         losses[f"step {batch.step}"] = float(loss)
     return {"losses": losses}
 
@@ -325,7 +325,7 @@ def native(group: Any) -> Found:
 
     with mock.patch.object(context, "all_reduce", noted):
         steps = batches(group, regression(), 7)
-        losses = {f"step {b.step}": float(group.synchronised_step(b, 0.125)) for b in steps}
+        losses = {f"step {b.step}": float(group.synchronous_step(b, 0.125)) for b in steps}
     assert sent
     assert all(each == [44] for each in sent), sent
     return {"losses": losses}
@@ -343,9 +343,9 @@ def update_by_the_norm_of_all(group: Any, norm: float) -> Found:
     """Updates with the same gradients on each replica, of which `norm` is said to be that of all."""
     shapes = [value.shape for value in group.read_state(("trainable",)).values()]
     own = [group.tensor(np.full(shape, 0.5)) for shape in shapes]
-    group.keep_slots_of([range(len(shapes))])
+    group.shard_optimizer([range(len(shapes))])
     before = group.read_state(("trainable",))
-    group.update_own([own], 0.125, [group.tensor(np.array(norm))])
+    group.update_shard([own], 0.125, [group.tensor(np.array(norm))])
     after = group.read_state(("trainable",))
     return {"losses": {}, "factors": {n: (before[n] - after[n]) / (0.125 * 0.5) for n in before}}
 
@@ -376,14 +376,14 @@ def train_on_slices_of_all_lengths(group: Any, parts: int) -> Found:
         whole = tuple(np.concatenate(arrays) for arrays in zip(*drawn, strict=True))
         given = slices if group.replicas == parts else [whole]
         own = tuple(
-            (Slice(*map(group.place, given[replica]), len(given[replica][1]), 1.0),)
+            (Slice(*map(group.to_device, given[replica]), len(given[replica][1]), 1.0),)
             for replica in group.local_replicas
         )
-        loss = group.synchronised_step(Batch(0, step, step, 2 * parts, False, True, own), 0.125)
+        loss = group.synchronous_step(Batch(0, step, step, 2 * parts, False, True, own), 0.125)
         losses[f"step {step}"] = float(loss)
-    assert group.is_placed(own[0][0].targets)
-    assert not group.is_placed(given[0][1])
-    assert not group.is_placed(group.place(np.zeros(1, "f4"))), "the model computes in float64"
+    assert group.is_on_device(own[0][0].targets)
+    assert not group.is_on_device(given[0][1])
+    assert not group.is_on_device(group.to_device(np.zeros(1, "f4"))), "the model computes in float64"
     return {"losses": losses}
 
 
@@ -403,13 +403,13 @@ def train_with_an_overflow(group: Any) -> Found:
     broken = inputs.copy()
     broken[-1] = np.inf
     usual, odd = (batches(group, (given, targets), 6)[0] for given in (inputs, broken))
-    group.synchronised_step(usual, 0.125)
+    group.synchronous_step(usual, 0.125)
     before = group.read_state(["trainable"])
-    group.synchronised_step(odd, 0.125)
+    group.synchronous_step(odd, 0.125)
     after = group.read_state(["trainable"])
     assert all((before[name] == after[name]).all() for name in before)
-    group.synchronised_step(usual, 0.125)
-    return {"losses": {"last": float(group.synchronised_step(usual, 0.125))}}
+    group.synchronous_step(usual, 0.125)
+    return {"losses": {"last": float(group.synchronous_step(usual, 0.125))}}
 
 
 @check
@@ -450,16 +450,16 @@ def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
     import tensorflow as tf
 
     threads = len(run.session.group.local_replicas)
-    spec = make_spec(model=masking_model, data=masked_targets, accumulate=2, threads=threads)
+    spec = make_spec(model=masking_model, data=masked_targets, gradient_accumulation_steps=2, threads=threads)
     with isotrain.open_session(spec, backend=run.session.plan.backend, replicas=1) as alone:
         pieces = [(piece.inputs, piece.targets) for piece in next(alone.batches()).slices[0]]
-        program = alone.group.program  # type: ignore[attr-defined]
+        program = alone.group.trainer  # type: ignore[attr-defined]
 
         def trace() -> Any:
             weights = tf.constant([0.5, 0.5], tf.float64)
-            return program.contribution_aside(pieces, weights, tf.constant([0, 0], tf.int64))
+            return program.stateless_contribution(pieces, weights, tf.constant([0, 0], tf.int64))
 
-        assert program.counts_unalike(pieces[0])
+        assert program.has_own_denominator(pieces[0])
         graph = tf.function(trace, autograph=False).get_concrete_function().graph
         assert not [each.name for each in graph.get_operations() if "Assign" in each.type]
 
@@ -563,7 +563,7 @@ def launched(backend: str, replicas: int) -> launching.Run:
     work = functools.partial(make_checks, alone=alone)
     nowhere = "http://127.0.0.1:9"  # who goes through this proxy reaches nobody
     with mock.patch.dict(os.environ, http_proxy=nowhere, no_proxy="elsewhere"):
-        return launching.attempt(work, make_spec(), backend, replicas)
+        return launching.try_run(work, make_spec(), backend, replicas)
 
 
 def problems(backend: str, replicas: int) -> dict[str, str]:
@@ -597,23 +597,23 @@ def test_collectives_that_cannot_work_are_refused() -> None:
 
 
 def test_options_are_checked() -> None:
-    def remarks(options: dict[str, Any]) -> list[str]:
+    def notes(options: dict[str, Any]) -> list[str]:
         spec = load_spec(make_spec(backend_options={"tf-multiworker": options}))
         adapter = TFMultiWorker()
         return adapter.check(spec, adapter.check_options(spec), replicas=2)
 
-    assert len(remarks({"bucket_bytes": 1024})) == 1
+    assert len(notes({"bucket_bytes": 1024})) == 1
     with pytest.raises(PlanError, match="at least 1, got 0"):
-        remarks({"bucket_bytes": 0})
+        notes({"bucket_bytes": 0})
     with pytest.raises(PlanError, match="bucket_bytes"):
-        remarks({"bucket_byte": 1024})
+        notes({"bucket_byte": 1024})
 
 
 @pytest.mark.slow
 def test_a_peer_that_never_starts_ends_the_process() -> None:
     completed = subprocess.run(
         [sys.executable, __file__],
-        env=os.environ | tensorflow_variables("cpu", 1),
+        env=os.environ | tensorflow_environment_variables("cpu", 1),
         capture_output=True,
         text=True,
         check=False,
@@ -629,7 +629,7 @@ def wait_for_a_peer() -> None:
         peers = tuple(Peer(r, "here", "127.0.0.1", port, r, (r,)) for r, port in numbered)
         context = ProcessContext(0, 2, "", peers)
         spec = load_spec(make_spec(timeouts={"start": 1.0}))
-        TFMultiWorker().start(spec, Setting("ring", "cpu", 1, {}, 60.0), context)
+        TFMultiWorker().start(spec, BackendConfig("ring", "cpu", 1, {}, 60.0), context)
 
 
 if __name__ == "__main__":

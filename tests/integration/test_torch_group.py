@@ -42,13 +42,13 @@ def torch_net() -> Any:
 
 
 LAMB = {"name": "lamb", "lr": 0.125, "beta_1": 0.875, "beta_2": 0.9375, "epsilon": 2.0**-20}
-ONE_SAMPLE = {"global_batch": 1, "model_args": {"normalised": True}, "shuffle": False}
+ONE_SAMPLE = {"global_batch_size": 1, "model_args": {"normalised": True}, "shuffle": False}
 COMPILED = {"compile": True, "metrics": [], "steps": 4, "drop_remainder": True}
 ALONE: dict[str, dict[str, Any]] = {
     "native": {"model": torch_net, "optimizer": LAMB},
     "portable": {"optimizer": LAMB},
     "whole": ONE_SAMPLE,
-    "cut": {**ONE_SAMPLE, "accumulate": 3},
+    "cut": {**ONE_SAMPLE, "gradient_accumulation_steps": 3},
     "penalised": {"model_args": {"penalised": True}},
     "plain": {},
     "native compiled": {"model": torch_net, **COMPILED},
@@ -71,7 +71,7 @@ def spec(**fields: Any) -> dict[str, Any]:
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.0625},
         "precision": "float64",
-        "global_batch": 4,
+        "global_batch_size": 4,
         "steps": 6,
         "threads": 1,
         **fields,
@@ -107,7 +107,7 @@ def course_of_steps(session: isotrain.Session) -> list[str]:
         return call(*given, **options)
 
     group: Any = session.group
-    group.exchange.module.register_comm_hook(
+    group.communicator.module.register_comm_hook(
         None, lambda state, bucket: noted.append("b") or allreduce_hook(state, bucket)
     )
     first = group.model.trainable_variables[0].value

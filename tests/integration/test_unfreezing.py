@@ -40,7 +40,7 @@ def spec(model: Any, frozen: bool) -> dict[str, Any]:
         "data": samples,
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 0.25},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 1,
     }
 

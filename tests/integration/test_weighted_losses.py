@@ -153,14 +153,14 @@ Masked losses of other backends are compared in `test_sample_weights.py`.
 """
 
 
-def spec(name: str, accumulate: int) -> dict[str, Any]:
+def spec(name: str, gradient_accumulation_steps: int) -> dict[str, Any]:
     return {
         "model": {"torch": network},
         "data": samples,
         "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 2,
-        "accumulate": accumulate,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
         "precision": "float64",
         "threads": 1,
         **_own_fields(name),
@@ -225,10 +225,10 @@ def test_the_plan_says_what_local_steps_do_not_honour(backend: str) -> None:
         "data": sentences,
         "loss": CROSS_ENTROPY,
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": 8,
+        "global_batch_size": 8,
         "epochs": 1,
         "threads": 1,
         "strategy": "local-sgd",
     }
-    remarks = isotrain.measured_plan(spec, backend=backend, replicas=2).remarks
-    assert any("In local steps" in remark for remark in remarks)
+    notes = isotrain.measured_plan(spec, backend=backend, replicas=2).notes
+    assert any("In local steps" in note for note in notes)

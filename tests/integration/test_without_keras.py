@@ -20,7 +20,7 @@ SPEC = {
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
     "metrics": ["accuracy", "precision_at_recall"],
     "optimizer": {"name": "adam", "lr": 0.125},
-    "global_batch": 8,
+    "global_batch_size": 8,
     "epochs": 1,
     "threads": 1,
 }
@@ -111,7 +111,7 @@ def require_no_keras(found: dict[str, Any]) -> None:
 
 def test_no_keras_with_any_strategy() -> None:
     specs = {
-        name: {**NATIVE, "global_batch": 7, "strategy": strategy}
+        name: {**NATIVE, "global_batch_size": 7, "strategy": strategy}
         for name, strategy in STRATEGIES.items()
     }
     for by_name in launched_in_turn(specs, told, "torch-ddp", 2):
@@ -135,7 +135,7 @@ def test_no_keras(
     strategy: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor in a fresh process, in a served run, whose processes have other parts, or with Horovod."""
+    """Nor in a fresh process, in a parameter-server run, whose processes have other parts, or with Horovod."""
     monkeypatch.setenv("ISOTRAIN_START", start)
     asked = {"name": strategy}
     for found in launched(tmp_path, backend, {"torch": network}, replicas, strategy=asked):

@@ -10,9 +10,9 @@ from typing import TypeVar
 
 import pytest
 from cluster import hosts
-from cluster.bed import Bed, two_hosts
+from cluster.bed import TwoHostCluster, two_hosts
 
-REQUIRED_VARIABLE = "ISOTRAIN_ENGINES_REQUIRED"
+REQUIRED_VARIABLE = "ISOTRAIN_LAUNCHERS_REQUIRED"
 """Where it is set, no test may be skipped: neither for want of an engine or of a right, nor otherwise."""
 PROGRAMS = ("srun", "slurmctld", "munged", "mpirun", "mpiexec.mpich", "sshd")
 MODULES = ("torch", "horovod", "ray", "kubernetes_validate")
@@ -50,7 +50,7 @@ def _required(report: Report) -> Report:
 
 
 @pytest.fixture(scope="session")
-def bed() -> Iterator[Bed]:
+def bed() -> Iterator[TwoHostCluster]:
     """Two hosts, and the engines on them."""
     if reason := missing():
         pytest.skip(reason)

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import joined_job
-from cluster.bed import Bed
+from cluster.bed import TwoHostCluster
 
 import isotrain
 
@@ -33,7 +33,7 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ALONE)
-def test_it_trains_as_on_this_machine(bed: Bed, local: list[float], how: str) -> None:
+def test_it_trains_as_on_this_machine(bed: TwoHostCluster, local: list[float], how: str) -> None:
     folder = bed.folder / f"alone-{how}"
     folder.mkdir()
     named: dict[str, Any] = {

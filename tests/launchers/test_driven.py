@@ -16,7 +16,7 @@ import numpy as np
 import psutil
 import pytest
 from cluster import kubectl
-from cluster.bed import Bed
+from cluster.bed import TwoHostCluster
 from cluster.hosts import Host, end
 from integration import driven_job
 from waiting import wait_until
@@ -32,7 +32,7 @@ HOW = {
     "mpi": ("mpi", "hosts=node1:2"),
     "torchrun": ("torchrun", _HOSTS),
     "horovodrun": ("horovodrun", _HOSTS),
-    "ray": ("ray", "workers=2", "placement=STRICT_SPREAD"),
+    "ray": ("ray", "workers=2", "parallel_layout=STRICT_SPREAD"),
     "job": ("kubernetes", "image=me/train:1", "pods=2"),
     "jobset": ("kubernetes", "image=me/train:1", "pods=2", "kind=jobset"),
 }
@@ -49,7 +49,7 @@ class Driven:
         name: Of the run.
     """
 
-    bed: Bed
+    bed: TwoHostCluster
     how: str
     name: str
 
@@ -79,7 +79,7 @@ class Driven:
         return self.host.check(["cat", f"{self.folder}/{name}"])
 
 
-def left(bed: Bed) -> Iterator[str]:
+def left(bed: TwoHostCluster) -> Iterator[str]:
     """What still runs on any host, or is kept by the cluster."""
     for host in bed.network.hosts:
         yield from (
@@ -91,7 +91,7 @@ def left(bed: Bed) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("how", ["slurm", "mpi", "job"])
-def test_what_a_run_leaves_comes_to_where_it_was_started(bed: Bed, how: str) -> None:
+def test_what_a_run_leaves_comes_to_where_it_was_started(bed: TwoHostCluster, how: str) -> None:
     driven = Driven(bed, how, "well")
     done = driven.host.run(driven.command(), bed.slurm.variables)
     assert done.returncode == 0, done.stdout
@@ -108,7 +108,7 @@ def test_what_a_run_leaves_comes_to_where_it_was_started(bed: Bed, how: str) -> 
     assert sorted(each.name for each in kept.glob("rank-*.log")) == ["rank-0.log", "rank-1.log"]
 
 
-def test_backends_are_compared_and_traced_by_a_launcher(bed: Bed) -> None:
+def test_backends_are_compared_and_traced_by_a_launcher(bed: TwoHostCluster) -> None:
     driven = Driven(bed, "slurm", "rows")
     _, spec, *rest = driven.command()[1:]
     launcher = rest[rest.index("--launcher") :]
@@ -129,7 +129,7 @@ def test_backends_are_compared_and_traced_by_a_launcher(bed: Bed) -> None:
     assert shared.returncode == 0, shared.stdout
 
 
-def test_checkpoints_that_not_all_hosts_would_see_are_refused(bed: Bed) -> None:
+def test_checkpoints_that_not_all_hosts_would_see_are_refused(bed: TwoHostCluster) -> None:
     driven = Driven(bed, "slurm", "saving")
     command = driven.command(checkpoint={"every_steps": 1})
     done = driven.host.run(command, bed.slurm.variables)
@@ -138,7 +138,7 @@ def test_checkpoints_that_not_all_hosts_would_see_are_refused(bed: Bed) -> None:
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_what_is_raised_there_is_raised_here(bed: Bed, how: str) -> None:
+def test_what_is_raised_there_is_raised_here(bed: TwoHostCluster, how: str) -> None:
     driven = Driven(bed, how, "raised")
     data = "integration.driven_job:data_not_finite"
     done = driven.host.run(driven.command(data=data), bed.slurm.variables)
@@ -149,7 +149,7 @@ def test_what_is_raised_there_is_raised_here(bed: Bed, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", ["ray", "job"])
-def test_a_rank_that_is_killed_there_is_named_here(bed: Bed, how: str) -> None:
+def test_a_rank_that_is_killed_there_is_named_here(bed: TwoHostCluster, how: str) -> None:
     """As test_endings.py has it by the other engines."""
     driven = Driven(bed, how, "killed")
     done = driven.host.run(driven.command(data="integration.driven_job:data_killed_on_rank_1"))
@@ -159,7 +159,7 @@ def test_a_rank_that_is_killed_there_is_named_here(bed: Bed, how: str) -> None:
 
 
 @pytest.mark.parametrize("how", [name for name in HOW if name != "jobset"])
-def test_an_interrupt_ends_the_ranks_everywhere(bed: Bed, how: str) -> None:
+def test_an_interrupt_ends_the_ranks_everywhere(bed: TwoHostCluster, how: str) -> None:
     driven = Driven(bed, how, "interrupted")
     slow = {"data": "integration.driven_job:SlowAndLoud", "epochs": 1000}
     log = bed.folder / f"interrupted-{how}.log"
@@ -178,7 +178,7 @@ def test_an_interrupt_ends_the_ranks_everywhere(bed: Bed, how: str) -> None:
     wait_until(lambda: not [*left(bed)], SECONDS)
 
 
-def test_a_step_in_a_job_ends_where_what_had_it_started_is_killed(bed: Bed) -> None:
+def test_a_step_in_a_job_ends_where_what_had_it_started_is_killed(bed: TwoHostCluster) -> None:
     folder = bed.folder / "inside"
     folder.mkdir()
     slow = {"data": "integration.driven_job:SlowAndLoud", "epochs": 1000}

@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 from cluster import ending_job
-from cluster.bed import Bed, two_hosts
-from cluster.engines import ENGINES, Started, mpirun_with
+from cluster.bed import TwoHostCluster, two_hosts
+from cluster.engines import EXTERNAL_LAUNCHERS, Started, mpirun_with
 from cluster.slurm import MISSED_SECONDS
 from waiting import wait_until
 
@@ -28,11 +28,11 @@ _JOB = str(Path(ending_job.__file__))
 _PAGE = Path(__file__).parents[2] / "docs" / "launching" / "mpi.md"
 _ON_PAGE = re.findall(r"(--mca) (\w+) (\d+)", _PAGE.read_text(encoding="utf-8").split("```")[1])
 _WATCHING = "watching mpirun"
-_ENGINES = ENGINES | {_WATCHING: mpirun_with(*itertools.chain.from_iterable(_ON_PAGE))}
+_ENGINES = EXTERNAL_LAUNCHERS | {_WATCHING: mpirun_with(*itertools.chain.from_iterable(_ON_PAGE))}
 """Also `mpirun` that looks for lost hosts, and gives ranks time for a last word, as its page has it."""
 
 
-def start(bed: Bed, name: str, deed: str) -> Started:
+def start(bed: TwoHostCluster, name: str, deed: str) -> Started:
     folder = bed.folder / f"{deed}-{name}-{time.monotonic_ns()}"
     folder.mkdir()
     started = _ENGINES[name].start(bed, [bed.python, _JOB, str(folder), deed], folder / "log")
@@ -45,7 +45,7 @@ def start(bed: Bed, name: str, deed: str) -> Started:
     return started
 
 
-def left(bed: Bed) -> Iterator[str]:
+def left(bed: TwoHostCluster) -> Iterator[str]:
     """Ranks that still run, on any host."""
     for host in (each for each in bed.network.hosts if not each.is_lost):
         for line in host.check(["ps", "-A", "-o", "args"]).splitlines():
@@ -54,24 +54,24 @@ def left(bed: Bed) -> Iterator[str]:
                 yield f"{host.name}: {line}"
 
 
-def unplug(bed: Bed) -> None:
+def unplug(bed: TwoHostCluster) -> None:
     bed.network.unplug(bed.network.hosts[1])
 
 
-def put_down(bed: Bed) -> None:
+def put_down(bed: TwoHostCluster) -> None:
     bed.network.down(bed.network.hosts[1])
 
 
-def lose(bed: Bed) -> None:
+def lose(bed: TwoHostCluster) -> None:
     bed.network.hosts[1].lose()
 
 
-def lose_first(bed: Bed) -> None:
+def lose_first(bed: TwoHostCluster) -> None:
     """That of rank 0, and of what was typed."""
     bed.first.lose()
 
 
-def nothing(bed: Bed) -> None:
+def nothing(bed: TwoHostCluster) -> None:
     """The rank itself does something."""
 
 
@@ -89,7 +89,7 @@ class Loss:
 
     engine: str
     deed: str
-    happens: Callable[[Bed], None]
+    happens: Callable[[TwoHostCluster], None]
     named: str
     missed: float = 0.0
 
@@ -171,7 +171,7 @@ def end_of(loss: Loss) -> End:
 
 
 @pytest.fixture(scope="module")
-def ends(bed: Bed) -> Iterator[dict[str, Future[End]]]:
+def ends(bed: TwoHostCluster) -> Iterator[dict[str, Future[End]]]:
     """Several at once: they mostly wait."""
     with ThreadPoolExecutor(_AT_ONCE) as pool:
         yield {name: pool.submit(end_of, loss) for name, loss in LOSSES.items()}

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster.bed import Bed
+from cluster.bed import TwoHostCluster
 from cluster.hosts import end
 from cluster.network import Network, sent_bytes
 from waiting import wait_until
@@ -42,7 +42,7 @@ sys.stdin.read()
 """
 
 
-def test_hosts_have_names_and_addresses_of_their_own(bed: Bed) -> None:
+def test_hosts_have_names_and_addresses_of_their_own(bed: TwoHostCluster) -> None:
     first, second = bed.network.hosts
     assert first.check(["hostname"]).strip() == "node1"
     assert second.check(["hostname"]).strip() == "node2"
@@ -53,7 +53,7 @@ def test_hosts_have_names_and_addresses_of_their_own(bed: Bed) -> None:
     assert not Path("/tmp/of-the-first").exists()
 
 
-def test_links_have_the_rate_that_was_asked_for(bed: Bed, tmp_path: Path) -> None:
+def test_links_have_the_rate_that_was_asked_for(bed: TwoHostCluster, tmp_path: Path) -> None:
     first, second = bed.network.hosts
     listener = second.start([sys.executable, "-c", _LISTEN], tmp_path / "log")
     count = 2_000_000
@@ -71,7 +71,7 @@ def test_links_have_the_rate_that_was_asked_for(bed: Bed, tmp_path: Path) -> Non
 
 
 def test_two_networks_at_once_do_not_meet(
-    bed: Bed, tmp_path_factory: pytest.TempPathFactory
+    bed: TwoHostCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with Network(tmp_path_factory.mktemp("other")) as other:
         address = other.hosts[0].address
@@ -80,7 +80,7 @@ def test_two_networks_at_once_do_not_meet(
         assert names[0] != names[1]
 
 
-def test_nothing_is_left_of_hosts_whose_program_was_killed(tmp_path: Path, bed: Bed) -> None:
+def test_nothing_is_left_of_hosts_whose_program_was_killed(tmp_path: Path, bed: TwoHostCluster) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _MAKES_HOSTS, str(tmp_path)],
         stdin=subprocess.PIPE,

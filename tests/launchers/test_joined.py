@@ -15,12 +15,12 @@ from typing import Any
 import numpy as np
 import pytest
 from cluster import joined_job, simulated
-from cluster.bed import Bed
-from cluster.engines import ENGINES, Started
-from cluster.launchers import LAUNCHERS, instead, require_told, start
+from cluster.bed import TwoHostCluster
+from cluster.engines import EXTERNAL_LAUNCHERS, Started
+from cluster.launchers import LAUNCHERS, program_command, require_rank_variables, start
 
 from isotrain.core.planning import launchable
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 
 SECONDS = 250.0
 _JOB = str(Path(joined_job.__file__))
@@ -73,36 +73,36 @@ def engine_of(run: Path) -> str:
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 @pytest.mark.parametrize("name", STARTED_BY)
 def test_losses_are_those_of_one_machine(
-    bed: Bed, local: list[float], name: str, framework: str
+    bed: TwoHostCluster, local: list[float], name: str, framework: str
 ) -> None:
     folder = bed.folder / f"joined-{name}-{framework}"
     folder.mkdir()
     backends = FRAMEWORKS[framework] + (OVER_MPI[framework] if name == "mpi" else [])
-    command = instead(folder, sys.executable, _JOB, str(folder), ",".join(backends))
+    command = program_command(folder, sys.executable, _JOB, str(folder), ",".join(backends))
     ranks = same(start(bed, name, command), backends, local)
-    require_told(ranks, name, command)
+    require_rank_variables(ranks, name, command)
     for backend in backends:
         assert engine_of(folder / backend.replace(":", "-")) == STARTED_BY[name]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
 def test_losses_are_the_same_by_engines_that_cannot_be_had_here(
-    bed: Bed, local: list[float], framework: str
+    bed: TwoHostCluster, local: list[float], framework: str
 ) -> None:
     folder = bed.folder / f"simulated-{framework}"
     folder.mkdir()
-    backends, engines = FRAMEWORKS[framework], [*simulated.ENGINES]
+    backends, engines = FRAMEWORKS[framework], [*simulated.SCHEDULERS]
     job = [bed.python, _JOB, str(folder), ",".join(backends), *engines]
-    started = ENGINES["srun"].start(bed, job, folder / "log")
+    started = EXTERNAL_LAUNCHERS["srun"].start(bed, job, folder / "log")
     same(started, [f"{each} {backend}" for each in engines for backend in backends], local)
     for engine in engines:
         assert {engine_of(folder / engine / backend) for backend in backends} == {engine}
 
 
 def test_no_yes_of_the_tables_is_left_out() -> None:
-    host = plugin_host()
+    host = plugin_manager()
     backends = {backend for each in FRAMEWORKS.values() for backend in each}
-    engines = {*STARTED_BY.values(), *simulated.ENGINES}
+    engines = {*STARTED_BY.values(), *simulated.SCHEDULERS}
     launchers = {LAUNCHERS[name].name for name in STARTED_BY}
     for started, table in (
         (launchers, [each for each in launchable.launchers(host) if each["name"] != "local"]),

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from cluster.bed import Bed
+from cluster.bed import TwoHostCluster
 
 from benchmarks import links
 
@@ -13,7 +13,7 @@ HEADERS = 0.03
 
 
 @pytest.fixture(scope="module")
-def rows(bed: Bed) -> dict[str, links.Row]:
+def rows(bed: TwoHostCluster) -> dict[str, links.Row]:
     """By strategy."""
     bed.network.shape(MBIT)
     try:

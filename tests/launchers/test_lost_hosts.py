@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from cluster.bed import Bed, two_hosts
+from cluster.bed import TwoHostCluster, two_hosts
 from cluster.hosts import end
 from integration import driven_job
 from waiting import wait_until
@@ -64,7 +64,7 @@ class Trial:
         log: What is said there.
     """
 
-    def __init__(self, bed: Bed) -> None:
+    def __init__(self, bed: TwoHostCluster) -> None:
         self.bed = bed
         self.log = bed.folder / "log"
         self._spec = bed.folder / "spec.json"
@@ -143,7 +143,7 @@ def elastic(trial: Trial) -> None:
             end(agent)
 
 
-def torchrun(bed: Bed) -> list[str]:
+def torchrun(bed: TwoHostCluster) -> list[str]:
     """An agent for one host or two."""
     size = ("--nnodes=1:2", "--nproc-per-node=2", "--rdzv-id=run7", "--max-restarts=3")
     meeting = ("--rdzv-backend=c10d", f"--rdzv-endpoint={bed.first.name}:29400")
@@ -158,7 +158,7 @@ SCENARIOS: dict[str, Callable[[Trial], None]] = {
 
 
 @pytest.fixture(scope="module")
-def runs(bed: Bed) -> Iterator[dict[str, Future[Ended]]]:
+def runs(bed: TwoHostCluster) -> Iterator[dict[str, Future[Ended]]]:
     """All at once: they mostly wait."""
     with ThreadPoolExecutor() as pool:
         yield {name: pool.submit(on_hosts_of_its_own, each) for name, each in SCENARIOS.items()}

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from cluster.bed import Bed
+from cluster.bed import TwoHostCluster
 from cluster.network import OTHER, sent_bytes
 from integration import driven_job
 
@@ -14,7 +14,7 @@ SPEC = driven_job.SPEC | {"name": "found", "timeouts": {"start": 30.0}}
 _SRUN = ("srun", "--nodes=2", "--ntasks-per-node=2", "--kill-on-bad-exit=1")
 
 
-def trained(bed: Bed, name: str, *how: str, interface: str = "") -> str:
+def trained(bed: TwoHostCluster, name: str, *how: str, interface: str = "") -> str:
     """What a run on the first host says; `how` is what stands before the command, or options of it."""
     folder = bed.folder / f"found-{name}"
     folder.mkdir()
@@ -30,13 +30,13 @@ def trained(bed: Bed, name: str, *how: str, interface: str = "") -> str:
     return done.stdout
 
 
-def test_one_host_is_called_by_its_name(bed: Bed) -> None:
+def test_one_host_is_called_by_its_name(bed: TwoHostCluster) -> None:
     option = ("--launcher-option", "hosts=node1:2")
     assert "final loss" in trained(bed, "one", "--launcher", "mpi", *option)
 
 
 @pytest.mark.parametrize("interface", ["", "eth0"])
-def test_the_own_name_of_a_host_may_be_its_loopback_address(bed: Bed, interface: str) -> None:
+def test_the_own_name_of_a_host_may_be_its_loopback_address(bed: TwoHostCluster, interface: str) -> None:
     """As Debian has it in /etc/hosts."""
     hosts = bed.folder / f"hosts-{interface}"
     hosts.write_text("127.0.1.1 node1\n" + Path(bed.folder / "etc" / "hosts").read_text())
@@ -48,7 +48,7 @@ def test_the_own_name_of_a_host_may_be_its_loopback_address(bed: Bed, interface:
     assert said.count("final loss") == 1
 
 
-def test_tensors_go_by_the_interface_that_was_asked_for(bed: Bed) -> None:
+def test_tensors_go_by_the_interface_that_was_asked_for(bed: TwoHostCluster) -> None:
     with bed.network.with_other_interface():
         trained(bed, OTHER, *_SRUN, interface=OTHER)
         assert sent_bytes(bed.first, OTHER) > 1000

@@ -8,7 +8,7 @@ import shutil
 from pathlib import Path
 
 import pytest
-from cluster.bed import Bed
+from cluster.bed import TwoHostCluster
 from cluster.hosts import end
 
 _ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def blocks(page: str) -> list[str]:
 @pytest.mark.parametrize(
     ("page", "number"), [(page, n) for page in PAGES for n in range(len(blocks(page)))]
 )
-def test_a_command_can_be_pasted(bed: Bed, page: str, number: int) -> None:
+def test_a_command_can_be_pasted(bed: TwoHostCluster, page: str, number: int) -> None:
     folder, text = bed.folder / f"{page}-{number}", blocks(page)[number]
     folder.mkdir()
     shutil.copy(_ROOT / "examples" / "digits.py", folder)

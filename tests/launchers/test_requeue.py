@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster.bed import Bed
+from cluster.bed import TwoHostCluster
 from integration import driven_job
 from waiting import wait_until
 
@@ -25,7 +25,7 @@ _OPTIONS = ("nodes=2", "tasks_per_node=2", "time=1", "requeue=15")
 _ON_ONE_NODE = r"JobState=RUNNING .* Restarts=[1-9]\d* .*\bNodeList=node1\n"
 
 
-def submitted(bed: Bed, folder: Path) -> str:
+def submitted(bed: TwoHostCluster, folder: Path) -> str:
     """The number of the job."""
     (folder / "spec.json").write_text(json.dumps(SPEC))
     run = ["isotrain", "run", str(folder / "spec.json"), "--backend", "reference"]
@@ -33,16 +33,16 @@ def submitted(bed: Bed, folder: Path) -> str:
     where = ["--run-dir", str(folder / "run"), "--dry-run"]
     bed.first.check([*run, "--launcher", "slurm", *asked, *where], bed.slurm.variables)
     submit = ["sbatch", "--parsable", f"--output={folder / 'said'}"]
-    return bed.first.check([*submit, f"{folder}/run/engine/job.sh"], bed.slurm.variables).strip()
+    return bed.first.check([*submit, f"{folder}/run/launcher/job.sh"], bed.slurm.variables).strip()
 
 
 def test_a_job_saves_when_told_and_goes_on_when_requeued_and_when_its_time_runs_out(
-    bed: Bed,
+    bed: TwoHostCluster,
 ) -> None:
     folder = bed.folder / "requeue"
     folder.mkdir()
     job = submitted(bed, folder)
-    start = folder / "run" / "engine" / "start-1"
+    start = folder / "run" / "launcher" / "start-1"
 
     def has_saved() -> bool:
         return any(folder.glob("run/**/manifest.json"))

@@ -23,7 +23,7 @@ def test_a_skip_fails_where_engines_are_required(tmp_path: Path, required: bool)
     shutil.copy(_CONFTEST, tmp_path)
     for name, text in _SKIPPED.items():
         (tmp_path / f"test_{name}.py").write_text(f"import pytest\n\n\n{text}\n")
-    told = {**os.environ, "ISOTRAIN_ENGINES_REQUIRED": "1" if required else ""}
+    told = {**os.environ, "ISOTRAIN_LAUNCHERS_REQUIRED": "1" if required else ""}
     command = [sys.executable, "-m", "pytest", "--import-mode=importlib", "-q", str(tmp_path)]
     done = subprocess.run(
         [*command, "--continue-on-collection-errors", "--rootdir", str(tmp_path)],

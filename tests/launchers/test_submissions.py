@@ -9,9 +9,9 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster.bed import Bed
+from cluster.bed import TwoHostCluster
 from cluster.jobset import validate
-from cluster.launchers import LAUNCHERS, Instead, instead, require_told, start
+from cluster.launchers import LAUNCHERS, ProgramCommand, program_command, require_rank_variables, start
 from jsonschema import ValidationError
 
 from isotrain.launchers.kubernetes import KubernetesLauncher
@@ -21,20 +21,20 @@ _RANK = str(Path(__file__).parents[1] / "cluster" / "rank_variables.py")
 ON_HOSTS = [name for name in LAUNCHERS if name != "kubernetes"]
 
 
-def a_command(folder: Path) -> Instead:
+def a_command(folder: Path) -> ProgramCommand:
     """Each rank writes down what it finds set."""
     (folder / "ranks").mkdir()
-    return instead(folder, sys.executable, "-S", "-E", _RANK, str(folder / "ranks"))
+    return program_command(folder, sys.executable, "-S", "-E", _RANK, str(folder / "ranks"))
 
 
 @pytest.fixture
-def folder(bed: Bed, request: pytest.FixtureRequest) -> Path:
+def folder(bed: TwoHostCluster, request: pytest.FixtureRequest) -> Path:
     found = bed.folder / request.node.name.translate(str.maketrans("[]", "--"))
     found.mkdir()
     return found
 
 
-def test_horovodrun_starts_every_rank_by_mpi_too(bed: Bed, folder: Path) -> None:
+def test_horovodrun_starts_every_rank_by_mpi_too(bed: TwoHostCluster, folder: Path) -> None:
     """The others start runs, in test_joined.py, which looks at the same."""
     command = a_command(folder)
     started = start(bed, "horovodrun-mpi", command)
@@ -45,10 +45,10 @@ def test_horovodrun_starts_every_rank_by_mpi_too(bed: Bed, folder: Path) -> None
     assert not any(statuses), started.log.read_text()
     ranks = [json.loads(file.read_text()) for file in (folder / "ranks").iterdir()]
     told = [{"host": rank["host"], "told": rank["variables"]} for rank in ranks]
-    require_told(told, "horovodrun-mpi", command)
+    require_rank_variables(told, "horovodrun-mpi", command)
 
 
-def test_sbatch_takes_the_script(bed: Bed, folder: Path) -> None:
+def test_sbatch_takes_the_script(bed: TwoHostCluster, folder: Path) -> None:
     launcher = SlurmLauncher(nodes=2, tasks_per_node=2, partition="main", time="0:10:00")
     script = folder / "job.sh"
     script.write_text(launcher.submission(a_command(folder)).files["job.sh"])
@@ -96,6 +96,6 @@ def test_a_jobset_with_something_wrong_is_refused(tmp_path: Path, what: str) -> 
         validate(part)
 
 
-def test_what_a_launcher_needs_is_here(bed: Bed) -> None:
-    found = {name: LAUNCHERS[name].usability().reason for name in ON_HOSTS}
+def test_what_a_launcher_needs_is_here(bed: TwoHostCluster) -> None:
+    found = {name: LAUNCHERS[name].availability().reason for name in ON_HOSTS}
     assert found == dict.fromkeys(ON_HOSTS)

@@ -16,15 +16,15 @@ import numpy as np
 from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.contracts.capabilities import NOT_REPLICATED, Capabilities, Capability
 from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.plan import DeviceKind, Setting
+from isotrain.core.contracts.plan import DeviceKind, BackendConfig
 from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Parts, ReduceOp
+from isotrain.core.contracts.replica import Subgroups, ReduceOp
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import BackendRegister
+from isotrain.core.plugins.registers import BackendRegistry
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.reference.adapter import Reference
-from isotrain.testing.reference.exchange import Exchange
+from isotrain.testing.reference.exchange import Communicator
 from isotrain.testing.reference.group import ReferenceGroup
 
 if TYPE_CHECKING:
@@ -34,11 +34,11 @@ if TYPE_CHECKING:
 class _Broken(Reference):
     """The reference backend with a fault in its exchange or its group."""
 
-    exchange: type[Exchange] = Exchange
+    exchange: type[Communicator] = Communicator
     group: type[ReferenceGroup] = ReferenceGroup
 
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        return self.group(spec, self.exchange(context, setting.timeout))
+    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+        return self.group(spec, self.exchange(context, backend_config.timeout))
 
 
 def _with_slices(batch: Batch, **changes: Any) -> Batch:
@@ -50,7 +50,7 @@ def _with_slices(batch: Batch, **changes: Any) -> Batch:
     return replace(batch, slices=tuple(map(changed, batch.slices)))
 
 
-class _IdentityAllReduce(Exchange):
+class _IdentityAllReduce(Communicator):
     def all_reduce(self, array: np.ndarray, op: ReduceOp = "sum") -> np.ndarray:
         return np.array(array)
 
@@ -62,7 +62,7 @@ class IdentityAllReduce(_Broken):
     exchange = _IdentityAllReduce
 
 
-class _SumForMean(Exchange):
+class _SumForMean(Communicator):
     def all_reduce(self, array: np.ndarray, op: ReduceOp = "sum") -> np.ndarray:
         return super().all_reduce(array, "sum" if op == "mean" else op)
 
@@ -75,10 +75,10 @@ class SumForMean(_Broken):
 
 
 class _DroppedSlice(ReferenceGroup):
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> np.ndarray:
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> np.ndarray:
         is_last = self.replicas - 1 in self.local_replicas
         given = _with_slices(batch, weight=0.0) if is_last else batch
-        return super().synchronised_step(given, learning_rate)
+        return super().synchronous_step(given, learning_rate)
 
 
 class DroppedSlice(_Broken):
@@ -88,8 +88,8 @@ class DroppedSlice(_Broken):
     group = _DroppedSlice
 
 
-class _SilentBroadcast(Exchange):
-    def broadcast_within(self, array: np.ndarray, parts: Parts) -> np.ndarray:
+class _SilentBroadcast(Communicator):
+    def broadcast_within(self, array: np.ndarray, parts: Subgroups) -> np.ndarray:
         super().broadcast_within(array, parts)
         return np.array(array)
 
@@ -128,7 +128,7 @@ class TrainsToPredict(_Broken):
 
 
 class _OwnStart(ReferenceGroup):
-    def __init__(self, spec: TrainingSpec, exchange: Exchange) -> None:
+    def __init__(self, spec: TrainingSpec, exchange: Communicator) -> None:
         super().__init__(spec, exchange)
         weights = self.read_state(("trainable",))
         self.write_state({name: value + exchange.replica for name, value in weights.items()})
@@ -204,10 +204,10 @@ class IdentityUnderTorch(TorchDDP):
     name = "broken-identity-under-torch"
 
     def start(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> TorchReplicaGroup:
-        group = super().start(spec, setting, context)
-        group.exchange.all_reduce = lambda value, op: value.clone()  # type: ignore[method-assign]
+        group = super().start(spec, backend_config, context)
+        group.communicator.all_reduce = lambda value, op: value.clone()  # type: ignore[method-assign]
         return group
 
 
@@ -228,7 +228,7 @@ BROKEN = (
 
 
 @hookimpl
-def isotrain_register_backends(register: BackendRegister) -> None:
+def isotrain_register_backends(register: BackendRegistry) -> None:
     """Registers every one of them."""
     for adapter in BROKEN:
         register.add(adapter)

@@ -9,14 +9,14 @@ from typing import Any
 
 import numpy as np
 
-from isotrain import Capability, Conserved, Strategy
+from isotrain import Capability, Invariant, Strategy
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import StrategyRegister
+from isotrain.core.plugins.registers import StrategyRegistry
 from isotrain.plugin import ModelBytes, Replica, StateBytes
 from isotrain.strategies.sharded import Sharded
 
 LOCAL = frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS})
-REDUCING = frozenset({Capability.GRADIENTS, Capability.APPLY, Capability.COMPUTE})
+REDUCING = frozenset({Capability.GRADIENTS, Capability.APPLY_GRADIENTS, Capability.COMPUTE})
 
 
 class _Local(Strategy):
@@ -42,7 +42,7 @@ class _Reducing(Strategy):
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
         gradients, loss = group.gradients(batch)
         reduced = [self.reduced(group, list(parts)) for parts in zip(*gradients, strict=True)]
-        group.apply(list(zip(*reduced, strict=True)), learning_rate)
+        group.apply_gradients(list(zip(*reduced, strict=True)), learning_rate)
         return loss
 
     def reduced(self, group: Any, parts: list[Any]) -> list[Any]:
@@ -53,7 +53,7 @@ class Undeclared(_Reducing):
     """Uses a collective that it does not declare."""
 
     name = "broken-undeclared"
-    requires = frozenset({Capability.GRADIENTS, Capability.APPLY})
+    requires = frozenset({Capability.GRADIENTS, Capability.APPLY_GRADIENTS})
 
 
 class WrongLoss(_Local):
@@ -100,7 +100,7 @@ class RootTakesAll(_Local):
 
     name = "broken-root-takes-all"
     requires = frozenset({Capability.LOCAL_STEP, Capability.COMPUTE})
-    conserves = frozenset({Conserved.PARAMETER_MEAN})
+    invariants = frozenset({Invariant.PARAMETER_MEAN})
 
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
         loss = group.local_step(batch, learning_rate)
@@ -152,7 +152,7 @@ class ForgetsSmallGradients(_Reducing):
     """Says that gradients arrive in the end, and sends the larger half of them alone."""
 
     name = "broken-forgets-small-gradients"
-    conserves = frozenset({Conserved.GRADIENT_SUM})
+    invariants = frozenset({Invariant.GRADIENT_SUM})
 
     def reduced(self, group: Any, parts: list[Any]) -> list[Any]:
         sent = []
@@ -182,7 +182,7 @@ class KeepsToItself(_Reducing):
             for pair in zip(means, before, strict=True)
         ]
         self._before = means
-        group.apply(list(zip(*sums, strict=True)), learning_rate)
+        group.apply_gradients(list(zip(*sums, strict=True)), learning_rate)
         return loss
 
 
@@ -205,7 +205,7 @@ class KeepsNewsBack(Sharded):
         loss = super().step(group, batch, learning_rate)
         if 0 not in group.local_replicas:
             (replica,) = group.local_replicas
-            own = {p for lot in self._lots for p in lot.bucket.weights_of(replica)}
+            own = {p for lot in self._shard_buckets for p in lot.bucket.weights_of(replica)}
             others = [name for place, name in enumerate(before) if place not in own]
             group.write_state({name: before[name] for name in others})
         return loss
@@ -240,7 +240,7 @@ BROKEN = (
 
 
 @hookimpl
-def isotrain_register_strategies(register: StrategyRegister) -> None:
+def isotrain_register_strategies(register: StrategyRegistry) -> None:
     """Registers every one of them."""
     for strategy in BROKEN:
         register.add(strategy)

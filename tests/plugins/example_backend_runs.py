@@ -23,15 +23,15 @@ from conformance import check_strategies, runs, strategy_bench, variety
 from integration import exported_models
 from plugins import example_sharded_runs
 from plugins.own_tests import EXAMPLES, said
-from shared_templates import share
+from shared_templates import share_fork_servers
 
 import isotrain
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.running.loop import fit
 from isotrain.testing import digits, native, probe, strategy, trials
-from isotrain.testing.launching import Run, attempt
-from isotrain.testing.scorecard import attempted
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.launching import Run, try_run
+from isotrain.testing.scorecard import outcome_of
+from isotrain.testing.series import LONG_TIMEOUTS, next_session
 
 CASE = runs.FLOAT64
 """A convolutional network and a transformer."""
@@ -41,7 +41,7 @@ SLOW = ("slow-momentum", {"every": 3})
 """The other example, and options of it."""
 IN_HOSTS = {"name": "sharded", "options": {"hybrid": True, "host_size": 1}}
 IN_SHARES = ("sharded", {"stage": 2})
-ONE_IMAGE = next(trial for trial in strategy.TRIALS if trial.work is trials.one_image)
+ONE_IMAGE = next(trial for trial in strategy.STRATEGY_RUNS if trial.work is trials.one_image)
 """Shows whether a replica has what it should have of weights and slots."""
 EPOCH = digits.spec(count=2 * digits.GLOBAL_BATCH, epochs=1)
 PENALTIES = (0.0, 0.25)
@@ -55,11 +55,11 @@ def threads_of_imports(backend: str) -> int | None:
     It is imported here, where nothing of the backend is yet.
     """
     plan = isotrain.plan(EPOCH, backend=backend, replicas=2)
-    if plan.start.way != "forked":
+    if plan.start_method.way != "forked":
         return None
-    os.environ.update(plan.variables)
+    os.environ.update(plan.environment_variables)
     before = psutil.Process().num_threads()
-    for module in plan.start.imports:
+    for module in plan.start_method.imports:
         importlib.import_module(module)
     return psutil.Process().num_threads() - before
 
@@ -88,7 +88,7 @@ def own_losses(penalty: float) -> dict[str, Any]:
         "data": isotrain.DataSet((inputs["features"], targets)),
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch": probe.SAMPLES,
+        "global_batch_size": probe.SAMPLES,
         "shuffle": False,
         "epochs": 1,
         "precision": "float64",
@@ -122,11 +122,11 @@ def save_varied(backend: str, folder: Path) -> None:
 
 def specs_of_trials(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
     """Of trials that the strategy has to take on the backend with so many replicas, by place in the kit."""
-    host = plugin_host()
+    host = plugin_manager()
     adapter, tried = host.backend(backend), host.strategy(*SLOW)
     return {
         str(place): trial.spec(*SLOW, adapter)
-        for place, trial in enumerate(strategy.TRIALS)
+        for place, trial in enumerate(strategy.STRATEGY_RUNS)
         if (trial.replicas or 2) == replicas
         and not all(inapplicable(tried) for inapplicable in trial.checks.values())
     }
@@ -137,7 +137,7 @@ def tried_alone(backend: str) -> dict[str, list[Any]]:
     found = {}
     for place, spec in specs_of_trials(backend, 1).items():
         with isotrain.open_session(spec, backend=backend, replicas=1) as session:
-            found[place] = [strategy.TRIALS[int(place)].work(session)]
+            found[place] = [strategy.STRATEGY_RUNS[int(place)].work(session)]
     return found
 
 
@@ -150,19 +150,19 @@ def outcomes_of_the_strategy(
     backend: str, brought_back: Mapping[str, list[Any]]
 ) -> dict[str, tuple[str, str | None]]:
     """What the kit says of it: a verdict for each check, and why."""
-    host = plugin_host()
+    host = plugin_manager()
     adapter, tried = host.backend(backend), host.strategy(*SLOW)
-    found = [attempted(strategy.DECLARATIONS, tried)]
-    for place, trial in enumerate(strategy.TRIALS):
+    found = [outcome_of(strategy.DECLARATIONS, tried)]
+    for place, trial in enumerate(strategy.STRATEGY_RUNS):
         run = functools.partial(as_if_alone, brought_back.get(str(place), []))
         found += strategy.outcomes(trial, tried, adapter, run)
-    found.append(strategy.going_on_outcome(*SLOW, backend))
+    found.append(strategy.resume_outcome(*SLOW, backend))
     return {outcome.check: (outcome.verdict, outcome.reason) for outcome in found}
 
 
 def outcomes_of_shares(backend: str, brought_back: list[Any]) -> dict[str, tuple[str, str | None]]:
     """What the kit says of that trial."""
-    host = plugin_host()
+    host = plugin_manager()
     adapter, tried = host.backend(backend), host.strategy(*IN_SHARES)
     run = functools.partial(as_if_alone, brought_back)
     found = strategy.outcomes(ONE_IMAGE, tried, adapter, run)
@@ -187,14 +187,14 @@ def in_turn(session: isotrain.Session) -> dict[str, Any]:
     tried = found["tried"] = {}
     for place, spec in specs_of_trials(session.plan.backend, 2).items():
         with next_session(session, f"trial-{place}", spec) as session:
-            tried[place] = strategy.TRIALS[int(place)].work(session)
+            tried[place] = strategy.STRATEGY_RUNS[int(place)].work(session)
     with next_session(session, "case", runs.SPECS[CASE]) as session:
         found["case"] = native.train(session)
     with next_session(session, "epoch", {**EPOCH, "strategy": IN_HOSTS}) as session:
         metrics = fit(session)
         found["epoch"] = {"final loss": session.last_loss, **metrics}
     name, options = IN_SHARES
-    shares = ONE_IMAGE.spec(name, options, plugin_host().backend(session.plan.backend))
+    shares = ONE_IMAGE.spec(name, options, plugin_manager().backend(session.plan.backend))
     with next_session(session, "one image", shares) as session:
         found["one image"] = ONE_IMAGE.work(session)
     return found
@@ -211,18 +211,18 @@ def served_epoch(backend: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Makes all of them."""
-    share(besides=("rarely_collected", "compiled_for_all"))
+    share_fork_servers(besides=("rarely_collected", "compiled_for_all"))
     backend, folder = sys.argv[1], Path(sys.argv[2])
     found: dict[str, Any] = {
         "threads of imports": threads_of_imports(backend),
         "own tests": said(EXAMPLES / "plugin_backend_jax"),
         "tests of the strategy": said(EXAMPLES / "plugin_strategy_slowmo", "-k", "is_momentum"),
     }
-    spec = {**strategy_bench.spec(backend), "timeouts": PATIENT}
+    spec = {**strategy_bench.spec(backend), "timeouts": LONG_TIMEOUTS}
     saved = str(folder / "sharded")
     found["sharded"] = example_sharded_runs.found(backend, saved)
     found["gone on"] = example_sharded_runs.gone_on_by_four(backend, saved)
-    run = attempt(in_turn, spec, backend, 2)
+    run = try_run(in_turn, spec, backend, 2)
     assert run.failure is None, run.failure
     first = run.returned[0]
     found["strategies"] = [each["strategies"] for each in run.returned]

@@ -13,8 +13,8 @@ from integration import sharded_cases as cases
 
 import isotrain
 from isotrain.core.running.session import Session
-from isotrain.testing.launching import attempt
-from isotrain.testing.series import PATIENT, next_session
+from isotrain.testing.launching import try_run
+from isotrain.testing.series import LONG_TIMEOUTS, next_session
 
 REPLICAS = 3
 WIDTH = 255
@@ -53,13 +53,13 @@ SPEC: dict[str, Any] = {
     "model": model,
     "data": data,
     "loss": "mean_squared_error",
-    "global_batch": GLOBAL_BATCH,
+    "global_batch_size": GLOBAL_BATCH,
     "epochs": 2,
     "precision": "float64",
     "threads": 1,
-    "timeouts": PATIENT,
+    "timeouts": LONG_TIMEOUTS,
     **cases.OPTIMIZERS[cases.LAST],
-    "accumulate": 1,
+    "gradient_accumulation_steps": 1,
 }
 
 
@@ -77,7 +77,7 @@ def work(session: Session, folder: str) -> dict[str, Any]:
     session.save(folder)
     session.evaluate()  # brings all weights together, which go again in the next step
     found["ended"] = ended(session)
-    with next_session(session, "shares", spec(IN_SHARES, accumulate=2)) as session:
+    with next_session(session, "shares", spec(IN_SHARES, gradient_accumulation_steps=2)) as session:
         session.restore(Path(folder))
         session.save(folder + SHARES)
         described = session.group.describe_state(("optimizer",)).items()
@@ -113,8 +113,8 @@ def described_bytes(session: Session) -> dict[str, int]:
 
 def gone_on_by_four(backend: str, folder: str) -> list[dict[str, Any]]:
     """What a run of two hosts with two replicas each ends with, which goes on from the checkpoint."""
-    hybrid = spec(cases.KINDS["hybrid 3"], accumulate=2)
-    run = attempt(functools.partial(gone_on, folder=folder), hybrid, backend, 2 * cases.HOST)
+    hybrid = spec(cases.KINDS["hybrid 3"], gradient_accumulation_steps=2)
+    run = try_run(functools.partial(gone_on, folder=folder), hybrid, backend, 2 * cases.HOST)
     assert run.failure is None, run.failure
     return run.returned
 
@@ -122,7 +122,7 @@ def gone_on_by_four(backend: str, folder: str) -> list[dict[str, Any]]:
 def found(backend: str, folder: str) -> list[dict[str, Any]]:
     """What the processes of a run of 3 replicas found; its checkpoint is in the folder then."""
     saving = functools.partial(work, folder=folder)
-    run = attempt(saving, spec(cases.sharded(3)), backend, REPLICAS)
+    run = try_run(saving, spec(cases.sharded(3)), backend, REPLICAS)
     assert run.failure is None, run.failure
     return run.returned
 

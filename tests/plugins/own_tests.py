@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from shared_templates import share
+from shared_templates import share_fork_servers
 
 from isotrain.core.plugins import asked
 
@@ -33,6 +33,6 @@ def said(folder: Path, *options: str) -> str:
 
 
 if __name__ == "__main__":
-    share(besides=("rarely_collected",))
+    share_fork_servers(besides=("rarely_collected",))
     with asked.chosen(["isotrain.testing.reference"], []):
         print(json.dumps([said(Path(each), "-k", "not is_momentum") for each in sys.argv[1:]]))

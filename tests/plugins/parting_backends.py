@@ -9,10 +9,10 @@ from abc import abstractmethod
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.contracts.plan import Setting
+from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import BackendRegister
+from isotrain.core.plugins.registers import BackendRegistry
 from isotrain.core.spec.training_spec import TrainingSpec
 
 if TYPE_CHECKING:
@@ -23,10 +23,10 @@ class Faulty(TorchDDP):
     """torch-ddp with a fault put into its replica group."""
 
     def start(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> TorchReplicaGroup:
-        self.spec, group = spec, super().start(spec, setting, context)
-        self.harm(group, group.exchange, context.rank)
+        self.spec, group = spec, super().start(spec, backend_config, context)
+        self.harm(group, group.communicator, context.rank)
         return group
 
     @abstractmethod
@@ -40,20 +40,20 @@ class SumForMean(Faulty):
     name = "parting-sum-for-mean"
 
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        right, finish, replicas = exchange.all_reduce, exchange.finish_gradients, exchange.replicas
+        right, finish, replicas = exchange.all_reduce, exchange.wait_gradients, exchange.replicas
 
         def all_reduce(value: Any, op: str) -> Any:
             return right(value, "sum" if op == "mean" else op)
 
-        def finish_gradients() -> None:
+        def wait_gradients() -> None:
             finish()
-            for parameter in group.program.trainable.values():
+            for parameter in group.trainer.trainable.values():
                 parameter.grad.mul_(replicas)
 
         exchange.all_reduce = all_reduce
-        exchange.finish_gradients = finish_gradients
-        exchange.begin_mean = lambda scalar: lambda: right(scalar, "sum")
-        exchange.begin_loss = exchange.begin_mean
+        exchange.wait_gradients = wait_gradients
+        exchange.all_reduce_mean_async = lambda scalar: lambda: right(scalar, "sum")
+        exchange.reduce_loss_async = exchange.all_reduce_mean_async
 
 
 class ClippedBeforeReduction(Faulty):
@@ -64,19 +64,19 @@ class ClippedBeforeReduction(Faulty):
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
         import torch
 
-        from isotrain.adapters.torch.exchange import flat_mean
+        from isotrain.adapters.torch.exchange import all_reduce_mean_flat
 
         assert self.spec.clip is not None
         bound = self.spec.clip.global_norm
-        exchange.module = group.program.objective  # without the hooks that exchange gradients
-        exchange.begin_loss = exchange.begin_mean
+        exchange.module = group.trainer.loss_module  # without the hooks that exchange gradients
+        exchange.reduce_loss_async = exchange.all_reduce_mean_async
 
-        def finish_gradients() -> None:
-            parameters = list(group.program.trainable.values())
+        def wait_gradients() -> None:
+            parameters = list(group.trainer.trainable.values())
             torch.nn.utils.clip_grad_norm_(parameters, bound)
-            flat_mean(exchange, [parameter.grad for parameter in parameters], 1.0)
+            all_reduce_mean_flat(exchange, [parameter.grad for parameter in parameters], 1.0)
 
-        exchange.finish_gradients = finish_gradients
+        exchange.wait_gradients = wait_gradients
 
 
 class OwnStatistics(Faulty):
@@ -115,8 +115,8 @@ class DuplicatedPadding(Faulty):
             )
             return replace(batch, slices=((full,),))
 
-        step, gradients = group.synchronised_step, group.gradients
-        group.synchronised_step = lambda batch, rate: step(padded(batch), rate)
+        step, gradients = group.synchronous_step, group.gradients
+        group.synchronous_step = lambda batch, rate: step(padded(batch), rate)
         group.gradients = lambda batch: gradients(padded(batch))
 
 
@@ -143,7 +143,7 @@ class EpsilonInside(Faulty):
 
         clip = self.spec.clip
         bound = None if clip is None else clip.global_norm
-        optimizer, weights = group.program.optimizer, list(group.program.trainable.values())
+        optimizer, weights = group.trainer.optimizer, list(group.trainer.trainable.values())
         slots = keras_private.slots_of(optimizer)
 
         class Update:
@@ -169,7 +169,7 @@ class EpsilonInside(Faulty):
                     root = (second + optimizer.epsilon).sqrt()
                     weight.sub_(self.rate * correction * first / root)
 
-        group.program.update = Update()
+        group.trainer.update = Update()
 
 
 class OtherStreams(Faulty):
@@ -178,7 +178,7 @@ class OtherStreams(Faulty):
     name = "parting-dropout-streams"
 
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
-        group.program.distinguish(rank + 5)
+        group.trainer.seed_replica(rank + 5)
 
 
 class HalfPrecision(Faulty):
@@ -192,7 +192,7 @@ class HalfPrecision(Faulty):
         dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float32"
 
 
-PARTING = (
+DIVERGING = (
     SumForMean,
     ClippedBeforeReduction,
     OwnStatistics,
@@ -205,7 +205,7 @@ PARTING = (
 
 
 @hookimpl
-def isotrain_register_backends(register: BackendRegister) -> None:
+def isotrain_register_backends(register: BackendRegistry) -> None:
     """Registers every one of them."""
-    for adapter in PARTING:
+    for adapter in DIVERGING:
         register.add(adapter)

@@ -39,13 +39,13 @@ class Mine(isotrain.Strategy):
 class Mine(isotrain.Strategy):
     name = "mine"
     summary = "the backend's own step"
-    requires = frozenset({Capability.SYNCHRONISED_STEP})
+    requires = frozenset({Capability.SYNCHRONOUS_STEP})
     stuck = threading.Lock() if "stuck" in sys.argv else None
 
     def step(self, group, batch, learning_rate):
         if batch.step == 0:
             print("mine on rank", flush=True)
-        return group.synchronised_step(batch, learning_rate)
+        return group.synchronous_step(batch, learning_rate)
 
 class Watching:
     '''Only hears events, and could not travel.'''
@@ -62,7 +62,7 @@ isotrain.register(isotrain.testing.reference)
 isotrain.register(Watching())
 spec = {
     "model": model, "data": data, "loss": "mean_squared_error", "strategy": "mine",
-    "optimizer": {"name": "sgd", "lr": 0.125}, "global_batch": 4, "epochs": 1,
+    "optimizer": {"name": "sgd", "lr": 0.125}, "global_batch_size": 4, "epochs": 1,
 }
 isotrain.run(spec, backend="reference", replicas=2, run_directory="out")
 """
@@ -71,7 +71,7 @@ model: from-a-file
 data: parts/net.py:data
 loss: mean_squared_error
 optimizer: {name: sgd, lr: 0.125}
-global_batch: 4
+global_batch_size: 4
 epochs: 1
 plugins: [parts/mine.py, isotrain.testing.reference]
 """

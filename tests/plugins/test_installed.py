@@ -18,7 +18,7 @@ model: zoo-line
 data: data.py:data
 loss: mean_squared_error
 optimizer: {name: sgd, lr: 0.125}
-global_batch: 4
+global_batch_size: 4
 epochs: 1
 strategy: zoo-native
 plugins: isotrain.testing.reference
@@ -110,8 +110,8 @@ def test_what_is_named_by_reference_is_not_imported(listing: dict[str, Any]) -> 
 
 def test_a_slow_import_is_measured_and_remarked_upon(listing: dict[str, Any]) -> None:
     assert of_zoo(listing, "slow")["import_s"] > 1.0
-    assert "every command waits for" in " ".join(of_zoo(listing, "slow")["remarks"])
-    assert of_zoo(listing, "good")["remarks"] == []
+    assert "every command waits for" in " ".join(of_zoo(listing, "slow")["notes"])
+    assert of_zoo(listing, "good")["notes"] == []
 
 
 def test_a_name_taken_by_another_package(listing: dict[str, Any]) -> None:

@@ -16,20 +16,20 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import alone
+from alone import run_isolated
 
 import isotrain
 from isotrain.core.contracts.events import EpochEnded, Event, Ready, Started, Steps
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.errors import IsotrainError
 from isotrain.core.loggers import writer
-from isotrain.core.loggers.audience import Audience
+from isotrain.core.loggers.audience import EventDispatcher
 from isotrain.core.loggers.csv import CsvLogger
 from isotrain.core.loggers.jsonl import JsonLinesLogger
 from isotrain.core.loggers.mlflow import MlflowLogger
 from isotrain.core.loggers.tensorboard import TensorBoardLogger
 from isotrain.core.loggers.wandb import WandbLogger
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.host import PluginManager
 
 PLAN = {"run": "digits", "backend": "any", "replicas": 2, "options": {}, "samples": None}
 RESULT = {"final_loss": 0.25}
@@ -46,13 +46,13 @@ EVENTS: list[Event] = [
 
 def run(folder: Path, *loggers: Logger, error: Exception | None = None) -> None:
     """Lets loggers hear of a run of two epochs that ends well, or with `error`."""
-    host = PluginHost(entry_points=False)
+    host = PluginManager(entry_points=False)
     with (
         contextlib.suppress(*([] if error is None else [type(error)])),
-        Audience(host, loggers, PLAN, folder) as listening,
+        EventDispatcher(host, loggers, PLAN, folder) as listening,
     ):
         for event in EVENTS:
-            listening.hear(event)
+            listening.dispatch(event)
         listening.result = RESULT
         if error is not None:
             raise error
@@ -94,7 +94,7 @@ def test_a_failure_before_anything_else_is_told_too(tmp_path: Path) -> None:
     logger = Noting()
     with (
         pytest.raises(ValueError, match="no data"),
-        Audience(PluginHost(entry_points=False), [logger], PLAN, tmp_path),
+        EventDispatcher(PluginManager(entry_points=False), [logger], PLAN, tmp_path),
     ):
         raise ValueError("no data")
     assert logger.calls == [("started", PLAN, tmp_path), ("failed", "no data")]
@@ -120,7 +120,7 @@ class Hanging(Logger):
 def test_one_that_raises_or_hangs_is_named_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "PATIENCE_SECONDS", 1.0)
+    monkeypatch.setattr(writer, "CLOSE_TIMEOUT_SECONDS", 1.0)
     good = Noting()
     with pytest.warns(UserWarning, match="logger") as warned:
         run(tmp_path, Raising(), Hanging(), good)
@@ -148,15 +148,15 @@ class Slow(Noting):
 def test_no_more_than_so_many_steps_wait_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "MOST_STEPS_WAITING", 10)
+    monkeypatch.setattr(writer, "MAX_QUEUED_STEPS", 10)
     logger, told = Slow(), [0.5] * 4
 
     def run_past_it() -> None:
-        with Audience(PluginHost(entry_points=False), [logger], PLAN, tmp_path) as listening:
-            listening.hear(Ready(plan=PLAN))
+        with EventDispatcher(PluginManager(entry_points=False), [logger], PLAN, tmp_path) as listening:
+            listening.dispatch(Ready(plan=PLAN))
             for first in range(0, 4 * 998, 4):
-                listening.hear(Steps(first=first, losses=told, learning_rates=told))
-            listening.hear(EpochEnded(epoch=0, done=3992, loss=0.5, metrics={}))
+                listening.dispatch(Steps(first=first, losses=told, learning_rates=told))
+            listening.dispatch(EpochEnded(epoch=0, done=3992, loss=0.5, metrics={}))
             logger.go_on.set()
 
     with pytest.warns(UserWarning, match="'slow': it was too slow: 10 .* and 3984 were left out"):
@@ -233,7 +233,7 @@ WITH_TENSORFLOW: dict[str, Any] = {
     "data": (np.ones((2, 1), "float32"), np.ones((2, 1), "float32")),
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.5},
-    "global_batch": 2,
+    "global_batch_size": 2,
     "steps": 1,
     "threads": 1,
 }
@@ -256,7 +256,7 @@ def test_tensorboard_as_tensorflow_reads_it(tmp_path: Path) -> None:
     (file,) = (tmp_path / "board").iterdir()
     assert ".tfevents." in file.name
     read = functools.partial(read_by_tensorflow, file=str(file))
-    assert alone(read, WITH_TENSORFLOW, "tf-mirrored", tmp_path / "run") == [
+    assert run_isolated(read, WITH_TENSORFLOW, "tf-mirrored", tmp_path / "run") == [
         ["brain.Event:2"],
         *([0, "loss", 2.0], [0, "learning_rate", 0.5]),
         *([1, "loss", 1.5], [1, "learning_rate", 0.25]),
@@ -353,10 +353,10 @@ def test_one_whose_package_is_missing_or_whose_options_are_wrong(
 
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None)
     for logger in (MlflowLogger, WandbLogger):
-        found = logger.usability()
-        assert not found.usable
+        found = logger.availability()
+        assert not found.available
         assert f"isotrain[{logger.name}]" in str(found.hint)
-    host = PluginHost(entry_points=False)
+    host = PluginManager(entry_points=False)
     with pytest.raises(IsotrainError, match=r"unknown option of the logger 'csv': 'folder'"):
         host.logger("csv", {"folder": "x"})
     with pytest.raises(IsotrainError, match=r"unknown logger 'tensorbord'\. Did you mean"):

@@ -98,12 +98,12 @@ def plan(backend: str, collective: str, replicas: int) -> dict[str, Any]:
             {"rank": r, "host": "localhost", "local_rank": r, "replicas": [r]}
             for r in range(replicas)
         ],
-        "variables": {"KERAS_BACKEND": "tensorflow" if "tf" in backend else "torch"},
+        "environment_variables": {"KERAS_BACKEND": "tensorflow" if "tf" in backend else "torch"},
         "precision": "float32",
-        "global_batch": 64,
-        "local_batches": [64 // replicas] * replicas,
+        "global_batch_size": 64,
+        "local_batch_sizes": [64 // replicas] * replicas,
         "learning_rate": 0.125,
-        "remarks": ["its server listens on every network interface"] if "multi" in backend else [],
+        "notes": ["its server listens on every network interface"] if "multi" in backend else [],
         "gradient_bytes": 1_048_576,
         "exchanged_bytes_per_step": None if replicas == 1 else 2 * (replicas - 1) / replicas * MIB,
     }
@@ -153,7 +153,7 @@ def cell(backend: str, replicas: int, *, seed: int = 0, repeats: int = 3) -> Cel
         else [
             ("backend", "torch-ddp", backend),
             ("replicas", 1, replicas),
-            ("local_batches", [64], [64 // replicas] * replicas),
+            ("local_batch_sizes", [64], [64 // replicas] * replicas),
             ("exchanged_bytes_per_step", None, 2 * (replicas - 1) / replicas * MIB),
         ],
         versions={"keras": "3.15.1", "numpy": "2.4.6"}
@@ -190,7 +190,7 @@ def comparison(cells: list[Cell], verdict: Verdict, **fields: Any) -> Comparison
             "model": "examples.digits:model",
             "data": "examples.digits:data",
             "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.875},
-            "global_batch": 64,
+            "global_batch_size": 64,
             "epochs": 5,
         },
         reference="torch-ddp@1",

@@ -9,11 +9,11 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 
 
-def at(engine: str, rank: int, world_size: int, job: str, **others: Any) -> Place:
-    return Place(engine, (), rank, world_size, job, **others)
+def at(engine: str, rank: int, world_size: int, job: str, **others: Any) -> ClusterInfo:
+    return ClusterInfo(engine, (), rank, world_size, job, **others)
 
 
 def of_tf(cluster: dict[str, list[str]], kind: str, index: int) -> dict[str, str]:
@@ -245,7 +245,7 @@ PMI = {"PMI_RANK": "1", "PMI_SIZE": "2"}
 ON_ONE_HOST = {**HYDRA, "MPI_LOCALNRANKS": "4", "MPI_LOCALRANKID": "3"}
 AT_ONE_HOST = replace(AT_HYDRA, local_rank=3, local_world_size=4, coordinator="127.0.0.1")
 
-CASES: dict[str, tuple[dict[str, str], Place | None]] = {
+CASES: dict[str, tuple[dict[str, str], ClusterInfo | None]] = {
     "torchrun": (TORCHRUN, AT_TORCHRUN),
     "torchrun without a store of the agents": (
         {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"},
@@ -266,7 +266,7 @@ CASES: dict[str, tuple[dict[str, str], Place | None]] = {
     "torchrun in the script of sbatch": ({**SBATCH, **TORCHRUN}, AT_TORCHRUN),
     "torchrun's variables by a script under srun": (
         {**SRUN, **BY_HAND, "RANK": "4", "WORLD_SIZE": "5"},
-        replace(AT_SRUN, engine="torchrun", job="env@n01:2222", coordinator="n01", port=2222),
+        replace(AT_SRUN, environment="torchrun", job="env@n01:2222", coordinator="n01", port=2222),
     ),
     "mpirun": (MPIRUN, AT_MPIRUN),
     "mpirun of Open MPI 4": (
@@ -313,7 +313,7 @@ CASES: dict[str, tuple[dict[str, str], Place | None]] = {
     "jsrun": (JSRUN, AT_JSRUN),
     "jsrun with Spectrum MPI": (
         {**JSRUN, **{n: t for n, t in MPIRUN.items() if n.startswith("OMPI")}},
-        replace(AT_JSRUN, engine="openmpi", job="openmpi"),
+        replace(AT_JSRUN, environment="openmpi", job="openmpi"),
     ),
     "pbsdsh of Torque": (PBSDSH, AT_PBSDSH),
     "the script of a PBS job": ({**PBSDSH, "PBS_TASKNUM": "1", "PBS_VNODENUM": "0"}, None),

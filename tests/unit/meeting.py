@@ -7,23 +7,23 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 from isotrain.core.errors import IsotrainError
 from isotrain.core.joining.channel import Channel
 from isotrain.core.joining.key import RunKey
-from isotrain.core.joining.meeting import Chair, Meeting, Member
-from isotrain.core.joining.welcome import Welcome, reached
+from isotrain.core.joining.meeting import RendezvousHost, Rendezvous, RendezvousClient
+from isotrain.core.joining.welcome import RankZeroServer, connect_to_rank_zero
 from isotrain.core.launching.ports import Ports
-from isotrain.core.served.terms import Terms
+from isotrain.core.served.terms import EncryptionOffer
 
 LOCAL = "127.0.0.1"
 LONG = 30.0
-PLAIN = Terms()
-Part = Callable[[Meeting], Any]
+PLAIN = EncryptionOffer()
+Part = Callable[[Rendezvous], Any]
 
 
-def place(rank: int, size: int, job: str = "job") -> Place:
-    return Place("torchrun", ("RANK",), rank, size, job, host=f"n{rank}")
+def place(rank: int, size: int, job: str = "job") -> ClusterInfo:
+    return ClusterInfo("torchrun", ("RANK",), rank, size, job, host=f"n{rank}")
 
 
 def key(job: str = "job", number: int = 0, own: bytes = b"own") -> RunKey:
@@ -52,7 +52,7 @@ def meet(
         folders: By rank, with what it encrypts by; those without one do not.
     """
     found: dict[int, Any] = {}
-    terms = {rank: Terms.of((folders or {}).get(rank, "")) for rank in parts}
+    terms = {rank: EncryptionOffer.of((folders or {}).get(rank, "")) for rank in parts}
 
     def attend(rank: int, port: int) -> None:
         own = key()
@@ -72,18 +72,18 @@ def meet(
 
 
 def opened(
-    rank: int, size: int, own: RunKey, port: int, seconds: float, terms: Terms = PLAIN
-) -> Meeting:
+    rank: int, size: int, own: RunKey, port: int, seconds: float, terms: EncryptionOffer = PLAIN
+) -> Rendezvous:
     if rank == 0:
-        return Chair(place(0, size), own, seconds, Welcome(LOCAL, [port], own.secret, terms))
-    wire = reached(LOCAL, [port], own.secret, rank, seconds, terms)
-    return Member(place(rank, size), own, seconds, Channel(wire))
+        return RendezvousHost(place(0, size), own, seconds, RankZeroServer(LOCAL, [port], own.secret, terms))
+    wire = connect_to_rank_zero(LOCAL, [port], own.secret, rank, seconds, terms)
+    return RendezvousClient(place(rank, size), own, seconds, Channel(wire))
 
 
 def settling(judge: Any = lambda told: {"ranks": [each["rank"] for each in told]}) -> Part:
-    def part(meeting: Meeting) -> Any:
-        with meeting.telling():
+    def part(meeting: Rendezvous) -> Any:
+        with meeting.broadcasting_errors():
             rank = meeting.place.rank
-            return meeting.settle({"rank": rank, "host": f"n{rank}"}, judge)
+            return meeting.agree({"rank": rank, "host": f"n{rank}"}, judge)
 
     return part

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.core.contracts.backlog import Backlog
+from isotrain.core.contracts.backlog import EventQueue
 from isotrain.core.contracts.events import EpochEnded, Event, Output, Progress, Steps, Warned
 
 
@@ -17,7 +17,7 @@ def steps(first: int, count: int) -> Steps:
 EPOCH = EpochEnded(metrics={}, epoch=0, done=9, loss=0.5)
 
 
-def through(backlog: Backlog[Event], *events: Event) -> list[Event]:
+def through(backlog: EventQueue[Event], *events: Event) -> list[Event]:
     """What comes out once all are in."""
     for event in events:
         backlog.add(event, event.kind, vars(event))
@@ -26,12 +26,12 @@ def through(backlog: Backlog[Event], *events: Event) -> list[Event]:
 
 def test_of_progress_in_a_row_the_newest_is_kept() -> None:
     given = [progress(1), progress(2), steps(0, 2), progress(3), progress(4)]
-    backlog = Backlog[Event](lambda text: Warned(text=text))
+    backlog = EventQueue[Event](lambda text: Warned(text=text))
     assert through(backlog, *given) == [progress(2), steps(0, 2), progress(4)]
 
 
 def test_what_is_left_out_is_counted_where_it_would_be() -> None:
-    backlog = Backlog[Event](lambda text: Warned(text=text), most_bytes=1000)
+    backlog = EventQueue[Event](lambda text: Warned(text=text), most_bytes=1000)
     given = [steps(0, 20), steps(20, 3), Output(text="x"), progress(23), EPOCH, steps(23, 4)]
     first, gap, epoch, last = through(backlog, *given)
     assert (first, epoch) == (steps(0, 20), EPOCH)

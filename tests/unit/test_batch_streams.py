@@ -30,8 +30,8 @@ from isotrain.core.data.by_position import MapStyle
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.parted import class_weighted, split
-from isotrain.core.data.sources import as_source, source_remarks, stream
-from isotrain.core.data.stream_marks import StreamMark, from_json, to_json
+from isotrain.core.data.sources import as_source, source_notes, stream
+from isotrain.core.data.stream_marks import StreamState, from_json, to_json
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.data.streams import reader as as_reader
 from isotrain.core.errors import DataError
@@ -57,7 +57,7 @@ class Uneven:
 
 def loader(source: object, **options: object) -> Loader:
     chosen: dict = {
-        "global_batch": 8,
+        "global_batch_size": 8,
         "replicas": 1,
         "seed": 5,
         "shuffle": False,
@@ -83,14 +83,14 @@ def given_by(source: object, **options: object) -> list[tuple]:
 
 @settings(deadline=None, max_examples=60)
 @given(
-    global_batch=st.integers(1, 25),
+    global_batch_size=st.integers(1, 25),
     replicas=st.integers(1, 5),
-    accumulate=st.integers(1, 3),
+    gradient_accumulation_steps=st.integers(1, 3),
     drop_remainder=st.booleans(),
 )
-def test_the_same_global_batches_as_of_arrays(global_batch, replicas, accumulate, drop_remainder):
-    options = {"global_batch": global_batch, "replicas": replicas, "accumulate": accumulate}
-    if not drop_remainder or global_batch <= 20:
+def test_the_same_global_batches_as_of_arrays(global_batch_size, replicas, gradient_accumulation_steps, drop_remainder):
+    options = {"global_batch_size": global_batch_size, "replicas": replicas, "gradient_accumulation_steps": gradient_accumulation_steps}
+    if not drop_remainder or global_batch_size <= 20:
         options["drop_remainder"] = drop_remainder
     assert given_by(as_source(Uneven()), **options) == given_by(arrays(INPUTS, TARGETS), **options)
 
@@ -123,21 +123,21 @@ class Placed:
         return self.array
 
 
-def is_placed(value: object) -> bool:
+def is_on_device(value: object) -> bool:
     return isinstance(value, Placed)
 
 
-@pytest.mark.parametrize(("replicas", "accumulate"), [(1, 1), (2, 1), (1, 2)])
-def test_what_a_replica_computes_on_is_taken_as_it_is(replicas: int, accumulate: int) -> None:
+@pytest.mark.parametrize(("replicas", "gradient_accumulation_steps"), [(1, 1), (2, 1), (1, 2)])
+def test_what_a_replica_computes_on_is_taken_as_it_is(replicas: int, gradient_accumulation_steps: int) -> None:
     given = [(Placed(INPUTS[rows]), Placed(TARGETS[rows])) for rows in (slice(8), slice(8, 16))]
     source = stream(lambda: iter([*given, (Placed(INPUTS[16:]), Placed(TARGETS[16:]))]), 20)
-    chosen = {"replicas": replicas, "accumulate": accumulate, "place": Placed, "epochs": 1}
-    found = list(loader(source, is_placed=is_placed, **chosen))
-    plain = {**chosen, "place": None}
+    chosen = {"replicas": replicas, "gradient_accumulation_steps": gradient_accumulation_steps, "to_device": Placed, "epochs": 1}
+    found = list(loader(source, is_on_device=is_on_device, **chosen))
+    plain = {**chosen, "to_device": None}
     assert list(map(facts, found)) == given_by(arrays(INPUTS, TARGETS), **plain)
     taken = [found[index].slices[0][0].inputs is given[index][0] for index in (0, 1)]
-    assert taken == [replicas == accumulate == 1] * 2
-    assert all(is_placed(p.inputs) for batch in found for own in batch.slices for p in own)
+    assert taken == [replicas == gradient_accumulation_steps == 1] * 2
+    assert all(is_on_device(p.inputs) for batch in found for own in batch.slices for p in own)
 
 
 def test_a_transform_that_works_in_place_leaves_what_the_stream_gave():
@@ -232,11 +232,11 @@ def test_of_a_torch_loader_its_samples_are_taken():
 def test_workers_that_are_not_used_are_told_of():
     parts = split(as_source(DataLoader(Pairs(), batch_size=3, num_workers=2)), 0.25)
     for part in parts:
-        (remark,) = source_remarks(class_weighted(part, {0: 2.0}))
-        assert "the 2 worker processes of the DataLoader are not used" in remark
+        (note,) = source_notes(class_weighted(part, {0: 2.0}))
+        assert "the 2 worker processes of the DataLoader are not used" in note
     tensors = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
     for unused in (DataLoader(tensors, num_workers=2), DataLoader(Pairs()), (INPUTS, TARGETS)):
-        assert not [*source_remarks(as_source(unused))]
+        assert not [*source_notes(as_source(unused))]
 
 
 def test_a_collate_function_is_used():
@@ -359,10 +359,10 @@ def test_of_an_epoch_too_large_to_keep_it_is_said(monkeypatch: pytest.MonkeyPatc
     monkeypatch.setattr(first_epoch, "MOST_BYTES", 100)
     source = as_source(Uneven())
     assert len(source) == 20
-    (remark,) = source_remarks(source)
-    assert "training begins with its second epoch" in remark
+    (note,) = source_notes(source)
+    assert "training begins with its second epoch" in note
     assert given_by(source) == given_by(arrays(INPUTS, TARGETS))
-    assert not [*source_remarks(stream(Uneven(), 20))]
+    assert not [*source_notes(stream(Uneven(), 20))]
 
 
 def test_a_stream_that_may_never_end_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -405,7 +405,7 @@ def test_functions_that_make_iterators_are_streams():
 )
 def test_unusable_streams_are_explained(read, message):
     with pytest.raises(DataError, match=message):
-        given_by(as_source(read), global_batch=25)
+        given_by(as_source(read), global_batch_size=25)
 
 
 @pytest.mark.parametrize(("promised", "said"), [(19, "20 or more samples"), (21, "20 samples")])
@@ -481,16 +481,16 @@ class NumberedIterator:
         return INPUTS[start:stop], TARGETS[start:stop]
 
 
-def kept(mark: StreamMark | None) -> StreamMark | None:
+def kept(mark: StreamState | None) -> StreamState | None:
     """A mark as a checkpoint gives it back."""
     plain = json.loads(json.dumps(None if mark is None else dataclasses.asdict(mark)))
-    return None if plain is None else record(StreamMark, plain, "run.json")
+    return None if plain is None else record(StreamState, plain, "run.json")
 
 
 @settings(deadline=None, max_examples=100)
 @given(
     kind=st.sampled_from([Shuffled, Numbered]),
-    global_batch=st.integers(1, 20),
+    global_batch_size=st.integers(1, 20),
     replicas=st.integers(1, 3),
     drop_remainder=st.booleans(),
     weighs=st.booleans(),
@@ -498,13 +498,13 @@ def kept(mark: StreamMark | None) -> StreamMark | None:
 )
 def test_a_stream_goes_on_by_its_own_state(
     kind: Callable[[], Shuffled | Numbered],
-    global_batch: int,
+    global_batch_size: int,
     replicas: int,
     drop_remainder: bool,
     weighs: bool,
     data: st.DataObject,
 ) -> None:
-    options = {"global_batch": global_batch, "drop_remainder": drop_remainder, "epochs": 3}
+    options = {"global_batch_size": global_batch_size, "drop_remainder": drop_remainder, "epochs": 3}
     options |= {"replicas": replicas, "mark_seconds": 0.0}
 
     def loaded(own: Shuffled | Numbered) -> Loader:
@@ -522,7 +522,7 @@ def test_a_stream_goes_on_by_its_own_state(
         if mark is not None:
             assert own.read <= (3 - mark.epoch) * len(CUTS) - 1, "it read what was before"
         mark = kept(found[stop - start - 1].mark) if stop > start else mark
-        assert mark is not None or stop * global_batch <= 3  # only the first batch has none
+        assert mark is not None or stop * global_batch_size <= 3  # only the first batch has none
 
 
 def test_only_who_keeps_checkpoints_asks_a_stream_where_it_is() -> None:
@@ -564,7 +564,7 @@ class Forgetful(Shuffled):
 
 
 def test_a_stream_that_has_not_gone_to_where_it_was_is_refused_and_may_read_on() -> None:
-    options = {"global_batch": 4, "mark_seconds": 0.0}
+    options = {"global_batch_size": 4, "mark_seconds": 0.0}
     whole = list(loader(stream(Forgetful(), 20), **options))
     mark = whole[7].mark
     assert mark is not None

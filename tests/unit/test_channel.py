@@ -29,14 +29,14 @@ from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
 from isotrain.core.errors import IsotrainError
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.own_line import OwnLine
+from isotrain.core.joining.own_line import LocalReporter
 from isotrain.core.joining.watched import RemoteProcess
-from isotrain.core.launching.diagnosis import Watched, suspicion
-from isotrain.core.launching.lines import Lines
+from isotrain.core.launching.diagnosis import RankStatus, suspicion
+from isotrain.core.launching.lines import LineReader
 from isotrain.core.launching.supervisor import Supervisor
 from isotrain.core.served import wire as wire_module
-from isotrain.core.served.seal import Seals
-from isotrain.core.served.wire import Wire
+from isotrain.core.served.seal import MacPair
+from isotrain.core.served.wire import Connection
 
 LONG = 30.0
 Ends = tuple[socket.socket, socket.socket]
@@ -54,7 +54,7 @@ def ends() -> Iterator[Ends]:
 def test_after_half_a_message_no_other_is_taken_for_the_rest(ends: Ends) -> None:
     one, other = ends
     other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-    wire = Wire(other)
+    wire = Connection(other)
     channel = Channel(wire)
     wire.limit_sending(0.05)
     channel.send({"long": "x" * (1 << 24)})  # nobody reads: it gives up halfway
@@ -77,19 +77,19 @@ def drained(end: socket.socket) -> bytes:
 
 
 def test_what_would_not_be_read_is_not_sent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "UNSEALED_LIMIT", 100)
+    monkeypatch.setattr(wire_module, "UNAUTHENTICATED_LIMIT", 100)
     one, other = ends
-    channel = Channel(Wire(other))
+    channel = Channel(Connection(other))
     with pytest.raises(IsotrainError, match=r"a message of 1[0-9]+ bytes cannot be sent"):
         channel.send({"long": "x" * 100})
     channel.send({"short": 1})
-    assert Channel(Wire(one)).wait(LONG) == ({"short": 1}, [])
+    assert Channel(Connection(one)).wait(LONG) == ({"short": 1}, [])
 
 
 def test_a_process_ends_though_nobody_reads_what_it_tells() -> None:
     """More than a pipe holds: who tells it waits for no reader."""
-    line = OwnLine(0)
-    long = Failed(error="E", message="x" * (1 << 20), traceback="", blames_peer=False)
+    line = LocalReporter(0)
+    long = Failed(error="E", message="x" * (1 << 20), traceback="", is_peer_error=False)
     telling = threading.Thread(target=line.reporter.emit, args=(long,))
     telling.start()
     line.close()
@@ -102,7 +102,7 @@ def peer(rank: int, role: Any = "worker") -> Peer:
 
 
 def failed(rank: int, at: float, call: str = "step") -> Failed:
-    event = Failed(rank=rank, time=at, error="E", message="", traceback="", blames_peer=False)
+    event = Failed(rank=rank, time=at, error="E", message="", traceback="", is_peer_error=False)
     return replace(event, call=call)
 
 
@@ -118,7 +118,7 @@ def read_from(process: RemoteProcess) -> list[bytes]:
 
 def sealed(ends: Ends) -> tuple[Channel, socket.socket]:
     """One end, and the other as somebody in between has it."""
-    return Channel(Wire(ends[1], Seals.made(b"session", is_caller=True))), ends[0]
+    return Channel(Connection(ends[1], MacPair.derive(b"session", is_caller=True))), ends[0]
 
 
 def as_heard(*said: bytes) -> list[Any] | None:
@@ -126,7 +126,7 @@ def as_heard(*said: bytes) -> list[Any] | None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         calling = stack.enter_context(socket.create_connection(server.getsockname()))
-        channel = Channel(Wire(server.accept()[0], Seals.made(b"session", is_caller=False)))
+        channel = Channel(Connection(server.accept()[0], MacPair.derive(b"session", is_caller=False)))
         stack.callback(channel.close)
         heard: list[Any] = []
         for part in said:
@@ -152,19 +152,19 @@ def test_what_is_changed_on_its_way_is_not_taken(ends: Ends) -> None:
 
 
 def test_what_comes_of_a_long_message_is_a_sign_of_life(ends: Ends, tmp_path: Path) -> None:
-    process = RemoteProcess(Channel(Wire(ends[0])), peer(1), tmp_path)
+    process = RemoteProcess(Channel(Connection(ends[0])), peer(1), tmp_path)
     ends[1].sendall((1 << 20).to_bytes(8, "big") + b" " * 100_000)
-    before, deadline = process.effort, time.monotonic() + LONG
-    while process.effort < before + 0.1 and time.monotonic() < deadline:
+    before, deadline = process.activity, time.monotonic() + LONG
+    while process.activity < before + 0.1 and time.monotonic() < deadline:
         assert process.read_lines() == []
-    assert process.effort == pytest.approx(0.100008)
+    assert process.activity == pytest.approx(0.100008)
 
 
 def test_failures_are_told_by_the_clock_of_rank_0(ends: Ends, tmp_path: Path) -> None:
     """Hosts' clocks differ, and what came first is most likely the cause."""
-    process = RemoteProcess(Channel(Wire(ends[0])), peer(1), tmp_path)
+    process = RemoteProcess(Channel(Connection(ends[0])), peer(1), tmp_path)
     now, ahead = time.time(), 1000.0
-    Channel(Wire(ends[1])).send(told(failed(1, now + ahead), now + ahead))
+    Channel(Connection(ends[1])).send(told(failed(1, now + ahead), now + ahead))
     (line,) = read_from(process)
     assert now <= json.loads(line)["time"] < now + ahead / 2
 
@@ -184,8 +184,8 @@ def test_who_is_gone_is_suspected_by_when_it_went(seconds: float, call: str, cul
     gone: Any = SimpleNamespace(peer=peer(2), exit_code=None, is_gone=True, is_stopped=False)
     raised: Any = SimpleNamespace(peer=peer(1), exit_code=None, is_gone=False, is_stopped=False)
     found = [
-        Watched(raised, heard=0.0, active=0.0, failure=failed(1, 100.0 + seconds, call)),
-        Watched(gone, heard=0.0, active=0.0, died=100.0),
+        RankStatus(raised, last_heard=0.0, last_active=0.0, failure=failed(1, 100.0 + seconds, call)),
+        RankStatus(gone, last_heard=0.0, last_active=0.0, died_at=100.0),
     ]
     assert min(found, key=suspicion).rank == culprit
 
@@ -194,7 +194,7 @@ def test_what_became_of_a_lost_worker_is_told_though_it_was_on_another_host(
     ends: Ends, tmp_path: Path
 ) -> None:
     reading, writing = os.pipe()
-    lines, events = Lines(reading), list[Event]()
+    lines, events = LineReader(reading), list[Event]()
     first: Any = SimpleNamespace(
         peer=peer(0, "coordinator"),
         events=reading,
@@ -204,9 +204,9 @@ def test_what_became_of_a_lost_worker_is_told_though_it_was_on_another_host(
         output=None,
         exit_code=None,
         is_stopped=False,
-        effort=0.0,
+        activity=0.0,
     )
-    worker = RemoteProcess(Channel(Wire(ends[0])), peer(1), tmp_path)
+    worker = RemoteProcess(Channel(Connection(ends[0])), peer(1), tmp_path)
     timeouts = {"silence": LONG, "start": LONG, "progress": LONG}
     supervisor = Supervisor([first, worker], timeouts, events.append)
     ends[1].close()
@@ -229,8 +229,8 @@ def test_not_all_are_looked_at_whenever_one_says_something() -> None:
     class Counted:
         peer, events, output = peer(0, "replica"), reading, None
         status = Status(None, time.monotonic(), "step")
-        exit_code, is_stopped, effort = None, False, 0.0
-        read_lines = staticmethod(Lines(reading).read)
+        exit_code, is_stopped, activity = None, False, 0.0
+        read_lines = staticmethod(LineReader(reading).read)
         looked = 0
 
         @property
@@ -259,9 +259,9 @@ def test_not_all_are_looked_at_whenever_one_says_something() -> None:
 def test_large_values_travel_whole(ends: Ends) -> None:
     """As JSON, which had a limit once, and as an array beside it."""
     value = {"texts": ["x" * 1000] * 20_000}
-    sending = threading.Thread(target=Channel(Wire(ends[1])).send, args=(value, [np.arange(3)]))
+    sending = threading.Thread(target=Channel(Connection(ends[1])).send, args=(value, [np.arange(3)]))
     sending.start()
-    found = Channel(Wire(ends[0])).wait(LONG)
+    found = Channel(Connection(ends[0])).wait(LONG)
     sending.join()
     assert found is not None
     assert found[0] == value

@@ -19,10 +19,10 @@ from isotrain.core.check.findings import CheckResult
 from isotrain.core.check.rule import Severity
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.mesh import Mesh
+from isotrain.core.contracts.mesh import DeviceMesh
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.contracts.traits import LayerTrait, Trait
-from isotrain.core.contracts.usability import Examination, Usability
+from isotrain.core.contracts.usability import Examination, Availability
 from isotrain.core.errors import (
     IsotrainError,
     PlanError,
@@ -30,8 +30,8 @@ from isotrain.core.errors import (
     SpecError,
     UnsupportedError,
 )
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.spec.files import json_schema
 from isotrain.core.spec.training_spec import TrainingSpec
 
@@ -51,15 +51,15 @@ class First(Adapter):
     replicas_per_process = "one"
     capabilities = {
         "replicated": Capabilities(
-            frozenset({Capability.SYNCHRONISED_STEP, Capability.LOCAL_STEP, Capability.COMPUTE}),
+            frozenset({Capability.SYNCHRONOUS_STEP, Capability.LOCAL_STEP, Capability.COMPUTE}),
             {Capability.SUBGROUPS: "not built"},
         ),
         "sharded": Capabilities(
             frozenset(
                 {
-                    Capability.GRADIENTS_IN_BUCKETS,
+                    Capability.REDUCE_SCATTER_GRADIENTS,
                     Capability.COMPUTE,
-                    Capability.PARTIAL_UPDATE,
+                    Capability.UPDATE_SHARD,
                 }
             )
         ),
@@ -67,11 +67,11 @@ class First(Adapter):
     options = {"size": "of a bucket"}
     gpus = 0
 
-    def usability(self) -> Usability:
-        return Usability(True, "1.0")
+    def availability(self) -> Availability:
+        return Availability(True, "1.0")
 
     def examine(self) -> Examination:
-        return Examination(self.usability())
+        return Examination(self.availability())
 
     def accelerators(self) -> int:
         return self.gpus
@@ -81,16 +81,16 @@ class First(Adapter):
             raise UnsupportedError("beam exchanges between GPUs")
         return "wire"
 
-    def variables(self, **resolved: Any) -> dict[str, str]:
+    def environment_variables(self, **resolved: Any) -> dict[str, str]:
         return {}
 
-    def start(self, spec: Any, setting: Any, context: Any) -> Any:
+    def start(self, spec: Any, backend_config: Any, context: Any) -> Any:
         raise AssertionError("a check starts nothing here")
 
 
 class Synchronising(First):
     name = "synchronising"
-    synchronised_statistics = frozenset({"cpu"})  # type: ignore[assignment]
+    sync_batchnorm_devices = frozenset({"cpu"})  # type: ignore[assignment]
 
 
 class Second(First):
@@ -101,8 +101,8 @@ class Second(First):
 class Missing(First):
     name = "missing"
 
-    def usability(self) -> Usability:
-        return Usability(False, None, "it is not installed", "install it")
+    def availability(self) -> Availability:
+        return Availability(False, None, "it is not installed", "install it")
 
 
 class WithGPUs(First):
@@ -111,14 +111,14 @@ class WithGPUs(First):
     capabilities = {
         **First.capabilities,
         "sharded": Capabilities(First.capabilities["sharded"].has | {Capability.SUBGROUPS}),
-        "staged": Capabilities(frozenset({Capability.STAGED_STEP})),
+        "pipeline": Capabilities(frozenset({Capability.PIPELINE_STEP})),
         "fully-sharded": Capabilities(
-            frozenset({Capability.SYNCHRONISED_STEP, Capability.GATHER_WEIGHTS})
+            frozenset({Capability.SYNCHRONOUS_STEP, Capability.UNSHARD_WEIGHTS})
         ),
     }
 
-    def check_placed(self, spec: Any, placement: str) -> list[str]:
-        return ["weights are joined early"] if placement == "fully-sharded" else []
+    def check_layout(self, spec: Any, parallel_layout: str) -> list[str]:
+        return ["weights are joined early"] if parallel_layout == "fully-sharded" else []
 
 
 class Remarking(First):
@@ -144,7 +144,7 @@ class _Agreeing(_Local):
 
 class _Rounding(_Local):
     name = "rounding"
-    requires = frozenset({Capability.SYNCHRONISED_STEP})
+    requires = frozenset({Capability.SYNCHRONOUS_STEP})
 
 
 class _Demanding(_Local):
@@ -174,7 +174,7 @@ class Scene:
         fault: What goes wrong in a first step.
         refused: What several replicas are refused for.
         weights: The bytes of each.
-        refuses_one: The layer that takes no slice of one sample.
+        refuses_single_sample: The layer that takes no slice of one sample.
     """
 
     fields: Mapping[str, Any] = field(default_factory=dict)
@@ -186,7 +186,7 @@ class Scene:
     fault: str | None = None
     refused: Mapping[str, str] = field(default_factory=dict)
     weights: tuple[int, ...] = ()
-    refuses_one: str | None = None
+    refuses_single_sample: str | None = None
 
 
 Check = Callable[..., CheckResult]
@@ -195,29 +195,29 @@ Check = Callable[..., CheckResult]
 @pytest.fixture
 def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
     """Checks a scene under adapters that never start."""
-    host = PluginHost(entry_points=False)
+    host = PluginManager(entry_points=False)
     for adapter in (First, Synchronising, Second, Missing, WithGPUs, Remarking):
         host.backends.add(adapter)
     host.models.add(TABLE, name="registered")
     for strategy in (_Local, _Agreeing, _Rounding, _Demanding):
         host.strategies.add(strategy)
-    monkeypatch.setattr(checking, "plugin_host", lambda of_spec: host)
+    monkeypatch.setattr(checking, "plugin_manager", lambda of_spec: host)
     monkeypatch.setattr(machine_rules.hardware, "cores", lambda: CORES)
     monkeypatch.setattr(machine_rules.hardware, "memory_bytes", lambda: MEMORY)
     monkeypatch.setattr(machine_rules.hardware, "gpu_memory_bytes", lambda: GPU_MEMORY)
 
     def run(scene: Scene, **options: Any) -> CheckResult:
-        def look(work: Any, cast: Cast, backend: str) -> dict[str, Any]:
+        def look(work: Any, cast: ResolvedSpec, backend: str) -> dict[str, Any]:
             assert not cast.spec.drop_remainder
             if scene.fails:
                 raise RunFailedError("no such layer")
             traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]
             model = {"weights": scene.weights, "fixed": 0, "slots": 2}
             seen = {"samples": scene.samples, "traits": traits, "model": model}
-            seen |= {"fault": scene.fault, "refused": scene.refused, "remarks": []}
-            return {**seen, "refuses_one": scene.refuses_one}
+            seen |= {"fault": scene.fault, "refused": scene.refused, "notes": []}
+            return {**seen, "refuses_single_sample": scene.refuses_single_sample}
 
-        monkeypatch.setattr(checking, "look", look)
+        monkeypatch.setattr(checking, "probe_run", look)
         return check(
             spec(**scene.fields), backends=scene.backends, replicas=scene.replicas, **options
         )
@@ -233,7 +233,7 @@ def spec(**fields: Any) -> TrainingSpec:
         "loss": "mean_squared_error",
         "metrics": ["accuracy"],
         "optimizer": {"name": "sgd", "lr": 0.5},
-        "global_batch": 24,
+        "global_batch_size": 24,
         "epochs": 3,
     }
     return TrainingSpec(**{k: v for k, v in {**sound, **fields}.items() if v is not None})
@@ -241,7 +241,7 @@ def spec(**fields: Any) -> TrainingSpec:
 
 def scaled(rule: str, batch: int = 24, **fields: Any) -> dict[str, Any]:
     """Fields of a spec whose rate is for 3 samples unless it says otherwise."""
-    return {"scaling": {"rule": rule, "base_batch": 3}, "global_batch": batch, **fields}
+    return {"scaling": {"rule": rule, "base_batch_size": 3}, "global_batch_size": batch, **fields}
 
 
 ADAM = {"name": "adam", "lr": 0.1}
@@ -261,20 +261,20 @@ CASES: dict[str, tuple[Scene, Scene]] = {
     "ISO102": (Scene(traits=RANDOM), Scene(traits=RANDOM, replicas=(1,))),
     "ISO103": (Scene(traits=RANDOM, backends=BOTH), Scene(traits=RANDOM)),
     "ISO104": (Scene(traits=GLOBAL), Scene(traits=GLOBAL, backends=("synchronising",))),
-    "ISO105": (Scene(traits=(Trait.NARROW,)), Scene(traits=LOCAL)),
+    "ISO105": (Scene(traits=(Trait.LOWER_PRECISION,)), Scene(traits=LOCAL)),
     "ISO106": (Scene({"model": TABLE}, BOTH), Scene({"model": TABLE})),
     "ISO107": (Scene(traits=(Trait.HIDDEN,)), Scene(traits=LOCAL)),
-    "ISO108": (Scene({"accumulate": 2}, traits=LOCAL), Scene(traits=LOCAL)),
-    "ISO109": (Scene(traits=(Trait.OWN_TRAINING,)), Scene(traits=LOCAL)),
+    "ISO108": (Scene({"gradient_accumulation_steps": 2}, traits=LOCAL), Scene(traits=LOCAL)),
+    "ISO109": (Scene(traits=(Trait.CUSTOM_TRAINING,)), Scene(traits=LOCAL)),
     "ISO110": (Scene(traits=(Trait.WITHOUT_GRADIENT,)), Scene(traits=LOCAL)),
-    "ISO201": (Scene({"global_batch": None, "local_batch": 8}), Scene()),
+    "ISO201": (Scene({"global_batch_size": None, "local_batch_size": 8}), Scene()),
     "ISO202": (Scene(scaled("none")), Scene(scaled("none", 3), replicas=(1,))),
     "ISO203": (Scene(scaled("linear")), Scene(scaled("linear", schedule=WARM))),
     "ISO204": (Scene(scaled("linear", optimizer=ADAM)), Scene(scaled("sqrt", optimizer=ADAM))),
-    "ISO205": (Scene({"global_batch": 25}), Scene({"global_batch": 25}, replicas=(1, 5))),
+    "ISO205": (Scene({"global_batch_size": 25}), Scene({"global_batch_size": 25}, replicas=(1, 5))),
     "ISO206": (Scene(samples=1), Scene(samples=2)),
-    "ISO207": (Scene({"accumulate": 5}), Scene({"accumulate": 3})),
-    "ISO208": (Scene({"accumulate": 13}), Scene({"accumulate": 12})),
+    "ISO207": (Scene({"gradient_accumulation_steps": 5}), Scene({"gradient_accumulation_steps": 3})),
+    "ISO208": (Scene({"gradient_accumulation_steps": 13}), Scene({"gradient_accumulation_steps": 12})),
     "ISO209": (Scene(samples=97), Scene({"drop_remainder": True}, samples=97)),
     "ISO210": (Scene(samples=None), Scene(samples=None, replicas=(1,))),
     "ISO211": (Scene({"epochs": None, "steps": 5}), Scene({"epochs": None, "steps": 8})),
@@ -286,8 +286,8 @@ CASES: dict[str, tuple[Scene, Scene]] = {
         Scene({"drop_remainder": True}, samples=97),
     ),
     "ISO216": (
-        Scene(samples=99, refuses_one="norm (N)"),
-        Scene({"drop_remainder": True}, samples=99, refuses_one="norm (N)"),
+        Scene(samples=99, refuses_single_sample="norm (N)"),
+        Scene({"drop_remainder": True}, samples=99, refuses_single_sample="norm (N)"),
     ),
     "ISO217": (Scene(traits=LOCAL, samples=97), Scene(traits=LOCAL, samples=100)),
     "ISO218": (
@@ -386,7 +386,7 @@ def test_a_sound_spec_has_no_findings(checked: Check) -> None:
 
 
 def test_a_finding_names_the_targets_it_holds_for(checked: Check) -> None:
-    result = checked(Scene({"global_batch": 25}, BOTH, (1, 2, 3), traits=LOCAL))
+    result = checked(Scene({"global_batch_size": 25}, BOTH, (1, 2, 3), traits=LOCAL))
     by_case = {(each.code, each.detail): each.targets for each in result}
     several = ("first@2", "first@3", "second@2", "second@3")
     assert by_case["ISO101", "1 layer"] == several
@@ -395,7 +395,7 @@ def test_a_finding_names_the_targets_it_holds_for(checked: Check) -> None:
 
 
 def test_findings_come_most_severe_first(checked: Check) -> None:
-    fields = {"shuffle": False, "accumulate": 13}
+    fields = {"shuffle": False, "gradient_accumulation_steps": 13}
     result = checked(Scene(fields, ("missing", "first"), traits=LOCAL))
     order = [each.severity for each in result]
     assert order == sorted(order, key=list(Severity).index)
@@ -440,7 +440,7 @@ def test_a_spec_takes_nothing_else_for_a_code(code: Any) -> None:
 def test_the_schema_knows_the_form_of_codes() -> None:
     schema = json_schema()
     text = {"model": "a:b", "data": "a:b", "loss": "mse", "optimizer": "adam"}
-    sound = {**text, "global_batch": 8, "epochs": 1, "ignore": ["ISO101", "ISO4"]}
+    sound = {**text, "global_batch_size": 8, "epochs": 1, "ignore": ["ISO101", "ISO4"]}
     jsonschema.validate(sound, schema)
     with pytest.raises(jsonschema.ValidationError):
         jsonschema.validate({**sound, "ignore": ["ISO21"]}, schema)
@@ -476,7 +476,7 @@ def test_what_needs_the_model_is_left_out_without_measuring(checked: Check) -> N
 def test_a_failure_to_look_is_told_beside_the_rest(checked: Check) -> None:
     result = checked(Scene({"shuffle": False}, fails=True))
     assert found(result) == {"ISO502", "ISO214"}
-    assert result.of(Severity.ERROR)[0].detail == "no such layer"
+    assert result.with_severity(Severity.ERROR)[0].detail == "no such layer"
 
 
 @pytest.mark.parametrize(
@@ -499,8 +499,8 @@ def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) 
     checked(scene)
     traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
     seen = {"samples": 96, "traits": traits, "model": {"weights": ()}}
-    seen |= {"fault": None, "refused": {}, "remarks": [], "refuses_one": None}
-    monkeypatch.setattr(checking, "look", lambda *given: seen)
+    seen |= {"fault": None, "refused": {}, "notes": [], "refuses_single_sample": None}
+    monkeypatch.setattr(checking, "probe_run", lambda *given: seen)
     (finding,) = check(spec(), backends="first", replicas=2)
     assert len(finding.layers) == 7
     assert finding.case.endswith("drop4 (X) and 2 more")
@@ -518,7 +518,7 @@ def test_the_page_has_every_code_as_declared() -> None:
 
 def test_every_stage_is_counted_where_cores_are(checked: Check) -> None:
     plan = SimpleNamespace(
-        device="cpu", replicas=2, threads=1, mesh=Mesh({"data": 2, "stage": CORES})
+        device="cpu", replicas=2, threads=1, device_mesh=DeviceMesh({"data": 2, "stage": CORES})
     )
     spec = SimpleNamespace(device="cpu")
     subject: Any = SimpleNamespace(targets=[SimpleNamespace(plan=plan, label="x")], spec=spec)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from isotrain.adapters.torch.replaying.checked import Checked
+from isotrain.adapters.torch.replaying.checked import PeriodicallyChecked
 
 MANY = 9000
 
 
 def test_it_is_checked_ever_more_seldom_but_at_least_every_4096_uses() -> None:
-    known, at = Checked(), []
+    known, at = PeriodicallyChecked(), []
     for known.uses in range(1, MANY + 1):
         if known.uses == known.next_check:
             at.append(known.uses)
@@ -18,6 +18,6 @@ def test_it_is_checked_ever_more_seldom_but_at_least_every_4096_uses() -> None:
 
 
 def test_one_that_goes_on_from_another_is_checked_when_that_would_be() -> None:
-    resumed = Checked(uses=MANY)
+    resumed = PeriodicallyChecked(uses=MANY)
     resumed.pass_checks()
     assert (resumed.next_check, resumed.agreed) == (12288, 8192)

@@ -23,7 +23,7 @@ def test_blocks_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(dtypes, "BLOCK", 24)
     for shape in [(), (1,), (7,), (3, 0, 2), (5, 3), (2, 9), (1, 50), (2, 3, 4), (3, 1, 7, 2)]:
         array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
-        blocks = [array[dtypes.box(*place)] for place in dtypes.blocks(shape, 8)]
+        blocks = [array[dtypes.block_index(*place)] for place in dtypes.blocks(shape, 8)]
         assert all(block.nbytes <= 24 for block in blocks)
         numbers = np.concatenate([np.empty(0), *map(np.ravel, blocks)])
         assert numbers.tolist() == array.ravel().tolist()
@@ -70,14 +70,14 @@ def test_any_parts_are_read_as_any_others(
     source = whole.copy(order="F") if transposed else whole
     folder = CheckpointFolder(f"memory://{uuid.uuid4()}")
     for writer, place in enumerate(boxes):
-        part = TensorPart(source[dtypes.box(*place)], dtype, shape, place[0])
+        part = TensorPart(source[dtypes.block_index(*place)], dtype, shape, place[0])
         folder.write(1, token="t", writer=writer, sections={"state": {"w": part}})
     checkpoint = folder.commit(1, token="t", writers=len(boxes), run={}, timeout_s=0.0)
     found = checkpoint.read("state")["w"]
     assert found.dtype == kind
     np.testing.assert_array_equal(found, whole)
     np.testing.assert_array_equal(
-        checkpoint.read_part("state", "w", *wanted), whole[dtypes.box(*wanted)]
+        checkpoint.read_part("state", "w", *wanted), whole[dtypes.block_index(*wanted)]
     )
     checkpoint.verify()
 

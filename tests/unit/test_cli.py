@@ -24,7 +24,7 @@ from in_process import command as in_process
 from interrupts import heed_signals
 
 from isotrain.core.cli import commands
-from isotrain.core.cli.argument_types import choice
+from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.cli.arguments import parser
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of, main
@@ -39,7 +39,7 @@ from isotrain.core.errors import (
     SpecError,
     UnsupportedError,
 )
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.showing.texts import PLAN_GROUPS, strategies
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.version import VERSION
@@ -71,7 +71,7 @@ SPEC: dict[str, Any] = {
     "data": "small.py:data",
     "loss": "mean_squared_error",
     "optimizer": {"name": "sgd", "lr": 0.1},
-    "global_batch": 4,
+    "global_batch_size": 4,
     "epochs": 2,
     "plugins": "isotrain.testing.reference",
 }
@@ -127,7 +127,7 @@ def test_a_plan_is_made_without_numpy() -> None:
         import sys
         import isotrain
         spec = {"model": {"torch": dict}, "data": dict, "loss": "mse", "steps": 1,
-                "optimizer": {"name": "sgd", "lr": 0.5}, "global_batch": 4, "threads": 1}
+                "optimizer": {"name": "sgd", "lr": 0.5}, "global_batch_size": 4, "threads": 1}
         isotrain.plan(spec, backend="torch-ddp", replicas=1)
         print([name for name in ("numpy", "torch", "keras", "rich") if name in sys.modules])
         """
@@ -198,7 +198,7 @@ def test_exit_codes_are_documented() -> None:
         ),
         (["check", "small.json", "--replica-counts", "1"], "Did you mean '--replicas'?"),
         (["run", "small.json", "--epochs", "3"], "with --set epochs=VALUE"),
-        (["run", "small.json", "--batch-size=3"], "with --set global_batch=VALUE"),
+        (["run", "small.json", "--batch-size=3"], "with --set global_batch_size=VALUE"),
         (["run", "small.json", "--learning-rate", "3"], "with --set optimizer.lr=VALUE"),
         (
             ["run", "small.json", "--backend", "torch-ddp", "-r", "2"],
@@ -216,7 +216,7 @@ def test_exit_codes_are_documented() -> None:
         ),
         (["run", "small.json", "--backend", "torch-ddp", "--replicas", "0"], "at least 1"),
         (["run", "small.json", "--backend", "torch-ddp", "--port", "70000"], "65535"),
-        (["run", "small.json", "--backend", "torch-ddp", "--mark=x"], "each line of --json"),
+        (["run", "small.json", "--backend", "torch-ddp", "--line-prefix=x"], "each line of --json"),
         (["run", "smal.json", "--backend", "torch-ddp"], "Did you mean 'small.json'?"),
         (["run", "small.json", "--backend", "torch-dp"], "Did you mean 'torch-ddp'?"),
         (["run", "small.json", "--backend", "torch-ddp:glu"], "gloo"),
@@ -319,14 +319,14 @@ def test_an_unavailable_backend(folder: Path) -> None:
     (folder / "plugin" / "elsewhere.py").write_text(
         textwrap.dedent("""
         from isotrain.adapters.torch.adapter import TorchDDP
-        from isotrain.core.contracts.usability import Usability
+        from isotrain.core.contracts.usability import Availability
         from isotrain.core.plugins.hookspecs import hookimpl
 
         class Elsewhere(TorchDDP):
             name = "elsewhere"
 
-            def usability(self):
-                return Usability(False, None, "it is not installed", "install it")
+            def availability(self):
+                return Availability(False, None, "it is not installed", "install it")
 
         @hookimpl
         def isotrain_register_backends(register):
@@ -344,7 +344,7 @@ def test_an_unavailable_backend(folder: Path) -> None:
     listed = isotrain("backends", "--json", folder=folder, env=variables)
     by_name = {backend["name"]: backend for backend in json.loads(listed.stdout)["backends"]}
     assert by_name["elsewhere"]["reason"] == "it is not installed"
-    assert by_name["torch-ddp"]["usable"]
+    assert by_name["torch-ddp"]["available"]
 
 
 def test_run_as_json(folder: Path) -> None:
@@ -553,7 +553,7 @@ def test_a_measured_plan(folder: Path) -> None:
     plan = found["plan"]
     assert (plan["samples"], plan["parameters"], plan["gradient_bytes"]) == (10, 4, 16)
     assert (plan["steps_per_epoch"], plan["total_steps"]) == (3, 6)
-    assert plan["local_batches"] == [2, 2]
+    assert plan["local_batch_sizes"] == [2, 2]
     assert not (folder / "runs").exists()
 
 
@@ -563,9 +563,9 @@ def test_what_differs_between_plans(folder: Path) -> None:
     rows = {row["field"]: row for row in json.loads(found.stdout)["differences"]}
     assert rows["collective"]["first"] == "gloo"
     assert rows["collective"]["second"] == "ring"
-    assert "global_batch" not in rows
+    assert "global_batch_size" not in rows
     text = in_process(*command, "torch-ddp@2", "torch-ddp@3", folder=folder).stdout
-    assert "| local_batches" in text
+    assert "| local_batch_sizes" in text
     same = in_process(*command, "torch-ddp", "torch-ddp", folder=folder).stdout
     assert same == "torch-ddp and torch-ddp: no difference\n"
 
@@ -598,7 +598,7 @@ def test_a_plan_is_under_the_strategy_that_is_asked_for(folder: Path) -> None:
 def test_a_choice_is_a_name_and_options_in_yaml(
     text: str, name: str, options: dict[str, Any]
 ) -> None:
-    assert choice(text) == {"name": name, "options": options}
+    assert name_with_options(text) == {"name": name, "options": options}
 
 
 def test_a_check_says_by_its_exit_code_what_it_found(
@@ -644,7 +644,7 @@ def test_schema_accepts_a_spec_and_refuses_a_wrong_one(tmp_path: Path) -> None:
 
 def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
     found = json.loads(in_process("strategies", "--json", folder=tmp_path).stdout)["strategies"]
-    host = plugin_host()
+    host = plugin_manager()
     names = [strategy["name"] for strategy in found]
     assert [name for name in names if "," not in name] == host.strategies.names()
     first = names.index("sharded") + 1
@@ -660,9 +660,9 @@ def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
             host.strategy(name, sharded[strategy["name"]]) if options else host.strategies.get(name)
         )
         assert strategy["requires"] == sorted(own.requires)
-        placement = own.placement.name
+        parallel_layout = own.parallel_layout.name
         for backend, pair in strategy["backends"].items():
-            missing = set(strategy["requires"]) - host.backend(backend).can(placement).has
+            missing = set(strategy["requires"]) - host.backend(backend).capabilities_for(parallel_layout).has
             assert pair["supported"] == (not missing)
 
 
@@ -683,7 +683,7 @@ def test_a_plan_shows_what_an_engine_is_given(folder: Path) -> None:
     assert "kind: Job" in text
     found = in_process("plan", "small.json", *wanted, *options, "--json", folder=folder).stdout
     ((file, manifest),) = json.loads(found)["submission"]["files"].items()
-    assert file.endswith("/engine/job.yaml")
+    assert file.endswith("/launcher/job.yaml")
     assert "image: me/train:1" in manifest
     assert not (folder / "runs").exists()
 
@@ -692,7 +692,7 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--run-dir", "here"]
     option = ["--launcher-option", "image=me/train:1", "--dry-run"]
     said = in_process("run", "small.json", *wanted, *option, folder=folder).stdout
-    manifest = folder / "here" / "engine" / "job.yaml"
+    manifest = folder / "here" / "launcher" / "job.yaml"
     assert said.splitlines()[0] == str(manifest.resolve())
     assert "kind: Job" in manifest.read_text()
     assert manifest.stat().st_mode & 0o077 == 0
@@ -701,7 +701,7 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     wanted += ["--resume", "auto"]
     wanted[wanted.index("here")] = "there"
     in_process("run", "small.json", *wanted, *option, folder=folder)
-    assert re.search(r"--resume\W+auto", (folder / "there" / "engine" / "job.yaml").read_text())
+    assert re.search(r"--resume\W+auto", (folder / "there" / "launcher" / "job.yaml").read_text())
     again = in_process("run", "small.json", *wanted, *option, "--max-restarts", "2", folder=folder)
     assert (again.returncode, "--max-restarts: it is for who" in again.stderr) == (2, True)
     alone = in_process("run", "small.json", *wanted, *option, "--interface", "lo", folder=folder)
@@ -717,9 +717,9 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     ids=lambda more: more[0],
 )
 def test_what_is_of_a_training_is_refused_beside_work(folder: Path, more: list[str]) -> None:
-    work = ["--work", '{"work": "measure"}', "--json", "--mark", "M", "--run-dir", "here"]
+    work = ["--internal-work", '{"work": "measure"}', "--json", "--line-prefix", "M", "--run-dir", "here"]
     found = in_process("run", "small.json", "--backend", "reference", *work, *more, folder=folder)
-    assert (found.returncode, f"{more[0]}: --work is told" in found.stdout) == (
+    assert (found.returncode, f"{more[0]}: --internal-work is told" in found.stdout) == (
         ExitCode.USAGE,
         True,
     )
@@ -731,7 +731,7 @@ def test_what_is_of_a_training_is_refused_beside_work(folder: Path, more: list[s
     [
         ("slurm", "srun", "nodes=2", ["srun", "--nodes=2"]),
         ("mpi", "mpirun", "hosts=a:2,b:2", ["mpirun", "--bind-to"]),
-        ("mpi", "mpirun", "flavour=hydra", ["mpirun", "-np"]),
+        ("mpi", "mpirun", "flavor=hydra", ["mpirun", "-np"]),
         ("kubernetes", "kubectl", "image=me/train:1", None),
     ],
 )
@@ -748,10 +748,10 @@ def test_a_machine_without_the_engine_plans_and_writes_and_starts_nothing(
     asked += ["--launcher-option", option]
     planned = in_process("plan", *asked, "--no-measure", "--json", folder=folder).stdout
     lacking = f"launcher {launcher!r} cannot start runs here: there is no {program}"
-    assert json.loads(planned)["plan"]["remarks"][0].startswith(lacking)
+    assert json.loads(planned)["plan"]["notes"][0].startswith(lacking)
     written = in_process("run", *asked, "--dry-run", "--run-dir", "written", folder=folder)
     assert written.returncode == 0
-    assert any((folder / "written" / "engine").glob("*"))
+    assert any((folder / "written" / "launcher").glob("*"))
     if command is not None:
         assert written.stdout.splitlines()[-1].split()[:2] == command
     started = in_process("run", *asked, "--run-dir", "started", folder=folder)

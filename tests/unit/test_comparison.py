@@ -15,9 +15,9 @@ import pytest
 
 from isotrain.core.cli.compare_arguments import COMPARE
 from isotrain.core.comparison import changes, store, text
-from isotrain.core.comparison.agenda import Agenda
+from isotrain.core.comparison.agenda import RunOrder
 from isotrain.core.comparison.comparison import Comparison, from_dict, read_comparison
-from isotrain.core.comparison.elsewhere import do
+from isotrain.core.comparison.elsewhere import run_task
 from isotrain.core.comparison.records import (
     Cell,
     Change,
@@ -26,10 +26,10 @@ from isotrain.core.comparison.records import (
     Verdict,
 )
 from isotrain.core.comparison.runner import Runner
-from isotrain.core.comparison.settings import Request
+from isotrain.core.comparison.settings import CompareRequest
 from isotrain.core.comparison.statistics import Bootstrap, mean, quantile, rate
-from isotrain.core.comparison.steady import steady_from
-from isotrain.core.comparison.summary import RunTimes, repeat_of, summarised
+from isotrain.core.comparison.steady import steady_state_start
+from isotrain.core.comparison.summary import RunTimes, repeat_of, summarize
 from isotrain.core.comparison.verdict import decide
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.spec.files import load_spec
@@ -73,7 +73,7 @@ def cell(name: str, *rates: float, **fields: Any) -> Cell:
 
 
 def comparison(*cells: Cell, **fields: Any) -> Comparison:
-    found = summarised(cells, cells[0].name, 0)
+    found = summarize(cells, cells[0].name, 0)
     given: dict[str, Any] = {
         "name": "n",
         "spec": {"seed": 0},
@@ -159,7 +159,7 @@ def noisy(values: list[float], seed: int = 0) -> list[float]:
     ids=["flat", "a level", "settling", "exact", "one slow block"],
 )
 def test_the_steady_state_is_found(times: list[float], earliest: int, latest: int) -> None:
-    start = steady_from(times)
+    start = steady_state_start(times)
     assert start is not None
     assert earliest <= start <= latest
 
@@ -175,18 +175,18 @@ def test_the_steady_state_is_found(times: list[float], earliest: int, latest: in
     ids=["too few", "slowing down", "speeding up", "a late change"],
 )
 def test_what_is_not_steady_is_not_called_so(times: list[float]) -> None:
-    assert steady_from(times) is None
+    assert steady_state_start(times) is None
 
 
 def test_flat_noise_is_nearly_always_steady() -> None:
-    found = [steady_from(noisy([1.0] * 40, seed)) for seed in range(200)]
+    found = [steady_state_start(noisy([1.0] * 40, seed)) for seed in range(200)]
     assert sum(start is None for start in found) < 20
 
 
 def test_a_drift_within_the_noise_is_seen() -> None:
     drift = 1 - 0.15 * np.arange(60) / 60
     noise = [np.random.default_rng(seed).normal(1, 0.05, 60) for seed in range(100)]
-    assert sum(steady_from(list(drift * one)) is not None for one in noise) < 40
+    assert sum(steady_state_start(list(drift * one)) is not None for one in noise) < 40
 
 
 def rank(seconds: list[float], at: float, **fields: Any) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def rank(seconds: list[float], at: float, **fields: Any) -> dict[str, Any]:
             "seconds": seconds,
             "cpu_s": [0.25] * count,
         },
-        "steady_from": 1,
+        "steady_state_start": 1,
         "block_steps": 2,
         "peak_memory_bytes": int(at),
         "all_reduce_s": 0.125,
@@ -225,12 +225,12 @@ def test_a_run_is_put_together_from_its_processes() -> None:
 
 
 def test_a_run_that_never_is_steady_says_so() -> None:
-    raw = {"started": 0.0, "ranks": [rank([4, 3, 2, 1], 1.0, steady_from=None)]}
+    raw = {"started": 0.0, "ranks": [rank([4, 3, 2, 1], 1.0, steady_state_start=None)]}
     found = repeat_of(raw, RunTimes(0, 0.0, 1.0))
     assert not found.steady
     assert found.block_seconds == [2, 1]
     shaky = replace(cell("a@1", 100, 100, 100), repeats=[found] * 3)
-    assert "3 of 3 runs did not become steady" in summarised([shaky], None, 0)[0].remarks[0]
+    assert "3 of 3 runs did not become steady" in summarize([shaky], None, 0)[0].notes[0]
 
 
 def test_a_time_line_tells_how_long_stages_wait() -> None:
@@ -240,11 +240,11 @@ def test_a_time_line_tells_how_long_stages_wait() -> None:
     spans += row("rank 0", 2.0, [*first, ("send", 0.25), ("wait", 0.75), ("backward", 1.5)])
     spans += row("rank 1", 2.0, [*second, ("backward", 1.0), ("update", 0.5)])
     staged = cell("a@1", 100, 100, 100, timeline=spans)
-    (told,) = summarised([staged], None, 0)[0].remarks
+    (told,) = summarize([staged], None, 0)[0].notes
     assert "compute no pass for 31% of the time" in told
     assert "predicts 25%" in told
     plain = replace(staged, timeline=[Span("rank 0", "step", 0.0, 4.0)])
-    assert not summarised([plain], None, 0)[0].remarks
+    assert not summarize([plain], None, 0)[0].notes
 
 
 def row(track: str, start: float, pieces: list[tuple[str, float]]) -> list[Span]:
@@ -263,7 +263,7 @@ def test_cells_are_related_to_one_replica_and_to_the_reference() -> None:
         cell("b@2", 400, 401, 402),
         cell("c@1", losses=[], status="failed", reason="broken"),
     ]
-    one, two, alone, failed = summarised(cells, "a@1", 0)
+    one, two, alone, failed = summarize(cells, "a@1", 0)
     assert one.speedup is not None
     assert one.speedup.value == 1.0
     assert two.speedup is not None
@@ -285,20 +285,20 @@ def test_cells_are_related_to_one_replica_and_to_the_reference() -> None:
 
 
 def test_a_cell_that_fails_later_keeps_its_runs_and_loses_its_figures() -> None:
-    (done,) = summarised([cell("a@1", 1.0)], "a@1", 0)
+    (done,) = summarize([cell("a@1", 1.0)], "a@1", 0)
     assert done.samples_per_s is not None
-    (failed,) = summarised([replace(done, status="failed", reason="crash")], "a@1", 0)
+    (failed,) = summarize([replace(done, status="failed", reason="crash")], "a@1", 0)
     assert failed == cell("a@1", 1.0, status="failed", reason="crash")
 
 
 def test_losses_that_are_no_numbers_differ_from_those_that_are() -> None:
     fine, broken = cell("a@1", 1.0), cell("b@1", 1.0, losses=[1.0, math.nan])
-    assert summarised([fine, broken], "a@1", 0)[1].loss_difference == math.inf
-    assert summarised([broken, broken], "b@1", 0)[1].loss_difference == 0.0
+    assert summarize([fine, broken], "a@1", 0)[1].loss_difference == math.inf
+    assert summarize([broken, broken], "b@1", 0)[1].loss_difference == 0.0
 
 
 def decided(*cells: Cell) -> Verdict:
-    return decide(summarised(cells, None, 0))
+    return decide(summarize(cells, None, 0))
 
 
 def test_a_clear_winner_is_picked() -> None:
@@ -327,10 +327,10 @@ def test_without_figures_there_is_no_verdict() -> None:
 
 def test_a_winner_with_other_losses_is_warned_about() -> None:
     rows = cell("a@1", 9, 9, 9), cell("b@1", 90, 90, 90, losses=[1.0, 0.4])
-    assert "20.0%" in decide(summarised(rows, "a@1", 0)).reason
+    assert "20.0%" in decide(summarize(rows, "a@1", 0)).reason
 
 
-def order_of(agenda: Agenda, names: list[str]) -> list[str]:
+def order_of(agenda: RunOrder, names: list[str]) -> list[str]:
     """The runs that the agenda asks for, each at 10 s."""
     cells = {name: cell(f"{name}@1") for name in names}
     made: list[str] = []
@@ -344,31 +344,31 @@ def order_of(agenda: Agenda, names: list[str]) -> list[str]:
 
 def test_runs_are_interleaved_in_an_order_that_the_seed_draws() -> None:
     names = list("abcde")
-    made = order_of(Agenda(4, seed=1), names)
+    made = order_of(RunOrder(4, seed=1), names)
     rounds = [made[i : i + 5] for i in range(0, 20, 5)]
     assert all(sorted(one) == names for one in rounds)
     assert len({tuple(one) for one in rounds}) > 1
-    assert made == order_of(Agenda(4, seed=1), names)
-    assert made != order_of(Agenda(4, seed=2), names)
+    assert made == order_of(RunOrder(4, seed=1), names)
+    assert made != order_of(RunOrder(4, seed=2), names)
 
 
 def test_a_failed_cell_is_not_run_again() -> None:
     cells = [cell("a@1", status="failed"), cell("b@1", 1.0)]
-    assert Agenda(2, 0).next_cell(cells, [], 0.0) == "b@1"
-    assert Agenda(1, 0).next_cell(cells, [], 0.0) is None
+    assert RunOrder(2, 0).next_cell(cells, [], 0.0) == "b@1"
+    assert RunOrder(1, 0).next_cell(cells, [], 0.0) is None
 
 
 def test_the_budget_goes_where_the_ranking_is_open() -> None:
     cells = [cell("a@1", 1, 1, 1), cell("b@1", 1, 1), cell("c@1", 1, 1)]
-    agenda = Agenda(2, 0, time_budget=100.0)
+    agenda = RunOrder(2, 0, time_budget=100.0)
     assert agenda.next_cell(cells, ["a@1", "b@1"], 70.0) == "b@1"
     assert agenda.next_cell(cells, [], 70.0) is None  # nothing is open
     assert agenda.next_cell(cells, ["a@1", "b@1"], 95.0) is None  # a run takes 10 s
-    assert Agenda(2, 0).next_cell(cells, ["a@1", "b@1"], 0.0) is None  # no budget, no more runs
+    assert RunOrder(2, 0).next_cell(cells, ["a@1", "b@1"], 0.0) is None  # no budget, no more runs
 
 
 def test_the_budget_ends_the_first_rounds_too() -> None:
-    assert len(order_of(Agenda(3, 0, time_budget=35.0), list("abcde"))) == 4
+    assert len(order_of(RunOrder(3, 0, time_budget=35.0), list("abcde"))) == 4
 
 
 def test_changes_since_an_earlier_comparison() -> None:
@@ -464,12 +464,12 @@ def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
 )
 def test_wrong_requests_are_refused(fields: dict[str, Any], told: str) -> None:
     with pytest.raises(PlanError, match=told):
-        Request(**fields)
+        CompareRequest(**fields)
 
 
 def test_arguments_are_read_as_people_write_them() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
-    COMPARE.describe(parser)
+    COMPARE.add_arguments(parser)
 
     def read(*given: str) -> argparse.Namespace:
         return parser.parse_args(["spec.yaml", *given])
@@ -497,7 +497,7 @@ def elsewhere(python: str) -> Any:
         "loss": "mse",
         "optimizer": {"name": "sgd", "lr": 0.5},
     }
-    made = load_spec({**spec, "global_batch": 4, "steps": 1})
+    made = load_spec({**spec, "global_batch_size": 4, "steps": 1})
     return Runner({"torch-ddp": python}).plan(made, "torch-ddp:pigeons", 2)
 
 
@@ -513,4 +513,4 @@ def test_an_interpreter_that_does_not_answer_is_named() -> None:
 
 def test_another_version_is_refused() -> None:
     with pytest.raises(PlanError, match=r"made by 0\.0\.1: they may measure in different ways"):
-        do({"do": "plan", "version": "0.0.1"})
+        run_task({"do": "plan", "version": "0.0.1"})

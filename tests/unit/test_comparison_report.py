@@ -20,7 +20,7 @@ from isotrain.core.comparison import page as pages
 from isotrain.core.comparison.page import render
 from isotrain.core.comparison.plots import Plot, plots_of
 from isotrain.core.comparison.records import Estimate, Span
-from isotrain.core.comparison.series import looks_of, series_of
+from isotrain.core.comparison.series import styles_of, series_of
 from isotrain.core.comparison.summary import largest_difference
 from isotrain.core.errors import IsotrainError
 
@@ -254,9 +254,9 @@ def test_series_share_the_cell_with_one_replica() -> None:
 
 
 def test_no_two_cells_look_the_same() -> None:
-    looks = looks_of(samples.many().cells)
+    looks = styles_of(samples.many().cells)
     assert len(looks) == 32
-    assert len({(look.colour, look.marker, look.dash) for look in looks.values()}) == 32
+    assert len({(look.color, look.marker, look.dash) for look in looks.values()}) == 32
     assert len({(look.marker, look.dash) for look in looks.values()}) == 32, "only colour differs"
 
 
@@ -317,7 +317,7 @@ def test_an_interval_of_nothing_is_not_written() -> None:
     cell = replace(samples.cell("torch-ddp", 1), speedup=Estimate(1.0, float("nan"), 2.0))
     speed = figures.groups([cell])[0]
     column = [label for label, _ in speed.heads].index("speedup")
-    assert speed.rows[cell.name][column] == figures.Entry("1.00", "")
+    assert speed.rows[cell.name][column] == figures.TableEntry("1.00", "")
 
 
 @pytest.mark.slow

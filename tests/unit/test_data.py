@@ -23,9 +23,9 @@ from isotrain.core.errors import DataError
 shapes = st.fixed_dictionaries(
     {
         "length": st.integers(1, 200),
-        "global_batch": st.integers(1, 64),
+        "global_batch_size": st.integers(1, 64),
         "replicas": st.integers(1, 9),
-        "accumulate": st.integers(1, 4),
+        "gradient_accumulation_steps": st.integers(1, 4),
         "shuffle": st.booleans(),
         "drop_remainder": st.booleans(),
     }
@@ -40,7 +40,7 @@ def source_of(length: int) -> ArraySource:
 
 def loader(length: int, **options) -> Loader:
     chosen = {
-        "global_batch": 8,
+        "global_batch_size": 8,
         "replicas": 1,
         "seed": 5,
         "shuffle": True,
@@ -78,7 +78,7 @@ def facts(batch: Batch, slices: Callable[[Batch], list] = lists) -> tuple:
 @settings(deadline=None)
 @given(shape=shapes)
 def test_slices_in_order_are_exactly_the_global_batches(shape):
-    length, size, drop = shape["length"], shape["global_batch"], shape["drop_remainder"]
+    length, size, drop = shape["length"], shape["global_batch_size"], shape["drop_remainder"]
     if drop and length < size:
         with pytest.raises(DataError, match="not one global batch"):
             loader(**shape)
@@ -109,14 +109,14 @@ def test_weights_make_the_mean_exact(shape):
         assert batch.even == (len(set(counts)) == 1)
         contributions, exact = [], Fraction(0)
         for pieces in batch.slices:
-            assert len(pieces) == shape["accumulate"]
+            assert len(pieces) == shape["gradient_accumulation_steps"]
             contributions.append(sum(p.weight * p.targets.mean() for p in pieces))
             for piece in pieces:
                 assert len(piece.inputs) == len(piece.targets) == max(piece.count, 1)
                 weight = Fraction(piece.count * shape["replicas"], batch.size)
                 assert piece.weight == float(weight)
                 exact += weight * Fraction(sum(real(piece)), max(piece.count, 1))
-            if batch.even and shape["accumulate"] == 1:
+            if batch.even and shape["gradient_accumulation_steps"] == 1:
                 assert pieces[0].weight == 1.0
         assert exact / shape["replicas"] == Fraction(sum(samples(batch)), batch.size)
         mean = np.mean(samples(batch))
@@ -131,7 +131,7 @@ def test_a_process_gets_its_replicas_alone(shape, data):
     part = loader(**shape, local_replicas=chosen)
     for mine, whole in zip(part, loader(**shape), strict=True):
         everyone = facts(whole)[-1]
-        k = shape["accumulate"]
+        k = shape["gradient_accumulation_steps"]
         assert facts(mine)[-1] == [everyone[r * k + m] for r in chosen for m in range(k)]
         assert mine.even == whole.even
 
@@ -215,7 +215,7 @@ def test_augmentation_is_bit_equal_whatever_the_split(shape):
             for sample, row in zip(real(piece), piece.inputs[: piece.count], strict=True)
         }
 
-    one = seen(replicas=1, accumulate=1)
+    one = seen(replicas=1, gradient_accumulation_steps=1)
     assert seen() == one
     assert len(one) == 2 * shape["length"]
 
@@ -256,16 +256,16 @@ def test_an_empty_share_holds_the_first_sample_of_the_global_batch():
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_what_a_model_changes_in_place_is_no_longer_the_data(shuffle):
     source = source_of(16)
-    for batch in loader(16, source=source, shuffle=shuffle, replicas=2, accumulate=2):
+    for batch in loader(16, source=source, shuffle=shuffle, replicas=2, gradient_accumulation_steps=2):
         for pieces in batch.slices:
             assert not any(np.shares_memory(piece.inputs, source.inputs) for piece in pieces)
 
 
 def test_place_is_called_on_inputs_and_targets():
-    (batch,) = loader(4, place=lambda array: ("placed", array.shape))
+    (batch,) = loader(4, to_device=lambda array: ("placed", array.shape))
     piece = batch.slices[0][0]
     assert (piece.inputs, piece.targets) == (("placed", (4, 2)), ("placed", (4,)))
-    (batch,) = loader(4, source=arrays(np.ones((4, 2))), place=np.sum)
+    (batch,) = loader(4, source=arrays(np.ones((4, 2))), to_device=np.sum)
     assert (batch.slices[0][0].inputs, batch.slices[0][0].targets) == (8.0, None)
 
 
@@ -281,7 +281,7 @@ def test_lengths():
 
 
 def test_the_background_thread_gives_the_same_batches():
-    options = {"transform": noisy, "replicas": 3, "accumulate": 2, "epochs": 3}
+    options = {"transform": noisy, "replicas": 3, "gradient_accumulation_steps": 2, "epochs": 3}
     plain = [facts(batch) for batch in loader(50, **options)]
     assert [facts(batch) for batch in loader(50, **options, prefetch=3)] == plain
     assert prefetch_threads() == []
@@ -307,7 +307,7 @@ def test_work_happens_in_the_one_thread_and_not_too_far_ahead():
 def test_small_arrays_in_memory_are_gathered_at_once():
     def makers(source, **options):
         batches = loader(
-            0, source=source, prefetch=2, place=lambda _: threading.current_thread().name, **options
+            0, source=source, prefetch=2, to_device=lambda _: threading.current_thread().name, **options
         )
         return {batch.slices[0][0].inputs for batch in batches}
 
@@ -376,13 +376,13 @@ class Stream:
 
 
 def stream(replicas: int = 4, **options) -> Loader:
-    given = {"source": Stream(), "global_batch": 6, "replicas": replicas, "epochs": 2} | options
+    given = {"source": Stream(), "global_batch_size": 6, "replicas": replicas, "epochs": 2} | options
     return loader(0, **given)
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 4, 6])
 def test_streams_give_their_batches(replicas):
-    batches = list(stream(replicas, accumulate=2))
+    batches = list(stream(replicas, gradient_accumulation_steps=2))
     assert [(b.epoch, b.index, b.step) for b in batches] == [
         (step // 4, step % 4, step) for step in range(8)
     ]
@@ -435,14 +435,14 @@ def test_a_stream_needs_a_sample_for_each_replica():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch": 0}, "global_batch: expected 1 or more, got 0"),
-        ({"accumulate": 0}, "accumulate"),
+        ({"global_batch_size": 0}, "global_batch_size: expected 1 or more, got 0"),
+        ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
         ({"replicas": 2, "local_replicas": [2]}, "local_replicas: expected some of 0 to 1"),
         ({"local_replicas": []}, "local_replicas"),
         ({"start_step": -1}, "start_step"),
         ({"prefetch": -1}, "prefetch"),
         ({"epochs": None}, "either epochs or steps"),
-        ({"epochs": 2, "global_batch": 30, "drop_remainder": True}, "not one global batch of 30"),
+        ({"epochs": 2, "global_batch_size": 30, "drop_remainder": True}, "not one global batch of 30"),
     ],
 )
 def test_wrong_options_are_named(options, message):
@@ -503,4 +503,4 @@ class Endless:
 def test_a_length_that_cannot_be_is_refused(length: int) -> None:
     options = {"shuffle": True, "drop_remainder": False, "seed": 0, "epochs": 1}
     with pytest.raises(DataError, match=r"data: (it says that it has|its length cannot be had)"):
-        Loader(Endless(length), global_batch=4, replicas=1, local_replicas=[0], **options)
+        Loader(Endless(length), global_batch_size=4, replicas=1, local_replicas=[0], **options)

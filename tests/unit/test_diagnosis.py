@@ -16,11 +16,11 @@ import pytest
 
 from isotrain.core.contracts.events import Event, Failed, Finished, Heartbeat
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
-from isotrain.core.launching.diagnosis import Watched, error_of, evidence
-from isotrain.core.launching.effort import effort
-from isotrain.core.launching.lines import Lines
+from isotrain.core.launching.diagnosis import RankStatus, run_failure, evidence
+from isotrain.core.launching.effort import activity
+from isotrain.core.launching.lines import LineReader
 from isotrain.core.launching.supervisor import Supervisor
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 
 WARNING = """/venv/torch/nn/parallel/distributed.py:799: FutureWarning: broadcast_buffers is deprecated
   warnings.warn(
@@ -37,8 +37,8 @@ def evidence_of(folder: Path, text: str, backend: str = "tf-multiworker") -> str
     log = folder / "rank-1.log"
     log.write_text(text)
     process: Any = SimpleNamespace(log=log)
-    usual_lines = plugin_host().backend(backend).usual_lines
-    return evidence(Watched(process, heard=0.0, active=0.0, usual_lines=usual_lines))
+    ignored_log_lines = plugin_manager().backend(backend).ignored_log_lines
+    return evidence(RankStatus(process, last_heard=0.0, last_active=0.0, ignored_log_lines=ignored_log_lines))
 
 
 @pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker", "horovod-tf"])
@@ -65,7 +65,7 @@ def test_what_a_process_said_itself_is(tmp_path: Path, line: str) -> None:
     assert evidence_of(tmp_path, WARNING + REMARKS + line + "\n") == f"the end of its log:\n{line}"
 
 
-def at(rank: int, step: int | None, call: str) -> Watched:
+def at(rank: int, step: int | None, call: str) -> RankStatus:
     process: Any = SimpleNamespace(
         rank=rank,
         status=Status(step, 0.0, call),
@@ -75,7 +75,7 @@ def at(rank: int, step: int | None, call: str) -> Watched:
         is_stopped=False,
         peer=SimpleNamespace(host="here", rank=rank, role="replica"),
     )
-    return Watched(process, heard=0.0, active=0.0)
+    return RankStatus(process, last_heard=0.0, last_active=0.0)
 
 
 @pytest.mark.parametrize(
@@ -91,25 +91,25 @@ def test_the_steps_that_were_done_are_those_of_who_came_furthest(
     places: list[tuple[int | None, str]], done: int | None
 ) -> None:
     everyone = [at(rank, *place) for rank, place in enumerate(places)]
-    assert error_of(everyone[0], everyone).steps_done == done
+    assert run_failure(everyone[0], everyone).steps_done == done
 
 
 def test_who_left_the_loop_alone_is_told() -> None:
     everyone = [at(0, 5, "step"), at(1, 4, CLOSE), at(2, 5, BETWEEN_CALLS)]
     told = "rank 1 left its loop after step 4, while others came to step 5"
     for culprit in everyone:
-        assert told in str(error_of(culprit, everyone))
+        assert told in str(run_failure(culprit, everyone))
     everyone[2].failure = Failed(
-        error="RuntimeError", message="reset", traceback="", blames_peer=True
+        error="RuntimeError", message="reset", traceback="", is_peer_error=True
     )
-    assert told in str(error_of(everyone[1], everyone))
+    assert told in str(run_failure(everyone[1], everyone))
     everyone[0] = at(0, None, "start")
     everyone[0].finished = True
     assert "rank 0 left its loop before its first step; rank 1" in str(
-        error_of(everyone[1], everyone)
+        run_failure(everyone[1], everyone)
     )
     everyone[:2] = at(0, 5, CLOSE), at(1, 5, CLOSE)  # as all do at the end
-    assert "left its loop" not in str(error_of(everyone[1], everyone))
+    assert "left its loop" not in str(run_failure(everyone[1], everyone))
 
 
 def test_where_a_process_is_is_told_though_it_takes_a_while_to_write_that(tmp_path: Path) -> None:
@@ -120,15 +120,15 @@ def test_where_a_process_is_is_told_though_it_takes_a_while_to_write_that(tmp_pa
         peer=SimpleNamespace(host="here", rank=0, role="replica"),
         events=reading,
         output=None,
-        read_lines=Lines(reading).read,
+        read_lines=LineReader(reading).read,
         log=log,
         status=Status(3, time.monotonic() - 60.0, "step"),
         exit_code=None,
         is_gone=False,
         is_stopped=False,
-        effort=0.0,
+        activity=0.0,
         waits={},
-        ask_for_stacks=lambda: threading.Timer(0.6, log.write_text, ["in a loop"]).start(),
+        request_stacks=lambda: threading.Timer(0.6, log.write_text, ["in a loop"]).start(),
     )
     os.write(writing, Heartbeat().to_line())
     limits = {"silence": 30.0, "start": 1.0, "progress": 1.0}
@@ -145,12 +145,12 @@ def test_work_that_is_done_is_no_failure_though_what_served_it_blames_those_who_
             peer=SimpleNamespace(host="here", rank=rank, role=role),
             events=reading,
             output=None,
-            read_lines=Lines(reading).read,
+            read_lines=LineReader(reading).read,
             status=Status(3, time.monotonic(), BETWEEN_CALLS),
             exit_code=None,
             is_gone=False,
             is_stopped=False,
-            effort=0.0,
+            activity=0.0,
             waits={},
         )
         for rank, (role, (reading, _)) in enumerate(
@@ -158,7 +158,7 @@ def test_work_that_is_done_is_no_failure_though_what_served_it_blames_those_who_
         )
     ]
     (_, of_coordinator), (_, of_server) = pipes
-    gone = Failed(error="PeerLostError", message="gone", traceback="", blames_peer=True)
+    gone = Failed(error="PeerLostError", message="gone", traceback="", is_peer_error=True)
     os.write(of_server, gone.to_line())
 
     def hear(event: Event) -> None:
@@ -195,13 +195,13 @@ def test_waiting_for_a_processor_is_not_idleness() -> None:
         ready = (2, "sleeping", "sleep", "sleeping")
         while (own.num_threads(), own.status(), other.name(), other.status()) != ready:
             time.sleep(0.02)
-        used, done, rest = sum(own.cpu_times()[:2]), effort(starved.pid), effort(idle.pid)
+        used, done, rest = sum(own.cpu_times()[:2]), activity(starved.pid), activity(idle.pid)
         deadline = time.monotonic() + 30
-        while effort(starved.pid) < done + 0.5 and time.monotonic() < deadline:
+        while activity(starved.pid) < done + 0.5 and time.monotonic() < deadline:
             time.sleep(0.02)
-        assert effort(starved.pid) >= done + 0.5
+        assert activity(starved.pid) >= done + 0.5
         assert sum(own.cpu_times()[:2]) < used + 0.3
-        assert effort(idle.pid) < rest + 0.3
+        assert activity(idle.pid) < rest + 0.3
     finally:
         for process in (*others, starved, idle):
             process.kill()

@@ -24,7 +24,7 @@ from isotrain.core.contracts.events import (
     WorkerLost,
 )
 from isotrain.core.contracts.plan import Plan, ProcessPlan
-from isotrain.core.contracts.start import Start
+from isotrain.core.contracts.start import StartMethod
 from isotrain.core.showing import display
 
 
@@ -41,12 +41,12 @@ def plan(replicas: int = 2) -> Plan:
         replicas=replicas,
         threads=1,
         processes=tuple(ProcessPlan(r, "127.0.0.1", r, (r,)) for r in range(replicas)),
-        start=Start(),
-        variables={},
+        start_method=StartMethod(),
+        environment_variables={},
         precision="float32",
-        global_batch=8,
-        local_batches=(8 // replicas,) * replicas,
-        accumulate=1,
+        global_batch_size=8,
+        local_batch_sizes=(8 // replicas,) * replicas,
+        gradient_accumulation_steps=1,
         scaling="none (x 1)",
         optimizer="sgd",
         learning_rate=0.1,
@@ -84,7 +84,7 @@ def whole_run() -> list[Event]:
 
 
 def test_a_story_tells_the_phases() -> None:
-    story = display.Story(plan())
+    story = display.RunProgress(plan())
     phases = [story.phase]
     for each in whole_run():
         story.note(each)
@@ -101,7 +101,7 @@ def test_a_story_tells_the_phases() -> None:
 
 
 def test_it_waits_for_the_last_process() -> None:
-    story = display.Story(plan())
+    story = display.RunProgress(plan())
     story.note(Started(rank=1, pid=1))
     assert story.phase == "starting 2 processes"
 
@@ -111,7 +111,7 @@ def test_it_waits_for_the_last_process() -> None:
 )
 def test_a_lost_worker_stays_on_the_screen(cause: str | None, told: str) -> None:
     lost = WorkerLost(lost_rank=2, lost_step=7, reason="left", cause=cause)
-    assert display.Story(plan()).note(lost) == f"worker lost: rank 2 {told}"
+    assert display.RunProgress(plan()).note(lost) == f"worker lost: rank 2 {told}"
 
 
 def test_plain_lines(capsys: pytest.CaptureFixture[str]) -> None:
@@ -215,7 +215,7 @@ def test_bar(columns: int) -> None:
 
 
 def test_what_all_ranks_warn_of_is_shown_once() -> None:
-    story = display.Story(plan())
+    story = display.RunProgress(plan())
     shown = [
         story.note(Warned(rank=rank, text=text)) for text in ("odd", "even") for rank in (0, 1)
     ]

@@ -17,7 +17,7 @@ from isotrain.core.cli.argument_parser import UsageError
 from isotrain.core.cli.arguments import parser
 from isotrain.core.planning import launchable, listings
 from isotrain.core.plugins import hookspecs
-from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost
+from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginManager
 from isotrain.core.showing import launching_texts, tables, texts
 from isotrain.core.spec.parts import Timeouts
 from isotrain.testing import backend, strategy, text
@@ -29,15 +29,15 @@ HOOKS = [function for name, function in vars(hookspecs).items() if name.startswi
 
 
 @pytest.fixture
-def host(monkeypatch: pytest.MonkeyPatch) -> PluginHost:
+def host(monkeypatch: pytest.MonkeyPatch) -> PluginManager:
     """Knows what comes with isotrain, whatever else is installed or asked for here."""
     monkeypatch.delenv(PLUGINS_VARIABLE, raising=False)
-    return PluginHost(entry_points=False)
+    return PluginManager(entry_points=False)
 
 
 @pytest.mark.parametrize("page", ["README.md", "docs/strategies.md"])
 def test_pages_have_the_printed_table_of_strategies(
-    host: PluginHost, monkeypatch: pytest.MonkeyPatch, page: str
+    host: PluginManager, monkeypatch: pytest.MonkeyPatch, page: str
 ) -> None:
     monkeypatch.setattr(tables, "is_terminal", lambda: False)
     text = (ROOT / page).read_text(encoding="utf-8")
@@ -46,12 +46,12 @@ def test_pages_have_the_printed_table_of_strategies(
 
 
 def test_the_page_has_the_printed_table_of_launchers(
-    host: PluginHost, monkeypatch: pytest.MonkeyPatch
+    host: PluginManager, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(tables, "is_terminal", lambda: False)
     page = (ROOT / "docs" / "launching" / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- launchers -->\n(.*?)<!-- /launchers -->", page, re.DOTALL)
-    anywhere = [{**each, "usable": True} for each in launchable.launchers(host)]
+    anywhere = [{**each, "available": True} for each in launchable.launchers(host)]
     assert found == [launching_texts.launchers(anywhere, launchable.environments(host))]
 
 
@@ -67,7 +67,7 @@ def test_every_conformance_check_is_documented(
     assert found == [text.checks(checks)]
 
 
-def test_every_option_of_every_strategy_is_documented(host: PluginHost) -> None:
+def test_every_option_of_every_strategy_is_documented(host: PluginManager) -> None:
     text = (ROOT / "docs" / "strategies.md").read_text(encoding="utf-8")
     sections = dict(re.findall(r"^## ([\w-]+)$(.*?)(?=^## |\Z)", text, re.DOTALL | re.MULTILINE))
     for name in host.strategies.names():
@@ -113,7 +113,7 @@ class Group:
         self.asked.append("average")
 
 
-def test_the_plugin_of_the_page_registers_and_runs(host: PluginHost) -> None:
+def test_the_plugin_of_the_page_registers_and_runs(host: PluginManager) -> None:
     module = types.ModuleType("periodic_averaging")
     exec(compile(code("python"), str(PLUGINS), "exec"), module.__dict__)
     host.add(module)

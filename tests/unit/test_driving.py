@@ -14,18 +14,18 @@ import pytest
 import isotrain
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.events import FilePart, event_of
-from isotrain.core.contracts.mesh import Mesh
+from isotrain.core.contracts.mesh import DeviceMesh
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.rank_command import RankCommand
 from isotrain.core.contracts.submission import Submission
 from isotrain.core.errors import PlanError
 from isotrain.core.launching import driving, engine_process, handed_over
 from isotrain.core.launching.driving import rank_command
-from isotrain.core.launching.engine_process import EngineProcess
+from isotrain.core.launching.engine_process import SchedulerProcess
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.launchers.slurm import SlurmLauncher
 
-PLAN = {"run": "a run", "backend": "reference", "requested": None, "processes": (0, 1)}
+PLAN = {"run": "a run", "backend": "reference", "requested_collective": None, "processes": (0, 1)}
 RUNNABLE = {
     "model": "builtins:dict",
     "data": "builtins:dict",
@@ -40,7 +40,7 @@ def spec(**more: Any) -> TrainingSpec:
             "data": "m:data",
             "loss": "mean_squared_error",
             "optimizer": {"name": "sgd", "lr": 0.1},
-            "global_batch": 4,
+            "global_batch_size": 4,
             "epochs": 1,
             **more,
         }
@@ -54,7 +54,7 @@ def test_its_lines_have_the_mark_that_is_looked_for_also_with_plugins_left_out(
     plugins = PluginChoice(blocked=("one", "two"))
     command = rank_command(spec(), plan, plugins, tmp_path, None)
     assert command.name.startswith("isotrain-a-run-")
-    assert command.options[command.options.index("--mark") + 1] == command.name
+    assert command.options[command.options.index("--line-prefix") + 1] == command.name
     assert command.options[-4:] == ("--block-plugin", "one", "--block-plugin", "two")
     assert "--replicas" not in command.options  # they are as many as the engine starts
     told = rank_command(spec(), plan, PluginChoice(), tmp_path, None, "ib0").options
@@ -69,7 +69,7 @@ def test_that_this_process_stands_alone_is_not_said_of_the_ranks(
         monkeypatch.setenv("ISOTRAIN_ENVIRONMENT", own)
         command = rank_command(spec(), plan, PluginChoice(), tmp_path, None)
         assert command.variables.get("ISOTRAIN_ENVIRONMENT") == expected
-        found = driving.variables_for(Submission(()), command)
+        found = driving.environment_for(Submission(()), command)
         assert found.get("ISOTRAIN_ENVIRONMENT") == expected
 
 
@@ -77,14 +77,14 @@ def test_a_run_may_go_on_with_as_many_processes_as_the_stages_of_its_fewest_repl
     tmp_path: Path,
 ) -> None:
     plan: Any = SimpleNamespace(**{**PLAN, "processes": range(16)})
-    plan.replicas, plan.mesh = 4, Mesh({"data": 4, "stage": 4})
+    plan.replicas, plan.device_mesh = 4, DeviceMesh({"data": 4, "stage": 4})
     asked = {"min_replicas": 2, "checkpoint": {"every_steps": 1}}
     command = rank_command(spec(**asked), plan, PluginChoice(), tmp_path, None)
     assert command.fewest_processes == 8
     launcher = SlurmLauncher(nodes=4, tasks_per_node=4, requeue=90)
     assert "#SBATCH --nodes=2-4\n" in launcher.submission(command).files["job.sh"]
     assert rank_command(spec(), plan, PluginChoice(), tmp_path, None).fewest_processes is None
-    plan.processes, plan.mesh = (0,), Mesh({"data": 4})  # which has all replicas
+    plan.processes, plan.device_mesh = (0,), DeviceMesh({"data": 4})  # which has all replicas
     assert rank_command(spec(**asked), plan, PluginChoice(), tmp_path, None).fewest_processes == 1
 
 
@@ -110,7 +110,7 @@ def test_a_spec_that_no_variable_can_hold_is_refused(tmp_path: Path) -> None:
     text = json.dumps({"name": "n" * 130_000})
     command = RankCommand("long", tmp_path / "spec.json", text, (), tmp_path)
     with pytest.raises(PlanError, match="at most 120000 can be told"):
-        driving.variables_for(Submission(()), command)
+        driving.environment_for(Submission(()), command)
 
 
 def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
         (there / name).write_bytes(part)
     (here / "long").write_bytes(b"of a start before")
     parts: list[FilePart] = []
-    handed_over.hand_over(there, lambda told: parts.append(cast(FilePart, event_of(told))))
+    handed_over.return_files(there, lambda told: parts.append(cast(FilePart, event_of(told))))
     names, follow = parts[:2], parts[2:]
     assert [part.name for part in names] == ["empty", "long"]
     assert [part.name for part in follow] == ["empty", *["long"] * 4]
-    arriving, lost = handed_over.Arriving(here), list[str]()
+    arriving, lost = handed_over.FileReceiver(here), list[str]()
     for part in [*names, *follow[:3], *follow[4:]]:
         arriving.take(part)
     for name in ("../out", ".lock", "spec.json", "a/b"):
@@ -141,18 +141,18 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
         names,
         follow[:1] + follow[2:],
     ):  # all of its bytes, or the first of them, are lost
-        arriving, lost = handed_over.Arriving(here), []
+        arriving, lost = handed_over.FileReceiver(here), []
         for part in rest:
             arriving.take(part)
         arriving.close(lost.append)
         assert lost == ["long did not arrive: 0 bytes of it came from the host of rank 0"]
-    arriving = handed_over.Arriving(here)
+    arriving = handed_over.FileReceiver(here)
     for part in parts:
         arriving.take(part)
     assert (here / "long").read_bytes() == content["long"]
 
 
-@pytest.mark.parametrize("mark", [("--mark", "here"), ("--mark=here",)])
+@pytest.mark.parametrize("mark", [("--line-prefix", "here"), ("--line-prefix=here",)])
 def test_an_error_has_the_mark_however_that_was_given(
     mark: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -168,14 +168,14 @@ def test_one_that_says_no_more_does_not_hide_that_another_has_failed(
     monkeypatch.setattr(engine_process, "END_SECONDS", 0.3)
     commands = ("exec >&-; exec sleep 1000", "echo said; sleep 0.5; exit 3")
     submission = Submission(tuple(("sh", "-c", command) for command in commands))
-    with EngineProcess(submission, tmp_path / "log", os.environ) as engine:
+    with SchedulerProcess(submission, tmp_path / "log", os.environ) as engine:
         assert list(engine.lines()) == ["said\n"]
         assert engine.status() == 3
 
 
 def test_a_command_that_has_ended_keeps_its_number_until_nobody_signals_it(tmp_path: Path) -> None:
     submission = Submission((("sh", "-c", "echo $$; exit 3"),))
-    with EngineProcess(submission, tmp_path / "log", os.environ) as engine:
+    with SchedulerProcess(submission, tmp_path / "log", os.environ) as engine:
         (pid,) = map(int, engine.lines())
         assert engine.status() == 3
         assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE

@@ -17,12 +17,12 @@ from hypothesis import given
 from hypothesis import strategies as some
 from unit.environment_cases import CASES, HALVES, WRONG
 
-from isotrain.core.contracts.environment import Environment, Place
-from isotrain.core.errors import PlaceError
-from isotrain.core.planning.places import place_of
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.contracts.environment import ClusterEnvironment, ClusterInfo
+from isotrain.core.errors import ClusterInfoError
+from isotrain.core.planning.places import cluster_info_of
+from isotrain.core.plugins.host import PluginManager
 
-HOST = PluginHost(entry_points=False)
+HOST = PluginManager(entry_points=False)
 RECORDED = sorted((Path(__file__).parents[1] / "launchers" / "recorded").glob("*.json"))
 _FIRST = ("node1", "10.77.0.1")
 ENGINES: dict[str, tuple[str | None, ...]] = {
@@ -38,15 +38,15 @@ ENGINES: dict[str, tuple[str | None, ...]] = {
 @pytest.mark.parametrize("case", CASES)
 def test_a_place_is_as_the_engine_says(case: str) -> None:
     variables, expected = CASES[case]
-    found = place_of(variables, HOST)
-    assert (found and replace(found, told_by=())) == expected
-    assert found is None or set(found.told_by) <= set(variables)
+    found = cluster_info_of(variables, HOST)
+    assert (found and replace(found, variables_read=())) == expected
+    assert found is None or set(found.variables_read) <= set(variables)
 
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
 def test_every_rank_of_a_real_engine_finds_its_place(file: Path) -> None:
     ranks = json.loads(file.read_text(encoding="utf-8"))
-    places = [place_of(rank["variables"], HOST) for rank in ranks]
+    places = [cluster_info_of(rank["variables"], HOST) for rank in ranks]
     if file.stem == "sbatch-script":
         assert places == [None]
         return
@@ -61,12 +61,12 @@ def test_every_rank_of_a_real_engine_finds_its_place(file: Path) -> None:
         assert place.host in (None, host)
         assert place.node_rank in (None, sorted(set(hosts)).index(host))
         assert place.coordinator in ENGINES[file.stem][1:]
-    assert {place and place.engine for place in places} == {ENGINES[file.stem][0]}
+    assert {place and place.environment for place in places} == {ENGINES[file.stem][0]}
     assert len({place and place.job for place in places}) == 1
 
 
 def test_ranks_of_open_mpi_share_a_secret() -> None:
-    host = PluginHost(entry_points=False)
+    host = PluginManager(entry_points=False)
     told = json.loads((RECORDED[0].parent / "mpirun.json").read_text())[0]["variables"]
     assert host.environment("openmpi").secret(told) == "secret"  # in the place of what it was
     assert host.environment("slurm").secret(told) is None
@@ -84,10 +84,10 @@ def test_what_an_engine_never_leaves_out_is_named_when_it_is_missing(
     engine: str, missing: str
 ) -> None:
     variables = {name: text for name, text in HALVES[engine][0].items() if name != missing}
-    with pytest.raises(PlaceError, match=rf"^{engine}: .* set, but not .*\b{missing}\b.*;"):
-        HOST.environment(engine).place(variables)
-    with pytest.raises(PlaceError, match=rf"\b{missing}\b"):
-        place_of(variables, HOST)
+    with pytest.raises(ClusterInfoError, match=rf"^{engine}: .* set, but not .*\b{missing}\b.*;"):
+        HOST.environment(engine).cluster_info(variables)
+    with pytest.raises(ClusterInfoError, match=rf"\b{missing}\b"):
+        cluster_info_of(variables, HOST)
 
 
 def test_every_environment_has_half_set_variables_here() -> None:
@@ -95,15 +95,15 @@ def test_every_environment_has_half_set_variables_here() -> None:
 
 
 def test_every_environment_claims_a_process_here() -> None:
-    found = {place.engine for _, place in CASES.values() if place is not None}
+    found = {place.environment for _, place in CASES.values() if place is not None}
     assert found == set(HOST.environments.names())
 
 
 @pytest.mark.parametrize("case", WRONG)
 def test_what_cannot_be_is_an_error_that_names_it(case: str) -> None:
     variables, message = WRONG[case]
-    with pytest.raises(PlaceError, match=re.escape(message)):
-        place_of(variables, HOST)
+    with pytest.raises(ClusterInfoError, match=re.escape(message)):
+        cluster_info_of(variables, HOST)
 
 
 @given(some.data())
@@ -116,18 +116,18 @@ def test_whatever_is_set_is_a_place_or_an_error_that_says_so(data: some.DataObje
         variables[name] = wrong
     place, fault = None, ""
     try:
-        place = place_of(variables, HOST)
-    except PlaceError as error:
+        place = cluster_info_of(variables, HOST)
+    except ClusterInfoError as error:
         fault = str(error)
     assert place is None or 0 <= place.rank < place.world_size
     assert not fault or any(name in fault for name in variables)
 
 
-def answer(environment: Environment, variables: dict[str, str]) -> Place | None:
+def answer(environment: ClusterEnvironment, variables: dict[str, str]) -> ClusterInfo | None:
     """An engine that says a part may be one that another has started."""
     try:
-        return environment.place(variables)
-    except PlaceError:
+        return environment.cluster_info(variables)
+    except ClusterInfoError:
         return None
 
 
@@ -149,4 +149,4 @@ def test_environments_look_at_nothing_but_the_variables(monkeypatch: pytest.Monk
             blocked.setattr(module, name, refuse)
         asked = [(each, variables) for each in environments for variables, _ in CASES.values()]
         found = [answer(each, variables) for each, variables in asked]
-    assert {place.engine for place in found if place} == {each.name for each in environments}
+    assert {place.environment for place in found if place} == {each.name for each in environments}

@@ -26,12 +26,12 @@ _EVENTS: list[Event] = [
     events.Warned(text="look"),
     events.WorkerLost(lost_rank=2, lost_step=None, reason="it left", cause="was ended by SIGKILL"),
     events.Failed(
-        time=1.5, error="ValueError", message="no", traceback="Traceback\n ...", blames_peer=False
+        time=1.5, error="ValueError", message="no", traceback="Traceback\n ...", is_peer_error=False
     ),
     events.Finished(call="close"),
     events.Output(text="NaN", rank=2),
     events.FilePart(name="weights.safetensors", begin=3, size=7, data="NaN="),
-    events.Remark(time=1.5, text="fresh processes"),
+    events.LauncherNote(time=1.5, text="fresh processes"),
     events.Restarted(time=1.5, failure="rank 1", after_step=8, from_step=4, replicas=2),
     events.RunFailed(time=1.5, message="rank 1 raised"),
     events.CommandFailed(error="SpecError", message="no loss", exit_code=2),

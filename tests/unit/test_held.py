@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isotrain.adapters.held import held_in, put
+from isotrain.adapters.held import iter_nested, set_by_path
 from isotrain.core.errors import IsotrainError
 
 
@@ -24,22 +24,22 @@ def is_number(value: Any) -> bool:
 
 def test_what_is_found_is_put_where_nothing_is_yet() -> None:
     value = ({"left": [1.0, (2.0, 3.0)]}, deque([4.0]), Own(), "text", None)
-    found = dict(held_in("state", value, is_number, set()))
+    found = dict(iter_nested("state", value, is_number, set()))
     paths = ["(0){left}[0]", "(0){left}[1](0)", "(0){left}[1](1)", "(1)<0>", "(2).inner[0]"]
     assert list(found) == [f"state{path}" for path in paths]
     attributes: dict[str, Any] = {"state": None}
     for path in list(found)[:-1]:
-        put(attributes, path, found[path] * 2)
+        set_by_path(attributes, path, found[path] * 2)
     assert attributes["state"] == ({"left": [2.0, (4.0, 6.0)]}, deque([8.0]))
 
 
 def test_containers_stay_the_same_objects() -> None:
     held = [1.0, 2.0]
-    put({"state": held}, "state[1]", 5.0)
+    set_by_path({"state": held}, "state[1]", 5.0)
     assert held == [1.0, 5.0]
 
 
 @pytest.mark.parametrize("path", ["", "state[x]", "state.inner.more"])
 def test_a_path_to_nowhere_is_refused(path: str) -> None:
     with pytest.raises(IsotrainError):
-        put({"state": None}, path, 1.0)
+        set_by_path({"state": None}, path, 1.0)

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from isotrain.core.errors import PlaceError
+from isotrain.core.errors import ClusterInfoError
 from isotrain.core.system.host_lists import counts_per_host, host_list
 
 letters = some.text("abcxyz-.", min_size=1, max_size=4)
@@ -79,7 +79,7 @@ def test_lists_of_hosts(text: str, hosts: list[str]) -> None:
     "text", ["", "n[", "n[1-2", "n]", "n[2-1]", "n[a-b]", "n1,", ",n1", "n[]", "n1 n2"]
 )
 def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
-    with pytest.raises(PlaceError, match="is no list of hosts"):
+    with pytest.raises(ClusterInfoError, match="is no list of hosts"):
         host_list(text)
 
 
@@ -91,5 +91,5 @@ def test_counts_are_repeated(runs: list[tuple[int, int]]) -> None:
 
 @pytest.mark.parametrize("text", ["", "2(x3", "2x3", "a", "2,,1", "-1"])
 def test_what_is_no_list_of_counts_is_refused(text: str) -> None:
-    with pytest.raises(PlaceError, match="is no list of counts"):
+    with pytest.raises(ClusterInfoError, match="is no list of counts"):
         counts_per_host(text)

@@ -23,8 +23,8 @@ from isotrain.core.contracts.export import FORMS
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, SpecError
-from isotrain.core.running.resuming import Saved, changes
-from isotrain.core.running.weight_sources import weights_at
+from isotrain.core.running.resuming import SavedRun, changes
+from isotrain.core.running.weight_sources import open_weights
 from isotrain.core.spec.files import load_spec
 
 pytestmark = pytest.mark.usefixtures("reference")
@@ -48,8 +48,8 @@ def planted(tmp_path: Path) -> Checkpoint:
         "plugins": ["isotrain.testing.reference", str(harm)],
     }
     plan = {"backend": "reference", "framework": "reference", "strategy": "data-parallel"}
-    plan |= {"global_batch": 2, "launcher": "local", "replicas": 1}
-    run = {"format": 1, "position": {"step": 1}, "spec": spec, "plan": plan}
+    plan |= {"global_batch_size": 2, "launcher": "local", "replicas": 1}
+    run = {"format": 1, "trainer_state": {"step": 1}, "spec": spec, "plan": plan}
     run |= {"versions": {}, "replicas_differ": False}
     state = {name: TensorPart(value) for name, value in WEIGHTS.items()}
     folder = CheckpointFolder(tmp_path / "planted" / "checkpoints")
@@ -148,7 +148,7 @@ def test_its_weights_are_read_and_nothing_else(
     planted: Checkpoint, unharmed: Callable[[], bool]
 ) -> None:
     for place in (planted.location, str(Path(planted.location).parents[1])):
-        found = weights_at(place, mock.Mock(spec=ReplicaGroup))
+        found = open_weights(place, mock.Mock(spec=ReplicaGroup))
         assert {name: array.tolist() for name, array in found.items()} == {
             name: array.tolist() for name, array in WEIGHTS.items()
         }
@@ -162,7 +162,7 @@ def own_spec() -> dict[str, Any]:
         "data": "integration.test_predicting:data",
         "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
         "optimizer": {"name": "sgd", "lr": 1.0},
-        "global_batch": 2,
+        "global_batch_size": 2,
         "epochs": 1,
     }
 
@@ -221,14 +221,14 @@ def forged(checkpoint: Checkpoint, edit: Edit) -> Checkpoint:
     [
         *(("plan", value) for value in ({}, [], None, "plan")),
         *(("plan.replicas", value) for value in (0, -1, 2**64, "2", None, True)),
-        *(("plan.mesh", value) for value in ([], {"stage": 0}, {"stage": "2"}, {"data": 2**63})),
+        *(("plan.device_mesh", value) for value in ([], {"stage": 0}, {"stage": "2"}, {"data": 2**63})),
         *(("plan.processes", value) for value in ({}, [1], "coordinator")),
         *(("plan.backend", value) for value in (None, ["reference"])),
         *(("spec", value) for value in ({}, None, [], {"optimizer": "sgd"})),
-        *(("position.step", value) for value in (0, -1, 2, 2**63, "1", None)),
-        *(("position.rate_factor", value) for value in ("fast", None)),
-        *(("position.notes", value) for value in ([], "notes")),
-        ("position.mark", {"epoch": 0}),
+        *(("trainer_state.step", value) for value in (0, -1, 2, 2**63, "1", None)),
+        *(("trainer_state.rate_factor", value) for value in ("fast", None)),
+        *(("trainer_state.notes", value) for value in ([], "notes")),
+        ("trainer_state.mark", {"epoch": 0}),
         *(("strategy_values", value) for value in ([], None, 3)),
         *(("versions", value) for value in (None, {"isotrain": 1})),
         ("replicas_differ", "no"),
@@ -239,12 +239,12 @@ def test_what_a_run_says_of_itself_is_checked_field_by_field(
     sound: Checkpoint, field: str, value: Any
 ) -> None:
     with pytest.raises(IsotrainError, match=r"run\.json: .*" + field.partition(".")[0]) as told:
-        Saved(forged(sound, put(field, value)))
+        SavedRun(forged(sound, put(field, value)))
     assert str(Path(sound.location).parents[1]) in str(told.value)
 
 
 def test_what_is_sound_is_taken(sound: Checkpoint) -> None:
-    assert Saved(forged(sound, put("versions", {}))).position.step == 1
+    assert SavedRun(forged(sound, put("versions", {}))).trainer_state.step == 1
 
 
 @pytest.mark.parametrize("values", [{}, {"steps": 1}])
@@ -260,4 +260,4 @@ def test_a_spec_that_is_nested_deeply_is_refused(sound: Checkpoint) -> None:
     deep = forged(sound, put("versions", {}))
     deep.run["spec"]["data_args"] = nested(5000)
     with pytest.raises(IsotrainError, match=r"run\.json: spec: it is nested too deeply"):
-        changes(Saved(deep), load_spec(own_spec()), mock.Mock(spec=Plan))
+        changes(SavedRun(deep), load_spec(own_spec()), mock.Mock(spec=Plan))

@@ -13,20 +13,20 @@ from unit.environment_cases import SRUN
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.allocation import Allocation, Share
-from isotrain.core.contracts.launcher import ChosenLauncher, Launcher
+from isotrain.core.contracts.allocation import Allocation, HostSlots
+from isotrain.core.contracts.launcher import LauncherChoice, Launcher
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.launching.driving import rank_command
 from isotrain.core.planning import launchable
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.showing import launching_texts
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
-SPEC = {"loss": "mse", "optimizer": {"name": "sgd", "lr": 0.1}, "global_batch": 4, "steps": 1}
+SPEC = {"loss": "mse", "optimizer": {"name": "sgd", "lr": 0.1}, "global_batch_size": 4, "steps": 1}
 
 
 class Joining(Launcher):
@@ -39,23 +39,23 @@ class Joining(Launcher):
         self.slots = slots
 
     def allocation(self) -> Allocation:
-        return Allocation((Share(self.slots, "there", 4),))
+        return Allocation((HostSlots(self.slots, "there", 4),))
 
     def refuses(self, adapter: Adapter, processes: int) -> str | None:
-        return adapter.why_not_joined() if processes > 1 else None
+        return adapter.why_not_externally_started() if processes > 1 else None
 
     def launch(self, *_: Any, **__: Any) -> list[Any]:
         return []
 
 
 @pytest.fixture
-def host() -> PluginHost:
-    host = PluginHost(entry_points=False)
+def host() -> PluginManager:
+    host = PluginManager(entry_points=False)
     host.launchers.add(Joining)
     return host
 
 
-def test_a_backend_of_one_process_is_not_joined_by_several(host: PluginHost) -> None:
+def test_a_backend_of_one_process_is_not_joined_by_several(host: PluginManager) -> None:
     listed = {each["name"]: each["backends"] for each in launchable.launchers(host)}
     engines = {each["name"]: each["backends"] for each in launchable.environments(host)}
     assert list(engines) == host.environments.names()
@@ -68,26 +68,26 @@ def test_a_backend_of_one_process_is_not_joined_by_several(host: PluginHost) -> 
             assert ("in one process" in str(pairs[name]["reason"])) is alone
 
 
-def test_a_plan_refuses_what_a_launcher_refuses(host: PluginHost) -> None:
+def test_a_plan_refuses_what_a_launcher_refuses(host: PluginManager) -> None:
     adapters = [host.backend(name) for name in host.backends.names()]
     alone = next(each for each in adapters if each.replicas_per_process == "all")
     spec = TrainingSpec.model_validate({**SPEC, "model": "a:b", "data": "a:c"})
-    plan = functools.partial(make_plan, Cast(spec, host), backend=alone.name, replicas=2)
-    assert len(plan(launcher=ChosenLauncher("local")).processes) == 1
+    plan = functools.partial(make_plan, ResolvedSpec(spec, host), backend=alone.name, replicas=2)
+    assert len(plan(launcher=LauncherChoice("local")).processes) == 1
     with pytest.raises(UnsupportedError, match=f"'joining' does not start backend '{alone.name}'"):
-        plan(launcher=ChosenLauncher("joining"))
+        plan(launcher=LauncherChoice("joining"))
 
 
-def test_one_process_that_an_engine_starts_may_have_all_replicas(host: PluginHost) -> None:
+def test_one_process_that_an_engine_starts_may_have_all_replicas(host: PluginManager) -> None:
     adapters = [host.backend(name) for name in host.backends.names()]
     alone = next(each for each in adapters if each.replicas_per_process == "all")
     spec = TrainingSpec.model_validate({**SPEC, "model": "a:b", "data": "a:c"})
     for asked, device, found in ((3, "cpu", 3), (None, "cpu", 1), (None, "auto", 4)):
         plan = make_plan(
-            Cast(spec.replace(device=device), host),
+            ResolvedSpec(spec.replace(device=device), host),
             backend=alone.name,
             replicas=asked,
-            launcher=ChosenLauncher("joining", {"slots": 1}),
+            launcher=LauncherChoice("joining", {"slots": 1}),
         )
         ((replicas, where),) = ((each.replicas, each.host) for each in plan.processes)
         assert (replicas, where) == (tuple(range(found)), "there")
@@ -96,10 +96,10 @@ def test_one_process_that_an_engine_starts_may_have_all_replicas(host: PluginHos
         assert options[options.index("--replicas") + 1] == str(found)
 
 
-def test_what_cannot_be_loaded_hides_no_other(host: PluginHost) -> None:
+def test_what_cannot_be_loaded_hides_no_other(host: PluginManager) -> None:
     host.backends.add("no_such_module:Adapter", name="gone")
     host.launchers.add("no_such_module:Launcher", name="gone")
-    host.environments.add("no_such_module:Environment", name="gone")
+    host.environments.add("no_such_module:ClusterEnvironment", name="gone")
     launchers, environments = launchable.launchers(host), launchable.environments(host)
     for each in (
         launchers[-1],
@@ -116,18 +116,18 @@ def test_the_commands_print_them(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.environ", {**SRUN})
-    assert main(["place", "--json"]) == ExitCode.OK
+    assert main(["cluster-info", "--json"]) == ExitCode.OK
     told = json.loads(capsys.readouterr().out)
-    found = told["place"]
+    found = told["cluster_info"]
     assert told["tls"] == {"folder": None, "problem": None, "until": None}
-    assert (found["engine"], found["rank"], found["hosts"]) == ("slurm", 4, ["n02", "n03", "n04"])
-    assert main(["place"]) == ExitCode.OK
+    assert (found["environment"], found["rank"], found["hosts"]) == ("slurm", 4, ["n02", "n03", "n04"])
+    assert main(["cluster-info"]) == ExitCode.OK
     assert "all hosts         n02, n03, n04\n" in capsys.readouterr().out
     monkeypatch.setattr("os.environ", {})
-    assert main(["place"]) == ExitCode.OK
+    assert main(["cluster-info"]) == ExitCode.OK
     assert capsys.readouterr().out.startswith("No engine started this process")
     monkeypatch.setattr("os.environ", {"PMI_RANK": "0"})
-    assert main(["place"]) == ExitCode.USAGE
+    assert main(["cluster-info"]) == ExitCode.USAGE
     assert "PMI_RANK is set, but not PMI_SIZE" in capsys.readouterr().err
     assert main(["launchers", "--json"]) == ExitCode.OK
     listed = json.loads(capsys.readouterr().out)

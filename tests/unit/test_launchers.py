@@ -15,8 +15,8 @@ import pytest
 import yaml
 
 from isotrain.core.contracts.events import Failed
-from isotrain.core.errors import PlaceError, PlanError
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.errors import ClusterInfoError, PlanError
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.launchers import host_options, mpi
 from isotrain.launchers.horovodrun import HorovodrunLauncher
 from isotrain.launchers.host_options import HostOptions
@@ -25,15 +25,15 @@ from isotrain.launchers.mpi import MpiLauncher
 from isotrain.launchers.ray import RayLauncher
 from isotrain.launchers.slurm import SlurmLauncher
 from isotrain.launchers.torchrun import TorchrunLauncher
-from isotrain.plugin import EngineLauncher, RankCommand, Share
+from isotrain.plugin import SchedulerLauncher, RankCommand, HostSlots
 
 KEY = "0123456789abcdef"
 COMMAND = RankCommand(
     name="isotrain-digits",
-    spec=Path("/shared/a run/engine/spec.json"),
+    spec=Path("/shared/a run/launcher/spec.json"),
     spec_text='{"model": "m:build"}',
     options=("--backend", "torch-ddp:gloo", "--json"),
-    run_directory=Path("/shared/a run/engine/rank-0"),
+    run_directory=Path("/shared/a run/launcher/rank-0"),
     variables={"PYTHONPATH": "/my code"},
     key=KEY,
 )
@@ -50,15 +50,15 @@ def test_every_rank_is_given_the_same_command() -> None:
     assert COMMAND.arguments[1:] == (
         *("-m", "isotrain", "run", "env:ISOTRAIN_SPEC"),
         *("--backend", "torch-ddp:gloo", "--json"),
-        *("--run-dir", "/shared/a run/engine/rank-0"),
+        *("--run-dir", "/shared/a run/launcher/rank-0"),
     )
 
 
 @pytest.mark.parametrize("name", ENGINES)
 def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None:
-    host = plugin_host()
+    host = plugin_manager()
     launcher = host.launcher(name)
-    assert isinstance(launcher, EngineLauncher)
+    assert isinstance(launcher, SchedulerLauncher)
     assert launcher.refuses(host.backend("torch-ddp"), 2) is None
     assert launcher.refuses(host.backend("tf-mirrored"), 2) is not None
     assert launcher.refuses(host.backend("tf-mirrored"), 1) is None
@@ -76,9 +76,9 @@ def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None
     ids=lambda launcher: launcher.name,
 )
 def test_key_and_spec_stand_on_no_command_line(
-    launcher: EngineLauncher, monkeypatch: pytest.MonkeyPatch
+    launcher: SchedulerLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
+    monkeypatch.setattr(mpi, "flavor", lambda mpirun: "open-mpi")
     found = launcher.submission(COMMAND)
     assert launcher.allocation().slots == 4
     shown = [found.commands, found.variables, found.files.get("job.sh")]
@@ -88,13 +88,13 @@ def test_key_and_spec_stand_on_no_command_line(
 
 @pytest.mark.parametrize("launcher", ["mpi", "torchrun", "horovodrun"])
 def test_a_host_that_was_lost_is_left_out(launcher: str) -> None:
-    hosts = plugin_host().launcher(launcher, {"hosts": "a.net:2,b.net:4,c:1"})
+    hosts = plugin_manager().launcher(launcher, {"hosts": "a.net:2,b.net:4,c:1"})
     assert hosts.without("b") == {"hosts": "a.net:2,c:1"}
     with pytest.raises(PlanError, match="d cannot be left out"):
         hosts.without("d")
     with pytest.raises(PlanError, match="a cannot be left out of this machine:1"):
-        plugin_host().launcher(launcher).without("a")
-    with_gpus = plugin_host().launcher(launcher, {"hosts": "a:2,b:2", "gpus_per_host": 4})
+        plugin_manager().launcher(launcher).without("a")
+    with_gpus = plugin_manager().launcher(launcher, {"hosts": "a:2,b:2", "gpus_per_host": 4})
     assert with_gpus.without("b") == {"hosts": "a:2", "gpus_per_host": 4}
 
 
@@ -114,7 +114,7 @@ class TestSlurm:
             nodes=2, tasks_per_node=4, gpus_per_node=4, partition="gpu", time="1:00:00",
             options="--account='my group'",
         )  # fmt: skip
-        assert launcher.allocation_in({}).shares == (Share(4, None, 4),) * 2
+        assert launcher.allocation_in({}).host_slots == (HostSlots(4, None, 4),) * 2
         ((program, *arguments),) = launcher.submission(COMMAND).commands
         assert program == "srun"
         assert arguments[: -len(COMMAND.arguments)] == [
@@ -127,10 +127,10 @@ class TestSlurm:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         launcher = SlurmLauncher()
-        assert launcher.submission(COMMAND).last == (("scancel", "--name=isotrain-digits"),)
+        assert launcher.submission(COMMAND).cleanup_commands == (("scancel", "--name=isotrain-digits"),)
         monkeypatch.setenv("SLURM_JOB_ID", "7")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
-        (command,) = launcher.submission(COMMAND).last
+        (command,) = launcher.submission(COMMAND).cleanup_commands
         assert command[1:] == ("-m", "isotrain.launchers.slurm_program", "7", "isotrain-digits")
 
     def test_the_script_has_the_options_and_the_command(self) -> None:
@@ -194,7 +194,7 @@ class TestSlurm:
         (tmp_path / "job.sh").write_text(
             SlurmLauncher(nodes=1, requeue=60).submission(command).files["job.sh"]
         )
-        event = Failed(error=error, message="", traceback="", blames_peer=False)
+        event = Failed(error=error, message="", traceback="", is_peer_error=False)
         (tmp_path / "told").write_bytes(event.to_line())
         told = """printf '%s' "$ISOTRAIN_SPEC" > spec; cat told >> 'a run/events.jsonl'"""
         programs = {"srun": f"mkdir -p 'a run'; {told}; exit 143"}
@@ -212,10 +212,10 @@ class TestSlurm:
     @pytest.mark.parametrize("name", ["sbatch-script", "sbatch"])
     def test_within_an_allocation_it_takes_what_is_there(self, name: str) -> None:
         allocation = SlurmLauncher().allocation_in(recorded(name))
-        assert allocation.shares == (Share(2, "node1"), Share(2, "node2"))
+        assert allocation.host_slots == (HostSlots(2, "node1"), HostSlots(2, "node2"))
         assert SlurmLauncher(gpus_per_node=2).allocation_in(recorded(name)).devices == 2
         one = SlurmLauncher(nodes=1, tasks_per_node=3).allocation_in(recorded(name))
-        assert one.shares == (Share(3, "node1"),)
+        assert one.host_slots == (HostSlots(3, "node1"),)
 
     def test_more_than_was_allocated_is_refused(self) -> None:
         with pytest.raises(PlanError, match=r"3 were asked for, and job 1 has 2 \(node\[1-2\]\)"):
@@ -230,19 +230,19 @@ class TestSlurm:
 
 class TestMpi:
     def test_open_mpi_begins_with_its_own_host(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
+        monkeypatch.setattr(mpi, "flavor", lambda mpirun: "open-mpi")
         for own, first in (("node2.net", "node2"), ("other", "node1")):
             monkeypatch.setattr(host_options.socket, "gethostname", lambda own=own: own)
             found = MpiLauncher(hosts="node1:2,node2:2").submission(COMMAND)
             assert found.variables["ISOTRAIN_COORDINATOR"] == first
 
     def test_open_mpi(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mpi, "flavour", lambda mpirun: "open-mpi")
+        monkeypatch.setattr(mpi, "flavor", lambda mpirun: "open-mpi")
         found = MpiLauncher(hosts="node1:2,node2:2").submission(COMMAND)
         (command,) = found.commands
         mine = [*command[: -len(COMMAND.arguments)]]
         assert mine[:5] == ["mpirun", "--bind-to", "none", "--host", "node1:2,node2:2"]
-        named = ("PYTHONPATH", "ISOTRAIN_COORDINATOR", "ISOTRAIN_JOB", *COMMAND.told)
+        named = ("PYTHONPATH", "ISOTRAIN_COORDINATOR", "ISOTRAIN_JOB", *COMMAND.secret_variables)
         assert mine[-12:] == [*(part for name in named for part in ("-x", name)), "-np", "4"]
         assert found.variables == {
             "ISOTRAIN_COORDINATOR": "node1",
@@ -251,18 +251,18 @@ class TestMpi:
         }
 
     def test_hydra(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        monkeypatch.setattr(mpi, "flavour", lambda mpirun: "hydra")
+        monkeypatch.setattr(mpi, "flavor", lambda mpirun: "hydra")
         (command,) = MpiLauncher(processes=2).submission(COMMAND).commands
         assert command == ("mpirun", "-np", "2", *COMMAND.arguments)
         (command,) = MpiLauncher(hosts="a:2,b:2").submission(COMMAND).commands
         assert command[1:5] == ("-launcher", "ssh", "-hosts", "a:2,b:2")
 
     def test_which_it_is_may_be_said_where_there_is_none(self) -> None:
-        launcher = MpiLauncher(processes=2, mpirun="no-such-mpirun", flavour="hydra")
+        launcher = MpiLauncher(processes=2, mpirun="no-such-mpirun", flavor="hydra")
         (command,) = launcher.submission(COMMAND).commands
         assert command == ("no-such-mpirun", "-np", "2", *COMMAND.arguments)
-        with pytest.raises(PlanError, match="flavour: expected one of open-mpi, hydra, received"):
-            MpiLauncher(flavour="lam")  # type: ignore[arg-type]
+        with pytest.raises(PlanError, match="flavor: expected one of open-mpi, hydra, received"):
+            MpiLauncher(flavor="lam")  # type: ignore[arg-type]
 
     def test_an_unknown_mpi_is_refused(self) -> None:
         with pytest.raises(PlanError, match="an MPI that isotrain does not know"):
@@ -275,7 +275,7 @@ class TestTorchrun:
         (command,) = found.commands
         assert command[1:5] == ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node=2")
         assert command[-len(COMMAND.arguments) :] == COMMAND.arguments
-        assert found.knows_key
+        assert found.key_in_environment
 
     def test_on_several_hosts_an_agent_reads_key_and_spec(self) -> None:
         found = TorchrunLauncher(hosts="a:2,b:2", ssh="ssh -p 2222").submission(COMMAND)
@@ -287,7 +287,7 @@ class TestTorchrun:
         assert "--rdzv-endpoint=a:29400" in text
         assert "'PYTHONPATH=/my code'" in text
         assert text.endswith(shlex.join(COMMAND.arguments))
-        assert (found.stdin, found.knows_key) == (f'{KEY}\n{{"model": "m:build"}}\n', False)
+        assert (found.stdin, found.key_in_environment) == (f'{KEY}\n{{"model": "m:build"}}\n', False)
 
     def test_hosts_that_are_not_alike_are_refused(self) -> None:
         with pytest.raises(PlanError, match="as many processes as the others"):
@@ -300,7 +300,7 @@ class TestTorchrun:
         monkeypatch.setenv("SLURM_JOB_ID", "7")
         for nodes, usable in (("n[1-2]", False), ("n1", True), ("n2", False), ("n[", False)):
             monkeypatch.setenv("SLURM_JOB_NODELIST", nodes)
-            assert TorchrunLauncher(ssh="no-such-ssh").usability().usable == usable
+            assert TorchrunLauncher(ssh="no-such-ssh").availability().available == usable
         own, other = TorchrunLauncher(hosts="n1:2,n2:2").submission(COMMAND).commands
         assert (own[:2], other[:2]) == (("sh", "-c"), ("ssh", "n2"))
         assert own[2] == other[2]
@@ -318,23 +318,23 @@ def test_horovodrun_shows_its_variables_so_it_is_told_where_the_key_is(
     (command,) = found.commands
     options = ("--gloo", "-np", "4", "-H", "a:2,b:2")
     assert command[1:] == ("-m", "horovod.runner.launch", *options, *COMMAND.arguments)
-    assert not found.knows_key
+    assert not found.key_in_environment
     assert found.files == {"key": KEY}
-    assert found.variables["ISOTRAIN_KEY_FILE"] == "/shared/a run/engine/key"
+    assert found.variables["ISOTRAIN_KEY_FILE"] == "/shared/a run/launcher/key"
     here = HorovodrunLauncher(processes=2).submission(COMMAND)
-    told = {"ISOTRAIN_KEY_FILE": "/shared/a run/engine/key"}
-    assert (here.knows_key, here.files, here.variables) == (False, {"key": KEY}, told)
+    told = {"ISOTRAIN_KEY_FILE": "/shared/a run/launcher/key"}
+    assert (here.key_in_environment, here.files, here.variables) == (False, {"key": KEY}, told)
     (tmp_path / "key").touch()
     for where in ({"hosts": "a:2,b:2"}, {"processes": 2}):
-        found = plugin_host().launcher("horovodrun", where).submission(COMMAND)
+        found = plugin_manager().launcher("horovodrun", where).submission(COMMAND)
         assert (found.files, "ISOTRAIN_KEY_FILE" in found.variables) == ({}, False)
-        assert not found.knows_key
+        assert not found.key_in_environment
 
 
 class TestHosts:
     def test_hosts_and_slots(self) -> None:
         found = HostOptions("mpi", "node1:2, node2").allocation({})
-        assert found.shares == (Share(2, "node1"), Share(1, "node2"))
+        assert found.host_slots == (HostSlots(2, "node1"), HostSlots(1, "node2"))
         assert (found.hosts, found.slots, found.is_even) == (("node1", "node2"), 3, False)
 
     @pytest.mark.parametrize("text", ["", "a:0", "a:x", "a b", "a,,b"])
@@ -354,10 +354,10 @@ class TestHosts:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(host_options, "visible_gpus", lambda variables: len(variables))
-        assert HostOptions("mpi", processes=2).allocation({"A": "1"}).shares == (Share(2, None, 1),)
+        assert HostOptions("mpi", processes=2).allocation({"A": "1"}).host_slots == (HostSlots(2, None, 1),)
         assert HostOptions("mpi", "a,b").allocation({"A": "1"}).devices is None
         said = HostOptions("mpi", "a,b:2", gpus=3).allocation({"A": "1"})
-        assert said.shares == (Share(1, "a", 3), Share(2, "b", 3))
+        assert said.host_slots == (HostSlots(1, "a", 3), HostSlots(2, "b", 3))
 
 
 class TestJobs:
@@ -366,7 +366,7 @@ class TestJobs:
     def test_of_slurm(self) -> None:
         job = {**recorded("sbatch-script"), "SLURM_GPUS_ON_NODE": "4"}
         found = HostOptions("mpi").allocation(job)
-        assert found.shares == (Share(2, "node1", 4), Share(2, "node2", 4))
+        assert found.host_slots == (HostSlots(2, "node1", 4), HostSlots(2, "node2", 4))
         assert HostOptions("mpi", processes=3).allocation(job).hosts == ()
         assert HostOptions("mpi", "other:1").allocation(job).hosts == ("other",)
 
@@ -387,7 +387,7 @@ class TestJobs:
         with pytest.raises(PlanError, match=f"{named}.* hosts=.*, or say processes=N"):
             HostOptions("mpi").allocation(job)
         assert HostOptions("mpi", processes=2).allocation(job).slots == 2
-        with pytest.raises(PlaceError, match=named):
+        with pytest.raises(ClusterInfoError, match=named):
             SlurmLauncher().allocation_in(job)
 
     @pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
@@ -401,12 +401,12 @@ class TestJobs:
             HostOptions("mpi").allocation(job)
         file.write_text("b.net\nb.net\na.net\n")
         found = HostOptions("mpi").allocation(job)
-        assert found.shares == (Share(2, "b.net"), Share(1, "a.net"))
+        assert found.host_slots == (HostSlots(2, "b.net"), HostSlots(1, "a.net"))
 
     def test_a_launcher_goes_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "environ", recorded("sbatch-script"))
         assert TorchrunLauncher().without("node1") == {"hosts": "node2:2"}
-        (command,) = MpiLauncher(flavour="hydra").submission(COMMAND).commands
+        (command,) = MpiLauncher(flavor="hydra").submission(COMMAND).commands
         assert command[1:5] == ("-hosts", "node1:2,node2:2", "-np", "4")
         (command,) = HorovodrunLauncher().submission(COMMAND).commands
         assert command[4:8] == ("-np", "4", "-H", "node1:2,node2:2")
@@ -433,9 +433,9 @@ class TestRay:
                 few.without("b")
 
     def test_all_on_one_host_is_known_before(self) -> None:
-        assert RayLauncher(4, gpus=1).allocation().shares == (Share(1, devices=1),) * 4
+        assert RayLauncher(4, gpus=1).allocation().host_slots == (HostSlots(1, devices=1),) * 4
         packed = RayLauncher(4, gpus=1, placement="STRICT_PACK").allocation()
-        assert packed.shares == (Share(4, devices=4),)
+        assert packed.host_slots == (HostSlots(4, devices=4),)
 
     @pytest.mark.parametrize(
         ("options", "message"),
@@ -499,15 +499,15 @@ class TestKubernetes:
         ((*_, kubectl, _, manifest, _, followed),) = found.commands
         assert shlex.split(kubectl) == ["kubectl", "-n", "a b"]
         assert (manifest, followed) == (
-            "/shared/a run/engine/job.yaml",
+            "/shared/a run/launcher/job.yaml",
             f"isotrain-digits{job}",
         )
-        assert not found.knows_key
+        assert not found.key_in_environment
         assert KEY not in json.dumps(found.commands)
 
     def test_it_says_that_there_is_no_kubectl(self) -> None:
-        found = KubernetesLauncher(kubectl="no-such-kubectl").usability()
-        assert (found.usable, found.reason) == (False, "there is no no-such-kubectl")
+        found = KubernetesLauncher(kubectl="no-such-kubectl").availability()
+        assert (found.available, found.reason) == (False, "there is no no-such-kubectl")
 
     def test_the_folder_of_this_machine_s_certificates_is_no_folder_of_the_pods(self) -> None:
         command = dataclasses.replace(COMMAND, variables={"ISOTRAIN_TLS": "/of/this/machine"})

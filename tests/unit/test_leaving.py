@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading
-from isotrain.core.system.leaving import leave_after_failure
+from isotrain.core.system.leaving import exit_after_failure
 
 class Torn:
     def __del__(self):
@@ -19,14 +19,14 @@ kept = Torn()
 work = threading.Thread(target=threading.Event().wait, args=(0.2,), daemon=True)
 work.start()
 atexit.register(print, "asked at the end")
-leave_after_failure(work)
-leave_after_failure(work)
+exit_after_failure(work)
+exit_after_failure(work)
 """
 
 
 INTERRUPTED = """
 import atexit, os, signal, sys, threading
-from isotrain.core.system.leaving import leave, leave_after_failure
+from isotrain.core.system.leaving import exit_process, exit_after_failure
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 atexit.register(os.kill, os.getpid(), signal.SIGTERM)
@@ -35,7 +35,7 @@ atexit.register(os.kill, os.getpid(), signal.SIGINT)
 
 
 @pytest.mark.parametrize(
-    "then", ["leave(3)", "leave_after_failure(threading.Thread()); sys.exit(3)"]
+    "then", ["exit_process(3)", "exit_after_failure(threading.Thread()); sys.exit(3)"]
 )
 def test_signals_at_the_end_change_nothing(then: str) -> None:
     """Engines send some to all ranks, beside those of the terminal."""

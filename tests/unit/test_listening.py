@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from isotrain.adapters.listening import await_first
+from isotrain.adapters.listening import wait_for_rank_zero
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 
 LIMIT_SECONDS = 60.0
@@ -21,8 +21,8 @@ def context(rank: int, door: socket.socket) -> ProcessContext:
 def test_all_but_rank_0_wait_until_it_listens() -> None:
     with socket.socket() as door:
         door.bind((LOCALHOST, 0))  # nobody else gets the port, and connections are refused
-        await_first(context(0, door))
-        waiting = threading.Thread(target=await_first, args=(context(1, door), 2 * LIMIT_SECONDS))
+        wait_for_rank_zero(context(0, door))
+        waiting = threading.Thread(target=wait_for_rank_zero, args=(context(1, door), 2 * LIMIT_SECONDS))
         waiting.start()
         waiting.join(MOMENT_SECONDS)
         assert waiting.is_alive()

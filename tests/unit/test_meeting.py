@@ -22,23 +22,23 @@ import pytest
 from unit.meeting import LOCAL, LONG, free_port, key, meet, opened, settling
 from unit.test_own_place import SPEC
 
-from isotrain.core.contracts.environment import Place
+from isotrain.core.contracts.environment import ClusterInfo
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
 from isotrain.core.joining import address, doorstep, party
 from isotrain.core.joining import key as key_module
 from isotrain.core.joining import meeting as meeting_module
 from isotrain.core.joining import welcome as welcome_module
-from isotrain.core.joining.doorstep import Doorstep
-from isotrain.core.joining.facts import Facts, Seating, require_equal
-from isotrain.core.joining.meeting import Chair, Meeting, Member
-from isotrain.core.joining.own_ports import OwnPorts
-from isotrain.core.joining.sight import marked, token_of
-from isotrain.core.joining.welcome import Welcome, reached
+from isotrain.core.joining.doorstep import RendezvousAddress
+from isotrain.core.joining.facts import Facts, LocalRankAssignment, require_equal
+from isotrain.core.joining.meeting import RendezvousHost, Rendezvous, RendezvousClient
+from isotrain.core.joining.own_ports import PortLeases
+from isotrain.core.joining.sight import marker_file, checkpoint_token
+from isotrain.core.joining.welcome import RankZeroServer, connect_to_rank_zero
 from isotrain.core.launching.ports import PORTS, Ports
 from isotrain.core.planning.on_layout import replicas_for
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.served import handshake
-from isotrain.core.served.wire import Wire
+from isotrain.core.served.wire import Connection
 from isotrain.core.spec.files import load_spec
 from isotrain.core.system import file_systems
 
@@ -58,15 +58,15 @@ def test_all_raise_what_rank_0_finds() -> None:
 
 
 def test_who_fails_before_the_run_is_named_by_all_with_its_host() -> None:
-    def broken(meeting: Meeting) -> Any:
-        meeting.settle({"host": "n2"}, dict)
-        with meeting.telling():
+    def broken(meeting: Rendezvous) -> Any:
+        meeting.agree({"host": "n2"}, dict)
+        with meeting.broadcasting_errors():
             raise UnsupportedError("there is no such thing here")
 
-    def twice(meeting: Meeting) -> Any:
-        with meeting.telling():
-            meeting.settle({"host": "n"}, lambda told: {})
-            return meeting.settle({}, lambda told: {})
+    def twice(meeting: Rendezvous) -> Any:
+        with meeting.broadcasting_errors():
+            meeting.agree({"host": "n"}, lambda told: {})
+            return meeting.agree({}, lambda told: {})
 
     found = meet({0: twice, 1: twice, 2: broken}, 3)
     for rank in (0, 1):
@@ -76,8 +76,8 @@ def test_who_fails_before_the_run_is_named_by_all_with_its_host() -> None:
 
 @pytest.mark.slow
 def test_who_leaves_before_the_run_is_named() -> None:
-    def leave(meeting: Meeting) -> Any:
-        assert isinstance(meeting, Member)
+    def leave(meeting: Rendezvous) -> Any:
+        assert isinstance(meeting, RendezvousClient)
         meeting.channel.close()
 
     found = meet({0: settling(), 1: leave, 2: settling()}, 3)
@@ -88,13 +88,13 @@ def test_who_leaves_before_the_run_is_named() -> None:
 def test_who_never_comes_is_named_when_the_start_limit_is_over() -> None:
     has_come = threading.Event()
 
-    def come(meeting: Meeting) -> Any:
-        assert isinstance(meeting, Member)
+    def come(meeting: Rendezvous) -> Any:
+        assert isinstance(meeting, RendezvousClient)
         meeting.channel.send({"facts": {"host": "n1"}})
         has_come.set()
         return settling()(meeting)
 
-    def wait_for_the_others(meeting: Meeting) -> Any:
+    def wait_for_the_others(meeting: Rendezvous) -> Any:
         assert has_come.wait(LONG)
         meeting.seconds = 0.5
         return settling()(meeting)
@@ -119,7 +119,7 @@ def test_who_waits_says_for_whom_and_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in (meeting_module, welcome_module):
-        monkeypatch.setattr(module, "AWAITED_SECONDS", 0.0)
+        monkeypatch.setattr(module, "LONG_WAIT_SECONDS", 0.0)
     found = meet({0: settling(), 1: settling()}, 3, seconds=1.0)
     said = capsys.readouterr().err
     waits = r"isotrain: waiting for up to 1 s \(timeouts.start\) for rank (1, )?2 at port \d+ of "
@@ -137,13 +137,13 @@ def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
     monkeypatch.setattr(party, "REFUSED_SECONDS", 0.1)
     spec = load_spec(SPEC)
     for rank in (0, 1):
-        there = Place("torchrun", ("RANK",), rank, 4, "job", local_world_size=4)
+        there = ClusterInfo("torchrun", ("RANK",), rank, 4, "job", local_world_size=4)
         refused = "replicas: 2 were asked for, and torchrun has started 4 .*" + WAY_OUT.replace(
             "0", str(rank), 1
         )
         with pytest.raises(PlanError, match=refused):
             party.gather(
-                there, lambda: (spec, plugin_host()), backend="torch-ddp", replicas=2, port=None
+                there, lambda: (spec, plugin_manager()), backend="torch-ddp", replicas=2, port=None
             )
 
 
@@ -155,11 +155,11 @@ def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
     monkeypatch.setenv("ISOTRAIN_KEY", "of this test alone")
     spec: Any = SimpleNamespace(timeouts=SimpleNamespace(start=0.0))
     with free_port() as told, free_port() as given:
-        there = Place("torchrun", ("RANK",), 1, 2, "job", hosts=("n0",), port=told)
+        there = ClusterInfo("torchrun", ("RANK",), 1, 2, "job", hosts=("n0",), port=told)
         port = given if asked else None
         with pytest.raises(PeerLostError, match=f"ports {given if asked else told}, in 0 s"):
             party.gather(
-                there, lambda: (spec, plugin_host()), backend="reference", replicas=None, port=port
+                there, lambda: (spec, plugin_manager()), backend="reference", replicas=None, port=port
             )
 
 
@@ -167,9 +167,9 @@ def test_who_has_another_key_stays_outside_and_both_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(welcome_module, "LAST_SECONDS", LONG)
-    with free_port() as port, contextlib.closing(Welcome(LOCAL, [port], key().secret)) as welcome:
+    with free_port() as port, contextlib.closing(RankZeroServer(LOCAL, [port], key().secret)) as welcome:
         with pytest.raises(PeerLostError, match="who listens there turned this process away"):
-            reached(LOCAL, [port], key(own=b"other").secret, 1, seconds=0.0)
+            connect_to_rank_zero(LOCAL, [port], key(own=b"other").secret, 1, seconds=0.0)
         assert welcome.refused
         assert not welcome.arrivals()
 
@@ -188,7 +188,7 @@ def test_who_listens_there_cannot_hold_a_process_by_a_byte_at_a_time() -> None:
     with socket.create_server((LOCAL, 0)) as listener, ThreadPoolExecutor(1) as pool:
         pool.submit(trickle, listener)
         with pytest.raises(PeerLostError, match="turned this process away, or was too slow"):
-            reached(LOCAL, [listener.getsockname()[1]], key().secret, 1, seconds=0.0)
+            connect_to_rank_zero(LOCAL, [listener.getsockname()[1]], key().secret, 1, seconds=0.0)
     assert 0 < len(said) < handshake.GREETING_BYTES
 
 
@@ -233,13 +233,13 @@ def test_who_was_told_of_a_failure_goes_on_when_rank_0_does() -> None:
     with free_port() as port:
         chair = opened(0, 2, own, port, LONG)
         member = opened(1, 2, own, port, LONG)
-        assert isinstance(member, Member)
+        assert isinstance(member, RendezvousClient)
         member.channel.send({"facts": {}})
         with pytest.raises(PlanError, match="no"):
             settling(refusing)(chair)
         assert member.channel.wait(LONG) is not None
         assert not member.channel.has_gone(0.0)
-        Chair.close_earlier()
+        RendezvousHost.close_previous()
         assert member.channel.has_gone(LONG)
         member.close()
 
@@ -251,17 +251,17 @@ def refusing(told: Sequence[Facts]) -> dict[str, Any]:
 def test_who_was_let_in_too_late_and_calls_again_is_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meeting_module, "AGAIN_SECONDS", LONG)
+    monkeypatch.setattr(meeting_module, "RECONNECT_SECONDS", LONG)
     own = key()
     with free_port() as port:
         chair = opened(0, 2, own, port, LONG)
-        reached(LOCAL, [port], own.secret, 1, LONG).close()  # it had hung up by then
+        connect_to_rank_zero(LOCAL, [port], own.secret, 1, LONG).close()  # it had hung up by then
         with both(chair, lambda: opened(1, 2, own, port, LONG)):
             assert settling()(chair) == {"ranks": [0, 1]}
 
 
 @contextlib.contextmanager
-def both(chair: Meeting, come: Callable[[], Meeting]) -> Iterator[None]:
+def both(chair: Rendezvous, come: Callable[[], Rendezvous]) -> Iterator[None]:
     """Within it, the other one comes and settles too, a little later; both end at once."""
 
     def part() -> None:
@@ -277,10 +277,10 @@ def both(chair: Meeting, come: Callable[[], Meeting]) -> Iterator[None]:
 
 
 def test_what_differs_is_named_with_its_rank() -> None:
-    def compare(meeting: Meeting) -> None:
+    def compare(meeting: Rendezvous) -> None:
         rate = 0.5 if meeting.place.rank == 2 else 0.25
         parts = {"spec": {"optimizer": {"lr": rate}, "data": [1, 2]}, "versions": {"numpy": "2"}}
-        with meeting.telling():
+        with meeting.broadcasting_errors():
             require_equal(meeting, parts)
 
     for error in meet(dict.fromkeys(range(3), compare), 3).values():
@@ -321,36 +321,36 @@ def test_rank_0_listens_where_the_others_call(
         return found
 
     monkeypatch.setattr(doorstep.socket, "gethostbyname", resolve)
-    there = Place("torchrun", ("RANK",), 0, 2, "job", coordinator=coordinator)
+    there = ClusterInfo("torchrun", ("RANK",), 0, 2, "job", coordinator=coordinator)
     for interface in ("", "lo"):  # which is for what comes after the door
-        assert Doorstep.of(there, interface) == Doorstep(coordinator, listening)
+        assert RendezvousAddress.of(there, interface) == RendezvousAddress(coordinator, listening)
 
 
 @pytest.mark.parametrize("told", [{"hosts": ("n1",)}, {"local_world_size": 2}])
 def test_on_one_host_all_use_the_same_address_whatever_it_is_called(told: dict[str, Any]) -> None:
     for interface, expected in (("", LOCAL), ("127.0.0.9", "127.0.0.9")):
         for rank in (0, 1):
-            there = Place("mpich", ("PMI_RANK",), rank, 2, "job", coordinator="n1", **told)
-            assert Doorstep.of(there, interface) == Doorstep(expected, expected)
+            there = ClusterInfo("mpich", ("PMI_RANK",), rank, 2, "job", coordinator="n1", **told)
+            assert RendezvousAddress.of(there, interface) == RendezvousAddress(expected, expected)
 
 
 def test_an_interface_is_chosen_by_option_or_variable_and_has_to_be_there() -> None:
     variables = {"ISOTRAIN_INTERFACE": " eth7 "}
-    assert address.asked_interface(None, variables) == "eth7"
-    assert address.asked_interface("lo", variables) == "lo"
-    assert address.asked_interface(None, {}) == ""
-    assert [address.chosen_address(each) for each in ("", "lo", "127.0.0.9")] == [
+    assert address.requested_interface(None, variables) == "eth7"
+    assert address.requested_interface("lo", variables) == "lo"
+    assert address.requested_interface(None, {}) == ""
+    assert [address.interface_address(each) for each in ("", "lo", "127.0.0.9")] == [
         *(None, LOCAL, "127.0.0.9")
     ]
     with pytest.raises(
         PlanError, match=r"interface \(or ISOTRAIN_INTERFACE\): .* 'no0'\. It has .*lo: "
     ):
-        address.chosen_address("no0")
+        address.interface_address("no0")
 
 
 def test_who_does_not_know_where_rank_0_is_says_what_to_set() -> None:
     with pytest.raises(PlanError, match="Set ISOTRAIN_COORDINATOR"):
-        Doorstep.of(Place("mpich", ("PMI_RANK",), 1, 2, "job"), "")
+        RendezvousAddress.of(ClusterInfo("mpich", ("PMI_RANK",), 1, 2, "job"), "")
 
 
 TOLD = range(PORTS.stop + 100, PORTS.stop + 700, 10)
@@ -365,12 +365,12 @@ def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
 
         others = kept(LOCAL)
         first = next(p for p in TOLD if free(others, p + 1))
-        one, another = OwnPorts(kept), OwnPorts(kept)  # of two processes of a host
+        one, another = PortLeases(kept), PortLeases(kept)  # of two processes of a host
         assert one.backend("tf", LOCAL, first) == first + 2
         assert one.backend("tf", LOCAL, first) == one.backend("tf", LOCAL, None) == first + 2
         assert another.backend("tf", LOCAL, first) == first + 3
         for _ in range(2):  # the second run has those of the first
-            assert one.doors(LOCAL, 2, first) == [(LOCAL, first + 4), (LOCAL, first + 5)]
+            assert one.extra_ports(LOCAL, 2, first) == [(LOCAL, first + 4), (LOCAL, first + 5)]
         with pytest.raises(PlanError, match=f"keeps {first + 2} for tf"):
             one.backend("tf", LOCAL, first + 50)
         assert one.backend("hvd", LOCAL, first) == first + 6  # whose server is still at the other
@@ -383,12 +383,12 @@ def test_rank_0_opens_no_door_where_another_run_is_going_to_listen() -> None:
         def kept(address: str) -> Ports:
             return stack.enter_context(contextlib.closing(Ports(address)))
 
-        others, own = kept(LOCAL), OwnPorts(kept)
+        others, own = kept(LOCAL), PortLeases(kept)
         first = next(p for p in TOLD if free(others, p))
-        assert own.meeting(LOCAL, [first, first + 1, first + 2]) == [first + 1, first, first + 2]
+        assert own.rendezvous(LOCAL, [first, first + 1, first + 2]) == [first + 1, first, first + 2]
         with pytest.raises(PlanError, match="another run has it"):
             others.take(1, first + 1)
-        assert own.meeting(LOCAL, [first, first + 2])[0] == first + 2
+        assert own.rendezvous(LOCAL, [first, first + 2])[0] == first + 2
         assert others.take(1, first + 1) == (first + 1,)  # given back
 
 
@@ -406,13 +406,13 @@ def free(ports: Ports, first: int) -> bool:
 def test_only_the_same_folder_has_the_mark(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
-    with marked(tmp_path / "one") as mark:
+    with marker_file(tmp_path / "one") as mark:
         assert Path(mark).parent == tmp_path / "one"
         assert Path(mark).is_file()
         assert not (tmp_path / "two" / Path(mark).name).exists()
     assert not [*(tmp_path / "one").iterdir()]
-    assert token_of(str(tmp_path / "one")) is None
-    assert token_of("s3://bucket/run") is not None
+    assert checkpoint_token(str(tmp_path / "one")) is None
+    assert checkpoint_token("s3://bucket/run") is not None
 
 
 def facts(host: str, address: str, local: int | None = None, cpus: Sequence[int] = (0, 1)) -> Facts:
@@ -421,7 +421,7 @@ def facts(host: str, address: str, local: int | None = None, cpus: Sequence[int]
 
 
 def seats(*told: Facts) -> list[tuple[Any, ...]]:
-    found = Seating(lambda told: "10.0.0.1")(told)["seats"]
+    found = LocalRankAssignment(lambda told: "10.0.0.1")(told)["processes"]
     return [(each["host"], each["local_rank"], each["address"]) for each in found]
 
 
@@ -446,14 +446,14 @@ def test_a_key_file_that_is_no_key_is_named(
         secret(ON_TWO_HOSTS)
 
 
-ON_TWO_HOSTS = Place("torchrun", ("RANK",), 0, 2, "job", local_world_size=1)
-ON_ONE_HOST = Place("torchrun", ("RANK",), 0, 2, "job", local_world_size=2)
+ON_TWO_HOSTS = ClusterInfo("torchrun", ("RANK",), 0, 2, "job", local_world_size=1)
+ON_ONE_HOST = ClusterInfo("torchrun", ("RANK",), 0, 2, "job", local_world_size=2)
 
 
 def secret(
-    where: Place, given: str | None = None, *, is_certified: bool = False, **variables: str
+    where: ClusterInfo, given: str | None = None, *, is_certified: bool = False, **variables: str
 ) -> bytes:
-    return key_module.secret_of(where, variables, given, is_certified=is_certified)
+    return key_module.shared_secret(where, variables, given, is_certified=is_certified)
 
 
 def test_a_secret_is_what_a_person_says_or_the_engine_or_what_certificates_replace(
@@ -552,12 +552,12 @@ def test_local_ranks_are_the_engine_s_where_they_make_sense() -> None:
 def test_cores_are_shared_by_those_who_share_them() -> None:
     bound = [facts("a", "", cpus=(0, 1)), facts("a", "", cpus=(2, 3))]
     free = [facts("a", "", cpus=range(8)), facts("a", "", cpus=range(8))]
-    assert Seating(lambda told: LOCAL)(bound)["cores"] == 2
-    assert Seating(lambda told: LOCAL)(free)["cores"] == 4
+    assert LocalRankAssignment(lambda told: LOCAL)(bound)["cores"] == 2
+    assert LocalRankAssignment(lambda told: LOCAL)(free)["cores"] == 4
 
 
 def replicas(backend: str, strategy: str, processes: int, asked: int | None = None) -> int:
-    host = plugin_host()
+    host = plugin_manager()
     chosen = host.backend(backend), host.strategy(strategy, {})
     return replicas_for("slurm", processes, *chosen, asked)
 
@@ -578,9 +578,9 @@ def test_messages_are_read_as_they_come_and_no_longer_than_they_may_be() -> None
 
 
 def read_them(one: socket.socket, other: socket.socket) -> None:
-    inbox = Wire(one).inbox()
+    inbox = Connection(one).reader()
     array = np.arange(6.0).reshape(2, 3)
-    sender = Wire(other)
+    sender = Connection(other)
     assert inbox.read() == []
     sender.send({"a": 1}, [array])
     sender.send({"b": None})

@@ -19,7 +19,7 @@ def test_the_loss_of_the_own_framework_decides(framework: str, needed: bool) -> 
         loss={"torch": "mse", "tensorflow": of_outputs},
         data=of_outputs,
         optimizer={"name": "sgd", "lr": 0.1},
-        global_batch=4,
+        global_batch_size=4,
         epochs=1,
     )
     assert needs_targets(spec, framework) is needed

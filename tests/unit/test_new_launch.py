@@ -17,11 +17,11 @@ from isotrain.core.cli.arguments import parser
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.launching.new_launch import SCRIPT_FILE, SPEC_FILE
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.core.spec.files import load_spec
 
 Answers = Callable[..., list[str]]
-BACKEND, OTHER = plugin_host().backends.names()[:2]
+BACKEND, OTHER = plugin_manager().backends.names()[:2]
 
 
 @pytest.fixture
@@ -63,7 +63,7 @@ def test_options_answer_everything(tmp_path: Path, capsys: pytest.CaptureFixture
         *("run", SPEC_FILE, "--backend", f"{OTHER}:ring", "--replicas", "2")
     ]
     spec = load_spec(folder / SPEC_FILE, check_imports=False)
-    assert (spec.name, spec.precision, spec.global_batch) == ("training", "bfloat16", 64)
+    assert (spec.name, spec.precision, spec.global_batch_size) == ("training", "bfloat16", 64)
 
 
 def test_a_person_is_asked_for_the_rest(
@@ -119,11 +119,11 @@ def test_the_doctor_says_what_a_launcher_lacks(
 ) -> None:
     monkeypatch.setattr("os.environ", {**SRUN, "PATH": "/nowhere"})
     found = doctor(capsys, "slurm")
-    assert (found["usable"], found["reason"]) == (False, "there is no srun")
+    assert (found["available"], found["reason"]) == (False, "there is no srun")
     assert [(each["host"], each["slots"]) for each in found["allocation"]] == [
         *(("n01", 2), ("n02", 2), ("n03", 2), ("n04", 1))
     ]
-    assert (found["place"]["rank"], found["options"]["partition"]) == (4, "")
+    assert (found["cluster_info"]["rank"], found["options"]["partition"]) == (4, "")
     assert main(["doctor", "--launcher", "slurm"]) == ExitCode.OK
     text = capsys.readouterr().out
     asked = ["--launcher-option", "nodes=1", "--launcher-option", "tasks_per_node=5"]
@@ -136,7 +136,7 @@ def test_the_doctor_says_what_a_launcher_lacks(
     assert found["tls"]["folder"] is None
 
 
-@pytest.mark.parametrize("given", [["doctor", "--launcher", "slurm"], ["place"]])
+@pytest.mark.parametrize("given", [["doctor", "--launcher", "slurm"], ["cluster-info"]])
 def test_it_and_place_say_whether_processes_could_encrypt_here(
     given: list[str],
     monkeypatch: pytest.MonkeyPatch,
@@ -157,7 +157,7 @@ def test_the_doctor_knows_the_launcher_of_this_machine(
 ) -> None:
     monkeypatch.setattr("os.environ", {})
     found = doctor(capsys, "local")
-    assert (found["usable"], found["allocation"], found["options"]) == (True, None, {})
-    assert found["no_place"] == "no engine started this process"
+    assert (found["available"], found["allocation"], found["options"]) == (True, None, {})
+    assert found["no_cluster_info"] == "no engine started this process"
     assert main(["doctor", "--launcher", "nothing"]) == ExitCode.USAGE
     assert "unknown launcher 'nothing'" in capsys.readouterr().err

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isotrain.adapters.torch.counts import Counts
-from isotrain.adapters.torch.native_loss import NativeLoss
+from isotrain.adapters.torch.counts import ConfusionMetric
+from isotrain.adapters.torch.native_loss import TotalLoss
 from isotrain.adapters.torch.output_loss import output_losses
 from isotrain.core.errors import SpecError
 from isotrain.core.spec.files import load_spec
@@ -25,7 +25,7 @@ SPEC = {
     "loss": {"near": absolute, "far": absolute},
     "loss_weights": {"near": 1.0, "far": 3.0},
     "optimizer": {"name": "sgd", "lr": 0.5},
-    "global_batch": 1,
+    "global_batch_size": 1,
     "steps": 1,
 }
 
@@ -38,7 +38,7 @@ def slice_of(size: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor
 
 def test_it_is_computed_once_and_never_taken_for_that_of_another_slice() -> None:
     CALLS.clear()
-    loss = NativeLoss(load_spec(SPEC))
+    loss = TotalLoss(load_spec(SPEC))
     measured = output_losses(loss, torch.device("cpu"))
     for size in (4, 2):
         targets, predictions = slice_of(size)
@@ -49,13 +49,13 @@ def test_it_is_computed_once_and_never_taken_for_that_of_another_slice() -> None
     for metric in measured:
         metric.update(*slice_of(6), 6)
     assert CALLS[4:] == [6, 6]
-    near, far = (metric.readings() for metric in measured)
+    near, far = (metric.named_results() for metric in measured)
     assert near == {"near_loss": 2.0}
     assert far == {"far_loss": (4 * 4 + 2 * 2 + 6 * 6) / 12}
 
 
 def test_a_class_is_chosen_only_where_there_are_classes() -> None:
-    chosen = Counts(lambda *counts: counts[0], "precision", torch.device("cpu"), [0.5], class_id=0)
+    chosen = ConfusionMetric(lambda *counts: counts[0], "precision", torch.device("cpu"), [0.5], class_id=0)
     with pytest.raises(
         SpecError, match=r"choose among classes .* the predictions have shape \[3\]"
     ):

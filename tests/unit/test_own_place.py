@@ -12,7 +12,7 @@ from in_process import command
 
 import isotrain
 from isotrain.core.errors import UnsupportedError
-from isotrain.core.planning.own_place import place_to_join
+from isotrain.core.planning.own_place import detect_cluster_info
 
 REFUSED = "torchrun has started 2 processes, each of which would do all of it for itself"
 SPEC: dict[str, Any] = {
@@ -21,7 +21,7 @@ SPEC: dict[str, Any] = {
     "data": "integration.driven_job:data",
     "optimizer": {"name": "sgd", "lr": 0.125},
     "loss": "mean_squared_error",
-    "global_batch": 4,
+    "global_batch_size": 4,
     "epochs": 1,
 }
 BACKENDS = ["torch-ddp", "tf-multiworker"]
@@ -70,4 +70,4 @@ def test_rank_0_alone_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
 
 def test_processes_that_stand_alone_are_refused_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISOTRAIN_ENVIRONMENT", "none")
-    assert place_to_join() is None
+    assert detect_cluster_info() is None

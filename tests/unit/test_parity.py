@@ -17,7 +17,7 @@ from isotrain.core.errors import IsotrainError, SpecError
 from isotrain.core.parity import fingerprints, text
 from isotrain.core.parity.fingerprints import difference, fingerprint
 from isotrain.core.parity.judge import SHRUNK, judge
-from isotrain.core.parity.noise import MARGIN, Floor, Noise
+from isotrain.core.parity.noise import MARGIN, NoiseFloor, NoiseRun
 from isotrain.core.parity.parity import Parity
 from isotrain.core.parity.records import NoiseRecord, RunRecord, StepRecord
 from isotrain.core.parity.runs import RunTrace, StepTrace
@@ -79,7 +79,7 @@ def test_axes_are_brought_in_order_and_back() -> None:
     kernel = np.arange(3 * 4 * 2 * 5).reshape(3, 4, 2, 5)
     target = Target("x", "HWIO->OIHW")
     assert np.array_equal(target.to_common(kernel), kernel.transpose(3, 2, 0, 1))
-    assert np.array_equal(target.to_own(target.to_common(kernel)), kernel)
+    assert np.array_equal(target.to_model(target.to_common(kernel)), kernel)
 
 
 def test_flattened_axes_are_brought_in_order_and_back() -> None:
@@ -87,7 +87,7 @@ def test_flattened_axes_are_brought_in_order_and_back() -> None:
     dense = np.arange(3 * 4 * 2 * 5).reshape(3 * 4 * 2, 5)
     expected = dense.reshape(3, 4, 2, 5).transpose(3, 2, 0, 1).reshape(5, -1)
     assert np.array_equal(target.to_common(dense), expected)
-    assert np.array_equal(target.to_own(expected), dense)
+    assert np.array_equal(target.to_model(expected), dense)
 
 
 @pytest.mark.parametrize(
@@ -129,7 +129,7 @@ def test_weights_without_counterpart_are_named() -> None:
 )
 def test_the_first_smaller_batch_is_traced(samples: int, total: int, expected: list[int]) -> None:
     plan: Any = SimpleNamespace(
-        samples=samples, global_batch=8, steps_per_epoch=-(-samples // 8), total_steps=total
+        samples=samples, global_batch_size=8, steps_per_epoch=-(-samples // 8), total_steps=total
     )
     assert steps_to_trace(plan, 4) == expected
 
@@ -152,7 +152,7 @@ SPEC = TrainingSpec(
     data=len,
     loss="mse",
     optimizer={"name": "sgd", "lr": 0.1},
-    global_batch=8,
+    global_batch_size=8,
     steps=1,
     name="unit",
 )
@@ -161,7 +161,7 @@ SPEC = TrainingSpec(
 def in_float64(apart: float) -> Any:
     """What a second look finds: runs that are so far apart in float64."""
     reference = traced(RIGHT, "float64")
-    floor = Floor(reference, [Noise(traced(RIGHT * (1 + 1e-7)), 2.0**-29)])
+    floor = NoiseFloor(reference, [NoiseRun(traced(RIGHT * (1 + 1e-7)), 2.0**-29)])
     return lambda: (traced(RIGHT * (1 + apart), "float64"), reference, floor)
 
 
@@ -179,7 +179,7 @@ def test_float64_tells_rounding_from_a_difference(
     apart: float, left: float | None, status: str
 ) -> None:
     reference = traced(RIGHT)
-    floor = Floor(reference, [Noise(traced(RIGHT * (1 + 5e-7), "float64"), 1.0)])
+    floor = NoiseFloor(reference, [NoiseRun(traced(RIGHT * (1 + 5e-7), "float64"), 1.0)])
     again = in_float64(left) if left is not None else lambda: pytest.fail("looked twice")
     found = judge(SPEC, traced(RIGHT * (1 + apart)), reference, floor, None, again)
     assert found.status == status, found
@@ -191,7 +191,7 @@ def test_float64_tells_rounding_from_a_difference(
 
 def test_the_floor_is_a_multiple_of_what_was_seen() -> None:
     reference = traced(RIGHT)
-    floor = Floor(reference, [Noise(traced(RIGHT * (1 + 1e-3)), 1.0)])
+    floor = NoiseFloor(reference, [NoiseRun(traced(RIGHT * (1 + 1e-3)), 1.0)])
     assert floor.at(0, "weight", "w") == pytest.approx(MARGIN * 1e-3, rel=0.5)
     assert floor.at(0, "gradient", "w") == MARGIN * 4 * 2.0**-23
 

@@ -46,7 +46,7 @@ def test_a_mean_of_entropies_takes_two_operations(kind: torch.dtype) -> None:
     given = SCORES.requires_grad_(), classes.to(kind)
     module, constants = simplified(mean_entropy, SCORES.detach(), given[1])
     assert "where" not in "".join(operations(module))
-    faster = fast_passes.rearranged(module)
+    faster = fast_passes.optimized(module)
     assert faster is not None
     casts = [] if kind == torch.int64 else ["to.dtype"]
     assert operations(faster) == [*casts, "cross_entropy_loss.default", "divide.Tensor"]
@@ -103,7 +103,7 @@ def test_classes_stay_what_rounding_makes_of_them() -> None:
 
     given = SCORES.detach(), CLASSES
     module, constants = simplified(roughly, *given)
-    assert fast_passes.rearranged(module) is None
+    assert fast_passes.optimized(module) is None
     assert torch.equal(module(*constants, *given), roughly(*given))
 
 
@@ -113,7 +113,7 @@ def test_probabilities_that_were_whole_numbers_are_no_classes() -> None:
 
     given = SCORES.detach().double(), (SCORES.detach() > 0).long()
     module, constants = simplified(marked, *given)
-    faster = fast_passes.rearranged(module) or module
+    faster = fast_passes.optimized(module) or module
     assert torch.equal(faster(*constants, *given), marked(*given))
 
 
@@ -161,7 +161,7 @@ def test_a_product_convolves_small_images(name: str) -> None:
     given = [images, numbers(*places), *([numbers(places[-1])] if is_biased else [])]
     convolved = convolution(len(shape) - 2, steps)
     module, _ = simplified(convolved, *given)
-    faster = fast_passes.rearranged(module)
+    faster = fast_passes.optimized(module)
     assert faster is not None
     used = operations(faster)
     assert ("addmm.default" if is_biased else "mm.default") in used
@@ -178,11 +178,11 @@ def test_a_product_convolves_small_images(name: str) -> None:
 def test_large_images_are_convolved(name: str) -> None:
     shape, places = LARGE[name]
     given = numbers(shape[0], *shape[2:], shape[1]), numbers(*places)
-    faster = fast_passes.rearranged(simplified(convolution(2), *given)[0])
+    faster = fast_passes.optimized(simplified(convolution(2), *given)[0])
     assert faster is None or "conv2d.default" in operations(faster)
 
 
 def test_groups_are_convolved() -> None:
     given = numbers(2, 4, 4, 4), numbers(1, 1, 2, 6)
-    faster = fast_passes.rearranged(simplified(convolution(2, groups=2), *given)[0])
+    faster = fast_passes.optimized(simplified(convolution(2, groups=2), *given)[0])
     assert faster is None or "conv2d.default" in operations(faster)

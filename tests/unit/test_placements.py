@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.mesh import DATA, SHARD, STAGE, Mesh
-from isotrain.core.contracts.placement import REPLICATED, Placement, Seat
+from isotrain.core.contracts.mesh import DATA, SHARD, STAGE, DeviceMesh
+from isotrain.core.contracts.placement import REPLICATED, ParallelLayout, ProcessRole
 from isotrain.core.contracts.process import Peer, ProcessContext, from_variables
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
-from isotrain.core.served.placement import Served
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
+from isotrain.core.served.placement import ParameterServerLayout
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.reference.adapter import Reference
 
@@ -24,14 +24,14 @@ SPEC = TrainingSpec(
     loss="mean_squared_error",
     data="m:data",
     optimizer={"name": "sgd", "lr": 0.1},
-    global_batch=8,
+    global_batch_size=8,
     epochs=1,
 )
 
 
 def test_places_are_numbered_row_by_row() -> None:
-    mesh = Mesh({DATA: 2, SHARD: 3})
-    assert (mesh.places, mesh.replicas, mesh.size(STAGE)) == (6, 6, 1)
+    mesh = DeviceMesh({DATA: 2, SHARD: 3})
+    assert (mesh.total_size, mesh.replicas, mesh.size(STAGE)) == (6, 6, 1)
     assert [tuple(mesh.coordinates(place).values()) for place in range(6)] == [
         *((0, 0), (0, 1), (0, 2)),
         *((1, 0), (1, 1), (1, 2)),
@@ -42,31 +42,31 @@ def test_places_are_numbered_row_by_row() -> None:
 
 
 def test_stages_are_parts_of_a_replica() -> None:
-    mesh = Mesh({STAGE: 2, DATA: 3})
-    assert (mesh.places, mesh.replicas) == (6, 3)
+    mesh = DeviceMesh({STAGE: 2, DATA: 3})
+    assert (mesh.total_size, mesh.replicas) == (6, 3)
     assert mesh.coordinates(4) == {STAGE: 1, DATA: 1}
 
 
 def test_a_mesh_travels_in_the_context() -> None:
-    mesh = Mesh({DATA: 2, SHARD: 2})
-    context = ProcessContext(1, 4, "", (Peer(1, "h", "h", 1, 1, (1,)),), mesh=mesh)
+    mesh = DeviceMesh({DATA: 2, SHARD: 2})
+    context = ProcessContext(1, 4, "", (Peer(1, "h", "h", 1, 1, (1,)),), device_mesh=mesh)
     again = from_variables(context.to_variables())
     assert again == context
     assert again is not None
-    assert again.mesh.coordinates(again.rank) == {DATA: 0, SHARD: 1}
+    assert again.device_mesh.coordinates(again.rank) == {DATA: 0, SHARD: 1}
 
 
-class Paired(Placement):
+class Paired(ParallelLayout):
     """Of a third party: every replica lives in two processes, a stage in each."""
 
     name = "paired"
-    doors = 2
+    extra_ports = 2
 
-    def mesh(self, replicas: int) -> Mesh:
-        return Mesh({STAGE: 2, DATA: replicas})
+    def device_mesh(self, replicas: int) -> DeviceMesh:
+        return DeviceMesh({STAGE: 2, DATA: replicas})
 
-    def seats(self, adapter: Any, replicas: int) -> tuple[Seat, ...]:
-        return tuple(Seat((replica,)) for _ in range(2) for replica in range(replicas))
+    def process_roles(self, adapter: Any, replicas: int) -> tuple[ProcessRole, ...]:
+        return tuple(ProcessRole((replica,)) for _ in range(2) for replica in range(replicas))
 
     def open(self, adapter: Any, *given: Any) -> Any:
         return adapter.start_paired(*given)
@@ -75,8 +75,8 @@ class Paired(Placement):
 class InPairs(Strategy):
     name = "in-pairs"
     summary = "of a third party"
-    requires = frozenset({Capability.SYNCHRONISED_STEP})
-    placement = Paired()
+    requires = frozenset({Capability.SYNCHRONOUS_STEP})
+    parallel_layout = Paired()
 
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
         raise AssertionError("a plan takes no step")
@@ -86,7 +86,7 @@ class InPairsToo(Reference):
     name = "in-pairs-too"
     capabilities = {
         **Reference.capabilities,
-        "paired": Capabilities(frozenset({Capability.SYNCHRONISED_STEP})),
+        "paired": Capabilities(frozenset({Capability.SYNCHRONOUS_STEP})),
     }
 
     def start_paired(self, *given: Any) -> Any:
@@ -94,35 +94,35 @@ class InPairsToo(Reference):
 
 
 @pytest.fixture
-def host() -> PluginHost:
-    found = PluginHost()
+def host() -> PluginManager:
+    found = PluginManager()
     found.backends.add(InPairsToo)
     found.backends.add(Reference)
     found.strategies.add(InPairs)
     return found
 
 
-def test_a_third_party_brings_a_placement(host: PluginHost) -> None:
+def test_a_third_party_brings_a_placement(host: PluginManager) -> None:
     spec = SPEC.model_copy(
         update={"strategy": SPEC.strategy.model_copy(update={"name": "in-pairs"})}
     )
-    plan = make_plan(Cast(spec, host), backend="in-pairs-too", replicas=3)
-    assert plan.placement == "paired"
-    assert plan.to_dict()["mesh"] == {"stage": 2, "data": 3}
+    plan = make_plan(ResolvedSpec(spec, host), backend="in-pairs-too", replicas=3)
+    assert plan.parallel_layout == "paired"
+    assert plan.to_dict()["device_mesh"] == {"stage": 2, "data": 3}
     assert [process.replicas for process in plan.processes] == [(0,), (1,), (2,)] * 2
     assert plan.ports == 6 + 2
     assert Paired().open(InPairsToo(), 1, 2, 3, None) == (1, 2, 3, None)
     with pytest.raises(
-        UnsupportedError, match="in paired runs it has no synchronised-step: the back"
+        UnsupportedError, match="in paired runs it has no synchronous-step: the back"
     ):
-        make_plan(Cast(spec, host), backend="reference", replicas=3)
+        make_plan(ResolvedSpec(spec, host), backend="reference", replicas=3)
 
 
 def test_a_single_replica_needs_nobody_to_serve_it() -> None:
-    assert Served().for_replicas(1) is REPLICATED
-    served = Served(servers=2)
+    assert ParameterServerLayout().for_replicas(1) is REPLICATED
+    served = ParameterServerLayout(servers=2)
     assert served.for_replicas(2) is served
-    roles = [seat.role for seat in served.seats(_Servers(), 2)]
+    roles = [seat.role for seat in served.process_roles(_Servers(), 2)]
     assert roles == ["coordinator", "worker", "worker", "server", "server"]
 
 

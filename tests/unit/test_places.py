@@ -6,31 +6,31 @@ from collections.abc import Mapping
 
 import pytest
 
-from isotrain.core.contracts.environment import Environment, Place
-from isotrain.core.errors import IsotrainError, PlaceError, PluginError
-from isotrain.core.planning.places import CHOICE_VARIABLE, COORDINATOR_VARIABLE, place_of
-from isotrain.core.plugins.host import PluginHost
-from isotrain.plugin import EngineVariables
+from isotrain.core.contracts.environment import ClusterEnvironment, ClusterInfo
+from isotrain.core.errors import IsotrainError, ClusterInfoError, PluginError
+from isotrain.core.planning.places import CHOICE_VARIABLE, COORDINATOR_VARIABLE, cluster_info_of
+from isotrain.core.plugins.host import PluginManager
+from isotrain.plugin import EnvReader
 
 
-def environment(engine: str, *, inside: frozenset[str] = frozenset()) -> type[Environment]:
+def environment(engine: str, *, inside: frozenset[str] = frozenset()) -> type[ClusterEnvironment]:
     """One that claims a process whose variable `ENGINE_RANK` is set."""
 
-    class Named(Environment):
+    class Named(ClusterEnvironment):
         name = engine
         summary = "for tests"
 
-        def place(self, variables: Mapping[str, str]) -> Place | None:
-            told = EngineVariables(engine, variables)
+        def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
+            told = EnvReader(engine, variables)
             if not told.all_set(f"{engine}_RANK", f"{engine}_SIZE"):
                 return None
             rank, size = (
                 told.required_number(f"{engine}_RANK"),
                 told.required_number(f"{engine}_SIZE"),
             )
-            return Place(engine, told.told_by, rank, size, "job")
+            return ClusterInfo(engine, told.variables_read, rank, size, "job")
 
-    Named.inside = inside
+    Named.nested_in = inside
     return Named
 
 
@@ -39,9 +39,9 @@ def set_by(*engines: str) -> dict[str, str]:
 
 
 @pytest.fixture
-def host() -> PluginHost:
+def host() -> PluginManager:
     """Knows A; B, which runs inside A; C, which runs inside both; and D, which stands alone."""
-    host = PluginHost(entry_points=False)
+    host = PluginManager(entry_points=False)
     host.environments.restore({})
     for each in (
         environment("A"),
@@ -57,65 +57,65 @@ def host() -> PluginHost:
     ("engines", "innermost"),
     [("A", "A"), ("B", "B"), ("AB", "B"), ("AC", "C"), ("ABC", "C"), ("D", "D")],
 )
-def test_the_innermost_engine_is_right(host: PluginHost, engines: str, innermost: str) -> None:
-    place = place_of(set_by(*engines), host)
+def test_the_innermost_engine_is_right(host: PluginManager, engines: str, innermost: str) -> None:
+    place = cluster_info_of(set_by(*engines), host)
     assert place is not None
-    assert (place.engine, place.rank, place.world_size) == (innermost, 1, 4)
+    assert (place.environment, place.rank, place.world_size) == (innermost, 1, 4)
 
 
-def test_an_ordinary_shell_is_no_place(host: PluginHost) -> None:
-    assert place_of({"HOME": "/root", "A_RANK": "", "A_SIZE": " "}, host) is None
+def test_an_ordinary_shell_is_no_place(host: PluginManager) -> None:
+    assert cluster_info_of({"HOME": "/root", "A_RANK": "", "A_SIZE": " "}, host) is None
 
 
 @pytest.mark.parametrize("engines", ["AD", "BD", "ABD"])
-def test_two_claims_are_an_error_that_names_both(host: PluginHost, engines: str) -> None:
-    with pytest.raises(PlaceError) as caught:
-        place_of(set_by(*engines), host)
+def test_two_claims_are_an_error_that_names_both(host: PluginManager, engines: str) -> None:
+    with pytest.raises(ClusterInfoError) as caught:
+        cluster_info_of(set_by(*engines), host)
     for engine in engines:
         assert f"{engine} by {engine}_RANK, {engine}_SIZE" in str(caught.value)
 
 
-def test_a_choice_settles_it(host: PluginHost) -> None:
-    chosen = place_of({**set_by("A", "D"), CHOICE_VARIABLE: "D"}, host)
+def test_a_choice_settles_it(host: PluginManager) -> None:
+    chosen = cluster_info_of({**set_by("A", "D"), CHOICE_VARIABLE: "D"}, host)
     assert chosen is not None
-    assert chosen.engine == "D"
-    assert place_of({**set_by("A"), CHOICE_VARIABLE: "D"}, host) is None
-    assert place_of({**set_by("A"), CHOICE_VARIABLE: "none"}, host) is None
+    assert chosen.environment == "D"
+    assert cluster_info_of({**set_by("A"), CHOICE_VARIABLE: "D"}, host) is None
+    assert cluster_info_of({**set_by("A"), CHOICE_VARIABLE: "none"}, host) is None
     with pytest.raises(IsotrainError, match=f"{CHOICE_VARIABLE}: unknown environment 'E'"):
-        place_of({**set_by("A"), CHOICE_VARIABLE: "E"}, host)
+        cluster_info_of({**set_by("A"), CHOICE_VARIABLE: "E"}, host)
 
 
 @pytest.mark.parametrize(
     ("said", "expected"), [("n1", ("n1", None)), (" n1:20000 ", ("n1", 20000)), ("", (None, None))]
 )
 def test_where_rank_0_is_can_be_said(
-    host: PluginHost, said: str, expected: tuple[str | None, int | None]
+    host: PluginManager, said: str, expected: tuple[str | None, int | None]
 ) -> None:
-    place = place_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
+    place = cluster_info_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
     assert place is not None
     assert (place.coordinator, place.port) == expected
 
 
 @pytest.mark.parametrize("said", ["n1:abc", "n1:", ":5", "n1:0", "n1:70000", "a b"])
-def test_what_is_no_host_and_port_is_named(host: PluginHost, said: str) -> None:
-    with pytest.raises(PlaceError, match=f"{COORDINATOR_VARIABLE}: expected HOST or HOST:PORT"):
-        place_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
+def test_what_is_no_host_and_port_is_named(host: PluginManager, said: str) -> None:
+    with pytest.raises(ClusterInfoError, match=f"{COORDINATOR_VARIABLE}: expected HOST or HOST:PORT"):
+        cluster_info_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
 
 
-def test_half_set_variables_are_named(host: PluginHost) -> None:
-    with pytest.raises(PlaceError, match="A: A_RANK is set, but not A_SIZE; expected all of"):
-        place_of({"A_RANK": "0"}, host)
+def test_half_set_variables_are_named(host: PluginManager) -> None:
+    with pytest.raises(ClusterInfoError, match="A: A_RANK is set, but not A_SIZE; expected all of"):
+        cluster_info_of({"A_RANK": "0"}, host)
 
 
 @pytest.mark.parametrize("rank", ["x", "-1", "1.5", "٣"])
-def test_what_is_no_number_is_named(host: PluginHost, rank: str) -> None:
-    with pytest.raises(PlaceError, match=f"A: A_RANK is '{rank}'; expected a whole number"):
-        place_of({"A_RANK": rank, "A_SIZE": "4"}, host)
+def test_what_is_no_number_is_named(host: PluginManager, rank: str) -> None:
+    with pytest.raises(ClusterInfoError, match=f"A: A_RANK is '{rank}'; expected a whole number"):
+        cluster_info_of({"A_RANK": rank, "A_SIZE": "4"}, host)
 
 
-def test_a_rank_beyond_its_size_is_refused(host: PluginHost) -> None:
-    with pytest.raises(PlaceError, match="A: the rank is 4 of 4 processes, as A_RANK, A_SIZE say"):
-        place_of({"A_RANK": "4", "A_SIZE": "4"}, host)
+def test_a_rank_beyond_its_size_is_refused(host: PluginManager) -> None:
+    with pytest.raises(ClusterInfoError, match="A: the rank is 4 of 4 processes, as A_RANK, A_SIZE say"):
+        cluster_info_of({"A_RANK": "4", "A_SIZE": "4"}, host)
 
 
 @pytest.mark.parametrize(
@@ -128,18 +128,18 @@ def test_a_rank_beyond_its_size_is_refused(host: PluginHost) -> None:
 )
 def test_other_ranks_are_below_their_sizes_too(wrong: dict[str, object]) -> None:
     fields: dict[str, object] = {"rank": 0, "world_size": 4, **wrong}
-    with pytest.raises(PlaceError, match="expected at least 0 and less than"):
-        Place("A", ("A_RANK",), job="job", **fields)  # type: ignore[arg-type]
+    with pytest.raises(ClusterInfoError, match="expected at least 0 and less than"):
+        ClusterInfo("A", ("A_RANK",), job="job", **fields)  # type: ignore[arg-type]
 
 
-def test_an_environment_that_breaks_is_named(host: PluginHost) -> None:
-    class Broken(Environment):
+def test_an_environment_that_breaks_is_named(host: PluginManager) -> None:
+    class Broken(ClusterEnvironment):
         name = "broken"
         summary = "for tests"
 
-        def place(self, variables: Mapping[str, str]) -> Place | None:
+        def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
             raise ZeroDivisionError("no")
 
     host.environments.add(Broken)
     with pytest.raises(PluginError, match="'broken' failed: ZeroDivisionError: no"):
-        place_of({}, host)
+        cluster_info_of({}, host)

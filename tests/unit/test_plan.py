@@ -15,11 +15,11 @@ from isotrain.core import api
 from isotrain.core.contracts import adapter as contract
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.layout import Layout, Spot
+from isotrain.core.contracts.layout import ClusterLayout, ProcessSlot
 from isotrain.core.contracts.plan import Plan, differences, split_backend
 from isotrain.core.contracts.plugin_choice import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.contracts.usability import Examination, Usability
+from isotrain.core.contracts.usability import Examination, Availability
 from isotrain.core.errors import (
     BackendUnavailableError,
     IsotrainError,
@@ -30,12 +30,12 @@ from isotrain.core.launching.driving import rank_command
 from isotrain.core.launching.run_directory import RunDirectory
 from isotrain.core.planning.ground import Devices
 from isotrain.core.planning.make_plan import make_plan, missing_capabilities
-from isotrain.core.planning.measured import Measured, with_measures
-from isotrain.core.planning.on_layout import OnLayout
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
-from isotrain.core.running.starting_point import RunBefore
-from isotrain.core.served.placement import Served
+from isotrain.core.planning.measured import ModelStats, complete_plan
+from isotrain.core.planning.on_layout import ClusterResources
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
+from isotrain.core.running.starting_point import PreviousRun
+from isotrain.core.served.placement import ParameterServerLayout
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -49,20 +49,20 @@ class Declared(Adapter):
     replicas_per_process = "one"
     capabilities = {
         "replicated": Capabilities(
-            frozenset({Capability.SYNCHRONISED_STEP}), {Capability.COMPUTE: "not built"}
+            frozenset({Capability.SYNCHRONOUS_STEP}), {Capability.COMPUTE: "not built"}
         )
     }
     options = {"size": "of a bucket"}
     gpus = 0
     installed = True
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         if self.installed:
-            return Usability(True, "1.0")
-        return Usability(False, None, "it is not installed", "install it")
+            return Availability(True, "1.0")
+        return Availability(False, None, "it is not installed", "install it")
 
     def examine(self) -> Examination:
-        return Examination(self.usability())
+        return Examination(self.availability())
 
     def accelerators(self) -> int:
         return self.gpus
@@ -70,15 +70,15 @@ class Declared(Adapter):
     def resolve_collective(
         self, requested: str | None, *, device: contract.DeviceKind, replicas: int
     ) -> str:
-        name = self.known_collective(requested)
+        name = self.collective_or_default(requested)
         return "wire" if name == "auto" else name
 
-    def variables(
+    def environment_variables(
         self, *, device: contract.DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
         return {"THREADS": str(threads)}
 
-    def start(self, spec: Any, setting: Any, context: Any) -> Any:
+    def start(self, spec: Any, backend_config: Any, context: Any) -> Any:
         raise AssertionError("a plan starts nothing")
 
 
@@ -108,8 +108,8 @@ class Steplss(Declared):
 
 
 @pytest.fixture
-def host() -> Iterator[PluginHost]:
-    host = PluginHost(entry_points=False)
+def host() -> Iterator[PluginManager]:
+    host = PluginManager(entry_points=False)
     for adapter in (Declared, InOneProcess, Missing, WithGPUs, Compiling, Steplss):
         host.backends.add(adapter)
     return host
@@ -122,7 +122,7 @@ def spec(**fields: Any) -> TrainingSpec:
             "data": dict,
             "loss": "mse",
             "optimizer": {"name": "sgd", "lr": 0.5},
-            "global_batch": 10,
+            "global_batch_size": 10,
             "epochs": 3,
             **fields,
         }
@@ -130,89 +130,89 @@ def spec(**fields: Any) -> TrainingSpec:
 
 
 def plan(
-    host: PluginHost, backend: str = "declared", replicas: int | None = 3, **fields: Any
+    host: PluginManager, backend: str = "declared", replicas: int | None = 3, **fields: Any
 ) -> Plan:
-    return make_plan(Cast(spec(**fields), host), backend=backend, replicas=replicas)
+    return make_plan(ResolvedSpec(spec(**fields), host), backend=backend, replicas=replicas)
 
 
-def test_local_batches_add_up_and_processes_hold_one_replica(host: PluginHost) -> None:
+def test_local_batches_add_up_and_processes_hold_one_replica(host: PluginManager) -> None:
     found = plan(host)
-    assert found.local_batches == (4, 3, 3)
+    assert found.local_batch_sizes == (4, 3, 3)
     assert [process.replicas for process in found.processes] == [(0,), (1,), (2,)]
     assert found.collective == "wire"
 
 
-def test_one_process_may_hold_every_replica(host: PluginHost) -> None:
+def test_one_process_may_hold_every_replica(host: PluginManager) -> None:
     found = plan(host, "in-one-process")
     assert [process.replicas for process in found.processes] == [(0, 1, 2)]
 
 
-def test_one_replica_has_no_collective(host: PluginHost) -> None:
+def test_one_replica_has_no_collective(host: PluginManager) -> None:
     assert plan(host, replicas=1).collective == "none"
 
 
-def test_threads_share_the_cores_unless_given(host: PluginHost) -> None:
+def test_threads_share_the_cores_unless_given(host: PluginManager) -> None:
     assert plan(host, threads=5).variables["THREADS"] == "5"
     assert plan(host, replicas=1000).threads == 1
 
 
-def test_local_batch_and_linear_scaling(host: PluginHost) -> None:
+def test_local_batch_and_linear_scaling(host: PluginManager) -> None:
     found = plan(
         host,
-        global_batch=None,
-        local_batch=8,
-        scaling={"rule": "linear", "base_batch": 8},
+        global_batch_size=None,
+        local_batch_size=8,
+        scaling={"rule": "linear", "base_batch_size": 8},
     )
-    assert found.global_batch == 24
+    assert found.global_batch_size == 24
     assert (found.optimizer, found.learning_rate) == ("sgd", 1.5)
 
 
-def test_measures_complete_the_plan(host: PluginHost) -> None:
+def test_measures_complete_the_plan(host: PluginManager) -> None:
     made = plan(host)
-    found = with_measures(
+    found = complete_plan(
         made,
-        Cast(spec(), host),
-        Measured(samples=25, parameters=6, gradient_bytes=24, weight_shapes=[(2, 3)]),
+        ResolvedSpec(spec(), host),
+        ModelStats(samples=25, parameters=6, gradient_bytes=24, weight_shapes=[(2, 3)]),
     )
     assert (found.steps_per_epoch, found.total_steps) == (3, 9)
     assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)
 
 
-def test_horovods_compression_halves_the_bytes(host: PluginHost) -> None:
+def test_horovods_compression_halves_the_bytes(host: PluginManager) -> None:
     made = replace(plan(host), parameters=6, gradient_bytes=24, replicas=2)
     compressed = replace(made, options={"compression": "fp16"})
-    asked = Cast(spec(), host).with_model
+    asked = ResolvedSpec(spec(), host).spec_with_model
     assert HorovodTorch().exchanged_bytes(made, asked) == 24
     assert HorovodTorch().exchanged_bytes(compressed, asked) == 12
 
 
-def test_plans_diff_by_field(host: PluginHost) -> None:
+def test_plans_diff_by_field(host: PluginManager) -> None:
     found = {
         name: (one, two)
         for name, one, two in differences(plan(host), plan(host, "declared:pigeon"))
     }
-    assert found == {"collective": ("wire", "pigeon"), "requested": (None, "pigeon")}
+    assert found == {"collective": ("wire", "pigeon"), "requested_collective": (None, "pigeon")}
 
 
-def test_gpus_are_used_when_there_are_enough(host: PluginHost) -> None:
+def test_gpus_are_used_when_there_are_enough(host: PluginManager) -> None:
     assert plan(host, "with-gpus", None).replicas == 2
     assert plan(host, "with-gpus", 2).device == "gpu"
     assert plan(host, "with-gpus", 2, device="cpu").device == "cpu"
     too_few = plan(host, "with-gpus", 3)
     assert too_few.device == "cpu"
-    assert "too few" in too_few.remarks[0]
+    assert "too few" in too_few.notes[0]
 
 
-def test_a_plan_says_that_the_model_is_compiled(host: PluginHost) -> None:
-    assert plan(host, "compiling").remarks == ()
-    assert "compile: a compiler translates" in plan(host, "compiling", compile=True).remarks[0]
+def test_a_plan_says_that_the_model_is_compiled(host: PluginManager) -> None:
+    assert plan(host, "compiling").notes == ()
+    assert "compile: a compiler translates" in plan(host, "compiling", compile=True).notes[0]
 
 
-def test_a_plan_says_which_options_no_backend_takes(host: PluginHost) -> None:
+def test_a_plan_says_which_options_no_backend_takes(host: PluginManager) -> None:
     options = {"declard": {"size": 1}, "stepless": {}}
-    (remark,) = plan(host, "declared", backend_options=options).remarks
-    assert remark.startswith("backend_options.declard: no backend of that name is known here")
-    assert "Did you mean 'declared'?" in remark
+    (note,) = plan(host, "declared", backend_options=options).notes
+    assert note.startswith("backend_options.declard: no backend of that name is known here")
+    assert "Did you mean 'declared'?" in note
 
 
 @pytest.mark.parametrize(
@@ -237,7 +237,7 @@ def test_a_plan_says_which_options_no_backend_takes(host: PluginHost) -> None:
     ],
 )
 def test_what_does_not_fit_is_refused_with_words(
-    host: PluginHost,
+    host: PluginManager,
     backend: str,
     replicas: int,
     fields: dict[str, Any],
@@ -251,7 +251,7 @@ def test_what_does_not_fit_is_refused_with_words(
 class Wanting(Strategy):
     name = "wanting"
     summary = "asks for more than a backend declares"
-    requires = frozenset({Capability.SYNCHRONISED_STEP, Capability.COMPUTE, Capability.SUBGROUPS})
+    requires = frozenset({Capability.SYNCHRONOUS_STEP, Capability.COMPUTE, Capability.SUBGROUPS})
 
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
         raise AssertionError("a plan takes no step")
@@ -259,15 +259,15 @@ class Wanting(Strategy):
 
 class Serving(Wanting):
     name = "serving"
-    placement = Served()
+    parallel_layout = ParameterServerLayout()
 
 
-def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginHost) -> None:
+def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginManager) -> None:
     assert devices_there(host, "declared", "gpu", 1) == Devices("gpu", 2, [])
     planned = devices_there(host, "declared", "auto", 1)
     assert planned.kind == "cpu"
-    assert "each process that there starts sees for itself" in planned.remarks[0]
-    assert devices_there(host, "declared", "cpu", 1).remarks == []
+    assert "each process that there starts sees for itself" in planned.notes[0]
+    assert devices_there(host, "declared", "cpu", 1).notes == []
     with pytest.raises(PlanError, match="takes 1 GPUs on a host; a process sees 0"):
         devices_there(host, "declared", "gpu", 0)
 
@@ -281,25 +281,25 @@ def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginHost)
     ],
 )
 def test_what_is_taken_for_granted_of_hosts_that_nobody_tells_of_is_said(
-    host: PluginHost, backend: str, device: str, kind: str, words: str
+    host: PluginManager, backend: str, device: str, kind: str, words: str
 ) -> None:
     found = devices_there(host, backend, device, None)
-    (remark,) = found.remarks
+    (note,) = found.notes
     assert found.kind == kind
-    assert remark.startswith("there does not tell which GPUs its hosts have")
-    assert words in remark
+    assert note.startswith("there does not tell which GPUs its hosts have")
+    assert words in note
     assert devices_there(host, backend, "cpu", None) == Devices("cpu", 2, [])
 
 
-def devices_there(host: PluginHost, backend: str, device: str, gpus: int | None) -> Devices:
+def devices_there(host: PluginManager, backend: str, device: str, gpus: int | None) -> Devices:
     """What two processes on hosts elsewhere compute on, by a plan that is made here."""
-    layout = Layout("there", (Spot("a", 0), Spot("b", 0)), cores=1, gpus=gpus)
-    cast = Cast(spec(device=device), host)
-    ground = OnLayout(layout, options={})
+    layout = ClusterLayout("there", (ProcessSlot("a", 0), ProcessSlot("b", 0)), cores=1, gpus=gpus)
+    cast = ResolvedSpec(spec(device=device), host)
+    ground = ClusterResources(layout, options={})
     return ground.devices(cast.spec, host.backend(backend), cast.strategy, None)
 
 
-def test_what_a_backend_does_not_declare_it_lacks(host: PluginHost) -> None:
+def test_what_a_backend_does_not_declare_it_lacks(host: PluginManager) -> None:
     adapter = host.backend("declared")
     assert missing_capabilities(Wanting, adapter) == [
         "it has no compute: not built",
@@ -307,11 +307,11 @@ def test_what_a_backend_does_not_declare_it_lacks(host: PluginHost) -> None:
     ]
 
 
-def test_capabilities_are_asked_of_the_placement(host: PluginHost) -> None:
+def test_capabilities_are_asked_of_the_placement(host: PluginManager) -> None:
     (undeclared,) = missing_capabilities(Serving, host.backend("declared"))
-    assert undeclared.startswith("in served runs it has no compute, subgroups, synchronised-step:")
+    assert undeclared.startswith("in parameter-server runs it has no compute, subgroups, synchronous-step:")
     (missing,) = missing_capabilities(Serving, host.backend("torch-ddp"))
-    assert missing.startswith("in served runs it has no compute, subgroups: one process holds")
+    assert missing.startswith("in parameter-server runs it has no compute, subgroups: one process holds")
     assert not missing_capabilities(Wanting, host.backend("torch-ddp"))
 
 
@@ -322,21 +322,21 @@ def test_backend_and_collective_are_split() -> None:
 
 @pytest.mark.parametrize("backend", ["torch-ddp", "torch-ddp:gloo"])
 def test_a_run_goes_on_and_ranks_begin_under_the_backend_that_was_asked_for(
-    backend: str, host: PluginHost, tmp_path: Path
+    backend: str, host: PluginManager, tmp_path: Path
 ) -> None:
     """Also where workers are served over what is none of its collectives."""
     given = spec(model="m:model", data="m:data", strategy="parameter-server")
-    made = make_plan(Cast(given, host), backend=backend, replicas=2)
+    made = make_plan(ResolvedSpec(given, host), backend=backend, replicas=2)
     assert made.collective == "tcp"
     directory = RunDirectory.create("a run", tmp_path / "run")
     directory.write_start(given, made, {})
-    assert RunBefore.of(directory.path).backend == backend
+    assert PreviousRun.of(directory.path).backend == backend
     command = rank_command(given, made, PluginChoice(), directory.path, None)
     assert command.options[:2] == ("--backend", backend)
 
 
 def test_a_resumed_run_may_have_other_options_of_its_launcher(
-    host: PluginHost, tmp_path: Path
+    host: PluginManager, tmp_path: Path
 ) -> None:
     given, own = spec(model="builtins:dict", data="builtins:dict"), {"hosts": "old:1", "port": 5000}
     made = replace(plan(host), launcher="torchrun", launcher_options=own)

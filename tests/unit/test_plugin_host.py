@@ -14,7 +14,7 @@ from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError
 from isotrain.core.plugins import asked
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginHost, StrategyRegister
+from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginManager, StrategyRegistry
 from isotrain.core.system.versions import versions
 from isotrain.testing.declarations import declarations
 
@@ -30,7 +30,7 @@ class Nothing(Strategy):
 
 class GoodPlugin:
     @hookimpl
-    def isotrain_register_strategies(self, register: StrategyRegister) -> None:
+    def isotrain_register_strategies(self, register: StrategyRegistry) -> None:
         register.add(Nothing)
 
 
@@ -39,29 +39,29 @@ GOOD = GoodPlugin()
 
 class TakesATakenName:
     @hookimpl
-    def isotrain_register_strategies(self, register: StrategyRegister) -> None:
+    def isotrain_register_strategies(self, register: StrategyRegistry) -> None:
         register.add("somewhere:Else", name="fresh")
         register.add(Nothing, name="data-parallel")
 
 
 class Misspelled:
     @hookimpl
-    def isotrain_register_stategies(self, register: StrategyRegister) -> None:
+    def isotrain_register_stategies(self, register: StrategyRegistry) -> None:
         raise AssertionError("never called")
 
 
 @pytest.fixture
-def host() -> PluginHost:
-    return PluginHost(entry_points=False)
+def host() -> PluginManager:
+    return PluginManager(entry_points=False)
 
 
-def test_builtins_and_third_parties_use_the_same_hook(host: PluginHost) -> None:
+def test_builtins_and_third_parties_use_the_same_hook(host: PluginManager) -> None:
     host.add(GoodPlugin())
     assert {"data-parallel", "nothing"} < set(host.strategies.names())
     assert isinstance(host.strategy("nothing", {}), Nothing)
 
 
-def test_a_broken_plugin_leaves_nothing_behind(host: PluginHost) -> None:
+def test_a_broken_plugin_leaves_nothing_behind(host: PluginManager) -> None:
     with pytest.raises(PluginError, match="is taken by"):
         host.add(TakesATakenName())
     assert "data-parallel" in host.strategies.names()
@@ -78,22 +78,22 @@ class RaisesWhereItIsRead(GoodPlugin):
 def test_a_plugin_that_raises_where_it_is_looked_at_is_kept_apart() -> None:
     given = (("breaks", RaisesWhereItIsRead()), ("good", GoodPlugin()))
     choice = PluginChoice(registered=given)
-    host = PluginHost(choice, entry_points=False, strict=False)
+    host = PluginManager(choice, entry_points=False, strict=False)
     assert host.faults == {"breaks": "RuntimeError: no such thing here"}
     assert "nothing" in host.strategies.names()
 
 
-def test_a_misspelled_hook_is_an_error(host: PluginHost) -> None:
+def test_a_misspelled_hook_is_an_error(host: PluginManager) -> None:
     with pytest.raises(PluginError, match="isotrain_register_stategies"):
         host.add(Misspelled())
 
 
-def test_replacing_must_be_asked_for(host: PluginHost) -> None:
+def test_replacing_must_be_asked_for(host: PluginManager) -> None:
     host.strategies.add(Nothing, name="data-parallel", replace=True)
     assert isinstance(host.strategy("data-parallel", {}), Nothing)
 
 
-def test_what_is_no_strategy_is_refused(host: PluginHost) -> None:
+def test_what_is_no_strategy_is_refused(host: PluginManager) -> None:
     host.strategies.add("isotrain.core.contracts.capabilities:Capability", name="odd")
     with pytest.raises(PluginError, match="expected a subclass"):
         host.strategy("odd", {})
@@ -101,7 +101,7 @@ def test_what_is_no_strategy_is_refused(host: PluginHost) -> None:
         host.strategies.add(object())
 
 
-def test_an_unknown_name_tells_what_there_is(host: PluginHost) -> None:
+def test_an_unknown_name_tells_what_there_is(host: PluginManager) -> None:
     with pytest.raises(IsotrainError, match=r"'data-parallel'\? Available: .*data-parallel"):
         host.strategy("data-paralell", {})
 
@@ -115,7 +115,7 @@ def test_a_broken_entry_point_is_kept_and_the_others_load(monkeypatch: pytest.Mo
         types.SimpleNamespace(name="good", load=GoodPlugin),
     ]
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: entries)
-    host = PluginHost()
+    host = PluginManager()
     assert host.faults == {"broken": "ImportError: half installed"}
     assert "nothing" in host.strategies.names()
 
@@ -125,22 +125,22 @@ def test_the_processes_of_a_run_look_for_no_installed_plugins(
 ) -> None:
     entry = importlib.metadata.EntryPoint("parts", f"{__name__}:GOOD", "isotrain")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
-    told = asked.for_workers(PluginChoice(), PluginHost().installed)
+    told = asked.for_workers(PluginChoice(), PluginManager().installed)
     travelled = pickle.loads(pickle.dumps(told))  # noqa: S301
     monkeypatch.delattr(importlib.metadata, "entry_points")
-    assert "nothing" in PluginHost(travelled).strategies.names()
+    assert "nothing" in PluginManager(travelled).strategies.names()
     with pytest.raises(AttributeError):
-        PluginHost()
+        PluginManager()
 
 
 def test_modules_that_the_variable_names_are_loaded(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv(PLUGINS_VARIABLE, "isotrain.core.nonsense")
     with pytest.raises(PluginError, match=r"nonsense.*ISOTRAIN_PLUGINS"):
-        PluginHost(entry_points=False)
+        PluginManager(entry_points=False)
 
 
-@pytest.mark.parametrize("name", PluginHost(entry_points=False).backends.names())
-def test_every_backend_declares_every_capability(host: PluginHost, name: str) -> None:
+@pytest.mark.parametrize("name", PluginManager(entry_points=False).backends.names())
+def test_every_backend_declares_every_capability(host: PluginManager, name: str) -> None:
     adapter = host.backend(name)
     assert adapter.name == name
     declarations(adapter)
@@ -159,7 +159,7 @@ def listener(told: list[str], name: str, error: Exception | None = None, **optio
     return plugin
 
 
-def test_events_are_told_in_the_order_that_plugins_ask_for(host: PluginHost) -> None:
+def test_events_are_told_in_the_order_that_plugins_ask_for(host: PluginManager) -> None:
     told: list[str] = []
     asked: dict[str, dict[str, Any]] = {
         "first": {"tryfirst": True},
@@ -169,21 +169,21 @@ def test_events_are_told_in_the_order_that_plugins_ask_for(host: PluginHost) -> 
     }
     for name, options in asked.items():
         host.add(listener(told, name, **options), name=name)
-    host.tell("isotrain_run_failed", message="no", run_directory="here")
+    host.call_hook("isotrain_run_failed", message="no", run_directory="here")
     assert told == ["first: no", "two: no", "one: no", "last: no"]
 
 
-def test_a_listener_that_raises_is_passed_over(host: PluginHost) -> None:
+def test_a_listener_that_raises_is_passed_over(host: PluginManager) -> None:
     told: list[str] = []
     host.add(listener(told, "one"), name="one")
     host.add(listener(told, "two", KeyError("gone")), name="two")
     with pytest.warns(UserWarning, match="plugin 'two', isotrain_run_failed: KeyError: 'gone'"):
-        host.tell("isotrain_run_failed", message="no", run_directory="here")
+        host.call_hook("isotrain_run_failed", message="no", run_directory="here")
     assert told == ["two: no", "one: no"]
 
 
 @pytest.mark.parametrize("option", ["wrapper", "hookwrapper"])
-def test_wrappers_are_refused(host: PluginHost, option: str) -> None:
+def test_wrappers_are_refused(host: PluginManager, option: str) -> None:
     class Wraps:
         @hookimpl(**{option: True})
         def isotrain_run_failed(self, message: str) -> Any:
@@ -194,10 +194,10 @@ def test_wrappers_are_refused(host: PluginHost, option: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["tryfirst", "trylast"])
-def test_registration_has_no_order_to_ask_for(host: PluginHost, option: str) -> None:
+def test_registration_has_no_order_to_ask_for(host: PluginManager, option: str) -> None:
     class Hurries:
         @hookimpl(**{option: True})
-        def isotrain_register_strategies(self, register: StrategyRegister) -> None:
+        def isotrain_register_strategies(self, register: StrategyRegistry) -> None:
             register.add(Nothing)
 
     with pytest.raises(PluginError, match="register in the order in which they are found"):
@@ -205,7 +205,7 @@ def test_registration_has_no_order_to_ask_for(host: PluginHost, option: str) -> 
     assert "nothing" not in host.strategies.names()
 
 
-def test_a_record_has_the_versions_of_what_the_backend_names(host: PluginHost) -> None:
+def test_a_record_has_the_versions_of_what_the_backend_names(host: PluginManager) -> None:
     found = versions([*host.backend("torch-ddp").packages, "no-such-package"])
     assert set(found) == {"python", "isotrain", "numpy", "torch", "keras"}
     assert found["torch"] == importlib.metadata.version("torch")

@@ -12,16 +12,16 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from isotrain.adapters.torch.replaying.holders import holders_in, refill
+from isotrain.adapters.torch.replaying.holders import mutable_containers_in, refill
 from isotrain.adapters.torch.replaying.outcome import Outcome
 from isotrain.adapters.torch.replaying.recordable import (
-    BY_VALUE,
-    MAPPED,
-    UnrecordableError,
-    ValuesStay,
+    VALUE_DEPENDENT,
+    CALLED_BY_VMAP,
+    UncapturableError,
+    ForbidValueReads,
     require_fixed_shapes,
 )
-from isotrain.adapters.torch.replaying.rounding import rounded, weights_rounded
+from isotrain.adapters.torch.replaying.rounding import perturbed, perturbed_weights
 from isotrain.adapters.torch.trees import rolled
 
 Compute = Callable[[torch.Tensor], Any]
@@ -52,7 +52,7 @@ KEPT: dict[str, Compute] = {
 
 def recorded(compute: Compute) -> torch.fx.GraphModule:
     def watched(given: torch.Tensor) -> Any:
-        with ValuesStay():
+        with ForbidValueReads():
             return compute(given)
 
     module = make_fx(watched, pre_dispatch=True)(torch.arange(6.0))
@@ -62,19 +62,19 @@ def recorded(compute: Compute) -> torch.fx.GraphModule:
 
 @pytest.mark.parametrize("name", LEAVING)
 def test_values_that_leave_torch_are_refused(name: str) -> None:
-    with pytest.raises(UnrecordableError, match=BY_VALUE):
+    with pytest.raises(UncapturableError, match=VALUE_DEPENDENT):
         recorded(LEAVING[name])
 
 
 def test_what_a_transform_of_functions_computes_is_refused() -> None:
     """A record would have its results as they were for one batch."""
-    with pytest.raises(UnrecordableError, match=re.escape(MAPPED)):
+    with pytest.raises(UncapturableError, match=re.escape(CALLED_BY_VMAP)):
         recorded(lambda x: torch.vmap(lambda number: number * 2)(x))
 
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_shapes_that_depend_on_values_are_refused(name: str) -> None:
-    with pytest.raises(UnrecordableError, match=f"the shape of what {name} gives"):
+    with pytest.raises(UncapturableError, match=f"the shape of what {name} gives"):
         recorded(SHAPED[name])
 
 
@@ -110,7 +110,7 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 def test_what_is_changed_in_place_is_noticed(name: str) -> None:
     make, change = HELD[name]
     held = make()
-    found = holders_in("it", held, set())
+    found = mutable_containers_in("it", held, set())
     before = [holder.look() for holder in found]
     assert [holder.look() for holder in found] == before
     change(held)
@@ -119,7 +119,7 @@ def test_what_is_changed_in_place_is_noticed(name: str) -> None:
 
 def test_containers_are_refilled() -> None:
     held: dict[str, Any] = {"a": [1, 2], "b": {3}}
-    found = holders_in("it", held, set())
+    found = mutable_containers_in("it", held, set())
     before = [holder.look() for holder in found]
     names = [list(h.value) if isinstance(h.value, dict) else [] for h in found]
     held["a"].append(4)
@@ -143,13 +143,13 @@ def test_predictions_that_are_no_numbers_are_not_rounded() -> None:
 
 def test_numbers_and_weights_are_rounded_by_chance() -> None:
     """No channel is left as it is, and weights are theirs again afterwards, also for a backward pass."""
-    (image,) = rounded((torch.ones(8, 4, 4, 3),))
+    (image,) = perturbed((torch.ones(8, 4, 4, 3),))
     steps = (image - 1) / torch.finfo(image.dtype).eps
     assert bool((steps.abs() > 0.4).all())
     assert bool((steps.reshape(-1, 3).mean(0).abs() < 0.5).all())
     weight = torch.nn.Parameter(torch.full((5,), 3.0))
     loss = (weight**2).sum()
-    with weights_rounded([weight]):
+    with perturbed_weights([weight]):
         assert bool((weight != 3).all())
     loss.backward()  # type: ignore[no-untyped-call]
     assert torch.equal(weight.detach(), torch.full((5,), 3.0))

@@ -23,8 +23,8 @@ from isotrain.core.contracts.events import (
 )
 from isotrain.core.errors import PlanError
 from isotrain.core.launching import recorded_runs
-from isotrain.core.launching.recorded_runs import recorded_run, runs_in
-from isotrain.core.launching.run_directory import RunDirectory, kept_weights, log_of
+from isotrain.core.launching.recorded_runs import summarize_run, runs_in
+from isotrain.core.launching.run_directory import RunDirectory, last_weights_file, rank_log
 from isotrain.core.launching.shown_ranks import shown_ranks
 
 PLAN = {
@@ -60,22 +60,22 @@ def test_a_run_tells_how_far_it_came(tmp_path: Path) -> None:
         steps(2, 1.5),
     )
     run = directory(tmp_path / "run", *told)
-    with run.held():
-        found = recorded_run(run.path)
+    with run.locked():
+        found = summarize_run(run.path)
         assert (found.state, found.done, found.total_steps, found.loss) == ("running", 3, 8, 1.5)
         assert (found.started, found.why) == (100.0, None)
-    assert recorded_run(run.path).state == "stopped"
+    assert summarize_run(run.path).state == "stopped"
     run.append_event(RunFailed(time=102.0, message="rank 1 died\nits traceback"))
-    failed = recorded_run(run.path)
+    failed = summarize_run(run.path)
     assert (failed.state, failed.why) == ("failed", "rank 1 died")
     run.append_event(Finished(time=103.0))
-    assert recorded_run(run.path).state == "finished"
+    assert summarize_run(run.path).state == "finished"
 
 
 def test_a_result_means_that_it_finished(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
     run.write("result.json", {})
-    found = recorded_run(run.path)
+    found = summarize_run(run.path)
     assert (found.state, found.done, found.loss, found.started) == ("finished", 0, None, None)
 
 
@@ -83,7 +83,7 @@ def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
     run = directory(tmp_path / "run", steps(0, 3.0, 2.0))
     with (run.path / "steps.jsonl").open("a") as stream:
         stream.write('{"event": "steps", "first": 2, "los')
-    assert (recorded_run(run.path).done, recorded_run(run.path).loss) == (2, 2.0)
+    assert (summarize_run(run.path).done, summarize_run(run.path).loss) == (2, 2.0)
 
 
 def test_the_last_line_of_a_long_file_is_found(
@@ -92,7 +92,7 @@ def test_the_last_line_of_a_long_file_is_found(
     monkeypatch.setattr(recorded_runs, "CHUNK_BYTES", 7)
     blocks = [steps(first, float(first), first + 0.5) for first in range(0, 40, 2)]
     run = directory(tmp_path / "run", *blocks)
-    assert (recorded_run(run.path).done, recorded_run(run.path).loss) == (40, 38.5)
+    assert (summarize_run(run.path).done, summarize_run(run.path).loss) == (40, 38.5)
 
 
 @pytest.mark.parametrize(
@@ -140,17 +140,17 @@ def test_runs_are_listed_as_they_started(
 
 def test_someone_who_looks_keeps_no_run_from_starting(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
-    with run.held(), pytest.raises(PlanError, match="a run goes on in"), run.held():
+    with run.locked(), pytest.raises(PlanError, match="a run goes on in"), run.locked():
         pass
-    assert not run.is_held()
-    with run.held():
-        assert run.is_held()
+    assert not run.is_locked()
+    with run.locked():
+        assert run.is_locked()
 
 
 def test_a_log_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     run = directory(tmp_path / "run")
-    log_of(run.path, 0).write_text("zero\n")
-    log_of(run.path, 3).write_text("three\nunfinished")
+    rank_log(run.path, 0).write_text("zero\n")
+    rank_log(run.path, 3).write_text("three\nunfinished")
     assert main(["logs", str(run.path), "--rank", "3", "--follow"]) == ExitCode.OK
     assert capsys.readouterr().out == "three\nunfinished\n"
     assert main(["logs", str(run.path), "--json"]) == ExitCode.OK
@@ -162,18 +162,18 @@ def test_a_log_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 def test_chosen_ranks_are_shown_as_they_print(tmp_path: Path) -> None:
-    log_of(tmp_path, 2).write_text("of an earlier run\n")
+    rank_log(tmp_path, 2).write_text("of an earlier run\n")
     seen: list[Event] = []
     with shown_ranks(tmp_path, [2, 3], seen.append) as show:
         show(Output(text="of rank 0\n"))
         show(EpochEnded(epoch=0, done=1, loss=None, metrics={}))
-        with log_of(tmp_path, 2).open("a") as log:
+        with rank_log(tmp_path, 2).open("a") as log:
             log.write("now\nand unfin")
         wait_until(lambda: len(seen) == 2, 60)
-        with log_of(tmp_path, 2).open("a") as log:
+        with rank_log(tmp_path, 2).open("a") as log:
             log.write("ished\nlast")
         wait_until(lambda: len(seen) == 3, 60)
-        log_of(tmp_path, 3).write_text("at the end\n")
+        rank_log(tmp_path, 3).write_text("at the end\n")
     told = [each for each in seen if isinstance(each, Output)]
     assert [(each.rank, each.text) for each in told[:2]] == [(2, "now\n"), (2, "and unfinished\n")]
     assert sorted((each.rank, each.text) for each in told[2:]) == [
@@ -231,7 +231,7 @@ def test_files_with_names_of_others_are_passed_over(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
     for name in ("rank-x.log", "weights-after-many-steps.safetensors"):
         (run.path / name).touch()
-    assert kept_weights(run.path) is None
+    assert last_weights_file(run.path) is None
     assert main(["logs", str(run.path)]) == ExitCode.USAGE
 
 
@@ -243,7 +243,7 @@ def test_what_a_rank_prints_gives_the_terminal_no_orders(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = directory(tmp_path / "run")
-    log_of(run.path, 0).write_bytes(PRINTED.encode())
+    rank_log(run.path, 0).write_bytes(PRINTED.encode())
     assert main(["logs", str(run.path)]) == 0
     assert capsys.readouterr().out == SHOWN.format("", "")
     monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)

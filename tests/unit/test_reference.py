@@ -11,7 +11,7 @@ import pytest
 from isotrain.core.errors import IsotrainError, SpecError
 from isotrain.core.spec.files import load_spec
 from isotrain.testing import probe
-from isotrain.testing.reference.functions import NumpyFunctions
+from isotrain.testing.reference.functions import NumpyTensorOps
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout, Embedding, Layer
 from isotrain.testing.reference.losses import (
     accuracy,
@@ -22,7 +22,7 @@ from isotrain.testing.reference.losses import (
 )
 from isotrain.testing.reference.network import Network
 from isotrain.testing.reference.optimizers import clipped
-from isotrain.testing.reference.vectors import flat, like, put
+from isotrain.testing.reference.vectors import flatten, unflatten_like, unflatten_into
 
 TINY = 2.0**-20
 
@@ -144,10 +144,10 @@ def test_layers_of_one_name_are_refused() -> None:
 def test_vectors() -> None:
     arrays = [np.zeros((2, 2), "float32"), np.zeros((), "int64"), np.zeros(3)]
     vector = np.arange(8.0)
-    assert [part.dtype for part in like(vector, arrays)] == [array.dtype for array in arrays]
-    put(vector, arrays)
-    assert np.array_equal(flat(arrays), vector)
-    assert flat([]).shape == (0,)
+    assert [part.dtype for part in unflatten_like(vector, arrays)] == [array.dtype for array in arrays]
+    unflatten_into(vector, arrays)
+    assert np.array_equal(flatten(arrays), vector)
+    assert flatten([]).shape == (0,)
 
 
 @pytest.mark.parametrize(
@@ -167,7 +167,7 @@ def test_clipping(bound: dict[str, float], expected: list[list[float]]) -> None:
 
 
 def test_functions_on_tensors() -> None:
-    ops, vector = NumpyFunctions(), np.array([1.0, -3.0, 2.0, 2.0])
+    ops, vector = NumpyTensorOps(), np.array([1.0, -3.0, 2.0, 2.0])
     values, places = ops.top_k(ops.abs(vector), 3)
     assert values.tolist() == [3.0, 2.0, 2.0]
     assert places.tolist() == [1, 2, 3]

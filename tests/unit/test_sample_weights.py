@@ -36,13 +36,13 @@ def batches() -> Iterator[Any]:
 
 
 def spec_of(data: Any, **fields: Any) -> isotrain.TrainingSpec:
-    rest = {"loss": "mse", "optimizer": "adam", "global_batch": 8, "epochs": 1}
+    rest = {"loss": "mse", "optimizer": "adam", "global_batch_size": 8, "epochs": 1}
     return isotrain.TrainingSpec(model="m:f", data=data, **rest, **fields)
 
 
 def slices(source: Any, **options: Any) -> Iterator[Any]:
-    chosen = {"global_batch": 8, "replicas": 3, "local_replicas": (0, 1, 2), "seed": 1, "epochs": 1}
-    chosen |= {"shuffle": True, "drop_remainder": False, "accumulate": 2, **options}
+    chosen = {"global_batch_size": 8, "replicas": 3, "local_replicas": (0, 1, 2), "seed": 1, "epochs": 1}
+    chosen |= {"shuffle": True, "drop_remainder": False, "gradient_accumulation_steps": 2, **options}
     for batch in Loader(source, **chosen):  # type: ignore[arg-type]
         yield from (piece for own in batch.slices for piece in own if piece.count)
 

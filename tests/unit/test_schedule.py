@@ -26,13 +26,13 @@ def rates(
             "data": dict,
             "loss": "mse",
             "optimizer": {"name": "sgd", "lr": 0.5},
-            "global_batch": batch,
+            "global_batch_size": batch,
             "steps": total,
             **fields,
         }
     )
     given = LearningRates(
-        spec, own, global_batch=batch, steps_per_epoch=per_epoch, total_steps=total
+        spec, own, global_batch_size=batch, steps_per_epoch=per_epoch, total_steps=total
     )
     return [given(step) for step in range(total)]
 
@@ -43,7 +43,7 @@ def test_a_rate_that_grows_beyond_all_numbers_is_refused_before_the_first_step()
 
 
 def test_an_optimizer_s_own_schedule_gives_the_rates_which_are_scaled() -> None:
-    found = rates(own=lambda step: 0.125 * step, scaling={"rule": "sqrt", "base_batch": 16})
+    found = rates(own=lambda step: 0.125 * step, scaling={"rule": "sqrt", "base_batch_size": 16})
     assert found[:4] == [0.0, 0.25, 0.5, 0.75]
 
 
@@ -59,7 +59,7 @@ def test_constant() -> None:
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1), ("linear", 4), ("sqrt", 2)])
 def test_scaling_is_relative_to_the_base_batch(rule: str, factor: float) -> None:
-    assert rates(scaling={"rule": rule, "base_batch": 16})[0] == 0.5 * factor
+    assert rates(scaling={"rule": rule, "base_batch_size": 16})[0] == 0.5 * factor
 
 
 def test_warmup_rises_linearly_to_the_peak() -> None:

@@ -16,30 +16,30 @@ from isotrain.core.contracts.state import StateInfo
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
-from isotrain.core.served.capabilities import SERVED_GROUP
-from isotrain.core.served.group import ServedGroup
-from isotrain.core.served.ledger import Ledger, Unit
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
+from isotrain.core.served.capabilities import PARAMETER_SERVER_CAPABILITIES
+from isotrain.core.served.group import CoordinatorGroup
+from isotrain.core.served.ledger import WorkQueue, WorkItem
 from isotrain.core.served.loss import PendingLoss
-from isotrain.core.served.workforce import Answer, Workforce
+from isotrain.core.served.workforce import WorkResult, WorkerPool
 from isotrain.core.spec.files import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.watch import NEEDS
 
 
-def unit(step: int, replica: int, staleness: int | None = 0) -> Unit:
-    return Unit(step, replica, (Slice(None, None, 4, 1.0),), staleness)
+def unit(step: int, replica: int, staleness: int | None = 0) -> WorkItem:
+    return WorkItem(step, replica, (Slice(None, None, 4, 1.0),), staleness)
 
 
-def ledger(steps: int, replicas: int, staleness: int | None) -> Ledger:
-    made = Ledger()
+def ledger(steps: int, replicas: int, staleness: int | None) -> WorkQueue:
+    made = WorkQueue()
     for step in range(steps):
         made.add([unit(step, replica, staleness) for replica in range(replicas)])
     return made
 
 
-def names(given: list[tuple[int, Unit]]) -> list[tuple[int, int, int]]:
+def names(given: list[tuple[int, WorkItem]]) -> list[tuple[int, int, int]]:
     return sorted((worker, each.step, each.replica) for worker, each in given)
 
 
@@ -77,7 +77,7 @@ def test_nothing_waits_without_a_bound() -> None:
 def test_what_a_lost_worker_had_comes_first() -> None:
     made = ledger(2, 2, None)
     lost = dict(made.assign([0, 1]))[0]
-    made.give_back(lost)
+    made.requeue(lost)
     assert names(made.assign([1])) == [(1, 0, 0)]
 
 
@@ -88,7 +88,7 @@ def test_every_slice_is_applied_once_and_none_too_early(
     """Whatever the order of answers and however often workers are lost."""
     made, steps, chance = ledger(6, replicas, staleness), 6, Random(seed)
     applied: Counter[tuple[int, int]] = Counter()
-    busy: dict[int, Unit] = {}
+    busy: dict[int, WorkItem] = {}
     while not made.is_empty:
         for worker, each in made.assign(set(range(replicas)) - busy.keys()):
             assert worker not in busy
@@ -99,7 +99,7 @@ def test_every_slice_is_applied_once_and_none_too_early(
         worker = chance.choice(sorted(busy))
         each = busy.pop(worker)
         if chance.randrange(10) == 0:
-            made.give_back(each)
+            made.requeue(each)
         else:
             applied[each.step, each.replica] += 1
             made.applied(each)
@@ -133,13 +133,13 @@ class OneWeight:
     def write_state(self, state: Any) -> None:
         pass
 
-    def take_metrics(self) -> np.ndarray:
+    def pop_metric_state(self) -> np.ndarray:
         return np.zeros(0)
 
     def compute(self, computation: Any, *values: Any, static: Any) -> list[Any]:
         return [np.zeros(0)]
 
-    def apply(self, gradients: Any, rate: float) -> None:
+    def apply_gradients(self, gradients: Any, rate: float) -> None:
         pass
 
     def tensor(self, array: np.ndarray) -> np.ndarray:
@@ -149,29 +149,29 @@ class OneWeight:
         return tensor
 
 
-class Counting(Workforce):
+class Counting(WorkerPool):
     """Workers that answer at once, and count what they were asked."""
 
     def __init__(self) -> None:
         self.lost = []
-        self.done: list[Answer] = []
+        self.done: list[WorkResult] = []
         self.steps, self.asked = Counter[int](), Counter[int]()
 
     def free(self) -> list[int]:
         return [0, 1]
 
-    def hand_out(self, worker: int, unit: Unit, version: int) -> None:
+    def hand_out(self, worker: int, item: WorkItem, version: int) -> None:
         self.steps[worker] += 1
-        self.done.append(Answer(unit, worker, version, 0.0, np.zeros(1), np.zeros(0)))
+        self.done.append(WorkResult(item, worker, version, 0.0, np.zeros(1), np.zeros(0)))
 
-    def collect(self, patience: float) -> list[Answer]:
+    def collect(self, patience: float) -> list[WorkResult]:
         done, self.done = self.done, []
         return done
 
-    def given_back(self) -> list[Unit]:
+    def lost_items(self) -> list[WorkItem]:
         return []
 
-    def habits(self, worker: int) -> dict[str, np.ndarray]:
+    def execution_state(self, worker: int) -> dict[str, np.ndarray]:
         self.asked[worker] += 1
         return {"exchange/steps": np.array(self.steps[worker])}
 
@@ -182,7 +182,7 @@ class Counting(Workforce):
 def test_a_save_asks_each_worker_once_how_it_computes() -> None:
     workers = Counting()
     own: Any = OneWeight()
-    group = ServedGroup(own, 2, workers)
+    group = CoordinatorGroup(own, 2, workers)
     slices = ((Slice(None, None, 4, 1.0),), (Slice(None, None, 4, 1.0),))
     for step in range(3):
         for replica in (0, 1):
@@ -191,7 +191,7 @@ def test_a_save_asks_each_worker_once_how_it_computes() -> None:
             assert state == {"exchange/worker/steps": step}
             assert described.keys() == state.keys()
         assert workers.asked == {0: step + 1, 1: step + 1}
-        group.served_step(Batch(0, step, step, 8, False, True, slices), 0.5, 0)
+        group.parameter_server_step(Batch(0, step, step, 8, False, True, slices), 0.5, 0)
     group.write_state({})
     group.read_state(("exchange",), replica=1)
     group.write_state({})
@@ -206,7 +206,7 @@ def spec(**options: Any) -> TrainingSpec:
             "data": dict,
             "loss": "mse",
             "optimizer": {"name": "sgd", "lr": 0.5},
-            "global_batch": 12,
+            "global_batch_size": 12,
             "steps": 20,
             "device": "cpu",
             "strategy": {"name": "parameter-server", "options": options},
@@ -216,7 +216,7 @@ def spec(**options: Any) -> TrainingSpec:
 
 def refuses(method: str) -> bool:
     """Whether a served group says that it cannot do this; nothing is there that would do it."""
-    bare = object.__new__(ServedGroup)
+    bare = object.__new__(CoordinatorGroup)
     try:
         getattr(bare, method)(None)
     except UnsupportedError:
@@ -228,22 +228,22 @@ def refuses(method: str) -> bool:
 
 def test_a_served_group_refuses_exactly_what_its_declaration_lacks() -> None:
     assert all(
-        refuses(method) == (needed in SERVED_GROUP.lacks) for method, needed in NEEDS.items()
+        refuses(method) == (needed in PARAMETER_SERVER_CAPABILITIES.lacks) for method, needed in NEEDS.items()
     )
-    assert SERVED_GROUP.has | set(SERVED_GROUP.lacks) == set(Capability)
+    assert PARAMETER_SERVER_CAPABILITIES.has | set(PARAMETER_SERVER_CAPABILITIES.lacks) == set(Capability)
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginHost:
-    return PluginHost(entry_points=False)
+def host() -> PluginManager:
+    return PluginManager(entry_points=False)
 
 
-def roles(host: PluginHost, backend: str, replicas: int = 2, **options: Any) -> list[Any]:
-    made = make_plan(Cast(spec(**options), host), backend=backend, replicas=replicas)
+def roles(host: PluginManager, backend: str, replicas: int = 2, **options: Any) -> list[Any]:
+    made = make_plan(ResolvedSpec(spec(**options), host), backend=backend, replicas=replicas)
     return [(process.role, process.replicas) for process in made.processes]
 
 
-def test_the_plan_has_a_coordinator_and_a_worker_for_each_replica(host: PluginHost) -> None:
+def test_the_plan_has_a_coordinator_and_a_worker_for_each_replica(host: PluginManager) -> None:
     workers = [("worker", (0,)), ("worker", (1,))]
     assert roles(host, "torch-ddp") == [("coordinator", (0, 1)), *workers]
     native = roles(host, "tf-multiworker", servers=2)
@@ -251,8 +251,8 @@ def test_the_plan_has_a_coordinator_and_a_worker_for_each_replica(host: PluginHo
     assert roles(host, "torch-ddp", 1) == [("replica", (0,))]
 
 
-def test_what_cannot_be_is_refused_with_the_reason(host: PluginHost) -> None:
-    with pytest.raises(UnsupportedError, match="keeps the parameters of a served run in rank 0"):
+def test_what_cannot_be_is_refused_with_the_reason(host: PluginManager) -> None:
+    with pytest.raises(UnsupportedError, match="keeps the parameters of a parameter-server run in rank 0"):
         roles(host, "torch-ddp", servers=2)
     with pytest.raises(UnsupportedError, match="live in one process and step together"):
         roles(host, "tf-mirrored")
@@ -260,4 +260,4 @@ def test_what_cannot_be_is_refused_with_the_reason(host: PluginHost) -> None:
         roles(host, "torch-ddp", staleness=-1)
     half = spec().model_copy(update={"precision": "float16"})
     with pytest.raises(UnsupportedError, match="loss scale"):
-        make_plan(Cast(half, host), backend="torch-ddp", replicas=2)
+        make_plan(ResolvedSpec(half, host), backend="torch-ddp", replicas=2)

@@ -1,4 +1,4 @@
-"""How the processes of a served run find each other, and what travels between them."""
+"""How the processes of a parameter-server run find each other, and what travels between them."""
 
 from __future__ import annotations
 
@@ -16,13 +16,13 @@ import pytest
 
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.contracts.service import Service
+from isotrain.core.contracts.service import ServerConnection
 from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.served import handshake
-from isotrain.core.served.caller import Caller, Refused
-from isotrain.core.served.door import Door
-from isotrain.core.served.wire import Wire, WireError, connect, packed, unpacked
+from isotrain.core.served.caller import PendingConnection, ConnectionRejectedError
+from isotrain.core.served.door import AuthenticatedServer
+from isotrain.core.served.wire import Connection, ConnectionLostError, connect, encode_tree, decode_tree
 from isotrain.core.served.worker import serve
 
 KEY = b"the secret of one run, 32 bytes."
@@ -34,28 +34,28 @@ WORKERS = 4
 
 
 @contextlib.contextmanager
-def door(patience: float = LONG, places: int = 256) -> Iterator[Door]:
-    made = Door(LOOPBACK, KEY, patience, places)
+def door(patience: float = LONG, places: int = 256) -> Iterator[AuthenticatedServer]:
+    made = AuthenticatedServer(LOOPBACK, KEY, patience, places)
     yield made
     made.close()
 
 
 def service(
     address: tuple[str, int], rank: int = 1, key: bytes = KEY, patience: float = IN_TIME
-) -> Service:
+) -> ServerConnection:
     """A worker's, which calls again for so many seconds."""
     own = Peer(rank, "here", "127.0.0.1", 0, rank, (), "worker")
     context = ProcessContext(rank, 4, "", (own,), (address,))
-    return Service(context, key, patience, 1.0, Reporter())
+    return ServerConnection(context, key, patience, 1.0, Reporter())
 
 
-def call(address: tuple[str, int], rank: int = 1) -> Wire:
+def call(address: tuple[str, int], rank: int = 1) -> Connection:
     """Connects as a worker does."""
     return connect(service(address, rank))
 
 
-def arrived(at: Door, count: int) -> dict[int, Wire]:
-    found: dict[int, Wire] = {}
+def arrived(at: AuthenticatedServer, count: int) -> dict[int, Connection]:
+    found: dict[int, Connection] = {}
     end = time.monotonic() + IN_TIME
     while len(found) < count and time.monotonic() < end:
         found.update(at.arrivals())
@@ -63,7 +63,7 @@ def arrived(at: Door, count: int) -> dict[int, Wire]:
     return found
 
 
-def require_entry(at: Door) -> None:
+def require_entry(at: AuthenticatedServer) -> None:
     """Lets real workers call, all at once, and sees that each gets in and is the one it says it is."""
     with ThreadPoolExecutor(WORKERS) as pool:
         calls = [pool.submit(call, at.address, rank) for rank in range(1, WORKERS + 1)]
@@ -77,7 +77,7 @@ def require_entry(at: Door) -> None:
             inside[rank].close()
 
 
-def stranger(at: Door) -> socket.socket:
+def stranger(at: AuthenticatedServer) -> socket.socket:
     return socket.create_connection(at.address, timeout=IN_TIME)
 
 
@@ -162,7 +162,7 @@ def test_more_strangers_than_places_only_delay() -> None:
         assert all(is_dropped(one) for one in strangers)
 
 
-def overheard(at: Door) -> tuple[bytes, bytes]:
+def overheard(at: AuthenticatedServer) -> tuple[bytes, bytes]:
     """What a worker and the door say to each other until the worker is in, by way of a listener between."""
     with socket.create_server(LOOPBACK) as between, ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call, between.getsockname())
@@ -209,7 +209,7 @@ def test_what_was_overheard_lets_nobody_in() -> None:
 
 def test_who_has_another_key_stays_outside() -> None:
     with door() as at:
-        with pytest.raises(WireError, match="of another run"):
+        with pytest.raises(ConnectionLostError, match="of another run"):
             connect(service(at.address, key=b"a guess", patience=0.2))
         assert at.arrivals() == []
 
@@ -253,7 +253,7 @@ def test_a_coordinator_that_does_not_prove_the_key_is_left(reply: bytes | None) 
             connection.sendall(bytes(handshake.GREETING_BYTES))
             answer = receive(connection, handshake.ANSWER_BYTES)
             connection.sendall(reply or answer[-handshake.CONFIRMATION_BYTES :])
-            with pytest.raises(WireError, match="of another run"):
+            with pytest.raises(ConnectionLostError, match="of another run"):
                 calling.result(IN_TIME)
 
 
@@ -286,14 +286,14 @@ def test_one_whose_words_nobody_expected_closes_the_door_for_no_other(
 def test_one_that_takes_nothing_in_is_refused() -> None:
     here, there = socket.socketpair()
     with here, there:
-        caller = Caller(here, time.monotonic() + LONG, KEY, None)
+        caller = PendingConnection(here, time.monotonic() + LONG, KEY, None)
         greeting = there.recv(handshake.GREETING_BYTES)
         with contextlib.suppress(BlockingIOError):
             while here.send(b"x" * 4096):
                 pass
         there.sendall(handshake.answer_to(greeting, KEY, 1))
-        with pytest.raises(Refused):
-            caller.hear()
+        with pytest.raises(ConnectionRejectedError):
+            caller.on_readable()
 
 
 def test_a_closed_door_hears_nobody() -> None:
@@ -316,14 +316,14 @@ def ends() -> Iterator[tuple[socket.socket, socket.socket]]:
 
 
 def test_arrays_arrive_as_they_were_sent(ends: tuple[socket.socket, socket.socket]) -> None:
-    one, other = map(Wire, ends)
+    one, other = map(Connection, ends)
     arrays: list[np.ndarray] = []
     tree = ({"a": np.arange(6).reshape(2, 3).T, "b": np.zeros((0, 3))}, np.float32(1.5), None)
     tree = (*tree, Weighted(np.arange(3), (np.ones(3),)))
-    plain = packed(tree, arrays)
+    plain = encode_tree(tree, arrays)
     one.send({"tree": plain, "step": 3}, arrays)
     header, received = other.receive()
-    found = unpacked(header["tree"], received)
+    found = decode_tree(header["tree"], received)
     assert header["step"] == 3
     np.testing.assert_array_equal(found[0]["a"], tree[0]["a"])
     assert found[0]["b"].shape == (0, 3)
@@ -331,7 +331,7 @@ def test_arrays_arrive_as_they_were_sent(ends: tuple[socket.socket, socket.socke
     assert isinstance(found[3], Weighted)
     np.testing.assert_array_equal(found[3].weights[0], np.ones(3))
     one.close()
-    with pytest.raises(WireError, match="closed"):
+    with pytest.raises(ConnectionLostError, match="closed"):
         other.receive()
 
 
@@ -349,5 +349,5 @@ def test_a_message_that_is_none_is_refused(
 ) -> None:
     length = 1 << 40 if said is None else len(said)
     ends[0].sendall(struct.pack("!Q", length) + (said or b"") + b"12345678")
-    with pytest.raises(WireError):
-        Wire(ends[1]).receive()
+    with pytest.raises(ConnectionLostError):
+        Connection(ends[1]).receive()

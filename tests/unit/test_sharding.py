@@ -5,22 +5,22 @@ from __future__ import annotations
 import pytest
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.mesh import DATA, SHARD, Mesh
+from isotrain.core.contracts.mesh import DATA, SHARD, DeviceMesh
 from isotrain.core.contracts.plan import Hosts
 from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
 from isotrain.core.errors import PlanError
 from isotrain.core.sharding.capabilities import sharded_group
 from isotrain.core.sharding.hybrid import Hybrid
-from isotrain.core.sharding.weight_shares import share_out
-from isotrain.strategies.sharded import Lot, Sharded
+from isotrain.core.sharding.weight_shares import assign_shards
+from isotrain.strategies.sharded import ShardBucket, Sharded
 
 SIZES = [20, 5, 300, 10, 300, 7, 15, 1]
 
 
 @pytest.mark.parametrize("replicas", [1, 2, 3, 5])
 def test_each_weight_has_one_owner_and_travels_in_one_bucket(replicas: int) -> None:
-    found = share_out(SIZES, replicas)
-    assert sum(found.shares) == sum(SIZES)
+    found = assign_shards(SIZES, replicas)
+    assert sum(found.shard_sizes) == sum(SIZES)
     buckets = found.buckets(160)
     assert sorted(place for bucket in buckets for place in bucket.weights) == list(
         range(len(SIZES))
@@ -36,13 +36,13 @@ def test_each_weight_has_one_owner_and_travels_in_one_bucket(replicas: int) -> N
 
 
 def test_buckets_go_from_the_last_weight_to_the_first() -> None:
-    (last, *_, first) = share_out(SIZES, 2).buckets(160)
+    (last, *_, first) = assign_shards(SIZES, 2).buckets(160)
     assert (sorted(last.weights), sorted(first.weights)) == ([5, 6, 7], [0, 1])
 
 
 def test_shares_are_as_even_as_the_largest_weights_let_them_be() -> None:
-    assert share_out(SIZES, 2).shares == (328, 330)
-    assert share_out([1000, 1, 1], 3).shares == (1000, 1, 1)
+    assert assign_shards(SIZES, 2).shard_sizes == (328, 330)
+    assert assign_shards([1000, 1, 1], 3).shard_sizes == (1000, 1, 1)
 
 
 @pytest.mark.parametrize(("stage", "gradients"), [(1, 658), (2, 330 + 300)])
@@ -74,16 +74,16 @@ def test_state_of_hybrid_runs_is_divided_by_the_replicas_of_a_host(
 
 def test_parts_lie_inside_hosts() -> None:
     """In the order in which engines number processes: host by host, or one of each in turn."""
-    in_turn = Hybrid().mesh(6, ((0, 2, 4), (1, 3, 5)))
-    after_each_other = Hybrid().mesh(6, ((0, 1, 2), (3, 4, 5)))
+    in_turn = Hybrid().device_mesh(6, ((0, 2, 4), (1, 3, 5)))
+    after_each_other = Hybrid().device_mesh(6, ((0, 1, 2), (3, 4, 5)))
     for mesh, first in ((in_turn, (0, 2, 4)), (after_each_other, (0, 1, 2))):
         assert (mesh.size(DATA), mesh.size(SHARD)) == (2, 3)
         assert mesh.groups(SHARD)[0] == first
         assert [mesh.coordinates(place)[SHARD] for place in first] == [0, 1, 2]
         assert {mesh.coordinates(place)[DATA] for place in first} == {0}
-    assert Hybrid().mesh(4, (range(4),)) == Mesh({SHARD: 4}), "as without"
-    assert Hybrid(2).mesh(4, (range(4),)) == Hybrid().mesh(4, ((0, 1), (2, 3)))
-    assert Hybrid().mesh(2, ((0,), (1,))) == Mesh({DATA: 2, SHARD: 1})
+    assert Hybrid().device_mesh(4, (range(4),)) == DeviceMesh({SHARD: 4}), "as without"
+    assert Hybrid(2).device_mesh(4, (range(4),)) == Hybrid().device_mesh(4, ((0, 1), (2, 3)))
+    assert Hybrid().device_mesh(2, ((0,), (1,))) == DeviceMesh({DATA: 2, SHARD: 1})
 
 
 @pytest.mark.parametrize(
@@ -95,25 +95,25 @@ def test_parts_lie_inside_hosts() -> None:
 )
 def test_hosts_without_the_same_parts_are_refused(hosts: Hosts, words: str) -> None:
     with pytest.raises(PlanError, match=words):
-        Hybrid().mesh(4, hosts)
+        Hybrid().device_mesh(4, hosts)
 
 
 def test_what_a_replica_shares_with_others_travels_between_its_hosts() -> None:
-    (bucket,) = share_out([5, 3], 3).buckets(8)
-    lot = Lot(bucket, ((0, 2, 4), (1, 3, 5)))
-    assert [lot.place(replica) for replica in range(6)] == [0, 0, 1, 1, 2, 2]
+    (bucket,) = assign_shards([5, 3], 3).buckets(8)
+    lot = ShardBucket(bucket, ((0, 2, 4), (1, 3, 5)))
+    assert [lot.index_in_host(replica) for replica in range(6)] == [0, 0, 1, 1, 2, 2]
     assert lot.same == ((0, 1), (2, 3)), "the third of a host updates none of these"
 
 
 def test_a_sharded_group_claims_no_capability_that_is_not_listed() -> None:
     found = sharded_group(Capabilities(frozenset(Capability)))
-    assert {Capability.GRADIENTS, Capability.PARTIAL_UPDATE} < found.has
-    assert not found.has & {Capability.SERVED_STEP, Capability.STAGED_STEP}
-    assert found.missing([Capability.STAGED_STEP, Capability.LOCAL_STEP]) == [
+    assert {Capability.GRADIENTS, Capability.UPDATE_SHARD} < found.has
+    assert not found.has & {Capability.PARAMETER_SERVER_STEP, Capability.PIPELINE_STEP}
+    assert found.missing([Capability.PIPELINE_STEP, Capability.LOCAL_STEP]) == [
         "no local-step: each replica updates its own part of the weights alone",
-        "no staged-step: the backend does not declare it",
+        "no pipeline-step: the backend does not declare it",
     ]
     assert sharded_group(Capabilities()).has == {
-        Capability.PARTIAL_UPDATE,
-        Capability.GRADIENTS_IN_BUCKETS,
+        Capability.UPDATE_SHARD,
+        Capability.REDUCE_SCATTER_GRADIENTS,
     }

@@ -14,7 +14,7 @@ import torch
 from isotrain.adapters.tensorflow import shares as of_tensorflow
 from isotrain.adapters.tensorflow.loss import evaluated_rows
 from isotrain.adapters.torch import shares as of_torch
-from isotrain.adapters.torch.exchange import SingleReplica
+from isotrain.adapters.torch.exchange import SingleReplicaCommunicator
 from isotrain.plugin import Slice
 
 WEIGHTS = np.array([3 * 2 / 16, 1 * 2 / 16])
@@ -29,19 +29,19 @@ LOCAL = np.stack([WEIGHTS / WEIGHTS.sum(), COUNTED / COUNTED.sum()], axis=1)
 
 
 def torch_shares(local: bool) -> tuple[list[float], np.ndarray]:
-    class Two(SingleReplica):
+    class Two(SingleReplicaCommunicator):
         def all_reduce(self, value, op):  # type: ignore[no-untyped-def]
             assert op == "sum"
             return value + torch.tensor(OTHER)
 
     class Counting:
-        may_leave_out = False
+        may_ignore_padding = False
 
-        def counted(self, inputs, targets):  # type: ignore[no-untyped-def]
+        def loss_denominators(self, inputs, targets):  # type: ignore[no-untyped-def]
             return torch.tensor([float(targets)])
 
     pieces = [Slice(None, c, n, w) for c, n, w in zip(COUNTED, (3, 1), WEIGHTS, strict=True)]
-    shares = of_torch.Shares(pieces, Counting(), Two(), local)  # type: ignore[arg-type]
+    shares = of_torch.SliceWeights(pieces, Counting(), Two(), local)  # type: ignore[arg-type]
     reported, gradients = [], []
     for index, means in enumerate(MEANS):
         loss = torch.tensor(np.array([means, [0.0, COUNTED[index]]]), requires_grad=True)
@@ -54,7 +54,7 @@ def torch_shares(local: bool) -> tuple[list[float], np.ndarray]:
 
 
 def tensorflow_shares(local: bool) -> tuple[list[float], np.ndarray]:
-    shares = of_tensorflow.Shares(
+    shares = of_tensorflow.SliceWeights(
         tf.constant(WEIGHTS),
         lambda: [tf.constant([each]) for each in COUNTED],
         lambda sums: sums + tf.constant(OTHER),

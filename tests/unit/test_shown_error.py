@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isotrain.core.errors import DataError
-from isotrain.core.running.shown_error import shown_error
+from isotrain.core.running.shown_error import format_traceback
 
 INSTALLED = "/env/lib/python3/site-packages"
 
@@ -37,7 +37,7 @@ def shown(run: Callable[[], Any]) -> list[str]:
     error = caught.value
     assert error.__traceback__ is not None
     error.__traceback__ = error.__traceback__.tb_next  # as it is in a process of a run
-    lines = shown_error(error).splitlines()
+    lines = format_traceback(error).splitlines()
     return [line.strip() for line in lines if not line.startswith("    ")]
 
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isotrain.adapters.tensorflow.slot_forms import KerasSlotForms
-from isotrain.core.running.dialect import Dialect
+from isotrain.adapters.tensorflow.slot_forms import KerasOptimizerStateNames
+from isotrain.core.running.dialect import StateFormat
 from isotrain.core.spec.name_maps import NameMap
 
-KERAS = Dialect(NameMap({}), KerasSlotForms(), "sgd")
+KERAS = StateFormat(NameMap({}), KerasOptimizerStateNames(), "sgd")
 APART = {
     "variables of TensorFlow": {"w": "w_0_momentum", "w_0": "w_0_0_momentum"},
     "variables of Keras": {"w": "w_momentum", "w_0": "w_0_momentum", "w_0_0": "w_0_0_momentum"},
@@ -29,24 +29,24 @@ ALIKE = {
 def test_each_weight_gets_its_own(name: str) -> None:
     own = {weight: f"optimizer/sgd/{slot}" for weight, slot in APART[name].items()}
     state = {slot: np.array(float(place)) for place, slot in enumerate(own.values())}
-    names = KERAS.slot_names(list(own), ["momentum"], state)
+    names = KERAS.resolve_names(list(own), ["momentum"], state)
     assert names == {weight: {"momentum": slot} for weight, slot in own.items()}
     for place, weight in enumerate(own):
-        kept = KERAS.kept(weight, names[weight], state)
-        found = KERAS.common_slots(state, weight, kept, 0.5)
+        kept = KERAS.stored_names(weight, names[weight], state)
+        found = KERAS.to_common_state(state, weight, kept, 0.5)
         assert float(found["momentum"]) == place
-        assert KERAS.own_slots(found, weight, names[weight], 0.5) == {own[weight]: place}
+        assert KERAS.to_local_state(found, weight, names[weight], 0.5) == {own[weight]: place}
 
 
 @pytest.mark.parametrize("name", ALIKE)
 def test_nobody_gets_what_may_be_anothers(name: str) -> None:
     weights, slots = ALIKE[name]
     known = [f"optimizer/sgd/{slot}" for slot in slots]
-    assert KERAS.slot_names(weights, ["momentum"], known) is None
+    assert KERAS.resolve_names(weights, ["momentum"], known) is None
 
 
 def test_names_of_slots_that_are_not_there_yet_are_told_apart_too() -> None:
-    assert KERAS.slot_names(["v", "w"], ["momentum"], []) == {
+    assert KERAS.resolve_names(["v", "w"], ["momentum"], []) == {
         weight: {"momentum": f"optimizer/sgd/{weight}_0_momentum"} for weight in ("v", "w")
     }
-    assert KERAS.slot_names(["a/b_c", "a_b/c"], ["momentum"], []) is None
+    assert KERAS.resolve_names(["a/b_c", "a_b/c"], ["momentum"], []) is None

@@ -11,8 +11,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isotrain.adapters.loss_tables import require_one_kind
-from isotrain.core.cli.argument_types import choice
+from isotrain.adapters.loss_tables import check_loss_table
+from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.errors import SpecError
 from isotrain.core.spec.fields import Component
 from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
@@ -24,7 +24,7 @@ BASE: dict[str, Any] = {
     "data": "shop.data:load",
     "loss": "mse",
     "optimizer": "adam",
-    "global_batch": 32,
+    "global_batch_size": 32,
     "epochs": 2,
 }
 
@@ -123,7 +123,7 @@ def test_losses_by_output_and_by_framework() -> None:
 def test_tables_of_losses_that_say_two_things(fields: dict[str, Any], message: str) -> None:
     spec = make(**fields)
     with pytest.raises(SpecError, match=message):
-        _ = (require_one_kind(spec, "torch"), spec.losses("torch"))
+        _ = (check_loss_table(spec, "torch"), spec.losses("torch"))
 
 
 def test_loss_weights_need_losses() -> None:
@@ -163,15 +163,15 @@ def test_data_may_be_any_object() -> None:
 
 def test_numpy_scalars_are_numbers() -> None:
     spec = make(
-        global_batch=np.int64(16),
+        global_batch_size=np.int64(16),
         shuffle=np.bool_(False),
         optimizer={"name": "sgd", "lr": np.float32(0.5)},
     )
     assert (
         spec.to_dict()
-        == make(global_batch=16, shuffle=False, optimizer={"name": "sgd", "lr": 0.5}).to_dict()
+        == make(global_batch_size=16, shuffle=False, optimizer={"name": "sgd", "lr": 0.5}).to_dict()
     )
-    assert type(spec.global_batch) is int
+    assert type(spec.global_batch_size) is int
 
 
 def test_integers_are_numbers() -> None:
@@ -211,18 +211,18 @@ ONE_PROBLEM = [
     ({"schedule": "cosin"}, "schedule.name: got 'cosin'; expected one of constant, step, cosine"),
     ({"schedule": {"name": "step", "factor": 1}}, "schedule.every_epochs or every_steps: missing"),
     ({"schedule": {"warmup_steps": 1, "warmup_epochs": 1}}, "warmup_steps and warmup_epochs: got"),
-    ({"scaling": {"rule": "linear"}}, "scaling.base_batch: missing; expected the global batch"),
-    ({"scaling": "linear"}, "scaling.base_batch: missing"),
+    ({"scaling": {"rule": "linear"}}, "scaling.base_batch_size: missing; expected the global batch"),
+    ({"scaling": "linear"}, "scaling.base_batch_size: missing"),
     ({"scaling": {"rule": "liner"}}, "expected one of none, linear, sqrt; did you mean 'linear'?"),
     ({"clip": {}}, "clip.value or norm or global_norm: missing; expected exactly one"),
     ({"clip": {"value": 1, "norm": 2}}, "clip.value and norm: got {'value': 1, 'norm': 2}"),
     ({"loss": None}, "loss or objective: missing; expected exactly one of them"),
     ({"objective": "m:f"}, "loss and objective: got {'loss': 'mse', 'objective': 'm:f'}"),
-    ({"global_batch": None}, "global_batch or local_batch: missing"),
-    ({"local_batch": 4}, "global_batch and local_batch: got"),
+    ({"global_batch_size": None}, "global_batch_size or local_batch_size: missing"),
+    ({"local_batch_size": 4}, "global_batch_size and local_batch_size: got"),
     (
-        {"global_batch": None, "local_batch": 4, "min_replicas": 2},
-        "min_replicas: got 2; expected global_batch with min_replicas",
+        {"global_batch_size": None, "local_batch_size": 4, "min_replicas": 2},
+        "min_replicas: got 2; expected global_batch_size with min_replicas",
     ),
     ({"steps": 4}, "epochs and steps: got {'epochs': 2, 'steps': 4}; expected only one of them"),
     ({"model": None}, "model: missing; expected"),
@@ -260,7 +260,7 @@ ONE_PROBLEM = [
     ),
     (
         {"batch_size": 8},
-        "batch_size: got 8; expected a field that exists; did you mean 'global_batch'",
+        "batch_size: got 8; expected a field that exists; did you mean 'global_batch_size'",
     ),
     ({"callbacks": []}, "did you mean 'loggers'?"),
     ({"device": "cuda"}, "device: got 'cuda'; expected one of auto, cpu, gpu; did you mean 'gpu'?"),
@@ -327,13 +327,13 @@ def test_frozen() -> None:
 
 
 def test_resolve_global_batch() -> None:
-    assert make().resolve_global_batch(3) == 32
-    assert make(global_batch=None, local_batch=5).resolve_global_batch(3) == 15
+    assert make().resolve_global_batch_size(3) == 32
+    assert make(global_batch_size=None, local_batch_size=5).resolve_global_batch_size(3) == 15
 
 
 @pytest.mark.parametrize(("rule", "factor"), [("none", 1.0), ("linear", 4.0), ("sqrt", 2.0)])
 def test_scaling_factor(rule: str, factor: float) -> None:
-    assert Scaling(rule=rule, base_batch=64).factor(256) == factor  # type: ignore[arg-type]
+    assert Scaling(rule=rule, base_batch_size=64).factor(256) == factor  # type: ignore[arg-type]
 
 
 def test_a_spec_under_another_strategy() -> None:
@@ -344,7 +344,7 @@ def test_a_spec_under_another_strategy() -> None:
     changed = spec.under(other)
     assert changed.strategy.options == other["options"]
     assert changed.strategy.label == "local-sgd,every=8,graph=ring,of=[1, 2]"
-    assert choice(changed.strategy.label) == other
+    assert name_with_options(changed.strategy.label) == other
     with pytest.raises(SpecError, match="nam: got 'gossip'; expected a field"):
         spec.under({"nam": "gossip"})
 

@@ -33,7 +33,7 @@ FIELDS: dict[str, Any] = {
     "optimizer": {"name": "sgd", "lr": 0.001, "momentum": 0.9},
     "schedule": "cosine",
     "clip": {"global_norm": 1.0},
-    "global_batch": 32,
+    "global_batch_size": 32,
     "epochs": 2,
 }
 YAML = """
@@ -47,14 +47,14 @@ metrics:
 optimizer: {name: sgd, lr: 1e-3, momentum: 0.9}
 schedule: cosine
 clip: {global_norm: 1}
-global_batch: 32
+global_batch_size: 32
 epochs: 2
 """
 TOML = """
 data = "json:load"
 metrics = ["accuracy", {name = "math:hypot", k = 3}]
 schedule = "cosine"
-global_batch = 32
+global_batch_size = 32
 epochs = 2
 [model]
 torch = "math:hypot"
@@ -77,7 +77,7 @@ SMALL: dict[str, Any] = {
     "data": "json:load",
     "loss": "mse",
     "optimizer": "adam",
-    "global_batch": 4,
+    "global_batch_size": 4,
     "steps": 3,
 }
 
@@ -325,7 +325,7 @@ def test_loading_imports_nothing_that_the_spec_names(tmp_path: Path) -> None:
         ("optimizer={name: sgd, lr: 1}", {"optimizer": {"name": "sgd", "lr": 1}}),
         ("schedule.warmup_steps=5", {"schedule": {"warmup_steps": 5}}),
         ("evaluation.batch=8", {"evaluation": {"batch": 8}}),
-        ("scaling={rule: linear, base_batch: 2}", {"scaling": {"rule": "linear", "base_batch": 2}}),
+        ("scaling={rule: linear, base_batch_size: 2}", {"scaling": {"rule": "linear", "base_batch_size": 2}}),
         ("model_args.deep.er=1", {"model_args": {"deep": {"er": 1}}}),
         ("metrics.0=accuracy", {"metrics": ["accuracy"]}),
         ("loss.delta=2", {"loss": {"name": "mse", "delta": 2}}),
@@ -375,7 +375,7 @@ def test_a_strategy_and_loggers_that_come_with_the_source() -> None:
 SCRIPT = """
 from helper_of_the_script import data
 def model(): return "built"
-spec = {"model": model, "data": data, "loss": "mse", "optimizer": "adam", "global_batch": 4, "epochs": 1}
+spec = {"model": model, "data": data, "loss": "mse", "optimizer": "adam", "global_batch_size": 4, "epochs": 1}
 def make(): return {**spec, "metrics": ["mae"]}
 nothing = 3
 """
@@ -420,7 +420,7 @@ def test_overrides_keep_callables() -> None:
         ("optimizer..lr=3", "is not of the form path=value"),
         ("seed=[1", "the value is not YAML"),
         ("seed.x=1", "seed: got {'x': 1}; expected an integer"),
-        ("global_batch.x=1", "'x' is below 4, which is not a table"),
+        ("global_batch_size.x=1", "'x' is below 4, which is not a table"),
         ("model.x=1", "'x' is below 'math:hypot', which is not a table"),
         ("metrics.1=a", "'1' is no index of a list of 0; expected 0 to 0"),
         ("optimiser.lr=3", "optimiser: got {'lr': 3}; expected a field that exists; did you mean"),
@@ -452,7 +452,7 @@ SOUND = [
     {**SMALL, "optimizer": {"name": "sgd", "lr": 1}, "schedule": {"warmup_epochs": 2}},
     {**SMALL, "schedule": {"name": "step", "every_steps": 5, "every_epochs": None, "factor": 0.5}},
     {**SMALL, "scaling": "none", "strategy": "data-parallel"},
-    {**SMALL, "scaling": {"rule": "sqrt", "base_batch": 8}, "strategy": {"options": {"a": 1}}},
+    {**SMALL, "scaling": {"rule": "sqrt", "base_batch_size": 8}, "strategy": {"options": {"a": 1}}},
     {**SMALL, "loss": {"torch": {"name": "huber", "delta": 1}, "tensorflow": "math:hypot"}},
     {**SMALL, "loss": None, "objective": {"torch": "math:hypot"}},
     {**SMALL, "precision": "float16", "loss_scale": {"initial": 4}},

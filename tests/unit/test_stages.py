@@ -21,7 +21,7 @@ from isotrain.core.stages.schedules import (
     pipeline_bubble,
     stage_orders,
 )
-from isotrain.core.stages.staged_plan import staged_plan
+from isotrain.core.stages.staged_plan import pipeline_plan
 from isotrain.plugin import PlanError
 
 SHAPES = [
@@ -133,7 +133,7 @@ def equal_layers(shape: PipelineShape) -> ModelProfile:
 def test_a_plan_draws_the_bubble_and_what_is_kept(name: str) -> None:
     shape = PipelineShape(3, 6, 2 if name == "interleaved" else 1)
     orders = stage_orders(name, shape)
-    found = staged_plan(equal_layers(shape), orders, 2, 3, bandwidth=1e9)
+    found = pipeline_plan(equal_layers(shape), orders, 2, 3, bandwidth=1e9)
     assert found.bubble == pytest.approx(pipeline_bubble(shape))
     assert found.seconds == pytest.approx(
         3.0 * shape.micro_batches * shape.chunks_per_stage / (1 - found.bubble)
@@ -155,7 +155,7 @@ def test_a_plan_counts_what_skips_a_stage() -> None:
     """The first layer's result is needed by the third stage too: the second passes it on."""
     shape, sources = PipelineShape(3, 3), [(), (0,), (0, 1)]
     layers = [LayerCost(str(n), 1.0, 1.0, 10**n, 1, own, n) for n, own in enumerate(sources)]
-    found = staged_plan(ModelProfile(layers), stage_orders("gpipe", shape), 0, 3, bandwidth=1.0)
+    found = pipeline_plan(ModelProfile(layers), stage_orders("gpipe", shape), 0, 3, bandwidth=1.0)
     assert [stage.sent_bytes for stage in found.stages] == [1, 11, 0]
 
 

@@ -17,9 +17,9 @@ from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
 from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
-from isotrain.core.contracts.start import Start
+from isotrain.core.contracts.start import StartMethod
 from isotrain.core.errors import PlanError
-from isotrain.core.planning.starts import resolve_start
+from isotrain.core.planning.starts import resolve_start_method
 from isotrain.core.spec.files import load_spec
 from isotrain.core.system import forking
 from isotrain.core.system.last_words import signal_name
@@ -30,7 +30,7 @@ SPEC = load_spec(
         "data": dict,
         "loss": "mse",
         "optimizer": {"name": "sgd", "lr": 0.5},
-        "global_batch": 1,
+        "global_batch_size": 1,
         "steps": 1,
     }
 )
@@ -53,18 +53,18 @@ def test_backends_are_forked_on_cpus_and_not_on_gpus(
     adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
-    start = resolve_start(adapter(), LOCAL, SPEC, "cpu")
+    start = resolve_start_method(adapter(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("forked", None)
     order = [name for name in start.imports if name != AHEAD]
-    assert order[:3] == [keras_backend.DEFERRED, adapter.framework, "keras"]
-    assert "GPU" in str(resolve_start(adapter(), LOCAL, SPEC, "gpu").why_fresh)
+    assert order[:3] == [keras_backend.LAZY_IMPORT, adapter.framework, "keras"]
+    assert "GPU" in str(resolve_start_method(adapter(), LOCAL, SPEC, "gpu").why_fresh)
 
 
 @pytest.mark.parametrize("adapter", [TorchDDP, HorovodTorch])
 def test_a_native_torch_model_needs_no_keras(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
     native = SPEC.replace(model={"torch": dict})
-    imports = resolve_start(adapter(), LOCAL, native, "cpu").imports
+    imports = resolve_start_method(adapter(), LOCAL, native, "cpu").imports
     assert imports[:2] == (AHEAD, "torch")
     assert not any("keras" in name for name in imports)
 
@@ -90,27 +90,27 @@ def test_mpi_is_not_forked(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 
 
 def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
-    silent = resolve_start(SaysNothing(), LOCAL, SPEC, "cpu")
-    assert silent == Start(why_fresh="backend 'says-nothing' does not say that it can be forked")
-    alone = resolve_start(TorchDDP(), "one-by-one", SPEC, "cpu")
+    silent = resolve_start_method(SaysNothing(), LOCAL, SPEC, "cpu")
+    assert silent == StartMethod(why_fresh="backend 'says-nothing' does not say that it can be forked")
+    alone = resolve_start_method(TorchDDP(), "one-by-one", SPEC, "cpu")
     assert alone.why_fresh == "one-by-one starts each process by itself"
 
 
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    assert "darwin" in str(forking.obstacle())
-    assert resolve_start(TorchDDP(), LOCAL, SPEC, "cpu").way == "fresh"
+    assert "darwin" in str(forking.fork_obstacle())
+    assert resolve_start_method(TorchDDP(), LOCAL, SPEC, "cpu").way == "fresh"
 
 
 def test_a_person_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISOTRAIN_START", "fresh")
-    start = resolve_start(TorchDDP(), LOCAL, SPEC, "cpu")
+    start = resolve_start_method(TorchDDP(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("fresh", "ISOTRAIN_START=fresh")
     monkeypatch.setenv("ISOTRAIN_START", "slowly")
     with pytest.raises(
         PlanError, match=r"way to start processes 'slowly'\. Available: forked, fresh"
     ):
-        resolve_start(TorchDDP(), LOCAL, SPEC, "cpu")
+        resolve_start_method(TorchDDP(), LOCAL, SPEC, "cpu")
 
 
 def test_an_ending_by_a_signal_without_a_name() -> None:

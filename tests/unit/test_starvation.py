@@ -15,12 +15,12 @@ import pytest
 from waiting import wait_until
 
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
-from isotrain.core.launching.diagnosis import Watched
+from isotrain.core.launching.diagnosis import RankStatus
 from isotrain.core.launching.effort import waits
-from isotrain.core.launching.stagnation import Stagnation
-from isotrain.core.launching.starvation import Starvation
+from isotrain.core.launching.stagnation import HangDetector
+from isotrain.core.launching.starvation import CpuStarvation
 from isotrain.core.system import patience
-from isotrain.core.system.patience import Patience
+from isotrain.core.system.patience import Deadline
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -54,7 +54,7 @@ def test_who_computes_beside_others_waits_and_who_sleeps_does_not(
         return type("Seen", (), {"waits": property(lambda self: waits(pid))})()
 
     wait_until(lambda: max(waits(on_one_processor[0]).values()) > 2 * TURNS_SECONDS, 60)
-    starvation = Starvation([seen(pid) for pid in on_one_processor])
+    starvation = CpuStarvation([seen(pid) for pid in on_one_processor])
     began = time.monotonic()
     before = starvation.of(0, call=began)
     assert before <= time.monotonic() - began + TURNS_SECONDS  # nothing from before the question
@@ -83,8 +83,8 @@ def judged(*processes: tuple[str, float, float], starved: tuple[float, ...]) -> 
         )
         for rank, (call, took, step) in enumerate(processes)
     ]
-    watched = [Watched(process, heard=now, active=now, started=True) for process in found]
-    stagnation = Stagnation(watched, {"start": LIMIT, "progress": LIMIT})
+    watched = [RankStatus(process, last_heard=now, last_active=now, started=True) for process in found]
+    stagnation = HangDetector(watched, {"start": LIMIT, "progress": LIMIT})
     stagnation.find(now - max(took for _, took, _ in processes) + 0.75 * LIMIT)
     found[1].waits = dict(enumerate(starved))
     stagnation.find(now)
@@ -128,8 +128,8 @@ def test_a_call_is_excused_while_the_launcher_stood_still(seconds: float, is_los
         is_gone=False,
         waits={},
     )
-    watched = Watched(process, heard=now, active=now, started=True)
-    stagnation = Stagnation([watched], {"start": LIMIT, "progress": LIMIT})
+    watched = RankStatus(process, last_heard=now, last_active=now, started=True)
+    stagnation = HangDetector([watched], {"start": LIMIT, "progress": LIMIT})
     stagnation.excuse(seconds)
     stagnation.find(now)
     assert (watched.lost is not None) is is_lost
@@ -140,7 +140,7 @@ def test_a_machine_that_stands_still_costs_little_of_the_patience_with_others(
 ) -> None:
     now = [0.0]
     monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0]))
-    waiting = Patience(2.0)
+    waiting = Deadline(2.0)
     for moment in (0.2, 60.2, 60.4, 60.8, 61.2):
         now[0] = moment
         assert not waiting.is_over

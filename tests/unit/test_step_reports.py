@@ -14,8 +14,8 @@ from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import NotANumberError
 from isotrain.core.running import step_reports
-from isotrain.core.running.loss_watch import LossWatch, OnNan
-from isotrain.core.running.step_reports import STEPS_AT_ONCE, StepReports
+from isotrain.core.running.loss_watch import NanGuard, OnNan
+from isotrain.core.running.step_reports import STEPS_AT_ONCE, StepLogger
 from isotrain.core.running.stopwatch import Stopwatch
 
 
@@ -28,7 +28,7 @@ class Heard(Reporter):
         self.events: list[ProcessEvent] = []
 
     @property
-    def is_heard(self) -> bool:
+    def has_listener(self) -> bool:
         return True
 
     def emit(self, event: ProcessEvent) -> None:
@@ -57,16 +57,16 @@ def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
     return Heard()
 
 
-def reports(heard: Heard, action: OnNan = "stop") -> StepReports:
-    watch = LossWatch(action, heard, lambda step: f"(of step {step})")
-    return StepReports(heard, Stopwatch(), 10**7, watch)
+def reports(heard: Heard, action: OnNan = "stop") -> StepLogger:
+    watch = NanGuard(action, heard, lambda step: f"(of step {step})")
+    return StepLogger(heard, Stopwatch(), 10**7, watch)
 
 
 def batch(step: int) -> Batch:
     return Batch(0, 0, step, 8, False, True, ())
 
 
-def add_all(own: StepReports, losses: Sequence[float]) -> None:
+def add_all(own: StepLogger, losses: Sequence[float]) -> None:
     for step, loss in enumerate(losses):
         own.add(batch(step), loss, 0.1)
 
@@ -103,7 +103,7 @@ def test_slow_steps_are_told_after_some_seconds(
 
 def test_the_first_step_is_told_at_once_of_a_run_that_goes_on_too(heard: Heard) -> None:
     own = reports(heard)
-    own.go_on_from(5, 0.0, 0)
+    own.resume_from(5, 0.0, 0)
     own.add(batch(5), 1.0, 0.1)
     own.add(batch(6), 1.0, 0.1)
     assert [step for step, _, _ in told(heard)] == [5]

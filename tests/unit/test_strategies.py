@@ -10,28 +10,28 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.layout import Layout, Spot
+from isotrain.core.contracts.layout import ClusterLayout, ProcessSlot
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
 from isotrain.core.contracts.strategy_state import StrategyState
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.planning.measured import Measured, with_measures
-from isotrain.core.plugins.cast import Cast
-from isotrain.core.plugins.host import PluginHost
+from isotrain.core.planning.measured import ModelStats, complete_plan
+from isotrain.core.plugins.cast import ResolvedSpec
+from isotrain.core.plugins.host import PluginManager
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.strategies import graphs
 from isotrain.strategies.local_sgd import LocalSGD
 from isotrain.strategies.sharded import norm_of_all
-from isotrain.testing.reference.functions import NumpyFunctions
+from isotrain.testing.reference.functions import NumpyTensorOps
 
 BACKEND = "torch-ddp"
 
 
 @pytest.fixture(scope="module")
-def host() -> PluginHost:
-    return PluginHost(entry_points=False)
+def host() -> PluginManager:
+    return PluginManager(entry_points=False)
 
 
 def spec(name: str, options: dict[str, Any], **fields: Any) -> TrainingSpec:
@@ -41,7 +41,7 @@ def spec(name: str, options: dict[str, Any], **fields: Any) -> TrainingSpec:
             "data": dict,
             "loss": "mse",
             "optimizer": {"name": "sgd", "lr": 0.5, "momentum": 0.5},
-            "global_batch": 12,
+            "global_batch_size": 12,
             "steps": 20,
             "device": "cpu",
             "strategy": {"name": name, "options": options},
@@ -51,10 +51,10 @@ def spec(name: str, options: dict[str, Any], **fields: Any) -> TrainingSpec:
 
 
 def plan(
-    host: PluginHost, name: str, options: dict[str, Any], replicas: int = 4, **fields: Any
+    host: PluginManager, name: str, options: dict[str, Any], replicas: int = 4, **fields: Any
 ) -> Plan:
     backend = fields.pop("backend", BACKEND)
-    cast = Cast(spec(name, options, **fields), host)
+    cast = ResolvedSpec(spec(name, options, **fields), host)
     return make_plan(cast, backend=backend, replicas=replicas)
 
 
@@ -96,7 +96,7 @@ def plan(
     ],
 )
 def test_wrong_options_are_refused_by_the_plan(
-    host: PluginHost, name: str, options: dict[str, Any], words: str
+    host: PluginManager, name: str, options: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(IsotrainError, match=words):
         plan(host, name, options)
@@ -112,13 +112,13 @@ def test_wrong_options_are_refused_by_the_plan(
     ],
 )
 def test_options_for_several_replicas_do_not_refuse_one(
-    host: PluginHost, name: str, options: dict[str, Any]
+    host: PluginManager, name: str, options: dict[str, Any]
 ) -> None:
     """By one replica, data and model of a measured plan and of a check are looked at."""
     assert plan(host, name, options, replicas=1).replicas == 1
 
 
-def test_a_torus_needs_a_grid(host: PluginHost) -> None:
+def test_a_torus_needs_a_grid(host: PluginManager) -> None:
     with pytest.raises(PlanError, match="rows"):
         plan(host, "gossip", {"graph": "torus"}, replicas=5)
 
@@ -134,32 +134,32 @@ def test_a_torus_needs_a_grid(host: PluginHost) -> None:
         ("sharded", {}),
     ],
 )
-def test_loss_scaling_is_refused(host: PluginHost, name: str, options: dict[str, Any]) -> None:
+def test_loss_scaling_is_refused(host: PluginManager, name: str, options: dict[str, Any]) -> None:
     with pytest.raises(UnsupportedError, match="loss scale"):
         plan(host, name, options, precision="float16")
 
 
 @pytest.mark.parametrize("name", ["sharded", "pipeline"])
-def test_an_own_optimizer_is_refused_where_it_would_see_a_part(host: PluginHost, name: str) -> None:
+def test_an_own_optimizer_is_refused_where_it_would_see_a_part(host: PluginManager, name: str) -> None:
     optimizer = {"custom": "somewhere:make", "lr": 0.5}
     with pytest.raises(UnsupportedError, match="a part of the weights"):
         plan(host, name, {}, optimizer=optimizer)
 
 
-def test_bfloat16_is_refused_where_it_would_travel_as_float32(host: PluginHost) -> None:
+def test_bfloat16_is_refused_where_it_would_travel_as_float32(host: PluginManager) -> None:
     (strategy,) = [host.strategy("compressed", {"method": "bf16"})]
     lacking = [
         name
         for name in host.backends.names()
-        if strategy.requires - host.backend(name).can("replicated").has
+        if strategy.requires - host.backend(name).capabilities_for("replicated").has
     ]
     assert lacking
     assert all("horovod" in name for name in lacking)
 
 
-def test_clipping_has_a_remark(host: PluginHost) -> None:
-    assert any("clip" in r for r in plan(host, "gossip", {}, clip={"value": 1.0}).remarks)
-    assert not any("clip" in r for r in plan(host, "gossip", {}).remarks)
+def test_clipping_has_a_remark(host: PluginManager) -> None:
+    assert any("clip" in r for r in plan(host, "gossip", {}, clip={"value": 1.0}).notes)
+    assert not any("clip" in r for r in plan(host, "gossip", {}).notes)
 
 
 ALL_GRAPHS = [
@@ -222,7 +222,7 @@ def test_local_sgd_averages_when_its_schedule_says() -> None:
 def test_local_sgd_forgets_what_it_counted_when_it_goes_back_to_an_average() -> None:
     strategy, group = LocalSGD(every=4), SimpleNamespace(local_replicas=(0,))
     between = StrategyState(
-        {"steps": 2, "even": False}, of_replicas={0: {"samples": np.array(3.0)}}
+        {"steps": 2, "even": False}, per_replica={0: {"samples": np.array(3.0)}}
     )
     averaged = strategy.state(group)  # type: ignore[arg-type]
     strategy.load_state(group, between)  # type: ignore[arg-type]
@@ -282,27 +282,27 @@ BYTES = 4 * 630
     ],
 )
 def test_the_plan_says_what_is_sent(
-    host: PluginHost, name: str, options: dict[str, Any], expected: float
+    host: PluginManager, name: str, options: dict[str, Any], expected: float
 ) -> None:
     made = plan(host, name, options)
-    found = with_measures(
+    found = complete_plan(
         made,
-        Cast(spec(name, options), host),
-        Measured(samples=100, parameters=630, gradient_bytes=BYTES, weight_shapes=SHAPES),
+        ResolvedSpec(spec(name, options), host),
+        ModelStats(samples=100, parameters=630, gradient_bytes=BYTES, weight_shapes=SHAPES),
     )
     assert found.exchanged_bytes_per_step == pytest.approx(expected)
     assert "weight_shapes" not in found.to_dict()
 
 
-def test_a_model_with_fewer_weights_than_replicas_is_not_shared_out(host: PluginHost) -> None:
+def test_a_model_with_fewer_weights_than_replicas_is_not_shared_out(host: PluginManager) -> None:
     made = plan(host, "sharded", {})
     with pytest.raises(
         PlanError, match="the model has 2 trainable weights, and each of 4 replicas"
     ):
-        with_measures(
+        complete_plan(
             made,
-            Cast(spec("sharded", {}), host),
-            Measured(samples=100, parameters=630, gradient_bytes=BYTES, weight_shapes=SHAPES),
+            ResolvedSpec(spec("sharded", {}), host),
+            ModelStats(samples=100, parameters=630, gradient_bytes=BYTES, weight_shapes=SHAPES),
         )
 
 
@@ -318,32 +318,32 @@ class Noting:
         self.between = static
         return []
 
-    def apply(self, gradients: Any, learning_rate: float) -> None:
+    def apply_gradients(self, gradients: Any, learning_rate: float) -> None:
         """Has no weights."""
 
 
-def test_hosts_are_those_of_the_plan(host: PluginHost) -> None:
+def test_hosts_are_those_of_the_plan(host: PluginManager) -> None:
     strategy = host.strategy("hierarchical", {})
     made = plan(host, "hierarchical", {})
     processes = [replace(p, host=name) for p, name in zip(made.processes, "abab", strict=True)]
-    strategy.planned(spec("hierarchical", {}), replace(made, processes=tuple(processes)))
+    strategy.configure(spec("hierarchical", {}), replace(made, processes=tuple(processes)))
     group = Noting()
     strategy.step(group, SimpleNamespace(even=True), 0.125)  # type: ignore[arg-type]
     assert group.between == ((0, 2), (1, 3))
 
 
 def on_hosts(
-    host: PluginHost, hosts: str, options: dict[str, Any], backend: str = BACKEND, **changes: Any
+    host: PluginManager, hosts: str, options: dict[str, Any], backend: str = BACKEND, **changes: Any
 ) -> Plan:
     """A plan for processes that lie on these hosts, of one letter each."""
-    spots = [Spot(name, hosts[:place].count(name)) for place, name in enumerate(hosts)]
+    process_slots = [ProcessSlot(name, hosts[:place].count(name)) for place, name in enumerate(hosts)]
     native = options.get("stage") == 3 and backend == BACKEND
     model = {"torch": dict} if native else dict
-    cast = Cast(spec("sharded", options, model=model, **changes), host)
-    layout = Layout("there", tuple(spots), cores=1, gpus=0)
+    cast = ResolvedSpec(spec("sharded", options, model=model, **changes), host)
+    layout = ClusterLayout("there", tuple(process_slots), cores=1, gpus=0)
     made = make_plan(cast, backend=backend, replicas=len(hosts), layout=layout)
-    measures = Measured(100, 4 * 630, 4 * BYTES, 4 * SHAPES)
-    return with_measures(made, cast, measures)
+    measures = ModelStats(100, 4 * 630, 4 * BYTES, 4 * SHAPES)
+    return complete_plan(made, cast, measures)
 
 
 @pytest.mark.parametrize("hosts", ["aabb", "abab"])
@@ -352,11 +352,11 @@ def on_hosts(
     [(2, 2 * 3 / 4), (3, (2 + 2) * 1 / 2 + 2 * 1 / 2 / 2)],  # of all gradients
 )
 def test_hybrid_runs_have_their_parts_inside_the_hosts_of_the_plan(
-    host: PluginHost, hosts: str, stage: int, sent: float
+    host: PluginManager, hosts: str, stage: int, sent: float
 ) -> None:
     made = on_hosts(host, hosts, {"hybrid": True, "stage": stage})
-    assert made.mesh.groups("shard") == made.hosts
-    assert (made.mesh.size("data"), made.mesh.size("shard")) == (2, 2)
+    assert made.device_mesh.groups("shard") == made.hosts
+    assert (made.device_mesh.size("data"), made.device_mesh.size("shard")) == (2, 2)
     assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
 
 
@@ -370,30 +370,30 @@ def test_hybrid_runs_have_their_parts_inside_the_hosts_of_the_plan(
     ],
 )
 def test_what_micro_batches_exchange_is_told(
-    host: PluginHost, hosts: str, options: dict[str, Any], sent: float
+    host: PluginManager, hosts: str, options: dict[str, Any], sent: float
 ) -> None:
-    made = on_hosts(host, hosts, options, accumulate=3)
+    made = on_hosts(host, hosts, options, gradient_accumulation_steps=3)
     assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
 
 
 @pytest.mark.parametrize("backend", ["tf-multiworker", "horovod-tf"])
 def test_tensorflow_sums_gradients_of_parts_in_each_micro_batch(
-    host: PluginHost, backend: str
+    host: PluginManager, backend: str
 ) -> None:
     options = {"stage": 3, "hybrid": True}
-    made = on_hosts(host, "aabb", options, backend, accumulate=3)
+    made = on_hosts(host, "aabb", options, backend, gradient_accumulation_steps=3)
     sent = 3 * (3 * 1 / 2 + 2 * 1 / 2 / 2)
     assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
-    assert any("computed again in the backward pass" in remark for remark in made.remarks)
+    assert any("computed again in the backward pass" in note for note in made.notes)
 
 
 def test_hybrid_runs_need_hosts_of_one_size_and_a_weight_for_each_replica_of_one(
-    host: PluginHost,
+    host: PluginManager,
 ) -> None:
     with pytest.raises(PlanError, match="hybrid: 2 hosts have 2, 1 replicas"):
         on_hosts(host, "aab", {"hybrid": True})
-    assert on_hosts(host, "aab", {"hybrid": True, "host_size": 1}).mesh.size("data") == 3
-    assert on_hosts(host, 9 * "a" + 9 * "b", {"stage": 3, "hybrid": True}).mesh.size("shard") == 9
+    assert on_hosts(host, "aab", {"hybrid": True, "host_size": 1}).device_mesh.size("data") == 3
+    assert on_hosts(host, 9 * "a" + 9 * "b", {"stage": 3, "hybrid": True}).device_mesh.size("shard") == 9
     with pytest.raises(PlanError, match="8 trainable weights, and each of 9 replicas of a host"):
         on_hosts(host, 9 * "a" + 9 * "b", {"hybrid": True})
 
@@ -403,7 +403,7 @@ def test_hybrid_runs_need_hosts_of_one_size_and_a_weight_for_each_replica_of_one
     ["sharded", "pipeline", "parameter-server", "gossip", "elastic-averaging", "hierarchical"],
 )
 def test_options_that_only_data_parallel_steps_honour_are_refused(
-    host: PluginHost, name: str
+    host: PluginManager, name: str
 ) -> None:
     fields = {"backend_options": {BACKEND: {"bucket_cap_mb": 1}}}
     with pytest.raises(UnsupportedError, match=r"bucket_cap_mb: .* Leave it out"):
@@ -411,23 +411,23 @@ def test_options_that_only_data_parallel_steps_honour_are_refused(
     plan(host, "local-sgd", {}, **fields)  # whose first steps may be such
 
 
-def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: PluginHost) -> None:
+def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: PluginManager) -> None:
     options = {"horovod-torch": {"cycle_time_ms": 1}}
-    cast = Cast(spec("parameter-server", {}, backend_options=options), host)
+    cast = ResolvedSpec(spec("parameter-server", {}, backend_options=options), host)
     with pytest.raises(UnsupportedError, match="Leave cycle_time_ms out"):
         make_plan(cast, backend="horovod-torch", replicas=2)
 
 
-def test_a_plan_says_that_weights_in_parts_are_not_recorded(host: PluginHost) -> None:
+def test_a_plan_says_that_weights_in_parts_are_not_recorded(host: PluginManager) -> None:
     told = "of a portable model whose weights lie in parts nothing is recorded"
     for replicas, backend in ((2, "torch-ddp"), (2, "horovod-torch"), (1, "torch-ddp")):
         found = plan(host, "sharded", {"stage": 3}, replicas=replicas, backend=backend)
-        assert any(told in remark for remark in found.remarks) == (replicas > 1)
+        assert any(told in note for note in found.notes) == (replicas > 1)
 
 
 def test_the_norm_of_all_is_of_one_type_on_all_replicas() -> None:
     """A replica may have no weights of the widest type; all exchange the same."""
-    replica: Any = SimpleNamespace(ops=NumpyFunctions(), all_reduce=lambda squares: squares)
+    replica: Any = SimpleNamespace(ops=NumpyTensorOps(), all_reduce=lambda squares: squares)
     norm = norm_of_all(replica, [np.array([3.0], np.float32), np.array([[4.0]], np.float32)])
     assert (norm.dtype, float(norm)) == (np.float64, 5.0)
 
@@ -443,7 +443,7 @@ def test_the_norm_of_all_is_of_one_type_on_all_replicas() -> None:
     ],
 )
 def test_a_stage_holds_what_the_cuts_leave_it(
-    host: PluginHost, options: dict[str, Any], most: int
+    host: PluginManager, options: dict[str, Any], most: int
 ) -> None:
     strategy = host.strategy("pipeline", options)
     found = strategy.state_bytes(ModelBytes((8, 1, 3, 2, 2), fixed=4, slots=2), 2)

@@ -16,15 +16,15 @@ from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
-from isotrain.core.plugins.host import plugin_host
+from isotrain.core.plugins.host import plugin_manager
 from isotrain.testing import backend, commands, digits, endings, strategy, text
 from isotrain.testing.launching import Run
 from isotrain.testing.native import assert_native_equality
 from isotrain.testing.scorecard import Check, Scorecard
-from isotrain.testing.watch import NEEDS, REPLICA_NEEDS, Watched
+from isotrain.testing.watch import NEEDS, REPLICA_NEEDS, RecordingGroup
 
 WITHOUT_CAPABILITY = {
-    *("place", "is_placed", "tensor", "numpy", "barrier", "synchronise_device", "close"),
+    *("to_device", "is_on_device", "tensor", "numpy", "barrier", "synchronize_device", "close"),
     *(
         "evaluation_step",
         "predict",
@@ -32,20 +32,20 @@ WITHOUT_CAPABILITY = {
         "export",
         "collect_metrics",
         "traits",
-        "remarks",
-        "own_rates",
+        "plan_notes",
+        "optimizer_lr_schedule",
         "optimizer_rates",
-        "weight_finaliser",
-        "refuses_one",
-        "step_remarks",
+        "weight_finalizer",
+        "refuses_single_sample",
+        "step_notes",
         "last_actions",
-        "note_actions",
+        "enable_action_timing",
         "compress",
-        "take_metrics",
-        "add_metrics",
+        "pop_metric_state",
+        "add_metric_state",
     ),
-    *("undisturbed", "unmoved", "keep_gradients", "kept_gradients", "describe_state", "largest"),
-    *("not_carried", "place_of", "lives_elsewhere", "part_weights"),
+    *("preserving_training_state", "preserving_state", "keep_gradients", "kept_gradients", "describe_state", "all_reduce_max"),
+    *("not_checkpointed", "local_index", "is_remote", "reshard_weights"),
 }
 
 
@@ -61,8 +61,8 @@ def test_every_method_of_a_group_takes_a_capability_or_is_there_for_all() -> Non
     methods = {name for name in dir(ReplicaGroup) if callable(getattr(ReplicaGroup, name))}
     public = {name for name in methods if not name.startswith("_")}
     assert public == {*NEEDS, *WITHOUT_CAPABILITY}
-    used = {*NEEDS.values(), *REPLICA_NEEDS.values(), Capability.BFLOAT16_EXCHANGE}
-    assert {*used, Capability.WEIGHTS_IN_HOSTS} == set(Capability), "that one is no method's"
+    used = {*NEEDS.values(), *REPLICA_NEEDS.values(), Capability.BFLOAT16_COLLECTIVES}
+    assert {*used, Capability.HYBRID_SHARDING} == set(Capability), "that one is no method's"
 
 
 def test_a_watched_group_notes_what_is_used() -> None:
@@ -73,7 +73,7 @@ def test_a_watched_group_notes_what_is_used() -> None:
             return [value * 2 for value in values]
 
     used: set[Capability] = set()
-    watched: Any = Watched(Group(), used)  # type: ignore[arg-type]
+    watched: Any = RecordingGroup(Group(), used)  # type: ignore[arg-type]
     assert watched.replicas == 2
     assert not used
     assert watched.all_reduce([3], "sum") == [6]
@@ -127,7 +127,7 @@ def test_names_of_checks_are_told_apart() -> None:
 
 
 def outcomes_of(notes: dict[int, dict[str, Any]], failure: str | None) -> dict[str, Any]:
-    adapter = plugin_host().backend("torch-ddp")
+    adapter = plugin_manager().backend("torch-ddp")
     run = Run([], notes, failure, 0.0, 0.0, Path())
     return {o.check: o for o in backend.run_outcomes(adapter, run, processes=2)}
 
@@ -137,10 +137,10 @@ def test_a_check_that_ends_the_run_fails_and_those_after_it_are_not_asked() -> N
     done = dict.fromkeys(names[:3], "")
     found = outcomes_of({0: {**done, names[3]: ""}, 1: done}, "rank 1 died")
     assert [found[name].verdict for name in names[:5]] == [
-        *("passed", "passed", "passed", "failed", "not asked")
+        *("passed", "passed", "passed", "failed", "skipped")
     ]
     assert "rank 1 died" in found[names[3]].reason
-    assert found["clean_exit"].verdict == "not asked"
+    assert found["clean_exit"].verdict == "skipped"
 
 
 def test_a_process_that_noted_nothing_is_not_passed_over() -> None:
@@ -167,10 +167,10 @@ def test_what_a_backend_lacks_is_told_with_its_reason() -> None:
 
 
 def test_a_scorecard_is_told_whole() -> None:
-    outcomes = (CHECK.passed(), FAILED, CHECK.not_asked("no numbers"))
+    outcomes = (CHECK.passed(), FAILED, CHECK.skipped("no numbers"))
     card = Scorecard("backend", "abacus", "abacus", 2, outcomes)
     shown = text.scorecard(card)
-    assert "backend abacus, 2 replicas: 1 passed, 1 failed, 1 not asked" in shown
+    assert "backend abacus, 2 replicas: 1 passed, 1 failed, 1 skipped" in shown
     for part in ("Sums are sums.", "no numbers", "2 + 2", "= 5"):
         assert part in shown
     assert not card.passed
@@ -191,7 +191,7 @@ def test_a_strategy_that_fits_nowhere_is_told_why() -> None:
         def step(self, group: Any, batch: Any, learning_rate: float) -> Any: ...
 
     with pytest.raises(PlanError, match="telepathy"):
-        strategy.fitting_backend(Demanding(), plugin_host())
+        strategy.fitting_backend(Demanding(), plugin_manager())
 
 
 def test_an_unknown_name_is_told_what_there_is() -> None:
@@ -263,8 +263,8 @@ def ended(
     """Why a check of a run that goes wrong fails, if the run goes like this."""
     notes = {1: {"moment": 100.0}} if failure is None or "before" not in failure else {}
     run = Run([], notes, failure, 100.0 + seconds, 0.0, folder)
-    monkeypatch.setattr(endings, "attempt", lambda *given: run)
-    return backend.ending_outcome(check, "torch-ddp", 2).reason
+    monkeypatch.setattr(endings, "try_run", lambda *given: run)
+    return backend.crash_outcome(check, "torch-ddp", 2).reason
 
 
 @pytest.mark.parametrize(
@@ -291,10 +291,10 @@ def test_how_runs_end_that_go_wrong(
 ) -> None:
     folder = tmp_path / "run"
     folder.mkdir()
-    blames_peer = told is None or "itself" not in told
-    failed = {"event": "failed", "message": "no peer", "blames_peer": blames_peer}
+    is_peer_error = told is None or "itself" not in told
+    failed = {"event": "failed", "message": "no peer", "is_peer_error": is_peer_error}
     (folder / "events.jsonl").write_text(json.dumps(failed))
-    reason = ended(monkeypatch, folder, backend.ENDINGS[check], failure, seconds)
+    reason = ended(monkeypatch, folder, backend.CRASH_CHECKS[check], failure, seconds)
     assert reason is None if told is None else told in str(reason)
     assert folder.exists() == (told is not None)  # only of what has to be looked into
 
@@ -306,12 +306,12 @@ def test_a_busy_machine_is_given_more_time_to_hang(
     stuck = Run([], {1: {"moment": 100.0}}, STUCK, 170.0, 0.0, tmp_path)
     limits = []
 
-    def attempt(work: Any, spec: Any, *given: Any) -> Run:
+    def try_run(work: Any, spec: Any, *given: Any) -> Run:
         limits.append(spec["timeouts"]["progress"])
         return stuck if len(limits) == len(endings.PROGRESS_SECONDS) else too_slow
 
-    monkeypatch.setattr(endings, "attempt", attempt)
-    assert backend.ending_outcome(backend.ENDINGS[1], "torch-ddp", 2).verdict == "passed"
+    monkeypatch.setattr(endings, "try_run", try_run)
+    assert backend.crash_outcome(backend.CRASH_CHECKS[1], "torch-ddp", 2).verdict == "passed"
     assert limits == list(endings.PROGRESS_SECONDS)
 
 
@@ -319,7 +319,7 @@ def test_a_process_that_lingers_is_no_clean_exit() -> None:
     names = [check.name for check in backend.IN_SESSION]
     good = dict.fromkeys(names, "")
     run = Run([], {0: good, 1: good}, None, 0.0, 5.5, Path())
-    adapter = plugin_host().backend("torch-ddp")
+    adapter = plugin_manager().backend("torch-ddp")
     *_, last = backend.run_outcomes(adapter, run, processes=2)
     assert last.check == "clean_exit"
     assert last.reason is not None

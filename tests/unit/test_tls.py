@@ -25,11 +25,11 @@ from waiting import wait_until
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.joining import welcome as welcome_module
 from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.welcome import Welcome, reached
+from isotrain.core.joining.welcome import RankZeroServer, connect_to_rank_zero
 from isotrain.core.served import handshake, tls
-from isotrain.core.served.terms import Terms
-from isotrain.core.served.tls import TlsEnd
-from isotrain.core.served.wire import shake_hands
+from isotrain.core.served.terms import EncryptionOffer
+from isotrain.core.served.tls import TlsEndpoint
+from isotrain.core.served.wire import authenticate
 
 SECRET = b"nobody is to read this"
 AUTHORITY = Authority()
@@ -42,10 +42,10 @@ def calls_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="module")
-def hosts(tmp_path_factory: pytest.TempPathFactory) -> list[Terms]:
-    """Terms of two hosts with certificates of one authority."""
+def hosts(tmp_path_factory: pytest.TempPathFactory) -> list[EncryptionOffer]:
+    """EncryptionOffer of two hosts with certificates of one authority."""
     made = tmp_path_factory.mktemp("hosts")
-    return [Terms.of(AUTHORITY.folder(made / name)) for name in "ab"]
+    return [EncryptionOffer.of(AUTHORITY.folder(made / name)) for name in "ab"]
 
 
 class Between:
@@ -105,15 +105,15 @@ class Between:
 
 
 @contextlib.contextmanager
-def line(caller: Terms, door: Terms) -> Iterator[tuple[Channel, Channel, Between]]:
+def line(caller: EncryptionOffer, door: EncryptionOffer) -> Iterator[tuple[Channel, Channel, Between]]:
     """Both ends of a connection that has been made, and who listens in between."""
     secret = key().secret
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(free_port())
-        welcome = stack.enter_context(contextlib.closing(Welcome(LOCAL, [port], secret, door)))
+        welcome = stack.enter_context(contextlib.closing(RankZeroServer(LOCAL, [port], secret, door)))
         between = stack.enter_context(contextlib.closing(Between(port)))
         calling = stack.enter_context(
-            contextlib.closing(reached(LOCAL, [between.port], secret, 1, LONG, caller))
+            contextlib.closing(connect_to_rank_zero(LOCAL, [between.port], secret, 1, LONG, caller))
         )
         ((rank, wire),) = wait_until(welcome.arrivals, LONG)
         assert rank == 1
@@ -130,7 +130,7 @@ def taken(channel: Channel, count: int) -> list[Any]:
 
 
 def test_large_and_many_messages_go_both_ways_at_once_and_nobody_reads_them(
-    hosts: list[Terms],
+    hosts: list[EncryptionOffer],
 ) -> None:
     """More than all buffers hold, from several threads: neither end may wait for the other to read."""
     array = np.arange(1 << 21, dtype=np.float64)  # 16 MiB, a thousand records
@@ -161,15 +161,15 @@ def test_large_and_many_messages_go_both_ways_at_once_and_nobody_reads_them(
     assert array[1000:1002].tobytes() not in heard
 
 
-def test_without_it_what_is_said_can_be_read(hosts: list[Terms]) -> None:
+def test_without_it_what_is_said_can_be_read(hosts: list[EncryptionOffer]) -> None:
     """So that the test before can fail."""
-    with line(Terms(), Terms()) as (one, other, between):
+    with line(EncryptionOffer(), EncryptionOffer()) as (one, other, between):
         one.send({"secret": SECRET.decode()})
         taken(other, 1)
         assert SECRET in between.heard[0]
 
 
-def test_who_is_killed_in_the_middle_of_a_message_is_gone(hosts: list[Terms]) -> None:
+def test_who_is_killed_in_the_middle_of_a_message_is_gone(hosts: list[EncryptionOffer]) -> None:
     with line(*hosts) as (one, other, between), ThreadPoolExecutor(1) as pool:
         one.send({"number": 0})
         assert taken(other, 1) == [({"number": 0}, [])]
@@ -183,18 +183,18 @@ def test_who_is_killed_in_the_middle_of_a_message_is_gone(hosts: list[Terms]) ->
         assert one.wait(LONG) is None
 
 
-def test_the_last_words_are_read_before_the_end(hosts: list[Terms]) -> None:
+def test_the_last_words_are_read_before_the_end(hosts: list[EncryptionOffer]) -> None:
     with line(*hosts) as (one, other, _):
         for number in range(3):
             one.send({"number": number})
-        one.say_no_more()
+        one.shutdown_write()
         other.send({"heard": True})
         assert [header["number"] for header, _ in taken(other, 3)] == [0, 1, 2]
         assert other.wait(LONG) is None
         assert taken(one, 1) == [({"heard": True}, [])]
 
 
-def test_what_is_changed_on_its_way_ends_the_connection(hosts: list[Terms]) -> None:
+def test_what_is_changed_on_its_way_ends_the_connection(hosts: list[EncryptionOffer]) -> None:
     with line(*hosts) as (one, other, between):
         one.send({"number": 0})
         taken(other, 1)
@@ -214,10 +214,10 @@ def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
             made.append(self)
 
     monkeypatch.setattr(tls, "ssl", SimpleNamespace(**{**vars(ssl), "SSLContext": Limited}))
-    hosts = [Terms.of(AUTHORITY.folder(tmp_path / name)) for name in "ab"]
+    hosts = [EncryptionOffer.of(AUTHORITY.folder(tmp_path / name)) for name in "ab"]
     secret = key().secret
 
-    def greet(welcome: Welcome) -> Channel:
+    def greet(welcome: RankZeroServer) -> Channel:
         ((_, wire),) = wait_until(welcome.arrivals, LONG)
         channel = Channel(wire)
         channel.send({"at": "once"})
@@ -226,38 +226,38 @@ def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
     assert {context.maximum_version for context in made} == {newest}
     with (
         free_port() as port,
-        contextlib.closing(Welcome(LOCAL, [port], secret, hosts[0])) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], secret, hosts[0])) as welcome,
         contextlib.closing(Between(port, pauses=(0.0, 0.1))) as between,
         ThreadPoolExecutor(1) as pool,
     ):
         greeting = pool.submit(greet, welcome)
-        with contextlib.closing(reached(LOCAL, [between.port], secret, 1, LONG, hosts[1])) as wire:
+        with contextlib.closing(connect_to_rank_zero(LOCAL, [between.port], secret, 1, LONG, hosts[1])) as wire:
             assert taken(Channel(wire), 1) == [({"at": "once"}, [])]
         greeting.result().close()
 
 
-def test_who_has_the_key_and_no_certificate_stays_outside(hosts: list[Terms]) -> None:
+def test_who_has_the_key_and_no_certificate_stays_outside(hosts: list[EncryptionOffer]) -> None:
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    end = TlsEnd(anybody, b"", is_caller=True)
+    end = TlsEndpoint(anybody, b"", is_caller=True)
     with (
         free_port() as port,
-        contextlib.closing(Welcome(LOCAL, [port], key().secret, hosts[0])) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,
     ):
         with socket.create_connection((LOCAL, port), LONG) as calling:
-            assert shake_hands(calling, key().secret, 1, hosts[1])
-            calling.sendall(end.shake_hands(b""))
+            assert authenticate(calling, key().secret, 1, hosts[1])
+            calling.sendall(end.do_handshake(b""))
             while not end.is_ready:
-                calling.sendall(end.shake_hands(heard(calling)))
+                calling.sendall(end.do_handshake(heard(calling)))
             with pytest.raises(OSError, match="certificate"):
                 end.decrypted(heard(calling))
-        wait_until(lambda: welcome.estranged, LONG)
-        assert "peer did not return a certificate" in welcome.estranged[1]
+        wait_until(lambda: welcome.rejected, LONG)
+        assert "peer did not return a certificate" in welcome.rejected[1]
         assert not welcome.arrivals()
 
 
 def test_who_is_turned_down_hears_so_though_it_is_still_talking(
-    hosts: list[Terms], tmp_path: Path
+    hosts: list[EncryptionOffer], tmp_path: Path
 ) -> None:
     """It trusts rank 0, and rank 0 does not trust it: nothing it says may take rank 0's last word back."""
     foreign = Path(Authority().folder(tmp_path / "foreign"))
@@ -265,21 +265,21 @@ def test_who_is_turned_down_hears_so_though_it_is_still_talking(
         known.write((Path(hosts[0].folder) / "ca.crt").read_bytes())
     with (
         free_port() as port,
-        contextlib.closing(Welcome(LOCAL, [port], key().secret, hosts[0])) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,
         contextlib.closing(Between(port, pauses=(0.02, 0.0), piece=400)) as between,
     ):
         with pytest.raises(PlanError, match="the other end gave up: tlsv1 alert"):
-            reached(LOCAL, [between.port], key().secret, 1, 0.0, Terms.of(str(foreign)))
+            connect_to_rank_zero(LOCAL, [between.port], key().secret, 1, 0.0, EncryptionOffer.of(str(foreign)))
         between.close()
-        wait_until(lambda: welcome.estranged, LONG)
-        assert "the certificate is not accepted" in welcome.estranged[1]
+        wait_until(lambda: welcome.rejected, LONG)
+        assert "the certificate is not accepted" in welcome.rejected[1]
 
 
 def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
-    hosts: list[Terms], tmp_path: Path
+    hosts: list[EncryptionOffer], tmp_path: Path
 ) -> None:
     """It passes on the proofs of the key, and encrypts by itself with both."""
-    own = Terms.of(AUTHORITY.folder(tmp_path / "thief")).tls
+    own = EncryptionOffer.of(AUTHORITY.folder(tmp_path / "thief")).tls
     assert own is not None
     secret = key().secret
 
@@ -293,10 +293,10 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
             towards_door, towards_caller = own.begin(is_caller=True), own.begin(is_caller=False)
             said = b""
             while not towards_door.is_ready:
-                called.sendall(towards_door.shake_hands(said))
+                called.sendall(towards_door.do_handshake(said))
                 said = b"" if towards_door.is_ready else heard(called)
             while not towards_caller.is_ready:
-                calling.sendall(towards_caller.shake_hands(heard(calling)))
+                calling.sendall(towards_caller.do_handshake(heard(calling)))
             welcomed = b""
             while not welcomed:
                 welcomed = towards_door.decrypted(heard(called))
@@ -305,13 +305,13 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
 
     with (
         free_port() as port,
-        contextlib.closing(Welcome(LOCAL, [port], secret, hosts[0])),
+        contextlib.closing(RankZeroServer(LOCAL, [port], secret, hosts[0])),
         socket.create_server((LOCAL, 0)) as listener,
         ThreadPoolExecutor(1) as pool,
     ):
         intruder = pool.submit(intrude, port, listener)
         with pytest.raises(PeerLostError, match="somebody sits between this process and who"):
-            reached(LOCAL, [listener.getsockname()[1]], secret, 1, 0.0, hosts[1])
+            connect_to_rank_zero(LOCAL, [listener.getsockname()[1]], secret, 1, 0.0, hosts[1])
         intruder.result()
 
 
@@ -395,10 +395,10 @@ def test_ranks_that_encrypt_meet(folders: Mapping[str, str]) -> None:
 
 
 def test_a_reason_that_is_too_long_to_be_told_ends_with_dots() -> None:
-    told = Terms.told(Terms(problem="why " + "ö" * 400).as_told())
+    told = EncryptionOffer.from_bytes(EncryptionOffer(problem="why " + "ö" * 400).to_bytes())
     assert told.problem.startswith("why öö")
     assert told.problem.endswith("ö...")
-    assert Terms.told(Terms(problem="why").as_told()).problem == "why"
+    assert EncryptionOffer.from_bytes(EncryptionOffer(problem="why").to_bytes()).problem == "why"
 
 
 def test_who_cannot_encrypt_says_so_though_rank_0_is_not_there(folders: Mapping[str, str]) -> None:
@@ -406,14 +406,14 @@ def test_who_cannot_encrypt_says_so_though_rank_0_is_not_there(folders: Mapping[
     assert "cannot be read: No such file or directory" in str(found[1])
 
 
-def test_a_caller_with_another_key_hears_nothing_of_certificates(hosts: list[Terms]) -> None:
+def test_a_caller_with_another_key_hears_nothing_of_certificates(hosts: list[EncryptionOffer]) -> None:
     with (
         free_port() as port,
-        contextlib.closing(Welcome(LOCAL, [port], key().secret, hosts[0])) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,
     ):
         with pytest.raises(PeerLostError, match="turned this process away"):
-            reached(LOCAL, [port], b"another", 1, 0.0, hosts[1])
-        assert not welcome.estranged
+            connect_to_rank_zero(LOCAL, [port], b"another", 1, 0.0, hosts[1])
+        assert not welcome.rejected
         assert welcome.refused
 
 
@@ -456,11 +456,11 @@ def test_files_that_do_not_do_are_named(damage: str, expected: str, tmp_path: Pa
         shutil.copy(other / "ca.crt", made)
     elif damage == "no PEM":
         (made / "ca.crt").write_text("nothing")
-    terms = Terms.of(str(made))
+    terms = EncryptionOffer.of(str(made))
     assert terms.tls is None
     assert expected in terms.problem
     with pytest.raises(IsotrainError, match="ISOTRAIN_TLS: "):
-        terms.require_usable()
+        terms.require_available()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
@@ -468,4 +468,4 @@ def test_what_the_page_makes_by_openssl_can_be_used(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "launching" / "tls.md").read_text(encoding="utf-8")
     (making,) = re.findall(r"^```sh\n(.*?)^export ISOTRAIN_TLS", page, re.MULTILINE | re.DOTALL)
     subprocess.run(["sh", "-ec", making], cwd=tmp_path, check=True, capture_output=True)
-    assert Terms.of(str(tmp_path / "tls")).problem == ""
+    assert EncryptionOffer.of(str(tmp_path / "tls")).problem == ""

@@ -25,7 +25,7 @@ def test_they_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(warnings, "showwarning", lambda *given, **options: shown.append(given))
     reporter: Any = Listening()
-    worker.tell_warnings(reporter)
+    worker.forward_warnings(reporter)
     warnings.showwarning("ours", RuntimeWarning, worker.__file__, 1)
     warnings.showwarning("another's", RuntimeWarning, warnings.__file__, 1)
     assert reporter.told == [Warned(text="ours")]

@@ -6,13 +6,13 @@ from pathlib import Path
 
 import pytest
 
-from isotrain.core.system.whole_file import rewrite_lines, whole_file, write_whole
+from isotrain.core.system.whole_file import rewrite_lines, atomic_file, atomic_write
 
 
 def test_a_file_is_replaced_when_all_of_it_is_there(tmp_path: Path) -> None:
     target = tmp_path / "weights"
-    write_whole(target, "before")
-    with whole_file(target) as stream:
+    atomic_write(target, "before")
+    with atomic_file(target) as stream:
         stream.write(b"af")
         stream.flush()
         assert target.read_text() == "before"
@@ -23,10 +23,10 @@ def test_a_file_is_replaced_when_all_of_it_is_there(tmp_path: Path) -> None:
 
 def test_what_fails_half_way_changes_nothing(tmp_path: Path) -> None:
     target = tmp_path / "weights"
-    write_whole(target, "before")
+    atomic_write(target, "before")
 
     def fail() -> None:
-        with whole_file(target) as stream:
+        with atomic_file(target) as stream:
             stream.write(b"af")
             raise KeyError("no more")
 

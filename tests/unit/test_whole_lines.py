@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from isotrain.core.system.whole_lines import whole_lines
+from isotrain.core.system.whole_lines import line_buffered
 
 
 class Pieces(io.BytesIO):
@@ -29,7 +29,7 @@ def test_a_line_goes_out_at_its_end_and_in_one_piece(
     pieces = Pieces()
     stream = io.TextIOWrapper(pieces, write_through=at_once)
     monkeypatch.setattr(sys, "stdout", stream)
-    with whole_lines():
+    with line_buffered():
         print("rank", 0)
         assert pieces.written == [b"rank 0\n"]
         print("rank", 1, end="")

@@ -11,10 +11,10 @@ from isotrain.core.joining import witness
 
 PROGRAM = """
 import os, sys, tempfile
-from isotrain.core.joining.witness import last_output_shown
+from isotrain.core.joining.witness import output_tail_on_crash
 with tempfile.TemporaryFile() as log:
     os.write(log.fileno(), b"last words")
-    with last_output_shown(log.fileno(), 1) as dismiss:
+    with output_tail_on_crash(log.fileno(), 1) as dismiss:
         if sys.argv[1] == "dismissed":
             dismiss()
         os._exit(0)
@@ -32,5 +32,5 @@ def test_without_it_all_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
         raise BlockingIOError("no more processes")
 
     monkeypatch.setattr(witness.subprocess, "Popen", refuse)
-    with witness.last_output_shown(1, 2) as dismiss:
+    with witness.output_tail_on_crash(1, 2) as dismiss:
         dismiss()

@@ -11,7 +11,7 @@ _AFTER = 4096
 
 
 @dataclass
-class Checked:
+class PeriodicallyChecked:
     """What is used again and again, and checked now and then.
 
     Attributes:

@@ -73,7 +73,7 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
 """What takes the same arguments in the same order, for those operations that models are mostly made of."""
 
 
-def called_directly(module: GraphModule) -> Callable[..., Any]:
+def compile_direct_calls(module: GraphModule) -> Callable[..., Any]:
     """A function that computes what a record does, to the bit."""
     graph = copy.deepcopy(module.graph)
     for node in graph.nodes:

@@ -151,7 +151,7 @@ class _Constants:
                 known[node] = self._computed(node, known)
         for node in candidates:
             if any(user not in candidates for user in node.users):
-                self._hold(node, known[node])
+                self._snapshot_guard(node, known[node])
 
     def _candidates(self, known: Iterable[Node]) -> set[Node]:
         """Operations on constants, as many as are used by no view or change that remains."""
@@ -188,7 +188,7 @@ class _Constants:
                 return args[0].clone()
             return node.target(*args, **kwargs)
 
-    def _hold(self, node: Node, value: torch.Tensor) -> None:
+    def _snapshot_guard(self, node: Node, value: torch.Tensor) -> None:
         """Makes a known result a tensor of the record."""
         name = f"known_{len(self._values)}"
         setattr(self._module, name, value)

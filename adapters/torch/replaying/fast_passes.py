@@ -20,16 +20,16 @@ from isotrain.adapters.torch.replaying.graph_nodes import (
     shape_of,
 )
 from isotrain.adapters.torch.replaying.loss_passes import (
-    add_in_cross_entropy,
-    take_classes_as_they_are,
+    fuse_cross_entropy_mean,
+    skip_class_casts,
 )
-from isotrain.adapters.torch.replaying.normalising import normalise_at_once
+from isotrain.adapters.torch.replaying.normalising import fuse_batch_norm
 from isotrain.adapters.torch.replaying.products import (
-    add_in_convolution,
-    add_in_product,
-    pad_in_convolution,
+    fuse_conv_bias,
+    fuse_matmul_bias,
+    fuse_conv_padding,
 )
-from isotrain.adapters.torch.replaying.small_images import multiply_by_kernel
+from isotrain.adapters.torch.replaying.small_images import small_conv_as_matmul
 
 _POOLS = {aten.max_pool2d.default, aten.avg_pool2d.default}
 _POINTWISE = {
@@ -44,7 +44,7 @@ _POINTWISE = {
 }
 
 
-def rearranged(module: GraphModule) -> GraphModule | None:
+def optimized(module: GraphModule) -> GraphModule | None:
     """A faster copy of a record that shares its tensors; None where there is nothing to gain."""
     graph = copy.deepcopy(module.graph)
     count = sum(
@@ -170,13 +170,13 @@ def _trimmed(widths: list[int]) -> list[int]:
 
 
 _OPERATIONS = (
-    normalise_at_once,
-    add_in_convolution,
-    add_in_product,
+    fuse_batch_norm,
+    fuse_conv_bias,
+    fuse_matmul_bias,
     _attend_as_it_lies,
-    take_classes_as_they_are,
-    add_in_cross_entropy,
-    multiply_by_kernel,
+    skip_class_casts,
+    fuse_cross_entropy_mean,
+    small_conv_as_matmul,
 )
 _LAYOUT = (
     _cancel,
@@ -185,5 +185,5 @@ _LAYOUT = (
     _pad_after,
     _copy_once,
     _pool_as_it_lies,
-    pad_in_convolution,
+    fuse_conv_padding,
 )

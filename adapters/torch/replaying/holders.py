@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from isotrain.adapters.held import LARGE, is_ones_own
+from isotrain.adapters.held import MAX_ENTRIES, is_user_object
 from isotrain.adapters.torch import private
 
 _MANY = 256
@@ -20,7 +20,7 @@ _LARGE_ARRAY = 2**16
 """Bytes of an array that is not looked at."""
 
 
-class Holder(NamedTuple):
+class MutableContainer(NamedTuple):
     """Something that may hold something else later.
 
     Attributes:
@@ -34,7 +34,7 @@ class Holder(NamedTuple):
     look: Callable[[], Any]
 
 
-def holders_in(name: str, value: Any, known: set[int]) -> list[Holder]:
+def mutable_containers_in(name: str, value: Any, known: set[int]) -> list[MutableContainer]:
     """Finds what can be changed in place behind an attribute, at any depth.
 
     Args:
@@ -42,28 +42,28 @@ def holders_in(name: str, value: Any, known: set[int]) -> list[Holder]:
         value: Of the attribute.
         known: Identities of what was found already; grows.
     """
-    found: list[Holder] = []
+    found: list[MutableContainer] = []
     waiting = [value]
     while waiting and len(found) < _MANY:
         each = waiting.pop()
         if id(each) in known:
             continue
         known.add(id(each))
-        look = look_at(each)
+        look = content_reader(each)
         if look is not None:
-            found.append(Holder(name, each, look))
+            found.append(MutableContainer(name, each, look))
         waiting += _parts(each)
     return found
 
 
-def look_at(value: Any) -> Callable[[], Any] | None:
+def content_reader(value: Any) -> Callable[[], Any] | None:
     """What tells whether a value was changed in place; None where it cannot be, or is too large."""
     if isinstance(value, torch.Tensor):
         is_weight = isinstance(value, torch.nn.Parameter) or value.is_inference()
-        return None if is_weight else functools.partial(private.changes_of, value)
+        return None if is_weight else functools.partial(private.version_of, value)
     if isinstance(value, np.ndarray):
         return value.tobytes if value.nbytes <= _LARGE_ARRAY else None
-    if isinstance(value, dict | list | set) and len(value) > LARGE:
+    if isinstance(value, dict | list | set) and len(value) > MAX_ENTRIES:
         return functools.partial(len, value)
     if isinstance(value, dict):
         return functools.partial(values_of, value)
@@ -80,14 +80,14 @@ def values_of(held: dict[Any, Any]) -> list[Any]:
 def _parts(value: Any) -> Iterable[Any]:
     """What a value holds that may itself be changed in place."""
     if isinstance(value, dict | list | set | tuple):
-        if len(value) > LARGE:
+        if len(value) > MAX_ENTRIES:
             return ()
         return value.values() if isinstance(value, dict) else value
     if inspect.ismethod(value):
         return (value.__self__,)
     if isinstance(value, functools.partial):
         return value.func, value.args, value.keywords
-    return (vars(value),) if is_ones_own(value) else ()
+    return (vars(value),) if is_user_object(value) else ()
 
 
 def refill(value: Any, names: list[Any], held: Any) -> None:
@@ -96,7 +96,7 @@ def refill(value: Any, names: list[Any], held: Any) -> None:
     Args:
         value: A dict, list or set.
         names: The keys of a dict.
-        held: What `look_at` gave for it.
+        held: What `content_reader` gave for it.
     """
     if not isinstance(held, list | set):
         return

@@ -27,7 +27,7 @@ _EXACT_TO = {torch.float32: 2**24, torch.float64: 2**53}
 _CLASSES = {torch.uint8, torch.int8, torch.int16, torch.int32, torch.int64}
 
 
-def add_in_cross_entropy(node: Node) -> bool:
+def fuse_cross_entropy_mean(node: Node) -> bool:
     """Lets the cross-entropy before it add up the values of the samples."""
     if not is_call(node, aten.sum.default) or node.kwargs or len(node.args) > 1:
         return False
@@ -43,7 +43,7 @@ def add_in_cross_entropy(node: Node) -> bool:
     return True
 
 
-def take_classes_as_they_are(node: Node) -> bool:
+def skip_class_casts(node: Node) -> bool:
     """Takes whole numbers as classes without making them floating-point numbers in between.
 
     Those that this rounds are more than there are classes, which is an error either way.

@@ -39,7 +39,7 @@ class _Normalisation(NamedTuple):
     steps: list[Node]
 
 
-def normalise_at_once(node: Node) -> bool:
+def fuse_batch_norm(node: Node) -> bool:
     """Lets torch normalise, with the statistics of the batch or with given ones."""
     found = _found(node)
     if found is None:

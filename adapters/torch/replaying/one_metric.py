@@ -1,6 +1,6 @@
 """One metric of a portable model: what samples add to it, and what that depends on besides tensors.
 
-Imported only after `keras_backend.claim`.
+Imported only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -12,13 +12,13 @@ import keras
 import torch
 
 from isotrain.adapters import keras_parts
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import OutputSelector
 from isotrain.adapters.torch.replaying.outcome import agree
 from isotrain.adapters.torch.replaying.python_state import PythonState
 from isotrain.plugin import Component
 
 
-class OneMetric:
+class CapturedMetric:
     """A Keras metric as a record adds to it.
 
     Attributes:
@@ -31,7 +31,7 @@ class OneMetric:
         name: str,
         metric: keras.metrics.Metric,
         given: Component,
-        outputs: Outputs,
+        outputs: OutputSelector,
         functions: Sequence[Any],
     ) -> None:
         """Adds nothing yet.
@@ -50,13 +50,13 @@ class OneMetric:
         self._outputs = outputs
         self._state: PythonState | None = None
 
-    def look(self) -> None:
+    def remember(self) -> None:
         """Remembers what its attributes are and hold."""
         self._state = PythonState(None, self.callables)
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether every attribute is and holds what it was and held when `look` was called."""
+        """Whether every attribute is and holds what it was and held when `remember` was called."""
         return self._state is None or self._state.is_unchanged
 
     def change(self) -> str:

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from isotrain.adapters.torch.metrics import Measured
+from isotrain.adapters.torch.metrics import MeasuredPredictions
 from isotrain.adapters.torch.trees import leaves
 
 _TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4}
@@ -55,7 +55,7 @@ class Outcome:
         gradients: Of the loss, for each parameter; None where it has none.
         moved: The variables that are not trained, afterwards.
         random: States of the generators, afterwards.
-        mismeasured: The names of metrics that are part of a record, and got what Keras would not add.
+        wrong_metrics: The names of metrics that are part of a record, and got what Keras would not add.
     """
 
     loss: torch.Tensor
@@ -63,7 +63,7 @@ class Outcome:
     gradients: list[torch.Tensor | None]
     moved: list[torch.Tensor]
     random: list[torch.Tensor]
-    mismeasured: Sequence[str] = ()
+    wrong_metrics: Sequence[str] = ()
 
     @classmethod
     def of(
@@ -72,7 +72,7 @@ class Outcome:
         batch: tuple[Any, Any],
         parameters: Sequence[torch.Tensor],
         others: Sequence[torch.Tensor],
-        mismeasured: Callable[[Any, Measured], Sequence[str]],
+        wrong_metrics: Callable[[Any, MeasuredPredictions], Sequence[str]],
     ) -> Outcome:
         """Calls a computation, and takes everything back that it moved.
 
@@ -81,13 +81,13 @@ class Outcome:
             batch: Inputs and targets.
             parameters: To take gradients for, where gradients are taken at all.
             others: Variables that it may move.
-            mismeasured: The names of metrics to which Keras adds something else for these targets.
+            wrong_metrics: The names of metrics to which Keras adds something else for these targets.
         """
         before = Snapshot(others)
         loss, predictions = compute(*batch)
         wrong: Sequence[str] = ()
-        if isinstance(predictions, Measured):
-            wrong, predictions = mismeasured(batch[1], predictions), predictions.predictions
+        if isinstance(predictions, MeasuredPredictions):
+            wrong, predictions = wrong_metrics(batch[1], predictions), predictions.predictions
         gradients: list[torch.Tensor | None] = []
         if loss.requires_grad:
             total = (
@@ -124,7 +124,7 @@ class Outcome:
             if not agree(ours, theirs[name], exact, _noise(ours, grown.get(name, ours))):
                 verb = "differs from that" if name == "the loss" else "differ from those"
                 return f"{name} {verb} of a step without the record"
-        return METRICS_DIFFER if other.mismeasured else None
+        return METRICS_DIFFER if other.wrong_metrics else None
 
     @property
     def parts(self) -> dict[str, Sequence[torch.Tensor | None]]:

@@ -1,6 +1,6 @@
 """The metrics of a portable model: which of them a record adds up, and which are left to Keras.
 
-Imported only after `keras_backend.claim`.
+Imported only after `keras_backend.set_backend`.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import torch
 from isotrain.adapters import chosen as choices
 from isotrain.adapters import keras_losses
 from isotrain.adapters.keras_losses import Losses
-from isotrain.adapters.outputs import Outputs
+from isotrain.adapters.outputs import OutputSelector
 from isotrain.adapters.torch.keras_metrics import KerasMetric
-from isotrain.adapters.torch.metrics import Measured, Metric, as_chosen
-from isotrain.adapters.torch.replaying.one_metric import OneMetric
+from isotrain.adapters.torch.metrics import MeasuredPredictions, Metric, as_output_metrics
+from isotrain.adapters.torch.replaying.one_metric import CapturedMetric
 from isotrain.adapters.torch.replaying.python_state import PythonState
-from isotrain.adapters.torch.replaying.recordable import UnrecordableError
-from isotrain.adapters.torch.replaying.recording import record
+from isotrain.adapters.torch.replaying.recordable import UncapturableError
+from isotrain.adapters.torch.replaying.recording import capture
 from isotrain.plugin import Component, TrainingSpec, references
 
 
-class PhaseMetrics:
+class CapturedMetrics:
     """The metrics of a portable model in training or in evaluation.
 
     Attributes:
         metrics: As a group adds them up.
-        left: Why some are no part of records, by name.
+        excluded: Why some are no part of records, by name.
     """
 
-    def __init__(self, metrics: Sequence[Metric] = (), each: Sequence[OneMetric] = ()) -> None:
+    def __init__(self, metrics: Sequence[Metric] = (), each: Sequence[CapturedMetric] = ()) -> None:
         """Leaves none out.
 
         Args:
@@ -40,11 +40,11 @@ class PhaseMetrics:
             each: The same as a record adds to them.
         """
         self.metrics = list(metrics)
-        self.left: dict[str, str] = {}
+        self.excluded: dict[str, str] = {}
         self._each = each
 
     @classmethod
-    def of(cls, spec: TrainingSpec, outputs: Outputs, losses: Losses) -> Self:
+    def of(cls, spec: TrainingSpec, outputs: OutputSelector, losses: Losses) -> Self:
         """Makes them anew.
 
         Args:
@@ -52,19 +52,19 @@ class PhaseMetrics:
             outputs: Of the model.
             losses: That the steps compute, by output.
         """
-        found, given = keras_losses.build_measures(spec, "torch", losses)
-        metrics = as_chosen([KerasMetric(metric) for metric in found], given, outputs)
+        found, given = keras_losses.build_metrics_and_losses(spec, "torch", losses)
+        metrics = as_output_metrics([KerasMetric(metric) for metric in found], given, outputs)
         functions = itertools.chain(map(_own_functions, spec.metrics), itertools.repeat([]))
         each = [
-            OneMetric(shown.name, metric, chosen, outputs, own)
+            CapturedMetric(shown.name, metric, chosen, outputs, own)
             for shown, metric, chosen, own in zip(metrics, found, given, functions, strict=False)
         ]
         return cls(metrics, each)
 
     @property
-    def recorded(self) -> dict[int, OneMetric]:
+    def captured(self) -> dict[int, CapturedMetric]:
         """Those that are part of records, by their places."""
-        return {i: each for i, each in enumerate(self._each) if each.name not in self.left}
+        return {i: each for i, each in enumerate(self._each) if each.name not in self.excluded}
 
     @property
     def names(self) -> list[str]:
@@ -74,15 +74,15 @@ class PhaseMetrics:
     @property
     def callables(self) -> list[Any]:
         """What has attributes by which those compute that are part of records."""
-        return [called for each in self.recorded.values() for called in each.callables]
+        return [called for each in self.captured.values() for called in each.callables]
 
-    def added(self, targets: Any, predictions: Any) -> Measured:
+    def added(self, targets: Any, predictions: Any) -> MeasuredPredictions:
         """What samples add to the sums of those that are part of records; nothing moves."""
-        recorded = self.recorded
-        sums = [each.added(targets, predictions) for each in recorded.values()]
-        return Measured(predictions, sums, tuple(recorded))
+        captured = self.captured
+        sums = [each.added(targets, predictions) for each in captured.values()]
+        return MeasuredPredictions(predictions, sums, tuple(captured))
 
-    def differing(self, targets: Any, found: Measured, exact: bool) -> list[str]:
+    def differing(self, targets: Any, found: MeasuredPredictions, exact: bool) -> list[str]:
         """The names of those to which Keras adds something else."""
         pairs = zip(found.places, found.sums, strict=True)
         return [
@@ -91,34 +91,34 @@ class PhaseMetrics:
             if not self._each[place].would_add(targets, found.predictions, added, exact)
         ]
 
-    def make_ready(self, targets: Any, predictions: Any) -> None:
+    def ensure_built(self, targets: Any, predictions: Any) -> None:
         """Has metrics make sums that they lack, of a placeholder."""
         for metric in self.metrics:
-            if metric.is_late:
-                metric.make_ready(targets, predictions)
+            if metric.is_unbuilt:
+                metric.ensure_built(targets, predictions)
 
     @property
-    def are_late(self) -> bool:
+    def are_unbuilt(self) -> bool:
         """Whether one has yet to make its sums, of samples."""
-        return any(metric.is_late for metric in self.metrics)
+        return any(metric.is_unbuilt for metric in self.metrics)
 
-    def look(self) -> None:
+    def remember(self) -> None:
         """Remembers what the attributes of those are and hold that are part of records."""
-        for each in self.recorded.values():
-            each.look()
+        for each in self.captured.values():
+            each.remember()
 
     @property
     def are_unchanged(self) -> bool:
         """Whether none of these has changed since."""
-        return all(each.is_unchanged for each in self.recorded.values())
+        return all(each.is_unchanged for each in self.captured.values())
 
-    def leave_changed(self) -> None:
+    def exclude_changed(self) -> None:
         """Leaves out those that have."""
-        for each in self.recorded.values():
+        for each in self.captured.values():
             if not each.is_unchanged:
-                self.left[each.name] = f"an attribute changes between steps: {each.change()}"
+                self.excluded[each.name] = f"an attribute changes between steps: {each.change()}"
 
-    def leave_unrecordable(self, targets: Any, predictions: Any, why: str) -> None:
+    def exclude_uncapturable(self, targets: Any, predictions: Any, why: str) -> None:
         """Leaves out those that cannot be recorded.
 
         Args:
@@ -128,27 +128,27 @@ class PhaseMetrics:
         """
         reasons = {
             each.name: reason
-            for each in self.recorded.values()
+            for each in self.captured.values()
             if (reason := _refusal(each, targets, predictions)) is not None
         }
-        self.left |= reasons or dict.fromkeys((e.name for e in self.recorded.values()), why)
+        self.excluded |= reasons or dict.fromkeys((e.name for e in self.captured.values()), why)
 
 
-def _refusal(metric: OneMetric, targets: Any, predictions: Any) -> str | None:
+def _refusal(metric: CapturedMetric, targets: Any, predictions: Any) -> str | None:
     """Why a metric by itself cannot be recorded; None where it can."""
 
     def alone(given: Any, expected: Any) -> tuple[Any, Any]:
         return torch.zeros(()), metric.added(expected, given)
 
     try:
-        record(alone, PythonState(None, metric.callables), (), predictions, targets)
-    except UnrecordableError as error:
+        capture(alone, PythonState(None, metric.callables), (), predictions, targets)
+    except UncapturableError as error:
         return str(error)
     return None
 
 
 def _own_functions(given: Component | Mapping[str, Component]) -> list[Any]:
     """A person's function or object that a metric of the spec is."""
-    chosen: Component = choices.select(given, "torch", "metrics")
+    chosen: Component = choices.resolve_for_framework(given, "torch", "metrics")
     own = references.resolve(chosen.name) if chosen.is_reference else None
     return [] if own is None or isinstance(own, type) else [own]

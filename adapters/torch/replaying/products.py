@@ -21,7 +21,7 @@ from isotrain.adapters.torch.replaying.graph_nodes import (
 _CONVOLUTIONS = {aten.conv1d.default, aten.conv2d.default, aten.conv3d.default}
 
 
-def add_in_convolution(node: Node) -> bool:
+def fuse_conv_bias(node: Node) -> bool:
     """Lets the convolution before it add a bias."""
     if node.target != aten.add.Tensor or node.kwargs:
         return False
@@ -56,7 +56,7 @@ def _takes_a_bias(convolution: Any, user: Node) -> bool:
     return not convolution.kwargs and (len(convolution.args) < 3 or convolution.args[2] is None)
 
 
-def pad_in_convolution(node: Node) -> bool:
+def fuse_conv_padding(node: Node) -> bool:
     """Lets a convolution pad images with zeros, as much on both sides."""
     if node.target not in _CONVOLUTIONS or node.kwargs:
         return False
@@ -91,7 +91,7 @@ def _same_widths(padded: Node, rank: int) -> list[int] | None:
     return each[::-1]
 
 
-def add_in_product(node: Node) -> bool:
+def fuse_matmul_bias(node: Node) -> bool:
     """Lets the product of matrices before it add a bias to every row."""
     if node.target != aten.add.Tensor or node.kwargs:
         return False

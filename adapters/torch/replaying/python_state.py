@@ -11,8 +11,8 @@ import keras
 import torch
 
 from isotrain.adapters import keras_private
-from isotrain.adapters.keras_carry import usual_attributes
-from isotrain.adapters.torch.replaying.holders import Holder, holders_in, look_at, refill, values_of
+from isotrain.adapters.keras_carry import base_layer_attributes
+from isotrain.adapters.torch.replaying.holders import MutableContainer, mutable_containers_in, content_reader, refill, values_of
 
 
 class PythonState:
@@ -40,15 +40,15 @@ class PythonState:
         self._names = [list(h.value) if isinstance(h.value, dict) else [] for h in self._holders]
         self._seen = self._now()
 
-    def _inside(self) -> Iterator[Holder]:
+    def _inside(self) -> Iterator[MutableContainer]:
         """Attributes, and what can be changed in place in them but for what Keras keeps in every layer."""
         known = {id(attributes) for _, attributes in self._attributes}
-        usual = usual_attributes()
+        usual = base_layer_attributes()
         for owner, attributes in self._attributes:
-            yield Holder(owner, attributes, functools.partial(values_of, attributes))
+            yield MutableContainer(owner, attributes, functools.partial(values_of, attributes))
             for name, value in attributes.items():
                 if name not in usual:
-                    yield from holders_in(f"{owner}: {name}", value, known)
+                    yield from mutable_containers_in(f"{owner}: {name}", value, known)
 
     def _now(self) -> list[Any]:
         return [look() for look in self._looks]
@@ -80,7 +80,7 @@ class PythonState:
                 refill(holder.value, names, held)
 
 
-def _changed(holder: Holder, before: dict[Any, Any]) -> str:
+def _changed(holder: MutableContainer, before: dict[Any, Any]) -> str:
     """A holder, and which of its attributes is another now."""
     now = holder.value if before else {}
     for name, value in now.items():
@@ -105,13 +105,13 @@ def _name(owner: Any) -> str:
     return f"{own} ({kind})" if own else kind
 
 
-def _buffers(model: keras.Layer) -> Iterator[Holder]:
+def _buffers(model: keras.Layer) -> Iterator[MutableContainer]:
     """Tensors that torch's own modules move when they are called."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            look = look_at(buffer)
+            look = content_reader(buffer)
             if look is not None:
-                yield Holder(f"{_name(module)}: {name}", buffer, look)
+                yield MutableContainer(f"{_name(module)}: {name}", buffer, look)
 
 
 def _equal(one: Any, other: Any) -> bool:

@@ -12,8 +12,8 @@ from torch.overrides import TorchFunctionMode
 from isotrain.adapters.torch import private
 from isotrain.adapters.torch.replaying.graph_nodes import aten
 
-BY_VALUE = "Python depends on the value of a tensor"
-MAPPED = "a function is called by torch.vmap (keras.ops.vectorized_map) or another transform"
+VALUE_DEPENDENT = "Python depends on the value of a tensor"
+CALLED_BY_VMAP = "a function is called by torch.vmap (keras.ops.vectorized_map) or another transform"
 _EXITS: set[Any] = {
     torch.Tensor.numpy,
     torch.Tensor.tolist,
@@ -31,11 +31,11 @@ _FLAGS = {torch.bool, torch.uint8}
 """Of tensors that pick elements by whether they are true, not by their places."""
 
 
-class UnrecordableError(Exception):
+class UncapturableError(Exception):
     """A computation cannot be replayed from a record; says why."""
 
 
-class ValuesStay(TorchFunctionMode):
+class ForbidValueReads(TorchFunctionMode):
     """Within it, what is recorded gives no value of a tensor to Python or NumPy: a record would freeze it.
 
     Conversions to what a tensor already is, of which Keras asks for two with each operation, are not written
@@ -52,13 +52,13 @@ class ValuesStay(TorchFunctionMode):
         """Computes as ever.
 
         Raises:
-            UnrecordableError: A value that depends on the batch or on weights is to leave; or a transform is
+            UncapturableError: A value that depends on the batch or on weights is to leave; or a transform is
                 calling a function, and what this computes would not be written down.
         """
-        if private.is_mapped():
-            raise UnrecordableError(MAPPED)
+        if private.is_in_vmap():
+            raise UncapturableError(CALLED_BY_VMAP)
         if func in _EXITS and _is_recorded(args[0]):
-            raise UnrecordableError(BY_VALUE)
+            raise UncapturableError(VALUE_DEPENDENT)
         if func is torch.Tensor.to and not kwargs and _is_already(*args):
             return args[0]
         return func(*args, **(kwargs or {}))
@@ -98,7 +98,7 @@ def require_fixed_shapes(graph: Graph) -> None:
     """Makes sure that shapes follow from shapes: Python that looks at one would depend on values.
 
     Raises:
-        UnrecordableError: That of a result depends on the numbers of the batch or of weights.
+        UncapturableError: That of a result depends on the numbers of the batch or of weights.
     """
     given: set[Node] = set()
     for node in graph.nodes:
@@ -106,7 +106,7 @@ def require_fixed_shapes(graph: Graph) -> None:
             given.add(node)
             if given.intersection(_shaping(node)):
                 name = str(node.target).removeprefix("aten.").partition(".")[0]
-                raise UnrecordableError(f"the shape of what {name} gives depends on values")
+                raise UncapturableError(f"the shape of what {name} gives depends on values")
 
 
 def _shaping(node: Node) -> Iterator[Node]:

@@ -16,14 +16,14 @@ from isotrain.adapters import keras_private
 from isotrain.adapters.keras_carry import CarryScope
 from isotrain.adapters.torch import private
 from isotrain.adapters.torch.replaying import exact_passes, fast_passes
-from isotrain.adapters.torch.replaying.direct_calls import called_directly
+from isotrain.adapters.torch.replaying.direct_calls import compile_direct_calls
 from isotrain.adapters.torch.replaying.outcome import Snapshot
 from isotrain.adapters.torch.replaying.python_state import PythonState
 from isotrain.adapters.torch.replaying.recordable import (
-    BY_VALUE,
-    MAPPED,
-    UnrecordableError,
-    ValuesStay,
+    VALUE_DEPENDENT,
+    CALLED_BY_VMAP,
+    UncapturableError,
+    ForbidValueReads,
     require_fixed_shapes,
 )
 from isotrain.adapters.torch.trees import emptied, filled, leaves
@@ -31,11 +31,11 @@ from isotrain.adapters.torch.without_gradients import WithoutGradients
 
 Compute = Callable[[Any, Any], tuple[torch.Tensor, Any]]
 """`compute(inputs, targets)`: the mean loss and the predictions."""
-UNCOMPILED = "they draw random numbers, of which torch's compiler would draw others"
+UNCOMPILED_RANDOM = "they draw random numbers, of which torch's compiler would draw others"
 
 
 @dataclass(frozen=True, eq=False)
-class Recording:
+class TracedGraph:
     """The operations of one computation, for inputs of one signature.
 
     Attributes:
@@ -59,10 +59,10 @@ class Recording:
     forward: Callable[..., Any]
 
     @property
-    def rearranged(self) -> Recording | None:
+    def optimized(self) -> TracedGraph | None:
         """The same by other, faster operations, up to rounding; None where there are none."""
-        graph = fast_passes.rearranged(self.graph)
-        return None if graph is None else replace(self, graph=graph, forward=called_directly(graph))
+        graph = fast_passes.optimized(self.graph)
+        return None if graph is None else replace(self, graph=graph, forward=compile_direct_calls(graph))
 
     @property
     def draws(self) -> bool:
@@ -70,7 +70,7 @@ class Recording:
         return any(map(exact_passes.draws, self.graph.graph.nodes))
 
     @property
-    def compiled(self) -> Recording | None:
+    def compiled(self) -> TracedGraph | None:
         """The same by torch's compiler, up to rounding; None where it draws random numbers."""
         if self.draws:
             return None
@@ -124,11 +124,11 @@ class _Trace:
             [*zip(self.variables, given[:count], strict=True)], self.carried, collect_losses=True
         )
         before = [scope.get_current_value(variable) for variable in self.variables]
-        with keras_private.seeded_generators(self._generator), scope, ValuesStay():
+        with keras_private.seeded_generators(self._generator), scope, ForbidValueReads():
             loss, self.predictions = self.compute(inputs, targets)
         after = [scope.get_current_value(variable) for variable in self.variables]
         if len(scope.state_mapping) > count:
-            raise UnrecordableError("it moves a variable that is not one of the model's")
+            raise UncapturableError("it moves a variable that is not one of the model's")
         self.moved = [i for i in range(count) if after[i] is not before[i]]
         parts = list(leaves(self.predictions))
         masks = [keras_private.mask_of(part) for part in parts]
@@ -148,14 +148,14 @@ class _Trace:
         return generator
 
 
-def record(
+def capture(
     compute: Compute,
     state: PythonState,
     variables: Sequence[Any],
     inputs: Any,
     targets: Any,
     carried: Sequence[Any] = (),
-) -> Recording:
+) -> TracedGraph:
     """Writes down a computation; nothing moves, and no random numbers are used up.
 
     Args:
@@ -167,7 +167,7 @@ def record(
         carried: Those of the variables that are no weights.
 
     Raises:
-        UnrecordableError: It depends on more than tensors.
+        UncapturableError: It depends on more than tensors.
     """
     tensors = [variable.value for variable in variables]
     trace = _Trace(compute, variables, inputs, targets, carried)
@@ -176,15 +176,15 @@ def record(
         try:
             graph = private.traced(trace, *given)
         except Exception as error:
-            raise UnrecordableError(_why(error)) from error
+            raise UncapturableError(_why(error)) from error
         require_fixed_shapes(graph.graph)
     constants = exact_passes.simplify(graph, len(tensors), trace.generators)
     moved = [tensors[index] for index in trace.moved]
     predictions = emptied(trace.predictions)
-    forward = called_directly(graph)
+    forward = compile_direct_calls(graph)
     own = {id(variable) for variable in carried}
     places = [place for place, variable in enumerate(variables) if id(variable) in own]
-    return Recording(graph, tensors, constants, moved, predictions, trace.masked, places, forward)
+    return TracedGraph(graph, tensors, constants, moved, predictions, trace.masked, places, forward)
 
 
 def predicted(compute: Compute, inputs: Any, targets: Any) -> Any:
@@ -198,11 +198,11 @@ def _why(error: Exception) -> str:
     """The reason that a computation cannot be recorded, in a line."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
     where = keras_private.layer_of_error(str(error))
-    if BY_VALUE in str(error) or private.VALUE_LEAVES in str(error):
-        reason = BY_VALUE
-    elif MAPPED in str(error):
-        reason = MAPPED
-    elif isinstance(error, UnrecordableError):
+    if VALUE_DEPENDENT in str(error) or private.VALUE_READ_ERROR in str(error):
+        reason = VALUE_DEPENDENT
+    elif CALLED_BY_VMAP in str(error):
+        reason = CALLED_BY_VMAP
+    elif isinstance(error, UncapturableError):
         reason = lines[0]
     else:
         reason = f"{type(error).__name__}: {lines[1 if where and len(lines) > 1 else 0]}"
@@ -217,11 +217,11 @@ def _python_unmoved(state: PythonState) -> Iterator[None]:
         state: As it is before the computation.
 
     Raises:
-        UnrecordableError: An attribute changes in a call, numbers are drawn from Python
+        UncapturableError: An attribute changes in a call, numbers are drawn from Python
             or NumPy, or somebody waits for the calls of layers.
     """
     if state.is_hooked:
-        raise UnrecordableError("a hook waits for the call of a layer")
+        raise UncapturableError("a hook waits for the call of a layer")
     kept = Snapshot(state.tensors)
     ours, numpys = python_random.getstate(), np.random.get_state()
     position = _comparable(numpys)
@@ -236,9 +236,9 @@ def _python_unmoved(state: PythonState) -> Iterator[None]:
         if change is not None:
             kept.restore()
     if drawn:
-        raise UnrecordableError("it draws random numbers from Python's or NumPy's own generator")
+        raise UncapturableError("it draws random numbers from Python's or NumPy's own generator")
     if change is not None:
-        raise UnrecordableError(f"a call changes an attribute: {change}")
+        raise UncapturableError(f"a call changes an attribute: {change}")
 
 
 def _comparable(state: Any) -> tuple[Any, ...]:

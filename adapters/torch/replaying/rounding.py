@@ -11,17 +11,17 @@ import torch
 from isotrain.adapters.torch.trees import filled, leaves
 
 
-def rounded(tree: Any) -> Any:
+def perturbed(tree: Any) -> Any:
     """A tree of tensors, each number of which is off by its last bit, upwards or downwards by chance."""
     generator = torch.Generator().manual_seed(0)
     return filled(tree, (_rounded(part, generator) for part in leaves(tree)))
 
 
 @contextmanager
-def weights_rounded(weights: Sequence[torch.Tensor]) -> Iterator[None]:
+def perturbed_weights(weights: Sequence[torch.Tensor]) -> Iterator[None]:
     """Within it, weights are off by their last bit; nobody who keeps one for a backward pass notices."""
     kept = [weight.data for weight in weights]
-    for weight, changed in zip(weights, rounded(kept), strict=True):
+    for weight, changed in zip(weights, perturbed(kept), strict=True):
         weight.data = changed
     try:
         yield

@@ -52,7 +52,7 @@ class _Convolution(NamedTuple):
     sizes: Sequence[int]
 
 
-def multiply_by_kernel(node: Node) -> bool:
+def small_conv_as_matmul(node: Node) -> bool:
     """Lets a product take the place of a convolution of small images by a large kernel."""
     found = _found(node)
     if found is None or not is_on_cpu(node) or not _is_worth_it(found, node):

@@ -63,9 +63,9 @@ def _parts(job: Job) -> list[dict[str, Any]]:
         return [{"x": whole.take(work.first_steps)}, {"x": whole.skip(work.first_steps)}]
     inputs, targets = work.arrays()
     order = np.concatenate([work.order(epoch) for epoch in range(work.epochs)])
-    border = work.first_steps * work.global_batch
+    border = work.first_steps * work.global_batch_size
     return [
-        {"x": inputs[rows], "y": targets[rows], "batch_size": work.global_batch}
+        {"x": inputs[rows], "y": targets[rows], "batch_size": work.global_batch_size}
         for rows in (order[:border], order[border:])
     ]
 

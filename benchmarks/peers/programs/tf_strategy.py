@@ -31,7 +31,7 @@ def main() -> None:
     def replica_step(inputs: Any, targets: Any) -> Any:
         with tf.GradientTape() as tape:
             losses = loss_function(targets, model(inputs, training=True))
-            loss = tf.nn.compute_average_loss(losses, global_batch_size=job.work.global_batch)
+            loss = tf.nn.compute_average_loss(losses, global_batch_size=job.work.global_batch_size)
         gradients = tape.gradient(loss, model.trainable_variables)
         optimizer.apply_gradients(zip(gradients, model.trainable_variables, strict=True))
         return loss

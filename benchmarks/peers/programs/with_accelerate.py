@@ -23,7 +23,7 @@ def main() -> None:
         torch.optim.SGD(model.parameters(), work.rate, MOMENTUM),
         DataLoader(
             torch_data.dataset(work),
-            work.global_batch // job.replicas,
+            work.global_batch_size // job.replicas,
             sampler=torch_data.CommonOrder(work),
         ),
     )

@@ -22,7 +22,7 @@ def main() -> None:
     loader = fabric.setup_dataloaders(
         DataLoader(
             torch_data.dataset(work),
-            work.global_batch // job.replicas,
+            work.global_batch_size // job.replicas,
             sampler=torch_data.CommonOrder(work, job.replicas),
         )
     )

@@ -19,7 +19,7 @@ def train(local_rank: int, job: Job) -> None:
     optimizer = idist.auto_optim(torch.optim.SGD(model.parameters(), work.rate, MOMENTUM))
     loader = idist.auto_dataloader(
         torch_data.dataset(work),
-        batch_size=work.global_batch,  # of all replicas
+        batch_size=work.global_batch_size,  # of all replicas
         sampler=torch_data.CommonOrder(work, job.replicas),
     )
     trainer = create_supervised_trainer(model, optimizer, nn.CrossEntropyLoss())

@@ -52,7 +52,7 @@ def spec(
         data_args={"workload": workload, "channels_first": native and on_torch},
         loss={"name": "sparse_categorical_crossentropy", "from_logits": True},
         optimizer={"name": "sgd", "lr": work.rate, "momentum": MOMENTUM},
-        global_batch=work.global_batch,
+        global_batch_size=work.global_batch_size,
         epochs=work.epochs,
         seed=SEED,
         threads=threads,

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from isotrain.plugin import BackendRegister, hookimpl
+from isotrain.plugin import BackendRegistry, hookimpl
 
 isotrain_api = "1.0"
 
 
 @hookimpl
-def isotrain_register_backends(register: BackendRegister) -> None:
+def isotrain_register_backends(register: BackendRegistry) -> None:
     """Registers the backend by reference, so that it is imported when it is first used."""
     register.add("isotrain_jax.adapter:JaxMesh", name="jax-mesh")

@@ -11,18 +11,18 @@ from typing import TYPE_CHECKING
 from isotrain.plugin import (
     DATA,
     NOT_REPLICATED,
-    SERVED_GROUP,
+    PARAMETER_SERVER_CAPABILITIES,
     SHARD,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
     ProcessContext,
-    ServedOverTcp,
-    Setting,
-    Start,
+    TcpParameterServer,
+    BackendConfig,
+    StartMethod,
     UnsupportedError,
-    Usability,
+    Availability,
     keras_backend,
     sharded_group,
     visible_gpus,
@@ -39,10 +39,10 @@ _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _REPLICATED = Capabilities(
     frozenset(
         {
-            Capability.SYNCHRONISED_STEP,
+            Capability.SYNCHRONOUS_STEP,
             Capability.LOCAL_STEP,
             Capability.GRADIENTS,
-            Capability.APPLY,
+            Capability.APPLY_GRADIENTS,
             Capability.NAMED_STATE,
             Capability.AVERAGE_PARAMETERS,
             Capability.SEND_RECEIVE,
@@ -50,16 +50,16 @@ _REPLICATED = Capabilities(
             Capability.SUBGROUPS,
         }
     ),
-    NOT_REPLICATED | {Capability.BFLOAT16_EXCHANGE: "XLA sums bfloat16 between CPUs as float32"},
+    NOT_REPLICATED | {Capability.BFLOAT16_COLLECTIVES: "XLA sums bfloat16 between CPUs as float32"},
 )
 
 
 _IN_PARTS = frozenset(
     {
-        Capability.SYNCHRONISED_STEP,
+        Capability.SYNCHRONOUS_STEP,
         Capability.NAMED_STATE,
-        Capability.GATHER_WEIGHTS,
-        Capability.WEIGHTS_IN_HOSTS,
+        Capability.UNSHARD_WEIGHTS,
+        Capability.HYBRID_SHARDING,
     }
 )
 _FULLY_SHARDED = Capabilities(
@@ -74,7 +74,7 @@ _WHOLE_IN_STEPS = (
 )
 
 
-class JaxMesh(ServedOverTcp):
+class JaxMesh(TcpParameterServer):
     """One compiled step over a mesh of every process's device."""
 
     name = "jax-mesh"
@@ -87,26 +87,26 @@ class JaxMesh(ServedOverTcp):
     }
     replicas_per_process = "one"
     packages = ("jax", "jaxlib", "keras")
-    usual_lines = ("WARNING: All log messages before absl", r"[IW][0-9]{4} [0-9:. ]+ ")
+    ignored_log_lines = ("WARNING: All log messages before absl", r"[IW][0-9]{4} [0-9:. ]+ ")
     exports = frozenset({"keras", "keras-weights"})
     capabilities = {
         "replicated": _REPLICATED,
-        "served": SERVED_GROUP,
+        "served": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
         "fully-sharded": _FULLY_SHARDED,
-        "staged": Capabilities.none(
+        "pipeline": Capabilities.none(
             "all its replicas live in one process, and stages need one each"
         ),
     }
 
-    def usability(self) -> Usability:
+    def availability(self) -> Availability:
         for package in ("jax", "jaxlib", "keras"):
             if importlib.util.find_spec(package) is None:
-                return Usability(False, None, f"{package} is not installed", INSTALL_HINT)
-        return Usability(True, metadata.version("jax"))
+                return Availability(False, None, f"{package} is not installed", INSTALL_HINT)
+        return Availability(True, metadata.version("jax"))
 
     def examine(self) -> Examination:
-        keras_backend.claim("jax")
+        keras_backend.set_backend("jax")
         import jax
         import jaxlib
         import keras
@@ -119,30 +119,30 @@ class JaxMesh(ServedOverTcp):
             "jaxlib": jaxlib.__version__,
             "keras": keras.__version__,
         }
-        of_keras = (*keras_private.PARTS, *attention.PARTS)
-        fault = private_parts.changed("JAX", jax.__version__, private.PARTS)
-        fault = fault or private_parts.changed("Keras", keras.__version__, of_keras)
+        of_keras = (*keras_private.PROBES, *attention.PROBES)
+        fault = private_parts.private_api_changes("JAX", jax.__version__, private.PROBES)
+        fault = fault or private_parts.private_api_changes("Keras", keras.__version__, of_keras)
         if fault:
             return Examination(fault, versions=versions)
         on_gpus = jax.default_backend() == "gpu"
-        nccl = Usability(True) if on_gpus else _unusable("JAX sees no NVIDIA GPU", "use gloo")
-        collectives = {"auto": Usability(True), "gloo": Usability(True), "nccl": nccl}
-        return Examination(Usability(True, jax.__version__), collectives, versions)
+        nccl = Availability(True) if on_gpus else _unusable("JAX sees no NVIDIA GPU", "use gloo")
+        collectives = {"auto": Availability(True), "gloo": Availability(True), "nccl": nccl}
+        return Examination(Availability(True, jax.__version__), collectives, versions)
 
-    def check_placed(self, spec: TrainingSpec, placement: str) -> list[str]:
-        return [_WHOLE_IN_STEPS] if placement == "fully-sharded" else []
+    def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
+        return [_WHOLE_IN_STEPS] if parallel_layout == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """In fully sharded runs, weights are joined, and the gradients of each micro-batch are summed.
 
         On CPUs XLA makes one of all the times that a step asks for the same weights.
         """
-        if plan.placement != "fully-sharded":
+        if plan.parallel_layout != "fully-sharded":
             return super().exchanged_bytes(plan, spec)
-        joined = 1 if plan.device == "cpu" else 2 * plan.accumulate
-        parts, hosts = plan.mesh.size(SHARD), plan.mesh.size(DATA)
+        joined = 1 if plan.device == "cpu" else 2 * plan.gradient_accumulation_steps
+        parts, hosts = plan.device_mesh.size(SHARD), plan.device_mesh.size(DATA)
         inside, between = (parts - 1) / parts, 2 * (hosts - 1) / (hosts * parts)
-        times = joined * inside + plan.accumulate * (inside + between)
+        times = joined * inside + plan.gradient_accumulation_steps * (inside + between)
         return times * (plan.gradient_bytes or 0)
 
     def accelerators(self) -> int:
@@ -152,7 +152,7 @@ class JaxMesh(ServedOverTcp):
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
-        name = self.known_collective(requested)
+        name = self.collective_or_default(requested)
         right = "nccl" if device == "gpu" else "gloo"
         if name not in ("auto", right):
             raise UnsupportedError(
@@ -161,22 +161,22 @@ class JaxMesh(ServedOverTcp):
             )
         return right
 
-    def variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
         variables = {
-            keras_backend.VARIABLE: "jax",
+            keras_backend.ENVIRONMENT_VARIABLE: "jax",
             "JAX_PLATFORMS": "cuda" if device == "gpu" else "cpu",
             "NPROC": str(threads),  # from which XLA takes the size of its pools on CPUs
             "OMP_NUM_THREADS": str(threads),
         }
         return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
 
-    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> Start:
+    def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         if device == "gpu":
-            return Start(why_fresh="a process that has seen a GPU cannot be forked")
+            return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
         # JAX starts its threads when it is first asked for devices
-        return Start((keras_backend.DEFERRED, "jax", "keras", "isotrain_jax.group"))
+        return StartMethod((keras_backend.LAZY_IMPORT, "jax", "keras", "isotrain_jax.group"))
 
-    def blames_peer(self, error: BaseException) -> bool:
+    def is_peer_error(self, error: BaseException) -> bool:
         if "jax" not in sys.modules:
             return False
         import jax
@@ -185,19 +185,19 @@ class JaxMesh(ServedOverTcp):
         is_of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
         return is_of_jax and any(words in str(error) for words in _LOST_PEER)
 
-    def start(self, spec: TrainingSpec, setting: Setting, context: ProcessContext) -> ReplicaGroup:
-        ties = _joined(spec, setting, context)
+    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+        ties = _joined(spec, backend_config, context)
         from isotrain_jax.group import JaxReplicaGroup  # imports Keras, which may ask for devices
         from isotrain_jax.sharded import ShardedGroup
 
-        in_shares = SHARD in context.mesh.sizes
+        in_shares = SHARD in context.device_mesh.sizes
         return ShardedGroup(spec, ties) if in_shares else JaxReplicaGroup(spec, ties)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, setting: Setting, context: ProcessContext, unit_bytes: int
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
     ) -> ReplicaGroup:
         """Starts one; XLA decides how many weights are joined together."""
-        ties = _joined(spec, setting, context, context.mesh.sizes)
+        ties = _joined(spec, backend_config, context, context.device_mesh.sizes)
         from isotrain_jax.fully_sharded import FullyShardedGroup
 
         return FullyShardedGroup(spec, ties, context)
@@ -205,19 +205,19 @@ class JaxMesh(ServedOverTcp):
 
 def _joined(
     spec: TrainingSpec,
-    setting: Setting,
+    backend_config: BackendConfig,
     context: ProcessContext,
     sizes: Mapping[str, int] | None = None,
 ) -> ReplicaMesh:
     """The devices of all processes, once these have met; `sizes` as `ReplicaMesh` takes them."""
-    keras_backend.claim("jax")
+    keras_backend.set_backend("jax")
     from isotrain_jax import mesh
 
-    mesh.configure(setting, context)
+    mesh.configure(backend_config, context)
     if context.replicas > 1:
-        mesh.join(spec, setting, context)
+        mesh.join(spec, backend_config, context)
     return mesh.ReplicaMesh(sizes)
 
 
-def _unusable(reason: str, hint: str) -> Usability:
-    return Usability(False, None, reason, hint)
+def _unusable(reason: str, hint: str) -> Availability:
+    return Availability(False, None, reason, hint)

@@ -31,7 +31,7 @@ def _is_what_keras_calls() -> None:
     private_parts.require(found.shape == (), "keras.ops calls backend.nn.dot_product_attention")
 
 
-PARTS = (private_parts.PrivatePart("backend.nn.dot_product_attention", _is_what_keras_calls),)
+PROBES = (private_parts.PrivateApiProbe("backend.nn.dot_product_attention", _is_what_keras_calls),)
 """Parts of Keras that it does not document, besides those of `keras_private`."""
 
 

@@ -28,7 +28,7 @@ from isotrain.plugin import (
 from isotrain_jax import layout, mesh
 from isotrain_jax.group import JaxReplicaGroup
 from isotrain_jax.mesh import EACH, EQUAL, Hosts, ReplicaMesh
-from isotrain_jax.program import Arrays, Piece, State
+from isotrain_jax.program import Arrays, MicroBatch, State
 from isotrain_jax.state import Names
 
 
@@ -36,7 +36,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     """One replica, which has a part of every weight and slot between steps."""
 
     _whole: Arrays | None = None
-    """All weights, while they are here: after `gather_weights`."""
+    """All weights, while they are here: after `unshard_weights`."""
 
     def __init__(self, spec: TrainingSpec, ties: ReplicaMesh, context: ProcessContext) -> None:
         """Builds the model, and keeps a part of it; called by every process once it has joined the others.
@@ -46,7 +46,7 @@ class FullyShardedGroup(JaxReplicaGroup):
             ties: The devices of all replicas.
             context: Tells which replicas have a part each, and which have the same one.
         """
-        places = context.mesh
+        places = context.device_mesh
         self._parts = places.size(SHARD)
         self._place = places.coordinates(ties.rank)[SHARD]
         self._hosts = Hosts()
@@ -65,7 +65,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         self._gather = jax.jit(self._all_weights)
 
     def _axis(self, shape: Sequence[int]) -> int | None:
-        return layout.cut_axis(shape, self._parts)
+        return layout.shard_axis(shape, self._parts)
 
     def _spec(self, shape: Sequence[int]) -> PartitionSpec:
         """How an array of this shape lies."""
@@ -74,7 +74,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _computing_state(self) -> State:
         if self._whole is None:
             raise IsotrainError(
-                "each replica has a part of the weights: call group.gather_weights() on all of them first."
+                "each replica has a part of the weights: call group.unshard_weights() on all of them first."
             )
         return self._local_state()._replace(slots=[])
 
@@ -99,37 +99,37 @@ class FullyShardedGroup(JaxReplicaGroup):
         return list(map(self._part, arrays, _shapes(variables)))
 
     def _part(self, array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
-        held = layout.held(shape, self._parts)
+        held = layout.shard_shape(shape, self._parts)
         if array.shape != held:
-            array = self._mesh.place(layout.cut(np.asarray(array), held, self._place))
+            array = self._mesh.place(layout.shard(np.asarray(array), held, self._place))
         return self._mesh.share(array, self._filled(shape), self._spec(shape))
 
     def _filled(self, shape: tuple[int, ...]) -> tuple[int, ...]:
         """The shape of the array of the mesh, which may end in padding."""
-        cut, held = self._axis(shape), layout.held(shape, self._parts)
+        cut, held = self._axis(shape), layout.shard_shape(shape, self._parts)
         return tuple(size * self._parts if a == cut else size for a, size in enumerate(held))
 
     def _after_pass(self, state: State) -> State:
         moved = self._mesh.lift((state.others, state.metrics))
         return self._state._replace(others=moved[0], metrics=moved[1])
 
-    def gather_weights(self) -> None:
+    def unshard_weights(self) -> None:
         self._whole = self._mesh.lower(self._gather(self._state.trainable))
 
     def _all_weights(self, weights: Arrays) -> Arrays:
         whole = [self._mesh.lying(weight, EQUAL) for weight in weights]
-        return list(map(layout.trimmed, whole, self._shapes))
+        return list(map(layout.unpad, whole, self._shapes))
 
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> jax.Array:
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> jax.Array:
         """Where slices differ in size, the passes are not compiled together, and take whole weights."""
         if not batch.even and self._whole is None:
-            self.gather_weights()
-        loss = super().synchronised_step(batch, learning_rate)
+            self.unshard_weights()
+        loss = super().synchronous_step(batch, learning_rate)
         self._whole = None
         return loss
 
     def _whole_step(
-        self, state: State, pieces: Sequence[Piece], weights: jax.Array, rate: jax.Array
+        self, state: State, pieces: Sequence[MicroBatch], weights: jax.Array, rate: jax.Array
     ) -> tuple[State, jax.Array]:
         """A step as a function of whole arrays, which lie as they do."""
         return self._updated(self._passes, state, pieces, weights, rate)
@@ -169,7 +169,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _exact(self, arrays: Arrays, shapes: Sequence[tuple[int, ...]]) -> Arrays:
         """Arrays of the mesh without padding, lying as before."""
         return [
-            self._mesh.lying(layout.trimmed(array, shape), self._spec(shape))
+            self._mesh.lying(layout.unpad(array, shape), self._spec(shape))
             for array, shape in zip(arrays, shapes, strict=True)
         ]
 
@@ -181,7 +181,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         ]
 
     def _passes(
-        self, state: State, pieces: Sequence[Piece], weights: jax.Array, rate: jax.Array
+        self, state: State, pieces: Sequence[MicroBatch], weights: jax.Array, rate: jax.Array
     ) -> tuple[Any, ...]:
         """What every replica does with its slices; it joins the weights as it goes."""
         contributed = self._program.contribution(state, pieces, weights, self._joined)
@@ -205,7 +205,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         return [
             part
             if axis is None
-            else layout.trimmed(mesh.join_parts(part, axis, self._hosts), shape)
+            else layout.unpad(mesh.all_gather_shards(part, axis, self._hosts), shape)
             for part, axis, shape in zip(parts, self._axes, self._shapes, strict=True)
         ]
 

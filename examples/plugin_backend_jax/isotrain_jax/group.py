@@ -32,7 +32,7 @@ from isotrain.plugin import (
 )
 from isotrain_jax import mesh
 from isotrain_jax.mesh import EACH, EQUAL, ReplicaMesh
-from isotrain_jax.program import Arrays, Piece, Program, State
+from isotrain_jax.program import Arrays, MicroBatch, ReplicaTrainer, State
 from isotrain_jax.replica import JaxReplica
 from isotrain_jax.state import Names, shifted, to_numpy
 
@@ -55,7 +55,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self._mesh = ties
         self.replicas = ties.replicas
         self.local_replicas = (ties.rank,)
-        self._program = program = Program(spec)
+        self._program = program = ReplicaTrainer(spec)
         self._names = Names(program, ties.rank)
         self._of_first = Names(program, rank=0)
         self._state: State = ties.lift(program.initial_state())
@@ -86,8 +86,8 @@ class JaxReplicaGroup(ReplicaGroup):
         self._first_seeds = {n: seed for n, seed in others.items() if keras_private.is_seed(n)}
         self.write_state(others)
 
-    def draw_anew(self, replica: int, step: int) -> None:
-        shift = portable.seed_shift(replica, step)
+    def reseed(self, replica: int, step: int) -> None:
+        shift = portable.seed_offset(replica, step)
         moved = {name: shifted(name, seed, shift) for name, seed in self._first_seeds.items()}
         written = self._of_first.written(self._local_state(), moved, self._mesh.place)
         self._state = self._lifted(written)
@@ -118,13 +118,13 @@ class JaxReplicaGroup(ReplicaGroup):
                 variable.assign(jnp.copy(value).reshape(variable.shape))
         return self._program.model
 
-    def place(self, arrays: Any) -> Any:
+    def to_device(self, arrays: Any) -> Any:
         return map_tree(self._mesh.place, arrays)
 
-    def own_rates(self) -> Callable[[int], float] | None:
-        return self._program.own_rates
+    def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
+        return self._program.optimizer_lr_schedule
 
-    def synchronised_step(self, batch: Batch, learning_rate: float) -> jax.Array:
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> jax.Array:
         pieces, weights, rate = slices(batch), self._weights(batch), self._rate(learning_rate)
         if batch.even:
             data = self._mesh.lift((pieces, weights, rate))
@@ -136,7 +136,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return self._mesh.lower(loss)
 
     def _even_step(
-        self, state: State, pieces: Sequence[Piece], weights: jax.Array, rate: jax.Array
+        self, state: State, pieces: Sequence[MicroBatch], weights: jax.Array, rate: jax.Array
     ) -> tuple[State, jax.Array]:
         """What every replica does in a synchronised step."""
         loss, gradients, state = self._program.contribution(state, pieces, weights)
@@ -167,7 +167,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return state._replace(others=others), loss, gradients
 
     def _contributed(
-        self, pieces: Sequence[Piece], weights: jax.Array
+        self, pieces: Sequence[MicroBatch], weights: jax.Array
     ) -> tuple[jax.Array, Arrays, State]:
         """This replica's contribution; the gradients that its state keeps have no part in it."""
         state = self._computing_state()
@@ -190,7 +190,7 @@ class JaxReplicaGroup(ReplicaGroup):
         mean = self._mesh.mean(loss)
         return [self._unscaled(state, gradients)], mean
 
-    def apply(self, gradients: Sequence[Sequence[jax.Array]], learning_rate: float) -> None:
+    def apply_gradients(self, gradients: Sequence[Sequence[jax.Array]], learning_rate: float) -> None:
         rate = self._rate(learning_rate)
         self._state = self._mesh.lift(self._apply(self._local_state(), list(gradients[0]), rate))
 
@@ -198,7 +198,7 @@ class JaxReplicaGroup(ReplicaGroup):
         return self._program.apply(state, self._program.rescaled(state, gradients), rate)
 
     @contextlib.contextmanager
-    def undisturbed(self) -> Iterator[None]:
+    def preserving_training_state(self) -> Iterator[None]:
         state = self._local_state()
         before = jax.tree.map(jnp.copy, (state.others, state.metrics))
         try:
@@ -252,13 +252,13 @@ class JaxReplicaGroup(ReplicaGroup):
         self._evaluated = program.nothing_evaluated()
         return program.evaluation_results(evaluated)
 
-    def take_metrics(self) -> np.ndarray:
+    def pop_metric_state(self) -> np.ndarray:
         sums = [np.ravel(to_numpy(value)) for value in self._local_state().metrics]
         start = self._mesh.lift(self._program.metrics_at_start())
         self._state = self._state._replace(metrics=start)
         return np.concatenate([np.zeros(0), *sums]).astype(np.float64)
 
-    def add_metrics(self, sums: np.ndarray) -> None:
+    def add_metric_state(self, sums: np.ndarray) -> None:
         own = self._local_state().metrics
         parts = np.split(sums, np.cumsum([value.size for value in own])[:-1]) if own else []
         added = [
@@ -273,22 +273,22 @@ class JaxReplicaGroup(ReplicaGroup):
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        self.place_of(replica)
+        self.local_index(replica)
         return self._names.described(self._local_state(), kinds)
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
-        self.place_of(replica)
+        self.local_index(replica)
         return self._names.read(self._local_state(), kinds)
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        self.place_of(replica)
+        self.local_index(replica)
         written = self._names.written(self._local_state(), state, self._mesh.place)
         self._state = self._lifted(written)
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
-        return weight_files.weights_in(path, self._program.model)
+        return weight_files.load_weight_arrays(path, self._program.model)
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
         keras_files.write(self.model, form, target)
@@ -305,7 +305,7 @@ class JaxReplicaGroup(ReplicaGroup):
     def barrier(self) -> None:
         self.all_reduce([self._numbers_of((1.0,))])[0].block_until_ready()
 
-    def synchronise_device(self) -> None:
+    def synchronize_device(self) -> None:
         jax.block_until_ready(self._state)
 
     def close(self) -> None:
@@ -329,6 +329,6 @@ class JaxReplicaGroup(ReplicaGroup):
         return array
 
 
-def slices(batch: Batch) -> tuple[Piece, ...]:
+def slices(batch: Batch) -> tuple[MicroBatch, ...]:
     """Of this process's replica, one after the other."""
     return tuple([(piece.inputs, piece.targets) for piece in batch.slices[0]])

@@ -14,7 +14,7 @@ import numpy as np
 Shape = Sequence[int]
 
 
-def cut_axis(shape: Shape, replicas: int) -> int | None:
+def shard_axis(shape: Shape, replicas: int) -> int | None:
     """The axis along which each replica has a part of an array: the longest, if it can be without padding.
 
     None where there is one replica, or no axis as long as there are replicas: each has all of it.
@@ -24,13 +24,13 @@ def cut_axis(shape: Shape, replicas: int) -> int | None:
     return max(even or axes, key=lambda axis: shape[axis], default=None)
 
 
-def held(shape: Shape, replicas: int) -> tuple[int, ...]:
+def shard_shape(shape: Shape, replicas: int) -> tuple[int, ...]:
     """The shape of what a replica holds, padding included."""
-    cut = cut_axis(shape, replicas)
+    cut = shard_axis(shape, replicas)
     return tuple(-(-size // replicas) if axis == cut else size for axis, size in enumerate(shape))
 
 
-def extent(shape: Shape, held: Shape, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def shard_extent(shape: Shape, held: Shape, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Where in an array of this shape a replica's part begins, and its shape, of which it holds `held`."""
     offset = tuple(
         0 if own == size else min(rank * own, size) for size, own in zip(shape, held, strict=True)
@@ -41,18 +41,18 @@ def extent(shape: Shape, held: Shape, rank: int) -> tuple[tuple[int, ...], tuple
     return offset, part
 
 
-def cut(array: np.ndarray, held: Shape, rank: int) -> np.ndarray:
+def shard(array: np.ndarray, held: Shape, rank: int) -> np.ndarray:
     """What a replica holds of the whole of an array."""
-    offset, part = extent(array.shape, held, rank)
+    offset, part = shard_extent(array.shape, held, rank)
     slices = [slice(start, start + own) for start, own in zip(offset, part, strict=True)]
-    return filled(array[tuple(slices)], held)
+    return pad(array[tuple(slices)], held)
 
 
-def filled(array: np.ndarray, shape: Shape) -> np.ndarray:
+def pad(array: np.ndarray, shape: Shape) -> np.ndarray:
     """Pads an array at the ends of its axes."""
     return np.pad(array, [(0, size - own) for own, size in zip(array.shape, shape, strict=True)])
 
 
-def trimmed(array: Any, shape: Shape) -> Any:
+def unpad(array: Any, shape: Shape) -> Any:
     """Takes padding away."""
     return array[tuple(slice(size) for size in shape)]

@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isotrain.plugin import SHARD, Parts, ProcessContext, ReduceOp, Setting, TrainingSpec
+from isotrain.plugin import SHARD, Subgroups, ProcessContext, ReduceOp, BackendConfig, TrainingSpec
 from isotrain_jax import private
 
 Tree: TypeAlias = Any
@@ -35,20 +35,20 @@ _SHUTDOWN_SECONDS = 30
 _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
-def configure(setting: Setting, context: ProcessContext) -> None:
+def configure(backend_config: BackendConfig, context: ProcessContext) -> None:
     """Sets JAX up for one replica on one device; before anything asks JAX for its devices.
 
     64-bit types are on in every precision, so that tensors keep the type of the array that they are made
     of; what a model computes in is decided by the types of its weights.
     """
     jax.config.update("jax_enable_x64", True)
-    if setting.device == "cpu":
+    if backend_config.device == "cpu":
         jax.config.update("jax_platforms", "cpu")
     else:
         jax.config.update("jax_cuda_visible_devices", str(context.local_rank))
 
 
-def join(spec: TrainingSpec, setting: Setting, context: ProcessContext) -> None:
+def join(spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> None:
     """Joins the other processes; called by every process of a run with several, before any computation."""
     host, port = context.rendezvous
     jax.distributed.initialize(
@@ -226,7 +226,7 @@ def all_reduce(value: Tree, op: ReduceOp) -> Tree:
     return {"sum": lax.psum, "mean": lax.pmean, "max": lax.pmax}[op](value, AXIS)
 
 
-def all_gather(value: jax.Array, parts: Parts | None = None) -> jax.Array:
+def all_gather(value: jax.Array, parts: Subgroups | None = None) -> jax.Array:
     """Stacks the arrays of all replicas, or of those of the own part; within a compiled function.
 
     Args:
@@ -244,17 +244,17 @@ class Hosts(NamedTuple):
         copies: Replicas that have the same part; None: none do.
     """
 
-    parts: Parts | None = None
-    copies: Parts | None = None
+    parts: Subgroups | None = None
+    copies: Subgroups | None = None
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def join_parts(part: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
+def all_gather_shards(part: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
     """The whole of which each replica has a part along an axis; its gradient is summed over all of them."""
     return lax.all_gather(part, AXIS, axis=axis, axis_index_groups=hosts.parts, tiled=True)
 
 
-def sum_part(value: jax.Array, axis: int, parts: Parts | None = None) -> jax.Array:
+def sum_part(value: jax.Array, axis: int, parts: Subgroups | None = None) -> jax.Array:
     """This replica's share, along an axis, of the sum over all replicas; within a compiled function.
 
     Between CPUs each sends the shares to each: gloo's reduce-scatter, which `lax.psum_scatter` is there, now
@@ -277,18 +277,18 @@ def sum_part(value: jax.Array, axis: int, parts: Parts | None = None) -> jax.Arr
 def sum_of_all(value: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
     """This replica's part, along an axis, of the sum over all replicas; within a compiled function."""
     part = sum_part(value, axis, hosts.parts)
-    return part if hosts.copies is None else sum_within(part, hosts.copies)
+    return part if hosts.copies is None else all_reduce_within(part, hosts.copies)
 
 
 def _joined(part: jax.Array, axis: int, hosts: Hosts) -> tuple[jax.Array, None]:
-    return join_parts(part, axis, hosts), None
+    return all_gather_shards(part, axis, hosts), None
 
 
 def _summed(axis: int, hosts: Hosts, _: None, whole: jax.Array) -> tuple[jax.Array]:
     return (sum_of_all(whole, axis, hosts),)
 
 
-join_parts.defvjp(_joined, _summed)
+all_gather_shards.defvjp(_joined, _summed)
 
 
 def of_first(value: jax.Array) -> jax.Array:
@@ -296,12 +296,12 @@ def of_first(value: jax.Array) -> jax.Array:
     return broadcast_within(value, [range(lax.axis_size(AXIS))])
 
 
-def sum_within(value: jax.Array, parts: Parts) -> jax.Array:
+def all_reduce_within(value: jax.Array, parts: Subgroups) -> jax.Array:
     """Sums over the replicas of each part; one that is in no part keeps its own."""
     return lax.psum(value, AXIS, axis_index_groups=_groups(parts))
 
 
-def broadcast_within(value: jax.Array, parts: Parts) -> jax.Array:
+def broadcast_within(value: jax.Array, parts: Subgroups) -> jax.Array:
     """Gives each part the array of its first replica, bit by bit: the others add zero bits."""
     groups = _groups(parts)
     first = jnp.isin(lax.axis_index(AXIS), jnp.array([group[0] for group in groups]))
@@ -311,7 +311,7 @@ def broadcast_within(value: jax.Array, parts: Parts) -> jax.Array:
     return given.astype(value.dtype) if is_truth else lax.bitcast_convert_type(given, value.dtype)
 
 
-def _groups(parts: Parts) -> list[list[int]]:
+def _groups(parts: Subgroups) -> list[list[int]]:
     """The parts, and every replica that is in none as a part of its own."""
     members = {replica for part in parts for replica in part}
     alone = [[replica] for replica in range(lax.axis_size(AXIS)) if replica not in members]

@@ -53,4 +53,4 @@ def _is_what_jax_calls() -> None:
     private_parts.require(told == [_HOST], "jaxlib._jax makes gloo's collectives, on a host")
 
 
-PARTS = (private_parts.PrivatePart("jaxlib._jax.make_gloo_tcp_collectives", _is_what_jax_calls),)
+PROBES = (private_parts.PrivateApiProbe("jaxlib._jax.make_gloo_tcp_collectives", _is_what_jax_calls),)

@@ -21,7 +21,7 @@ from isotrain.plugin import SpecError, StatePart, TrainingSpec, UnsupportedError
 from isotrain_jax.attention import choose_attention
 
 Arrays: TypeAlias = "list[jax.Array]"
-Piece: TypeAlias = "tuple[Any, Any]"
+MicroBatch: TypeAlias = "tuple[Any, Any]"
 """The inputs and the targets of one slice."""
 
 
@@ -61,16 +61,16 @@ class Evaluated(NamedTuple):
     metrics: Arrays
 
 
-class Program:
+class ReplicaTrainer:
     """Model, loss, optimizer and metrics of one replica.
 
     Attributes:
         model: The model as the person's function built it.
         variables: The Keras variables, where `State` has their values.
         statistics: Which of the other weights forward passes move.
-        own_rates: The schedule that the optimizer came with; None where it has none.
+        optimizer_lr_schedule: The schedule that the optimizer came with; None where it has none.
         loss_scale: Those of the optimizer's variables that are the loss scale's, by what they are.
-        own_slots: The places of those slots that no other replica has; after `keep_slots_of`.
+        own_slots: The places of those slots that no other replica has; after `shard_optimizer`.
     """
 
     own_slots: Collection[int] = ()
@@ -90,9 +90,9 @@ class Program:
                 f"model: the function returned {type(self.model).__name__!r}; jax-mesh trains a Keras"
                 " model."
             )
-        self._optimizer, self.own_rates = portable.build_optimizer(spec, "jax")
+        self._optimizer, self.optimizer_lr_schedule = portable.build_optimizer(spec, "jax")
         self._optimizer.build(self.model.trainable_variables)
-        if portable.weight_finaliser(self._optimizer, self.model.trainable_variables):
+        if portable.weight_finalizer(self._optimizer, self.model.trainable_variables):
             raise UnsupportedError(
                 "optimizer.custom: use_ema: jax-mesh does not replace weights by averages at the end."
             )
@@ -120,7 +120,7 @@ class Program:
         slots = [id(slot) for slot in self.variables.slots]
         return slots.index(id(self._optimizer.learning_rate))
 
-    def keep_slots_of(self, places: Sequence[int]) -> Arrays:
+    def shard_optimizer(self, places: Sequence[int]) -> Arrays:
         """From now on there are slots of these trainable weights alone; gives their first values."""
         self._optimizer, _ = portable.build_optimizer(self._spec, "jax", self._optimizer.name)
         shared = {id(variable) for variable in self._optimizer.variables}
@@ -156,7 +156,7 @@ class Program:
     def contribution(
         self,
         state: State,
-        pieces: Sequence[Piece],
+        pieces: Sequence[MicroBatch],
         weights: jax.Array,
         join: Callable[[Arrays], Arrays] | None = None,
         take: Callable[[Arrays], Arrays] = list,
@@ -188,7 +188,7 @@ class Program:
     def _forward_and_backward(
         self,
         state: State,
-        piece: Piece,
+        piece: MicroBatch,
         weight: jax.Array,
         join: Callable[[Arrays], Arrays] | None,
     ) -> tuple[jax.Array, Arrays, State]:
@@ -263,7 +263,7 @@ class Program:
         )
         return _packed(trained), _packed(moved)
 
-    def update_own(
+    def update_shard(
         self,
         places: Iterable[int],
         weights: Arrays,
@@ -352,7 +352,7 @@ class Program:
         return _at_start(self._metrics)
 
     def evaluate(
-        self, state: State, evaluated: Evaluated, pieces: Sequence[Piece], counts: jax.Array
+        self, state: State, evaluated: Evaluated, pieces: Sequence[MicroBatch], counts: jax.Array
     ) -> Evaluated:
         """Adds slices to the accumulators; `counts` has shape `[pieces]`, 0 for a placeholder."""
         for index, piece in enumerate(pieces):
@@ -394,7 +394,7 @@ def _with_accumulators(metrics: list[keras.metrics.Metric]) -> list[keras.metric
     Raises:
         UnsupportedError: There is one.
     """
-    late = portable.built_late(metrics)
+    late = portable.unbuilt_metrics(metrics)
     if late:
         raise UnsupportedError(
             f"metrics: jax-mesh compiles a step before it sees samples, and {', '.join(late)} makes"

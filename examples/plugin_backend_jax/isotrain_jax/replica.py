@@ -10,10 +10,10 @@ import jax
 import jax.numpy as jnp
 from keras import ops
 
-from isotrain.plugin import Parts, ReduceOp, Replica, StatePart
+from isotrain.plugin import Subgroups, ReduceOp, Replica, StatePart
 from isotrain_jax import mesh
 from isotrain_jax.mesh import ReplicaMesh
-from isotrain_jax.program import Arrays, Program, State
+from isotrain_jax.program import Arrays, ReplicaTrainer, State
 
 
 class JaxReplica(Replica):
@@ -25,7 +25,7 @@ class JaxReplica(Replica):
 
     ops = ops
 
-    def __init__(self, program: Program, ties: ReplicaMesh, state: State) -> None:
+    def __init__(self, program: ReplicaTrainer, ties: ReplicaMesh, state: State) -> None:
         self.index = ties.rank
         self.replicas = ties.replicas
         self.state = state
@@ -58,7 +58,7 @@ class JaxReplica(Replica):
             changed[place] = value
         self.state = self.state._replace(**{field: changed})
 
-    def scatter(self, places: jax.Array, values: jax.Array, length: int) -> jax.Array:
+    def scatter_add(self, places: jax.Array, values: jax.Array, length: int) -> jax.Array:
         return jnp.zeros(length, values.dtype).at[places].add(values)
 
     def all_reduce(self, tensor: jax.Array, op: ReduceOp = "sum") -> jax.Array:
@@ -70,8 +70,8 @@ class JaxReplica(Replica):
     def send_receive(self, tensor: jax.Array, destinations: Sequence[int]) -> jax.Array:
         return mesh.permute(tensor, tuple(destinations))
 
-    def sum_within(self, tensor: jax.Array, parts: Parts) -> jax.Array:
-        return mesh.sum_within(tensor, parts)
+    def all_reduce_within(self, tensor: jax.Array, parts: Subgroups) -> jax.Array:
+        return mesh.all_reduce_within(tensor, parts)
 
-    def broadcast_within(self, tensor: jax.Array, parts: Parts) -> jax.Array:
+    def broadcast_within(self, tensor: jax.Array, parts: Subgroups) -> jax.Array:
         return mesh.broadcast_within(tensor, parts)

@@ -12,7 +12,7 @@ from isotrain.plugin import Batch, Computation, Reduction, TrainingSpec
 from isotrain_jax import mesh
 from isotrain_jax.group import JaxReplicaGroup, slices
 from isotrain_jax.mesh import EACH, EQUAL, ReplicaMesh
-from isotrain_jax.program import Arrays, Piece, State
+from isotrain_jax.program import Arrays, MicroBatch, State
 from isotrain_jax.sharded_replica import Compiled, Exchanges, InOrder, ShardedReplica
 from isotrain_jax.state import Names
 
@@ -32,10 +32,10 @@ class ShardedGroup(JaxReplicaGroup):
         self._reducing: dict[Reduction, Callable[..., Any]] = {}
         self._update = ties.compile(self._updated, donated=[0])
 
-    def keep_slots_of(self, weights: Sequence[Sequence[int]]) -> None:
+    def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         (self._own,) = weights
         before = self._names.of_optimizer()
-        slots = self._program.keep_slots_of(self._own)
+        slots = self._program.shard_optimizer(self._own)
         self._names = Names(self._program, self._mesh.rank)
         self._elsewhere = frozenset(before - self._names.of_optimizer())
         self._state = self._state._replace(slots=self._mesh.lift(slots))
@@ -43,7 +43,7 @@ class ShardedGroup(JaxReplicaGroup):
     def _seen(self, state: State, exchanges: Exchanges) -> ShardedReplica:
         return ShardedReplica(self._program, self._mesh, state, exchanges)
 
-    def reduced_gradients(
+    def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[jax.Array]], jax.Array]:
         """Where slices differ in size, passes are not compiled together with the sums of their gradients."""
@@ -54,7 +54,7 @@ class ShardedGroup(JaxReplicaGroup):
         return [kept], loss
 
     def _reduced(
-        self, pieces: Sequence[Piece], weights: jax.Array, reduction: Reduction
+        self, pieces: Sequence[MicroBatch], weights: jax.Array, reduction: Reduction
     ) -> tuple[Arrays, jax.Array]:
         if reduction not in self._reducing:
 
@@ -71,7 +71,7 @@ class ShardedGroup(JaxReplicaGroup):
     def _passes(
         self,
         state: State,
-        pieces: Sequence[Piece],
+        pieces: Sequence[MicroBatch],
         weights: jax.Array,
         never: jax.Array,
         reduction: Reduction,
@@ -88,7 +88,7 @@ class ShardedGroup(JaxReplicaGroup):
         return state, kept, replica.all_reduce(loss.reshape(1), "mean").reshape(())
 
     def _reduced_after_passes(
-        self, pieces: Sequence[Piece], weights: jax.Array, reduction: Reduction
+        self, pieces: Sequence[MicroBatch], weights: jax.Array, reduction: Reduction
     ) -> tuple[Arrays, jax.Array]:
         together = 1 if reduction.each_slice else len(pieces)
         found = []
@@ -101,7 +101,7 @@ class ShardedGroup(JaxReplicaGroup):
         kept, loss = jax.tree.map(lambda *each: sum(each[1:], each[0]), *found)
         return kept, self._exchanges.make(mesh.all_reduce, loss, "mean")
 
-    def update_own(
+    def update_shard(
         self,
         gradients: Sequence[Sequence[jax.Array]],
         learning_rate: float,
@@ -123,7 +123,7 @@ class ShardedGroup(JaxReplicaGroup):
         norm: jax.Array | None,
         rate: jax.Array,
     ) -> tuple[Arrays, Arrays]:
-        return self._program.update_own(self._own, *before, gradients, norm, rate)
+        return self._program.update_shard(self._own, *before, gradients, norm, rate)
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
@@ -147,10 +147,10 @@ class ShardedGroup(JaxReplicaGroup):
         return False
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        here = {name: value for name, value in state.items() if not self.lives_elsewhere(name)}
+        here = {name: value for name, value in state.items() if not self.is_remote(name)}
         super().write_state(here, replica=replica)
 
-    def lives_elsewhere(self, name: str) -> bool:
+    def is_remote(self, name: str) -> bool:
         return name in self._elsewhere
 
 

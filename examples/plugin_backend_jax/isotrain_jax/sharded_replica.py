@@ -18,10 +18,10 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isotrain.plugin import Parts, ReduceOp, place_within
+from isotrain.plugin import Subgroups, ReduceOp, index_within
 from isotrain_jax import mesh
 from isotrain_jax.mesh import ReplicaMesh
-from isotrain_jax.program import Program, State
+from isotrain_jax.program import ReplicaTrainer, State
 from isotrain_jax.replica import JaxReplica
 
 
@@ -89,7 +89,7 @@ class ShardedReplica(JaxReplica):
     """A replica that can read, write and exchange some of its weights."""
 
     def __init__(
-        self, program: Program, ties: ReplicaMesh, state: State, exchanges: Exchanges
+        self, program: ReplicaTrainer, ties: ReplicaMesh, state: State, exchanges: Exchanges
     ) -> None:
         super().__init__(program, ties, state)
         self._exchanges = exchanges
@@ -116,26 +116,26 @@ class ShardedReplica(JaxReplica):
     def send_receive(self, tensor: jax.Array, destinations: Sequence[int]) -> jax.Array:
         return self._exchanges.make(mesh.permute, tensor, tuple(destinations))
 
-    def sum_within(self, tensor: jax.Array, parts: Parts) -> jax.Array:
+    def all_reduce_within(self, tensor: jax.Array, parts: Subgroups) -> jax.Array:
         if not tensor.size:
             return tensor
-        return self._exchanges.make(mesh.sum_within, tensor, _hashable(parts))
+        return self._exchanges.make(mesh.all_reduce_within, tensor, _hashable(parts))
 
-    def broadcast_within(self, tensor: jax.Array, parts: Parts) -> jax.Array:
+    def broadcast_within(self, tensor: jax.Array, parts: Subgroups) -> jax.Array:
         return self._exchanges.make(mesh.broadcast_within, tensor, _hashable(parts))
 
-    def sum_parts(self, vector: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    def reduce_scatter(self, vector: jax.Array, sizes: Sequence[int]) -> jax.Array:
         total = self._exchanges.make(_sum_of_part, vector, tuple(sizes))
         return total[: sizes[self.index]]
 
-    def sum_parts_within(self, vector: jax.Array, sizes: Sequence[int], within: Parts) -> jax.Array:
+    def reduce_scatter_within(self, vector: jax.Array, sizes: Sequence[int], within: Subgroups) -> jax.Array:
         total = self._exchanges.make(_sum_of_part, vector, tuple(sizes), _hashable(within))
-        return total[: sizes[place_within(self.index, within)]]
+        return total[: sizes[index_within(self.index, within)]]
 
-    def join_parts(self, part: jax.Array, sizes: Sequence[int]) -> jax.Array:
+    def all_gather_shards(self, part: jax.Array, sizes: Sequence[int]) -> jax.Array:
         return self._exchanges.make(_whole, _filled(part, max(sizes)), tuple(sizes))
 
-    def join_parts_within(self, part: jax.Array, sizes: Sequence[int], within: Parts) -> jax.Array:
+    def all_gather_shards_within(self, part: jax.Array, sizes: Sequence[int], within: Subgroups) -> jax.Array:
         filled = _filled(part, max(sizes))
         return self._exchanges.make(_whole, filled, tuple(sizes), _hashable(within))
 
@@ -162,7 +162,7 @@ def _filled(vector: jax.Array, size: int) -> jax.Array:
 
 
 def _sum_of_part(
-    vector: jax.Array, sizes: tuple[int, ...], within: Parts | None = None
+    vector: jax.Array, sizes: tuple[int, ...], within: Subgroups | None = None
 ) -> jax.Array:
     """The own part of a sum, with padding: on their way, all parts are as long as the longest."""
     parts = jnp.split(vector, list(itertools.accumulate(sizes))[:-1])
@@ -170,11 +170,11 @@ def _sum_of_part(
     return mesh.sum_part(jnp.concatenate(filled), 0, within)
 
 
-def _whole(part: jax.Array, sizes: tuple[int, ...], within: Parts | None = None) -> jax.Array:
+def _whole(part: jax.Array, sizes: tuple[int, ...], within: Subgroups | None = None) -> jax.Array:
     """Joins parts that are padded to one length."""
     rows = mesh.all_gather(part, within)
     return jnp.concatenate([rows[place, :size] for place, size in enumerate(sizes)])
 
 
-def _hashable(parts: Parts) -> tuple[tuple[int, ...], ...]:
+def _hashable(parts: Subgroups) -> tuple[tuple[int, ...], ...]:
     return tuple(map(tuple, parts))

@@ -18,7 +18,7 @@ from isotrain.plugin import (
     unknown_name,
 )
 from isotrain_jax import layout
-from isotrain_jax.program import OF_VARIABLES, Program, State
+from isotrain_jax.program import OF_VARIABLES, ReplicaTrainer, State
 
 
 class Place(NamedTuple):
@@ -36,7 +36,7 @@ class Names:
     names they are those of replica 0.
     """
 
-    def __init__(self, program: Program, rank: int, place: int | None = None) -> None:
+    def __init__(self, program: ReplicaTrainer, rank: int, place: int | None = None) -> None:
         """Names what a program has.
 
         Args:
@@ -67,7 +67,7 @@ class Names:
         }
         self._alone = program.own_slots
         self._place = rank if place is None else place
-        self._shift = portable.seed_shift(rank)
+        self._shift = portable.seed_offset(rank)
 
     def read(self, state: State, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies state of these kinds to NumPy."""
@@ -79,7 +79,7 @@ class Names:
     def _seen(self, place: Place, array: np.ndarray) -> np.ndarray:
         """A number as one, and a part without padding."""
         where = self._where(place, array.shape)
-        return layout.trimmed(array, where[1]) if where else array.reshape(place.shape)
+        return layout.unpad(array, where[1]) if where else array.reshape(place.shape)
 
     def described(self, state: State, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
         """Tells what `read` would give."""
@@ -91,7 +91,7 @@ class Names:
         where = self._where(place, value.shape)
         info = StateInfo(place.shape, value.dtype.name, value.nbytes, *where)
         is_alone = place.part == "slots" and place.index in self._alone
-        return info.held_alone() if is_alone else info
+        return info.on_this_replica_only() if is_alone else info
 
     def of_optimizer(self) -> set[str]:
         """The names of what the optimizer has."""
@@ -100,7 +100,7 @@ class Names:
     def _where(self, place: Place, held: tuple[int, ...]) -> tuple[Any, ...]:
         """Offset and shape of the part that is here; nothing where all is."""
         is_whole = not place.shape or held == place.shape
-        return () if is_whole else layout.extent(place.shape, held, self._place)
+        return () if is_whole else layout.shard_extent(place.shape, held, self._place)
 
     def _chosen(
         self, state: State, kinds: Sequence[StateKind]
@@ -139,13 +139,13 @@ class Names:
     ) -> np.ndarray:
         """What a replica holds of a value, of which all is given, or the replica's part."""
         if value.shape == (place.shape or (1,)):
-            return layout.cut(value, held, self._place)
+            return layout.shard(value, held, self._place)
         if self._where(place, held)[1:] != (value.shape,):
             raise IsotrainError(
                 f"{name!r} has shape {place.shape} in this model, and the given state has"
                 f" {value.shape}."
             )
-        return layout.filled(value, held)
+        return layout.pad(value, held)
 
     def _found(self, name: str) -> Place:
         known = {n: place for places in self._places.values() for n, place in places.items()}

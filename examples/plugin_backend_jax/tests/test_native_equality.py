@@ -45,7 +45,7 @@ SPEC: dict[str, Any] = {
     "shuffle": False,
     "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
     "optimizer": {"name": "sgd", "lr": RATE, "momentum": MOMENTUM},
-    "global_batch": GLOBAL_BATCH,
+    "global_batch_size": GLOBAL_BATCH,
     "epochs": EPOCHS,
     "threads": 1,
 }

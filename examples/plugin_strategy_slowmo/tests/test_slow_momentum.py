@@ -44,7 +44,7 @@ def spec(**options: Any) -> dict[str, Any]:
         "loss": "mean_squared_error",
         "precision": "float64",
         "optimizer": {"name": "sgd", "lr": RATE},
-        "global_batch": 4,
+        "global_batch_size": 4,
         "epochs": 2,
         "strategy": {"name": "slow-momentum", "options": options},
     }

@@ -13,13 +13,13 @@ class Native(isotrain.Strategy):
 
     name = "zoo-native"
     summary = "the backend's own step"
-    requires = frozenset({Capability.SYNCHRONISED_STEP})
+    requires = frozenset({Capability.SYNCHRONOUS_STEP})
 
     def started(self, group):
         print("zoo-native is here", flush=True)
 
     def step(self, group, batch, learning_rate):
-        return group.synchronised_step(batch, learning_rate)
+        return group.synchronous_step(batch, learning_rate)
 
 
 class Failing(isotrain.Logger):
