@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.adapters import keras_backend
+from isotrain.adapters.keras import backend as keras_backend
 from isotrain.plugin import IsotrainError, UnsupportedError
 
 TORCH_SUFFIXES = (".pt", ".pth", ".bin")
@@ -41,7 +41,7 @@ def load_weight_arrays(path: Path, model: Any) -> dict[str, np.ndarray]:
         raise UnsupportedError(
             f"initial_weights: {path} is for a Keras model; this one is a {type(model).__name__}."
         )
-    from isotrain.adapters.keras_files import read_keras_weights
+    from isotrain.adapters.keras.files import read_keras_weights
 
     return read_keras_weights(path, model)
 

@@ -32,9 +32,8 @@ import numpy as np
 
 import isotrain
 from benchmarks import statistics
-from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
+from isotrain.core.checkpoints.tensor_part import TensorPart
 
 _WIDTH = 2000
 """Of the square tensors: 16 MB each."""
@@ -69,7 +68,7 @@ class Isotrain(Contender):
         self._copy: dict[str, np.ndarray] = {}
 
     def save(self, state: Any, folder: Path) -> Finish:
-        from isotrain.adapters.torch.tensors import copied
+        from isotrain.adapters.torch.base.tensors import copied
 
         self._copy = {name: copied(each, self._copy.get(name)) for name, each in state.items()}
         parts = {name: TensorPart(array) for name, array in self._copy.items()}

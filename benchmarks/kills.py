@@ -39,7 +39,7 @@ import numpy as np
 
 import isotrain
 from isotrain.core.cli.argument_types import name_with_options
-from isotrain.core.spec.parts import StrategyChoice
+from isotrain.core.spec.sections import StrategyChoice
 
 _EVERY = 10
 REPLICAS = 2

@@ -28,7 +28,9 @@ def by_pipeline(schedule: str, port: int) -> float:
     """The slowest process's seconds by isotrain."""
     middle = str(2 * (LAYERS // STAGES))
     options = {"stages": STAGES, "schedule": schedule, "cut": [middle]}
-    return by_isotrain(1, {"name": "pipeline", "options": options}, gradient_accumulation_steps=MICRO_BATCHES)
+    return by_isotrain(
+        1, {"name": "pipeline", "options": options}, gradient_accumulation_steps=MICRO_BATCHES
+    )
 
 
 def step_of(rank: int, schedule: str) -> Step:

@@ -21,7 +21,7 @@ import psutil
 
 import isotrain
 from benchmarks import workload
-from isotrain.core.launching.templates import FORK_SERVERS
+from isotrain.core.launching.forkserver.pool import FORK_SERVERS
 
 WAYS = ("fresh", "cold", "warm")
 """Each by itself; forked from a template that starts with the run; forked from one that is there."""

@@ -32,14 +32,14 @@ import psutil
 
 import isotrain
 from isotrain.core.contracts.process import Peer
-from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.first import heartbeats
-from isotrain.core.joining.own_line import LocalReporter
-from isotrain.core.joining.pace import HeartbeatInterval
-from isotrain.core.joining.watched import RemoteProcess
-from isotrain.core.launching.supervisor import Supervisor
-from isotrain.core.served.seal import MacPair
-from isotrain.core.served.wire import Connection
+from isotrain.core.launching.supervision.supervisor import Supervisor
+from isotrain.core.rendezvous.heartbeat import HeartbeatInterval
+from isotrain.core.rendezvous.local_reporter import LocalReporter
+from isotrain.core.rendezvous.rank_zero import heartbeats
+from isotrain.core.rendezvous.remote_process import RemoteProcess
+from isotrain.core.transport.channel import Channel
+from isotrain.core.transport.connection import Connection
+from isotrain.core.transport.message_auth import MacPair
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 

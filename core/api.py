@@ -9,35 +9,34 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from isotrain.core.asked_run import RunRequest
 from isotrain.core.contracts.events import OnPlainEvent, RunFailed
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.contracts.state_bytes import ModelBytes
+from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError
-from isotrain.core.launching.look import probe_run
-from isotrain.core.launching.run_directory import PLAN_FILE, RESULT_FILE
-from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.planning.measured import ModelStats, complete_plan
-from isotrain.core.planning.own_place import detect_cluster_info
-from isotrain.core.planning.places import claim
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.running.result import RunResult, result_from_dict
-from isotrain.core.running.starting_point import PreviousRun
-from isotrain.core.running.weights_file import WEIGHTS_FILE
-from isotrain.core.running.works import LOST_WEIGHTS, measure_model, train
-from isotrain.core.spec.files import SpecLike, load_spec
-from isotrain.core.spec.parts import StrategyLike
-from isotrain.core.stages.profile import LayerCost
-from isotrain.core.system.variables import environ_set
+from isotrain.core.launching.probe_run import probe_run
+from isotrain.core.launching.run_directory.run_directory import PLAN_FILE, RESULT_FILE
+from isotrain.core.pipeline.profile import LayerCost
+from isotrain.core.planning.cluster_environment import claim, detect_cluster_info
+from isotrain.core.planning.model_stats import ModelStats, complete_plan
+from isotrain.core.planning.planner import make_plan
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.results.result import RunResult, result_from_dict
+from isotrain.core.run.controller import RunRequest
+from isotrain.core.run.start import PreviousRun
+from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
+from isotrain.core.spec.loading import SpecLike, load_spec
+from isotrain.core.spec.sections import StrategyLike
+from isotrain.core.system.process import environ_set
+from isotrain.core.worker.entry_points import LOST_WEIGHTS, measure_model, train
 
 if TYPE_CHECKING:
-    from isotrain.core.running.session import Session
+    from isotrain.core.session.session import Session
 
 
 def run(
@@ -253,12 +252,13 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         UnsupportedError: An engine has started this process with others.
         PlanError: The run needs several processes, or Keras already runs on another framework here.
     """
-    from isotrain.core.running.session import Session
+    from isotrain.core.session.session import Session
 
     place = detect_cluster_info()
     if place is not None:
         raise UnsupportedError(
-            f"open_session: {place.environment} has started {place.world_size} processes, and a session that is"
+            f"open_session: {place.environment} has started {place.world_size} processes, and a"
+            " session that is"
             " opened does not join them. Put the loop into a function and call isotrain.launch(function,"
             f" spec, backend=...), which does. {claim(place)}"
         )
@@ -273,7 +273,9 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         )
     process = plan.processes[0]
     own = Peer(0, LOCALHOST, LOCALHOST, 0, 0, process.replicas)
-    context = ProcessContext(0, plan.replicas, tempfile.gettempdir(), (own,), device_mesh=plan.device_mesh)
+    context = ProcessContext(
+        0, plan.replicas, tempfile.gettempdir(), (own,), device_mesh=plan.device_mesh
+    )
     with environ_set(plan.environment_variables):
         return Session(cast, plan, context, Reporter())
 

@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import STARTERS
-from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, ClusterInfoError
+from isotrain.plugin import ClusterEnvironment, ClusterInfo, ClusterInfoError, EnvReader
 
 
 class Horovod(ClusterEnvironment):

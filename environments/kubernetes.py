@@ -20,7 +20,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
+from isotrain.plugin import ClusterEnvironment, ClusterInfo, EnvReader
 
 
 class Kubernetes(ClusterEnvironment):

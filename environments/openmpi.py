@@ -17,7 +17,7 @@ import re
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import SCHEDULERS
-from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
+from isotrain.plugin import ClusterEnvironment, ClusterInfo, EnvReader
 
 _ADDRESS = re.compile(r"[^;]+;tcp://(?P<host>[^,:]+)[,:]")
 _NAMESPACE = re.compile(r"prterun-(?P<host>.+)-\d+@\d+")

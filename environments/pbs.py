@@ -13,7 +13,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import PROTOCOLS
-from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo
+from isotrain.plugin import ClusterEnvironment, ClusterInfo, EnvReader
 
 
 class Pbs(ClusterEnvironment):

@@ -16,7 +16,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import SCHEDULERS
-from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, ClusterInfoError
+from isotrain.plugin import ClusterEnvironment, ClusterInfo, ClusterInfoError, EnvReader
 
 _OF_NO_JOB = "ffffffff"
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 
-from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, ClusterInfoError
+from isotrain.plugin import ClusterEnvironment, ClusterInfo, ClusterInfoError, EnvReader
 
 
 class SageMaker(ClusterEnvironment):

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 
 from isotrain.environments.nesting import PROTOCOLS
-from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, counts_per_host, host_list
+from isotrain.plugin import ClusterEnvironment, ClusterInfo, EnvReader, counts_per_host, host_list
 
 _NO_TASKS = {"4294967290", "-6", "4294967291", "-5", "4294967292", "-4"}
 """The numbers of the steps of a shell, a script, and what is external to steps, as SLURM may print them."""

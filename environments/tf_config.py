@@ -12,7 +12,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isotrain.environments.nesting import STARTERS
-from isotrain.plugin import EnvReader, ClusterEnvironment, ClusterInfo, ClusterInfoError
+from isotrain.plugin import ClusterEnvironment, ClusterInfo, ClusterInfoError, EnvReader
 
 VARIABLE = "TF_CONFIG"
 _TRAINING = ("chief", "master", "worker")
@@ -41,10 +41,14 @@ class TFConfig(ClusterEnvironment):
             addresses = {kind: list(map(_parts, cluster[kind])) for kind in cluster}
             return _place(addresses, str(task["type"]), int(task["index"]))
         except (ValueError, KeyError, TypeError, AttributeError, IndexError) as error:
-            raise ClusterInfoError(f"tf_config: {VARIABLE} is {text!r} ({error!r}); {_FORM}.") from error
+            raise ClusterInfoError(
+                f"tf_config: {VARIABLE} is {text!r} ({error!r}); {_FORM}."
+            ) from error
 
 
-def _place(addresses: Mapping[str, Sequence[tuple[str, int]]], kind: str, index: int) -> ClusterInfo:
+def _place(
+    addresses: Mapping[str, Sequence[tuple[str, int]]], kind: str, index: int
+) -> ClusterInfo:
     if kind not in _TRAINING:
         raise ClusterInfoError(
             f"tf_config: {VARIABLE} says that this process is a {kind!r}; expected {' or '.join(_TRAINING)}."

@@ -1,5 +1,5 @@
 """What data are given by, besides arrays: files, streams, data sets by position."""
 
-import isotrain._facade as _facade
+import isotrain._lazy_exports as _lazy_exports
 
-__getattr__, __dir__, __all__ = _facade.of(__name__, __file__)
+__getattr__, __dir__, __all__ = _lazy_exports.exports(__name__, __file__)

@@ -8,10 +8,10 @@ from pathlib import Path
 
 from isotrain.plugin import (
     Allocation,
-    EnvReader,
     ClusterInfoError,
-    PlanError,
+    EnvReader,
     HostSlots,
+    PlanError,
     counts_per_host,
     host_list,
 )

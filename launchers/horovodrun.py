@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from isotrain.launchers.host_options import HostOptions, as_text, rendezvous_variables
-from isotrain.plugin import Allocation, SchedulerLauncher, RankCommand, Submission, Availability
+from isotrain.plugin import Allocation, Availability, RankCommand, SchedulerLauncher, Submission
 
 
 class HorovodrunLauncher(SchedulerLauncher):

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from isotrain.launchers.batch_job import allocated
-from isotrain.plugin import Allocation, PlanError, RankCommand, HostSlots, visible_gpus
+from isotrain.plugin import Allocation, HostSlots, PlanError, RankCommand, visible_gpus
 
 _HOST = re.compile(r"(?P<host>[\w.-]+)(?::(?P<slots>[1-9]\d*))?")
 
@@ -98,7 +98,9 @@ class HostOptions:
 
 def as_text(allocation: Allocation) -> str:
     """The hosts as an option, which mpirun and horovodrun write alike."""
-    return ",".join(f"{share.host or 'this machine'}:{share.slots}" for share in allocation.host_slots)
+    return ",".join(
+        f"{share.host or 'this machine'}:{share.slots}" for share in allocation.host_slots
+    )
 
 
 def rendezvous_variables(

@@ -12,15 +12,15 @@ import yaml
 
 from isotrain.plugin import (
     Allocation,
-    SchedulerLauncher,
+    Availability,
+    HostSlots,
     PlanError,
     RankCommand,
-    HostSlots,
+    SchedulerLauncher,
     Submission,
-    Availability,
 )
 
-_PROGRAM = (sys.executable, "-m", "isotrain.launchers.kubernetes_program")
+_PROGRAM = (sys.executable, "-m", "isotrain.launchers.kubernetes_main")
 _MANIFEST = "job.yaml"
 _MOUNT = "/isotrain"
 _SPEC = "spec.json"

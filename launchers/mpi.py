@@ -8,14 +8,14 @@ import subprocess
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
-from isotrain.launchers.host_options import HostOptions, as_text, rendezvous_variables, local_host
+from isotrain.launchers.host_options import HostOptions, as_text, local_host, rendezvous_variables
 from isotrain.plugin import (
     Allocation,
-    SchedulerLauncher,
+    Availability,
     PlanError,
     RankCommand,
+    SchedulerLauncher,
     Submission,
-    Availability,
 )
 
 _LAST_WORDS = {"OMPI_MCA_odls_base_sigkill_timeout": "4"}

@@ -10,15 +10,15 @@ from typing import Any, Literal, get_args
 
 from isotrain.plugin import (
     Allocation,
-    SchedulerLauncher,
+    Availability,
+    HostSlots,
     PlanError,
     RankCommand,
-    HostSlots,
+    SchedulerLauncher,
     Submission,
-    Availability,
 )
 
-_PROGRAM = (sys.executable, "-m", "isotrain.launchers.ray_program")
+_PROGRAM = (sys.executable, "-m", "isotrain.launchers.ray_main")
 
 Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
@@ -85,6 +85,10 @@ class RayLauncher(SchedulerLauncher):
     def submission(self, command: RankCommand) -> Submission:
         bundle = ("--bundle", json.dumps(self._bundle))
         where = ("--placement", self._placement, "--address", self._address)
-        names = [part for name in (*command.variables, *command.secret_variables) for part in ("-x", name)]
+        names = [
+            part
+            for name in (*command.variables, *command.secret_variables)
+            for part in ("-x", name)
+        ]
         size = ("--workers", str(self._workers), *bundle)
         return Submission(((*_PROGRAM, *size, *where, *names, "--", *command.arguments),))

@@ -16,16 +16,16 @@ from typing import Any
 from isotrain.launchers.batch_job import slurm_host_slots
 from isotrain.plugin import (
     Allocation,
-    SchedulerLauncher,
+    Availability,
+    HostSlots,
     PlanError,
     RankCommand,
-    HostSlots,
+    SchedulerLauncher,
     Submission,
-    Availability,
     host_list,
 )
 
-_PROGRAM = (sys.executable, "-m", "isotrain.launchers.slurm_program")
+_PROGRAM = (sys.executable, "-m", "isotrain.launchers.slurm_cancel")
 _SCRIPT = """\
 #!/bin/sh
 {options}

@@ -13,11 +13,11 @@ from typing import Any
 from isotrain.launchers.host_options import HostOptions, as_text, local_host
 from isotrain.plugin import (
     Allocation,
-    SchedulerLauncher,
+    Availability,
     PlanError,
     RankCommand,
+    SchedulerLauncher,
     Submission,
-    Availability,
 )
 
 _AGENT = (sys.executable, "-m", "torch.distributed.run")

@@ -17,7 +17,7 @@ from isotrain.plugin import (
     Tensor,
     TrainingSpec,
 )
-from isotrain.strategies import options
+from isotrain.strategies import option_checks
 
 WEIGHTS: tuple[StatePart, ...] = ("trainable", "statistics")
 
@@ -29,7 +29,7 @@ class LocalStepStrategy(Strategy):
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling, and says what clipping means."""
-        options.without_loss_scaling(
+        option_checks.without_loss_scaling(
             self.name, spec, "takes local steps without a common loss scale"
         )
         self._total_steps = plan.total_steps

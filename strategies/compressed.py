@@ -28,9 +28,9 @@ from isotrain.plugin import (
     Tensor,
     TrainingSpec,
 )
-from isotrain.strategies import options
+from isotrain.strategies import option_checks
 from isotrain.strategies.averaging import average_statistics, weights_of_replicas
-from isotrain.strategies.tensors import joined, separated
+from isotrain.strategies.flatten import joined, separated
 
 _TYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _INDEX_BYTES = 4
@@ -72,14 +72,14 @@ class Compressed(Strategy):
             native: Whether the backend's own compression is used where it has one.
         """
         self._method: CompressionMethod = method
-        options.one_of(self.name, "method", method, ("fp16", "bf16", "topk", "powersgd"))
+        option_checks.one_of(self.name, "method", method, ("fp16", "bf16", "topk", "powersgd"))
         self._only("topk", "ratio", ratio)
         self._only("powersgd", "rank", rank)
         self._only("powersgd", "start", start)
-        self._ratio = options.fraction(self.name, "ratio", 0.01 if ratio is None else ratio)
-        self._rank = options.whole(self.name, "rank", 2 if rank is None else rank, 1)
-        self._start = options.whole(self.name, "start", 10 if start is None else start, 2)
-        self._wants_native = options.switch(self.name, "native", native)
+        self._ratio = option_checks.fraction(self.name, "ratio", 0.01 if ratio is None else ratio)
+        self._rank = option_checks.whole(self.name, "rank", 2 if rank is None else rank, 1)
+        self._start = option_checks.whole(self.name, "start", 10 if start is None else start, 2)
+        self._wants_native = option_checks.switch(self.name, "native", native)
         if method in ("topk", "powersgd"):
             self.invariants = frozenset({Invariant.GRADIENT_SUM})  # by error feedback
         if method == "bf16":
@@ -97,7 +97,9 @@ class Compressed(Strategy):
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling; notes the weights' shapes."""
-        options.without_loss_scaling(self.name, spec, "compresses gradients without a loss scale")
+        option_checks.without_loss_scaling(
+            self.name, spec, "compresses gradients without a loss scale"
+        )
         self._shapes = plan.weight_shapes or ()
         if plan.replicas == 1:
             return ["compressed: one replica sends nothing, and nothing is compressed"]

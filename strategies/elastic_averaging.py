@@ -7,7 +7,7 @@ Averaging SGD", arXiv 1412.6651, equations 5 and 6.
 from __future__ import annotations
 
 from isotrain.plugin import Batch, Capability, Replica, ReplicaGroup, StrategyState, Tensor
-from isotrain.strategies import options
+from isotrain.strategies import option_checks
 from isotrain.strategies.averaging import LocalStepStrategy, average_statistics
 
 
@@ -26,8 +26,8 @@ class ElasticAveraging(LocalStepStrategy):
             beta: How far the centre moves towards the mean of the replicas; each of n replicas moves
                 beta / n of its way towards the centre.
         """
-        self._every = options.whole(self.name, "every", every, 1)
-        self._beta = options.fraction(self.name, "beta", beta)
+        self._every = option_checks.whole(self.name, "every", every, 1)
+        self._beta = option_checks.fraction(self.name, "beta", beta)
         self._centre: list[Tensor] = []
 
     def started(self, group: ReplicaGroup) -> None:
@@ -80,7 +80,9 @@ class ElasticAveraging(LocalStepStrategy):
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """An optimal all-reduce of the weights in each exchange, the last one at the end."""
-        exchanges = self.exchanges_per_step(1 / self._every, lambda steps: (steps - 1) // self._every)
+        exchanges = self.exchanges_per_step(
+            1 / self._every, lambda steps: (steps - 1) // self._every
+        )
         return 2 * (replicas - 1) / replicas * gradient_bytes * exchanges
 
 

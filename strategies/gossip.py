@@ -17,7 +17,7 @@ from isotrain.plugin import (
     Tensor,
     TrainingSpec,
 )
-from isotrain.strategies import graphs, options
+from isotrain.strategies import option_checks, topologies
 from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy, average_weights
 
 
@@ -37,17 +37,17 @@ class Gossip(LocalStepStrategy):
             every: Local steps from one mixing to the next.
             degree: random: neighbours of each replica, an even number (2).
         """
-        self._graph = options.one_of(self.name, "graph", graph, graphs.GRAPHS)
-        self._every = options.whole(self.name, "every", every, 1)
+        self._graph = option_checks.one_of(self.name, "graph", graph, topologies.GRAPHS)
+        self._every = option_checks.whole(self.name, "every", every, 1)
         if degree is not None and graph != "random":
-            raise options.refused(self.name, "degree", "none but for graph random", degree)
-        self._degree = options.whole(self.name, "degree", 2 if degree is None else degree, 2)
-        self._mixings: tuple[graphs.Rounds, ...] = ((),)
+            raise option_checks.refused(self.name, "degree", "none but for graph random", degree)
+        self._degree = option_checks.whole(self.name, "degree", 2 if degree is None else degree, 2)
+        self._mixings: tuple[topologies.Rounds, ...] = ((),)
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Draws the graph."""
         if plan.replicas > 1:
-            self._mixings = graphs.mixings(self._graph, plan.replicas, self._degree, spec.seed)
+            self._mixings = topologies.mixings(self._graph, plan.replicas, self._degree, spec.seed)
         return super().configure(spec, plan)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
@@ -70,7 +70,7 @@ class Gossip(LocalStepStrategy):
         return mixed / self._every + end * reduced
 
 
-def mix(replica: Replica, *, static: graphs.Rounds) -> None:
+def mix(replica: Replica, *, static: topologies.Rounds) -> None:
     """Replaces a replica's weights by the mean of its own and those that it is sent."""
     own = replica.read(WEIGHTS)
     total = own

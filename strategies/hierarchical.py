@@ -10,8 +10,8 @@ from __future__ import annotations
 from isotrain.plugin import (
     Batch,
     Capability,
-    Invariant,
     Hosts,
+    Invariant,
     Plan,
     Replica,
     ReplicaGroup,
@@ -20,9 +20,9 @@ from isotrain.plugin import (
     TrainingSpec,
     hosts_of_size,
 )
-from isotrain.strategies import options
+from isotrain.strategies import option_checks
 from isotrain.strategies.averaging import weights_of_replicas
-from isotrain.strategies.tensors import joined, separated
+from isotrain.strategies.flatten import joined, separated
 
 
 class Hierarchical(Strategy):
@@ -44,13 +44,13 @@ class Hierarchical(Strategy):
             host_size: Replicas that count as one host; None for the hosts of the plan.
         """
         self._size = (
-            None if host_size is None else options.whole(self.name, "host_size", host_size, 1)
+            None if host_size is None else option_checks.whole(self.name, "host_size", host_size, 1)
         )
         self._hosts: Hosts = ()
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Notes which replicas share a host."""
-        options.without_loss_scaling(self.name, spec, "sums gradients without a loss scale")
+        option_checks.without_loss_scaling(self.name, spec, "sums gradients without a loss scale")
         self._hosts = plan.hosts
         if self._size is not None and plan.replicas > 1:
             self._hosts = hosts_of_size(f"strategy {self.name}", plan.replicas, self._size)

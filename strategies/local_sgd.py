@@ -22,7 +22,7 @@ from isotrain.plugin import (
     Tensor,
     TrainingSpec,
 )
-from isotrain.strategies import options
+from isotrain.strategies import option_checks
 from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy, average, shares
 
 
@@ -42,9 +42,9 @@ class LocalSGD(LocalStepStrategy):
             start: Steps at the beginning that are synchronous.
             average_momenta: Whether the optimizer's momenta are averaged with the weights.
         """
-        self._start = options.whole(self.name, "start", start, 0)
+        self._start = option_checks.whole(self.name, "start", start, 0)
         self._phases = _phases(every, self._start)
-        momenta = options.switch(self.name, "average_momenta", average_momenta)
+        momenta = option_checks.switch(self.name, "average_momenta", average_momenta)
         if all(number == 1 for _, number in self._phases):
             self.keeps_replicas_equal, self.equals_data_parallel = "always", True
         self._parts = (*WEIGHTS, "momenta") if momenta else WEIGHTS
@@ -153,20 +153,20 @@ def _mean(replica: Replica, weight: Tensor | None = None, *, static: Any) -> Non
 def _phases(every: Any, start: int) -> list[tuple[int, int]]:
     """From the option `every` to pairs (first step, local steps), the first at `start`."""
     if not isinstance(every, list | tuple):
-        return [(start, options.whole("local-sgd", "every", every, 1))]
+        return [(start, option_checks.whole("local-sgd", "every", every, 1))]
     pairs = [pair for pair in every if isinstance(pair, list | tuple) and len(pair) == 2]
     if not pairs or len(pairs) < len(every):
-        raise options.refused("local-sgd", "every", "a number or pairs [step, number]", every)
+        raise option_checks.refused("local-sgd", "every", "a number or pairs [step, number]", every)
     phases = [
         (
-            options.whole("local-sgd", "every", step, 0),
-            options.whole("local-sgd", "every", number, 1),
+            option_checks.whole("local-sgd", "every", step, 0),
+            option_checks.whole("local-sgd", "every", number, 1),
         )
         for step, number in pairs
     ]
     steps = [step for step, _ in phases]
     if steps != sorted(set(steps)) or steps[0] > start:
         expected = f"pairs of ascending steps, the first at {start} or before"
-        raise options.refused("local-sgd", "every", expected, every)
+        raise option_checks.refused("local-sgd", "every", expected, every)
     begun = [(start, number) for step, number in phases if step <= start][-1:]
     return begun + [phase for phase in phases if phase[0] > start]

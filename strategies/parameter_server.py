@@ -14,14 +14,14 @@ from isotrain.plugin import (
     Batch,
     Capability,
     Invariant,
+    ParameterServerLayout,
     Plan,
     ReplicaGroup,
-    ParameterServerLayout,
     Strategy,
     Tensor,
     TrainingSpec,
 )
-from isotrain.strategies import options
+from isotrain.strategies import option_checks
 
 
 class ParameterServer(Strategy):
@@ -41,16 +41,18 @@ class ParameterServer(Strategy):
             staleness: Global batches that the weights of a slice may lag behind; None for any number.
             servers: Processes that hold the parameters, on backends that have such.
         """
-        self.parallel_layout = ParameterServerLayout(options.whole(self.name, "servers", servers, 1))
+        self.parallel_layout = ParameterServerLayout(
+            option_checks.whole(self.name, "servers", servers, 1)
+        )
         if staleness is not None:
-            options.whole(self.name, "staleness", staleness, 0)
+            option_checks.whole(self.name, "staleness", staleness, 0)
         self._staleness = staleness
         self.equals_data_parallel = staleness == 0
         self._group: ReplicaGroup | None = None
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling, and says what an update is."""
-        options.without_loss_scaling(self.name, spec, "sends gradients without a loss scale")
+        option_checks.without_loss_scaling(self.name, spec, "sends gradients without a loss scale")
         if plan.replicas == 1 or self._staleness == 0:
             return []
         notes = [

@@ -10,30 +10,84 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 
 from isotrain.plugin import (
+    DATA,
+    STAGE,
     Action,
+    Adapter,
+    BackendConfig,
     Batch,
     Capability,
+    DeviceMesh,
     Invariant,
     ModelBytes,
-    PipelineSplit,
     ModelProfile,
     Order,
-    PipelineShape,
-    Plan,
-    ReplicaGroup,
+    ParallelLayout,
     PipelinePlan,
+    PipelineShape,
+    PipelineSplit,
+    Plan,
+    ProcessContext,
+    ProcessRole,
+    ReplicaGroup,
+    ServerConnection,
     StateBytes,
     Strategy,
     Tensor,
     TrainingSpec,
     UnsupportedError,
     pipeline_bubble,
+    pipeline_plan,
     stage_actions,
     stage_orders,
-    pipeline_plan,
 )
-from isotrain.strategies import options
-from isotrain.strategies.staged import PipelineLayout
+from isotrain.strategies import option_checks
+
+
+class PipelineLayout(ParallelLayout):
+    """The stages of a replica are neighbours; all of them have its slice of every global batch."""
+
+    name = "pipeline"
+
+    def __init__(self, stages: int, cut: PipelineSplit) -> None:
+        """Lays out so many.
+
+        Args:
+            stages: Of each replica.
+            cut: Of the model.
+        """
+        self._stages = stages
+        self._cut = cut
+
+    def device_mesh(self, replicas: int) -> DeviceMesh:
+        """The stages of a replica vary fastest."""
+        return DeviceMesh({DATA: replicas, STAGE: self._stages})
+
+    def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
+        """A process for each stage of each replica.
+
+        Raises:
+            UnsupportedError: The backend has all replicas in one process.
+        """
+        if adapter.replicas_per_process == "all":
+            raise UnsupportedError(
+                f"backend {adapter.name!r} has all replicas in one process, and stages need one each."
+            )
+        mesh = self.device_mesh(replicas)
+        places = range(mesh.total_size)
+        return tuple(ProcessRole((mesh.coordinates(place)[DATA],)) for place in places)
+
+    def open(
+        self,
+        adapter: Adapter,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        server_connection: ServerConnection | None = None,
+    ) -> ReplicaGroup:
+        """Joins the run as a stage of a replica."""
+        return adapter.start_pipeline(spec, backend_config, context, self._cut)
+
 
 _REFUSED = {
     "objective": "it calls the whole model, which is in stages; give a loss",
@@ -76,13 +130,13 @@ class Pipeline(Strategy):
             modules: Of a native model with a `forward` of its own, the names, or patterns of names, of the
                 modules that it applies one after the other; none where the model says so itself.
         """
-        self._stages = options.whole(self.name, "stages", stages, 1)
-        self._chunks = options.whole(self.name, "chunks", chunks, 1)
+        self._stages = option_checks.whole(self.name, "stages", stages, 1)
+        self._chunks = option_checks.whole(self.name, "chunks", chunks, 1)
         self._schedule = schedule
         self._modules = _names(modules)
         model_cut = PipelineSplit(stages * chunks, _names(cut), self._modules)
         self.parallel_layout = PipelineLayout(stages, model_cut)
-        self._bandwidth = options.positive(self.name, "gigabits", gigabits) * 1e9 / 8
+        self._bandwidth = option_checks.positive(self.name, "gigabits", gigabits) * 1e9 / 8
         self._orders: list[Order] = []
         self._actions: list[list[Action]] = []
 
@@ -92,8 +146,8 @@ class Pipeline(Strategy):
         Raises:
             UnsupportedError: The spec asks for something of the kind.
         """
-        options.without_loss_scaling(self.name, spec, "scales no losses")
-        options.without_own_optimizer(self.name, spec)
+        option_checks.without_loss_scaling(self.name, spec, "scales no losses")
+        option_checks.without_own_optimizer(self.name, spec)
         for field, why in _REFUSED.items():
             if getattr(spec, field):
                 raise UnsupportedError(f"strategy {self.name}: {field}: {why}.")
@@ -106,14 +160,17 @@ class Pipeline(Strategy):
         self._orders = stage_orders(self._schedule, shape)
         self._actions = stage_actions(self._orders)
         return [
-            f"{self.name}: {self._stages} stages, {spec.gradient_accumulation_steps} micro-batches (`gradient_accumulation_steps`): stages wait"
+            f"{self.name}: {self._stages} stages, {spec.gradient_accumulation_steps}"
+            " micro-batches (`gradient_accumulation_steps`): stages wait"
             f" {pipeline_bubble(shape):.0%} of a step where their passes take equally long",
             *([_UNRECORDED] if _is_recorded(spec, plan) else []),
         ]
 
     def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan:
         """Draws the stages as their layers were timed."""
-        return pipeline_plan(profile, self._orders, slots, plan.device_mesh.total_size, self._bandwidth)
+        return pipeline_plan(
+            profile, self._orders, slots, plan.device_mesh.total_size, self._bandwidth
+        )
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Does the actions of this process's stage."""

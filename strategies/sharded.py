@@ -18,10 +18,10 @@ from isotrain.plugin import (
     Batch,
     Bucket,
     Capability,
-    Invariant,
     FullyShardedLayout,
     Hosts,
     Hybrid,
+    Invariant,
     IsotrainError,
     ModelBytes,
     ParallelLayout,
@@ -30,17 +30,17 @@ from isotrain.plugin import (
     Reduction,
     Replica,
     ReplicaGroup,
+    ShardedLayout,
     StateBytes,
     Strategy,
     Tensor,
     TrainingSpec,
-    index_within,
     assign_shards,
+    index_within,
 )
-from isotrain.plugin import ShardedLayout
-from isotrain.strategies import options
+from isotrain.strategies import option_checks
 from isotrain.strategies.averaging import average_statistics, weights_of_replicas
-from isotrain.strategies.tensors import joined, separated
+from isotrain.strategies.flatten import joined, separated
 
 _FULLY = frozenset({Capability.SYNCHRONOUS_STEP, Capability.UNSHARD_WEIGHTS})
 """What stage 3 takes."""
@@ -103,12 +103,14 @@ class Sharded(Strategy):
             hybrid: Whether parts lie over the replicas of each host, and alike on all hosts.
             host_size: Replicas that count as one host of a hybrid run; None for the hosts of the plan.
         """
-        self._stage = options.whole(self.name, "stage", stage, 1)
+        self._stage = option_checks.whole(self.name, "stage", stage, 1)
         if stage > 3:
             raise IsotrainError(
                 f"strategy {self.name}: stage: expected 1, 2 or 3, received {stage}."
             )
-        self._bucket_bytes = 1e6 * options.positive(self.name, "bucket_megabytes", bucket_megabytes)
+        self._bucket_bytes = 1e6 * option_checks.positive(
+            self.name, "bucket_megabytes", bucket_megabytes
+        )
         hosts = self._hybrid(hybrid, host_size)
         if stage == 3:
             self.summary = (
@@ -126,18 +128,20 @@ class Sharded(Strategy):
         self._shard_buckets: tuple[ShardBucket, ...] = ()
 
     def _hybrid(self, hybrid: bool, host_size: int | None) -> Hybrid | None:
-        if not options.switch(self.name, "hybrid", hybrid):
+        if not option_checks.switch(self.name, "hybrid", hybrid):
             if host_size is not None:
                 raise PlanError(f"strategy {self.name}: host_size is an option of `hybrid: true`.")
             return None
         if host_size is not None:
-            options.whole(self.name, "host_size", host_size, 1)
+            option_checks.whole(self.name, "host_size", host_size, 1)
         return Hybrid(host_size)
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses loss scaling and an own optimizer; shares the weights out."""
-        options.without_loss_scaling(self.name, spec, "reduces gradients without a loss scale")
-        options.without_own_optimizer(self.name, spec)
+        option_checks.without_loss_scaling(
+            self.name, spec, "reduces gradients without a loss scale"
+        )
+        option_checks.without_own_optimizer(self.name, spec)
         self._hosts = plan.device_mesh.groups(SHARD)
         self._gradient_accumulation_steps = plan.gradient_accumulation_steps
         if self._stage == 3:
@@ -167,7 +171,11 @@ class Sharded(Strategy):
             return
         group.shard_optimizer(
             [
-                [place for lot in self._shard_buckets for place in lot.bucket.weights_of(lot.index_in_host(replica))]
+                [
+                    place
+                    for lot in self._shard_buckets
+                    for place in lot.bucket.weights_of(lot.index_in_host(replica))
+                ]
                 for replica in group.local_replicas
             ]
         )
@@ -254,7 +262,9 @@ class Sharded(Strategy):
         return (times * (inside + between) + inside) * gradient_bytes
 
 
-def reduce_bucket(replica: Replica, gradients: list[Tensor], *, static: ShardBucket) -> list[Tensor]:
+def reduce_bucket(
+    replica: Replica, gradients: list[Tensor], *, static: ShardBucket
+) -> list[Tensor]:
     """The means of the gradients of this replica's weights in a bucket."""
     sizes, counts, hosts = static.bucket.sizes, static.bucket.counts, static.hosts
     vector = joined(replica.ops, gradients)

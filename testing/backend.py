@@ -10,28 +10,28 @@ from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.placement import REPLICATED
+from isotrain.core.contracts.parallel_layout import REPLICATED
 from isotrain.core.contracts.plan import split_backend
-from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.running.session import Session
-from isotrain.core.spec.files import load_spec
+from isotrain.core.planning.planner import make_plan
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.session.session import Session
+from isotrain.core.spec.loading import load_spec
 from isotrain.testing import (
     collectives,
     computations,
+    crash_checks,
     declarations,
-    endings,
-    going_on,
-    observing,
-    probe,
-    state,
-    training,
+    gradient_capture_checks,
+    reference_model,
+    resume_checks,
+    state_checks,
+    training_checks,
 )
-from isotrain.testing.bench import CheckContext
+from isotrain.testing.check_context import CheckContext
 from isotrain.testing.launching import Notes, Run, try_run
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of, outcome_of_processes
-from isotrain.testing.series import LONG_TIMEOUTS, next_session
+from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 STEP = Capability.SYNCHRONOUS_STEP
 STATE = Capability.NAMED_STATE
@@ -54,10 +54,10 @@ STATIC = (
 """Functions of the adapter."""
 
 IN_SESSION = (
-    _check(training.start_is_equal, STATE),
-    _check(training.start_is_of_the_seed, STATE),
-    _check(training.dropout_differs, STATE, GRADIENTS),
-    _check(training.reseeds_dropout, STATE, GRADIENTS),
+    _check(training_checks.start_is_equal, STATE),
+    _check(training_checks.start_is_of_the_seed, STATE),
+    _check(training_checks.dropout_differs, STATE, GRADIENTS),
+    _check(training_checks.reseeds_dropout, STATE, GRADIENTS),
     _check(collectives.all_reduce_sum, COMPUTE),
     _check(collectives.all_reduce_mean, COMPUTE),
     _check(collectives.all_reduce_max, COMPUTE),
@@ -67,42 +67,42 @@ IN_SESSION = (
     _check(collectives.broadcast_keeps_bits, COMPUTE, Capability.SUBGROUPS),
     _check(collectives.inputs_are_left_alone, COMPUTE),
     _check(collectives.barrier),
-    _check(training.order),
-    _check(training.sizes),
-    _check(training.training, STEP, STATE),
-    _check(training.training_metrics, STEP, STATE),
-    _check(training.moving_statistics, STEP, STATE),
-    _check(training.replicas_stay_equal, STEP, STATE, GRADIENTS),
-    _check(training.exact_mean_of_gradients, STATE, GRADIENTS),
-    _check(training.synchronous_step, STEP, STATE),
-    _check(training.steps_leave_no_threads, STEP),
-    _check(training.accumulation, STEP, STATE),
+    _check(training_checks.order),
+    _check(training_checks.sizes),
+    _check(training_checks.training, STEP, STATE),
+    _check(training_checks.training_metrics, STEP, STATE),
+    _check(training_checks.moving_statistics, STEP, STATE),
+    _check(training_checks.replicas_stay_equal, STEP, STATE, GRADIENTS),
+    _check(training_checks.exact_mean_of_gradients, STATE, GRADIENTS),
+    _check(training_checks.synchronous_step, STEP, STATE),
+    _check(training_checks.steps_leave_no_threads, STEP),
+    _check(training_checks.accumulation, STEP, STATE),
     _check(
-        training.gradients_and_apply,
+        training_checks.gradients_and_apply,
         *(STEP, STATE, GRADIENTS, Capability.APPLY_GRADIENTS, COMPUTE),
     ),
-    _check(training.local_step, STATE, Capability.LOCAL_STEP),
-    _check(training.local_step_without_samples, STATE, Capability.LOCAL_STEP),
-    _check(training.local_step_accumulated, STATE, Capability.LOCAL_STEP),
+    _check(training_checks.local_step, STATE, Capability.LOCAL_STEP),
+    _check(training_checks.local_step_without_samples, STATE, Capability.LOCAL_STEP),
+    _check(training_checks.local_step_accumulated, STATE, Capability.LOCAL_STEP),
     _check(
-        training.average_parameters,
+        training_checks.average_parameters,
         *(STATE, GRADIENTS, Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS),
     ),
-    _check(state.state_round_trip, STEP, STATE),
-    _check(state.state_kinds, STATE),
-    _check(state.state_is_a_copy, STEP, STATE),
-    _check(state.unknown_state_is_refused, STATE),
-    _check(state.evaluation, STATE),
-    _check(state.predictions, STATE, COMPUTE),
-    _check(state.evaluation_changes_nothing, STEP, STATE),
+    _check(state_checks.state_round_trip, STEP, STATE),
+    _check(state_checks.state_kinds, STATE),
+    _check(state_checks.state_is_a_copy, STEP, STATE),
+    _check(state_checks.unknown_state_is_refused, STATE),
+    _check(state_checks.evaluation, STATE),
+    _check(state_checks.predictions, STATE, COMPUTE),
+    _check(state_checks.evaluation_changes_nothing, STEP, STATE),
     _check(computations.computation, COMPUTE),
     _check(computations.computation_on_state, COMPUTE, STATE),
     _check(computations.computation_collectives, COMPUTE),
     _check(computations.computation_scatters, COMPUTE),
     _check(computations.computation_in_subgroups, COMPUTE, Capability.SUBGROUPS),
     _check(computations.computation_in_bfloat16, COMPUTE, Capability.BFLOAT16_COLLECTIVES),
-    _check(observing.gradients_preserve_state, STEP, STATE, GRADIENTS),
-    _check(observing.kept_gradients, STEP, STATE, GRADIENTS),
+    _check(gradient_capture_checks.gradients_preserve_state, STEP, STATE, GRADIENTS),
+    _check(gradient_capture_checks.kept_gradients, STEP, STATE, GRADIENTS),
 )
 """Functions of a `CheckContext`, all made in one run.
 
@@ -121,10 +121,10 @@ def clean_exit(run: Run) -> None:
 
 
 EXIT = _check(clean_exit)
-CRASH_CHECKS = (_check(endings.crash, STEP), _check(endings.hang, STEP))
+CRASH_CHECKS = (_check(crash_checks.crash, STEP), _check(crash_checks.hang, STEP))
 """Functions of the backend and the number of replicas; each starts a run."""
 
-RESUMES = _check(going_on.resumes_exactly, STEP, STATE)
+RESUMES = _check(resume_checks.resumes_exactly, STEP, STATE)
 """A function of the backend, which starts runs of its own."""
 
 CHECKS = (*STATIC, *IN_SESSION, EXIT, RESUMES, *CRASH_CHECKS)
@@ -137,8 +137,8 @@ def check_backend(backend: str, *, replicas: int = 2, with_crash_checks: bool = 
     Args:
         backend: `NAME` or `NAME:COLLECTIVE`, of a registered backend.
         replicas: At least 2.
-        with_crash_checks: Whether to make the checks that have runs of their own too: of one that goes on, and
-            of those that go wrong, which take some 10 s each.
+        with_crash_checks: Whether to make the checks that have runs of their own too: of one that goes on,
+            and of those that go wrong, which take some 10 s each.
 
     Raises:
         PlanError: The backend cannot run this here.
@@ -169,7 +169,7 @@ def check_in_turn(backends: Sequence[str], *, replicas: int = 2) -> list[Scoreca
 
 def _spec(backend: str, **changes: Any) -> dict[str, Any]:
     """Of a run in which checks are made."""
-    return probe.spec(plugin_manager().backend(split_backend(backend)[0]), **changes)
+    return reference_model.spec(plugin_manager().backend(split_backend(backend)[0]), **changes)
 
 
 def _card(backend: str, replicas: int, run: Run) -> Scorecard:

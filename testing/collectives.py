@@ -10,7 +10,7 @@ import numpy as np
 
 from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
-from isotrain.testing.bench import CheckContext, assert_same
+from isotrain.testing.check_context import CheckContext, assert_same
 
 CASES = (
     ("float64", ()),

@@ -1,4 +1,4 @@
-"""What `isotrain conformance` does; `isotrain.core.cli.arguments` has its arguments."""
+"""What `isotrain conformance` does; `isotrain.core.cli.app` has its arguments."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ import sys
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, unknown_name
-from isotrain.core.json_text import FORMAT, json_page
-from isotrain.core.plugins.host import plugin_manager
+from isotrain.core.json_format import FORMAT, json_page
+from isotrain.core.plugins.manager import plugin_manager
 from isotrain.testing.scorecard import Scorecard
 
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.replica import Subgroups, Replica, Tensor, local_subgroup
+from isotrain.core.contracts.replica import Replica, Subgroups, Tensor, local_subgroup
 from isotrain.testing import collectives
-from isotrain.testing.bench import CLOSE, CheckContext, assert_same
+from isotrain.testing.check_context import CLOSE, CheckContext, assert_same
 
 FLOAT64 = np.dtype("float64")
 SHAPE = (2, 3)
@@ -36,7 +36,9 @@ def _compare(
     _assert_are(context, _computed(context, computation, static), expected)
 
 
-def _assert_are(context: CheckContext, found: list[Any], expected: Callable[[int], np.ndarray]) -> None:
+def _assert_are(
+    context: CheckContext, found: list[Any], expected: Callable[[int], np.ndarray]
+) -> None:
     for replica, tensor in zip(context.group.local_replicas, found, strict=True):
         assert_same(context.group.numpy(tensor), expected(replica), f"replica {replica}")
 

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.availability import Availability
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.placement import REPLICATED
-from isotrain.core.contracts.usability import Availability
+from isotrain.core.contracts.parallel_layout import REPLICATED
 from isotrain.core.errors import IsotrainError, UnsupportedError
-from isotrain.core.spec.files import load_spec
-from isotrain.testing import probe
+from isotrain.core.spec.loading import load_spec
+from isotrain.testing import reference_model
 
 _UNKNOWN = "no-such-thing"
 
@@ -40,7 +40,7 @@ def _capabilities(parallel_layout: str, can: Capabilities) -> None:
 def unknown_choices_are_refused(adapter: Adapter) -> None:
     """A collective or an option that the backend does not know is an error that names it."""
     options = {"backend_options": {adapter.name: {_UNKNOWN: 1}}}
-    spec = load_spec(probe.spec(adapter, **options))
+    spec = load_spec(reference_model.spec(adapter, **options))
     told = {}
     try:
         adapter.resolve_collective(_UNKNOWN, device="cpu", replicas=2)

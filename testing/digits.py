@@ -13,8 +13,8 @@ import numpy as np
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError
-from isotrain.testing import probe
-from isotrain.testing.own_models import kit_model_fields
+from isotrain.testing import reference_model
+from isotrain.testing.native_kit_models import kit_model_fields
 
 TRAIN = 797
 """Images to train on: the last global batch of an epoch is a partial one."""
@@ -69,7 +69,7 @@ def spec(count: int = TRAIN, *, adapter: Adapter | None = None, **changes: Any) 
         "optimizer": {"name": "sgd", "lr": RATE},
         "global_batch_size": GLOBAL_BATCH,
         "epochs": EPOCHS,
-        "seed": probe.SEED,
+        "seed": reference_model.SEED,
         "precision": "float64",
         "threads": 1,  # there is nothing to share out in a model this small
         "timeouts": {"progress": 60.0},
@@ -144,7 +144,7 @@ class Oracle:
     def trained(self) -> Oracle:
         """This one, after all of the training."""
         for epoch in range(EPOCHS):
-            for rows in probe.epoch_batches(epoch, GLOBAL_BATCH, TRAIN):
+            for rows in reference_model.epoch_batches(epoch, GLOBAL_BATCH, TRAIN):
                 self.step(rows)
         return self
 

@@ -13,8 +13,8 @@ from typing import Any
 
 from isotrain.core import api
 from isotrain.core.errors import IsotrainError
-from isotrain.core.running.session import Session
-from isotrain.core.system.whole_file import atomic_write
+from isotrain.core.session.session import Session
+from isotrain.core.system.files import atomic_write
 
 SpecFields = Mapping[str, Any]
 

@@ -11,12 +11,12 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.strategy import Invariant, Strategy
 from isotrain.core.errors import PlanError
-from isotrain.core.planning.make_plan import make_plan, missing_capabilities
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import PluginManager, plugin_manager
-from isotrain.core.running.session import Session
-from isotrain.core.spec.files import load_spec
-from isotrain.testing import digits, going_on, strategy_checks, trials
+from isotrain.core.planning.planner import make_plan, missing_capabilities
+from isotrain.core.plugins.manager import PluginManager, plugin_manager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.session.session import Session
+from isotrain.core.spec.loading import load_spec
+from isotrain.testing import digits, resume_checks, strategy_checks, strategy_runs
 from isotrain.testing.launching import Run, try_run
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of
 from isotrain.testing.strategy_checks import Evidence
@@ -72,7 +72,7 @@ class StrategyRun:
 DECLARATIONS = Check(strategy_checks.strategy_declarations)
 STRATEGY_RUNS = (
     StrategyRun(
-        trials.whole_training,
+        strategy_runs.whole_training,
         {
             Check(strategy_checks.declares_what_it_uses): _always,
             Check(strategy_checks.loss_is_of_the_global_batch): _always,
@@ -81,12 +81,16 @@ STRATEGY_RUNS = (
             Check(strategy_checks.converges_on_digits): _always,
         },
     ),
-    StrategyRun(trials.whole_training, {Check(strategy_checks.survives_one_replica): _always}, 1),
     StrategyRun(
-        trials.one_image,
+        strategy_runs.whole_training, {Check(strategy_checks.survives_one_replica): _always}, 1
+    ),
+    StrategyRun(
+        strategy_runs.one_image,
         {
             Check(strategy_checks.survives_empty_replicas): _always,
-            Check(strategy_checks.state_bytes_as_declared, frozenset({Capability.NAMED_STATE})): _always,
+            Check(
+                strategy_checks.state_bytes_as_declared, frozenset({Capability.NAMED_STATE})
+            ): _always,
         },
         changes={
             "count": 1,
@@ -96,31 +100,31 @@ STRATEGY_RUNS = (
         },
     ),
     StrategyRun(
-        trials.exchange_alone,
+        strategy_runs.exchange_alone,
         {
             Check(
                 strategy_checks.keeps_parameter_mean,
                 frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS}),
             ): _where_conserved(Invariant.PARAMETER_MEAN)
         },
-        changes={"epochs": 1, "optimizer": {"name": "sgd", "lr": trials.TINY_RATE}},
+        changes={"epochs": 1, "optimizer": {"name": "sgd", "lr": strategy_runs.TINY_RATE}},
     ),
     StrategyRun(
-        trials.steady_gradient,
+        strategy_runs.steady_gradient,
         {
             Check(strategy_checks.keeps_gradient_sum): _where_conserved(Invariant.GRADIENT_SUM),
         },
         changes={
             "count": digits.GLOBAL_BATCH,
             "shuffle": False,
-            "epochs": trials.WHOLE + 1,
-            "optimizer": {"name": "sgd", "lr": trials.SMALL_RATE},
+            "epochs": strategy_runs.WHOLE + 1,
+            "optimizer": {"name": "sgd", "lr": strategy_runs.SMALL_RATE},
         },
     ),
 )
 """The runs of a strategy, one after the other, each of it anew: nothing of one carries over."""
 
-RESUMES = Check(going_on.strategy_resumes_exactly, frozenset({Capability.NAMED_STATE}))
+RESUMES = Check(resume_checks.strategy_resumes_exactly, frozenset({Capability.NAMED_STATE}))
 """Has runs of its own."""
 
 CHECKS = (DECLARATIONS, *(check for trial in STRATEGY_RUNS for check in trial.checks), RESUMES)
@@ -171,7 +175,9 @@ def resume_outcome(name: str, options: Mapping[str, Any], backend: str) -> Outco
     host = plugin_manager()
     adapter = host.backend(split_backend(backend)[0])
     strategy = host.strategy(name, dict(options))
-    lost = " ".join(strategy.resume_notes(strategy.name, going_on.REPLICAS, going_on.REPLICAS))
+    lost = " ".join(
+        strategy.resume_notes(strategy.name, resume_checks.REPLICAS, resume_checks.REPLICAS)
+    )
     obstacle = lost or RESUMES.obstacle(adapter.capabilities_for(strategy.parallel_layout.name))
     if obstacle:
         return RESUMES.skipped(obstacle)

@@ -10,9 +10,9 @@ import numpy as np
 
 from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.strategy import Invariant, Strategy
-from isotrain.testing import digits, probe
+from isotrain.testing import digits, reference_model
 from isotrain.testing.digits import Oracle, Weights
-from isotrain.testing.trials import HALF, SMALL_RATE, WHOLE
+from isotrain.testing.strategy_runs import HALF, SMALL_RATE, WHOLE
 
 SCALARS = 64
 """Bytes of the few numbers that an optimizer has besides its slots."""
@@ -69,7 +69,7 @@ def declares_what_it_uses(evidence: Evidence) -> None:
 
 def loss_is_of_the_global_batch(evidence: Evidence) -> None:
     """A step gives the mean loss of its global batch, the same on every process."""
-    first = probe.epoch_batches(0, digits.GLOBAL_BATCH, digits.TRAIN)[0]
+    first = reference_model.epoch_batches(0, digits.GLOBAL_BATCH, digits.TRAIN)[0]
     expected = Oracle(evidence.main["start"]).loss(first)
     for rank, process in enumerate(evidence.processes):
         _assert_close(process["losses"][0], expected, f"first loss on process {rank}")
@@ -94,7 +94,7 @@ def replicas_are_equal(evidence: Evidence) -> None:
 def equals_data_parallel(evidence: Evidence) -> None:
     """After each of the first steps, the weights are those of synchronous data parallelism."""
     oracle = Oracle(evidence.main["start"])
-    batches = probe.epoch_batches(0, digits.GLOBAL_BATCH, digits.TRAIN)
+    batches = reference_model.epoch_batches(0, digits.GLOBAL_BATCH, digits.TRAIN)
     for step, (found, rows) in enumerate(zip(evidence.main["early"], batches, strict=False)):
         oracle.step(rows)
         _assert_weights(found, oracle.weights, f"after step {step}")

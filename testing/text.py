@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable
 
-from isotrain.core.showing.tables import facts, paragraph, table
+from isotrain.core.reporting.tables import facts, paragraph, table
 from isotrain.testing.scorecard import Check, Outcome, Scorecard
 
 

@@ -15,9 +15,9 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from isotrain.core.comparison import report
-from isotrain.core.launching.templates import FORK_SERVERS
-from isotrain.core.plugins import asked
+from isotrain.analysis.compare.report import write as report
+from isotrain.core.launching.forkserver.pool import FORK_SERVERS
+from isotrain.core.plugins import selection
 
 TESTS = str(Path(__file__).resolve().parent)
 
@@ -28,20 +28,21 @@ from shared_templates import share_fork_servers  # noqa: E402
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-FORK_SERVERS.most = (
-    24  # every framework, portable and native, and small ones under other variables
-)
+FORK_SERVERS.most = 24  # every framework, portable and native, and small ones under other variables
 _BESIDE: dict[str, tuple[str, ...]] = {}
 if find_spec("horovod") is not None:  # a template of a framework serves all of its backends
     horovod = "isotrain.adapters.horovod"
-    of_torch = ("isotrain.adapters.torch.ddp", f"{horovod}.torch_exchange")
+    of_torch = ("isotrain.adapters.torch.comm.ddp", f"{horovod}.torch_exchange")
     _BESIDE = {
-        "isotrain.adapters.torch.group": (f"{horovod}.torch_adapter", *of_torch),
-        "isotrain.adapters.tensorflow.group": (f"{horovod}.tf_adapter", f"{horovod}.tf_exchange"),
+        "isotrain.adapters.torch.replica.group": (f"{horovod}.torch_adapter", *of_torch),
+        "isotrain.adapters.tensorflow.replica.group": (
+            f"{horovod}.tf_adapter",
+            f"{horovod}.tf_exchange",
+        ),
     }
 share_fork_servers(
     besides=(
-        "isotrain.testing.pytest",
+        "isotrain.testing.pytest_suite",
         "numpy.random",
         "rarely_collected",
     ),  # as most runs of tests do
@@ -152,7 +153,9 @@ def no_keras_here() -> Iterator[None]:
     """Keras runs on one framework per process: a file that imports it here decides what others can ask."""
     was_there = "keras" in sys.modules
     yield
-    assert was_there or "keras" not in sys.modules, "imported here: let `isolated.run_isolated` do that"
+    assert was_there or "keras" not in sys.modules, (
+        "imported here: let `isolated.run_isolated` do that"
+    )
 
 
 @pytest.fixture
@@ -198,5 +201,5 @@ def modules_of(package: str) -> list[str]:
 @pytest.fixture(scope="module")
 def reference() -> Iterator[None]:
     """Lets this process and the runs that it starts know the backend `reference`, for one file of tests."""
-    with asked.chosen(["isotrain.testing.reference"], []):
+    with selection.chosen(["isotrain.testing.reference"], []):
         yield

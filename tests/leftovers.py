@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import psutil
 
-from isotrain.core.launching.templates import FORK_SERVERS
+from isotrain.core.launching.forkserver.pool import FORK_SERVERS
 
 
 @contextlib.contextmanager

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.launching.returned import load_value, save_value
+from isotrain.core.launching.run_directory.return_values import load_value, save_value
 
 FOLDER = "ISOTRAIN_TESTS_SHARED"
 """The variable that names the folder of a test session; `conftest.py` sets it."""

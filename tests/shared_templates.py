@@ -5,8 +5,8 @@ from __future__ import annotations
 import itertools
 from collections.abc import Collection, Mapping, Sequence
 
-from isotrain.core.launching.template import ForkServer
-from isotrain.core.launching.templates import FORK_SERVERS
+from isotrain.core.launching.forkserver.client import ForkServer
+from isotrain.core.launching.forkserver.pool import FORK_SERVERS
 
 
 def share_fork_servers(

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from isotrain.core.system.patience import Deadline
+from isotrain.core.system.deadline import Deadline
 
 T = TypeVar("T")
 _LOOK_SECONDS = 0.05

@@ -9,27 +9,33 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters import keras_backend, keras_names
-from isotrain.adapters.declared import FULLY_SHARDED_CAPABILITIES, PIPELINE_CAPABILITIES
-from isotrain.adapters.horovod import build
+from isotrain.adapters.common.capabilities import FULLY_SHARDED_CAPABILITIES, PIPELINE_CAPABILITIES
+from isotrain.adapters.horovod import build_info
+from isotrain.adapters.keras import backend as keras_backend
+from isotrain.adapters.keras import names as keras_names
 from isotrain.plugin import (
     NOT_REPLICATED,
     PARAMETER_SERVER_CAPABILITIES,
+    Availability,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
     PlanError,
-    TcpParameterServer,
     StartMethod,
+    TcpParameterServer,
     UnsupportedError,
-    Availability,
     sharded_group,
     visible_gpus,
 )
 
 if TYPE_CHECKING:
     from isotrain.plugin import Plan, TrainingSpec
+
+
+_SHUT_DOWN = "Horovod has been shut down"
+"""What TensorFlow's operations say, whose errors have no class of Horovod's."""
+
 
 INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/build.py"
 REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"
@@ -58,7 +64,7 @@ FRESH_UNDER_MPI = StartMethod(why_fresh="this Horovod was built with MPI, which 
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
 _CAPABILITIES = {
     "replicated": _REPLICATED,
-    "served": PARAMETER_SERVER_CAPABILITIES,
+    "parameter-server": PARAMETER_SERVER_CAPABILITIES,
     "sharded": sharded_group(_REPLICATED),
     "fully-sharded": FULLY_SHARDED_CAPABILITIES,
     "pipeline": PIPELINE_CAPABILITIES,
@@ -95,8 +101,8 @@ class Horovod(TcpParameterServer):
 
     def _with_mpi(self) -> bool:
         """Whether the build loads a library of MPI, which may keep threads and shared memory."""
-        found = build.installed(self.framework)
-        return bool(found and found.extension and build.has_collective(found.extension, "mpi"))
+        found = build_info.installed(self.framework)
+        return bool(found and found.extension and build_info.has_collective(found.extension, "mpi"))
 
     def _framework_availability(self) -> Availability:
         raise NotImplementedError
@@ -105,14 +111,16 @@ class Horovod(TcpParameterServer):
         raise NotImplementedError
 
     def _has_gpu_build(self) -> bool:
-        found = build.installed(self.framework)
-        return bool(found and found.extension and build.has_collective(found.extension, "nccl"))
+        found = build_info.installed(self.framework)
+        return bool(
+            found and found.extension and build_info.has_collective(found.extension, "nccl")
+        )
 
     def availability(self) -> Availability:
         framework = self._framework_availability()
         if not framework.available:
             return framework
-        found = build.installed(self.framework)
+        found = build_info.installed(self.framework)
         if found is None:
             return Availability(False, None, "horovod is not installed", INSTALL_HINT)
         if found.extension is None:
@@ -148,16 +156,16 @@ class Horovod(TcpParameterServer):
 
     def _changed(self, built: Mapping[str, bool], version: str) -> Availability | None:
         """Which private parts of libraries are no longer as they were; Horovod runs."""
-        from isotrain.adapters import private_parts
-        from isotrain.adapters.horovod import private
+        from isotrain.adapters.common import private_api
+        from isotrain.adapters.horovod import private_api as private
 
         found = self._framework_private_api_changes() or keras_backend.private_api_changes()
         own = private.probes(self.framework, built)
-        return found or private_parts.private_api_changes("Horovod", version, own)
+        return found or private_api.private_api_changes("Horovod", version, own)
 
     def _collectives(self, built: Mapping[str, bool]) -> dict[str, Availability]:
         found = {name: _built(has, name) for name, has in built.items()}
-        if built["mpi"] and not build.started_by_mpi():
+        if built["mpi"] and not build_info.started_by_mpi():
             found["mpi"] = Availability(False, None, "not started by mpirun", "use an MPI launcher")
         if built["nccl"] and not self.accelerators():
             found["nccl"] = Availability(False, None, "no NVIDIA GPU is visible", "use gloo")
@@ -165,7 +173,7 @@ class Horovod(TcpParameterServer):
 
     def _versions(self) -> dict[str, str]:
         return {
-            build.DISTRIBUTION: metadata.version(build.DISTRIBUTION),
+            build_info.DISTRIBUTION: metadata.version(build_info.DISTRIBUTION),
             self.framework: str(self._framework_availability().version),
             **keras_backend.version(),
         }
@@ -173,9 +181,9 @@ class Horovod(TcpParameterServer):
     def is_peer_error(self, error: BaseException) -> bool:
         if "horovod" not in sys.modules:
             return False
-        from isotrain.adapters.horovod import peers
+        from horovod.common.exceptions import HorovodInternalError
 
-        return peers.is_peer_error(error)
+        return isinstance(error, HorovodInternalError) or _SHUT_DOWN in str(error)
 
     def accelerators(self) -> int:
         return visible_gpus() if self._has_gpu_build() else 0
@@ -191,19 +199,22 @@ class Horovod(TcpParameterServer):
                 f"{self.name}:{name} cannot exchange on this run's device, {device}. Horovod's gloo"
                 " moves tensors of CPUs, its nccl those of NVIDIA GPUs."
             )
-        found = build.installed(self.framework)
-        if found and found.extension and not build.has_collective(found.extension, name):
+        found = build_info.installed(self.framework)
+        if found and found.extension and not build_info.has_collective(found.extension, name):
             raise UnsupportedError(
                 f"{self.name}:{name}: this Horovod was built without {name}. Use"
                 f" {self.name}:gloo, or build Horovod with it."
             )
         return name
 
-    def check_options(self, spec: TrainingSpec, parallel_layout: str = "replicated") -> Mapping[str, Any]:
+    def check_options(
+        self, spec: TrainingSpec, parallel_layout: str = "replicated"
+    ) -> Mapping[str, Any]:
         options = super().check_options(spec, parallel_layout)
         if options and parallel_layout == "parameter-server":
             raise UnsupportedError(
-                f"backend_options.{self.name}: parameter-server runs exchange over {self.parameter_server_transport}, and Horovod"
+                f"backend_options.{self.name}: parameter-server runs exchange over"
+                f" {self.parameter_server_transport}, and Horovod"
                 f" is not started. Leave {', '.join(options)} out."
             )
         return options

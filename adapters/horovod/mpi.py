@@ -5,7 +5,7 @@ from __future__ import annotations
 import atexit
 import ctypes
 
-from isotrain.adapters.horovod import build
+from isotrain.adapters.horovod import build_info
 from isotrain.plugin import UnsupportedError
 
 _THREADS = 3
@@ -29,13 +29,13 @@ def begin(framework: str) -> None:
     Raises:
         UnsupportedError: No MPI launcher started this process.
     """
-    if not build.started_by_mpi():
+    if not build_info.started_by_mpi():
         raise UnsupportedError(
             "Horovod's mpi works only in processes that mpirun started, and this one was not. Use --launcher"
             " mpi (launcher= in Python), or the collective gloo."
         )
     _Process.has_used_mpi = True
-    found = build.installed(framework)
+    found = build_info.installed(framework)
     assert found is not None
     library = ctypes.CDLL(
         str(found.extension)

@@ -15,20 +15,20 @@ from typing import Any
 import psutil
 
 from isotrain.adapters.horovod import mpi
-from isotrain.adapters.horovod.private import ARRIVALS, GATE, RendezvousServer
+from isotrain.adapters.horovod.private_api import ARRIVALS, GATE, RendezvousServer
 from isotrain.plugin import (
     DATA,
     SHARD,
     STAGE,
-    IsotrainError,
+    BackendConfig,
     DeviceMesh,
-    Subgroups,
+    IsotrainError,
     PeerLostError,
     PlanError,
     ProcessContext,
-    BackendConfig,
-    local_subgroup,
+    Subgroups,
     environ_set,
+    local_subgroup,
 )
 
 _POLL_S = 0.02
@@ -37,7 +37,10 @@ _MEBIBYTE = 1 << 20
 
 
 def start(
-    hvd: Any, context: ProcessContext, backend_config: BackendConfig, process_sets: Sequence[Any] = ()
+    hvd: Any,
+    context: ProcessContext,
+    backend_config: BackendConfig,
+    process_sets: Sequence[Any] = (),
 ) -> None:
     """Joins all processes of the run in one Horovod world. Called by every process.
 
@@ -56,7 +59,9 @@ def start(
     """
     if backend_config.collective == "mpi":
         mpi.begin(hvd.__name__.removeprefix("horovod."))
-        _initialise(hvd, _common_variables(backend_config) | _mpi_variables(), context, process_sets)
+        _initialise(
+            hvd, _common_variables(backend_config) | _mpi_variables(), context, process_sets
+        )
     else:
         mpi.require_unused()
         with _rendezvous(context, backend_config.timeout):
@@ -95,7 +100,11 @@ class ProcessSets:
     """
 
     def __init__(
-        self, hvd: Any, context: ProcessContext, backend_config: BackendConfig, parts: Subgroups = ()
+        self,
+        hvd: Any,
+        context: ProcessContext,
+        backend_config: BackendConfig,
+        parts: Subgroups = (),
     ) -> None:
         """Starts Horovod.
 

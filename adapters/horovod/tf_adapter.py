@@ -4,23 +4,30 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isotrain.adapters import keras_backend
-from isotrain.adapters.declared import fully_sharded_bytes
-from isotrain.adapters.horovod import build
+from isotrain.adapters.common.capabilities import fully_sharded_bytes
+from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.adapter import FRESH_UNDER_MPI, Horovod
+from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.tensorflow.adapter import (
     DEFAULT_BUCKET_BYTES,
     EXPORTS,
     TENSORFLOW_DISTRIBUTIONS,
     TENSORFLOW_LOG_LINES,
     sharded_notes,
-    tensorflow_private_api_changes,
-    tensorflow_preload,
     tensorflow_availability,
     tensorflow_environment_variables,
+    tensorflow_preload,
+    tensorflow_private_api_changes,
 )
-from isotrain.adapters.tensorflow.slot_forms import KerasOptimizerStateNames
-from isotrain.plugin import DeviceKind, PipelineSplit, ProcessContext, BackendConfig, StartMethod, Availability
+from isotrain.adapters.tensorflow.optimizer_state_names import KerasOptimizerStateNames
+from isotrain.plugin import (
+    Availability,
+    BackendConfig,
+    DeviceKind,
+    PipelineSplit,
+    ProcessContext,
+    StartMethod,
+)
 
 if TYPE_CHECKING:
     from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
@@ -31,7 +38,7 @@ class HorovodTF(Horovod):
 
     name = "horovod-tf"
     framework = "tensorflow"
-    packages = (build.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
+    packages = (build_info.DISTRIBUTION, *TENSORFLOW_DISTRIBUTIONS, "keras")
     ignored_log_lines = TENSORFLOW_LOG_LINES
     exports = EXPORTS
     compiler = "XLA"
@@ -53,57 +60,71 @@ class HorovodTF(Horovod):
     def _framework_private_api_changes(self) -> Availability | None:
         return tensorflow_private_api_changes()
 
-    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(
+        self, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
         return tensorflow_environment_variables(device, threads)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         if self._with_mpi():
             return FRESH_UNDER_MPI
-        return tensorflow_preload(device, __name__, "isotrain.adapters.horovod.tf_exchange")
+        return tensorflow_preload(device, __name__, "isotrain.adapters.horovod.tf_comm")
 
-    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> ReplicaGroup:
         _use_tensorflow(backend_config, context)
         import tensorflow as tf
 
-        from isotrain.adapters.tensorflow import exchange, group
+        from isotrain.adapters.tensorflow.comm import base as communicator
+        from isotrain.adapters.tensorflow.replica import group as replica_group
 
         if context.replicas == 1:
-            alone = exchange.SingleReplicaCommunicator(*context.local_replicas)
-            return group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
-        from isotrain.adapters.horovod import runtime, tf_exchange
+            alone = communicator.SingleReplicaCommunicator(*context.local_replicas)
+            return replica_group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
+        from isotrain.adapters.horovod import runtime, tf_comm
 
         parts = runtime.sharding_process_sets(context.device_mesh)
-        ties = tf_exchange.HorovodCommunicator(context, backend_config, parts)
-        return tf_exchange.HorovodReplicaGroup(spec, ties, backend_config.options)
+        ties = tf_comm.HorovodCommunicator(context, backend_config, parts)
+        return tf_comm.HorovodReplicaGroup(spec, ties, backend_config.options)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        unit_bytes: int,
     ) -> ReplicaGroup:
         _use_tensorflow(backend_config, context)
-        from isotrain.adapters.horovod import runtime, tf_exchange
-        from isotrain.adapters.tensorflow import parted
+        from isotrain.adapters.horovod import runtime, tf_comm
+        from isotrain.adapters.tensorflow.sharded import group as sharded_group
 
         parts = runtime.sharding_process_sets(context.device_mesh)
-        ties = tf_exchange.HorovodCommunicator(context, backend_config, parts)
-        return parted.ShardedReplicaGroup(spec, ties, context.device_mesh, unit_bytes)
+        ties = tf_comm.HorovodCommunicator(context, backend_config, parts)
+        return sharded_group.ShardedReplicaGroup(spec, ties, context.device_mesh, unit_bytes)
 
     def start_pipeline(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        cut: PipelineSplit,
     ) -> ReplicaGroup:
         _use_tensorflow(backend_config, context)
-        from isotrain.adapters.horovod import runtime, tf_exchange
-        from isotrain.adapters.tensorflow import stage_exchange, staged
+        from isotrain.adapters.horovod import runtime, tf_comm
+        from isotrain.adapters.tensorflow.pipeline import comm as pipeline_comm
+        from isotrain.adapters.tensorflow.pipeline import group as pipeline_group
 
         parts = runtime.pipeline_process_sets(context.device_mesh)
-        processes = tf_exchange.HorovodCommunicator(context, backend_config, parts)
-        ties = stage_exchange.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
-        return staged.PipelineReplicaGroup(spec, ties, cut)
+        processes = tf_comm.HorovodCommunicator(context, backend_config, parts)
+        ties = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
+        return pipeline_group.PipelineReplicaGroup(spec, ties, cut)
 
 
 def _use_tensorflow(backend_config: BackendConfig, context: ProcessContext) -> None:
     """Has Keras compute with TensorFlow, and TensorFlow with this process's threads and GPU."""
     keras_backend.set_backend("tensorflow")
-    from isotrain.adapters.tensorflow import native
+    from isotrain.adapters.tensorflow import distribution
 
-    native.use_threads(backend_config.threads)
-    native.use_local_gpu(backend_config, context)
+    distribution.use_threads(backend_config.threads)
+    distribution.use_local_gpu(backend_config, context)

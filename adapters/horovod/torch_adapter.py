@@ -5,21 +5,28 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters import keras_backend
-from isotrain.adapters.declared import fully_sharded_bytes
-from isotrain.adapters.horovod import build
+from isotrain.adapters.common.capabilities import fully_sharded_bytes
+from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.adapter import FRESH_UNDER_MPI, Horovod
+from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.adapter import (
     EXPORTS,
     sharded_notes,
-    torch_private_api_changes,
-    torch_preload,
     torch_availability,
     torch_environment_variables,
+    torch_preload,
+    torch_private_api_changes,
     weight_decay_notes,
 )
-from isotrain.adapters.torch.slot_forms import TorchOptimizerStateNames
-from isotrain.plugin import DeviceKind, PipelineSplit, ProcessContext, BackendConfig, StartMethod, Availability
+from isotrain.adapters.torch.optimizer_state_names import TorchOptimizerStateNames
+from isotrain.plugin import (
+    Availability,
+    BackendConfig,
+    DeviceKind,
+    PipelineSplit,
+    ProcessContext,
+    StartMethod,
+)
 
 if TYPE_CHECKING:
     from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
@@ -30,7 +37,7 @@ class HorovodTorch(Horovod):
 
     name = "horovod-torch"
     framework = "torch"
-    packages = (build.DISTRIBUTION, "torch", "keras")
+    packages = (build_info.DISTRIBUTION, "torch", "keras")
     exports = EXPORTS
     compiler = "torch.compile"
     optimizer_state_names = TorchOptimizerStateNames()
@@ -54,50 +61,65 @@ class HorovodTorch(Horovod):
     def _framework_private_api_changes(self) -> Availability | None:
         return torch_private_api_changes()
 
-    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(
+        self, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
         return torch_environment_variables(device, threads)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         if self._with_mpi():
             return FRESH_UNDER_MPI
-        return torch_preload(spec, device, __name__, "isotrain.adapters.horovod.torch_exchange")
+        return torch_preload(spec, device, __name__, "isotrain.adapters.horovod.torch_comm")
 
-    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch import exchange, group
+        from isotrain.adapters.torch.comm import base as communicator
+        from isotrain.adapters.torch.replica import group as replica_group
 
-        def connect() -> exchange.Communicator:
+        def connect() -> communicator.Communicator:
             if context.replicas == 1:
-                return exchange.SingleReplicaCommunicator(*context.local_replicas)
-            from isotrain.adapters.horovod.torch_exchange import HorovodCommunicator
+                return communicator.SingleReplicaCommunicator(*context.local_replicas)
+            from isotrain.adapters.horovod.torch_comm import HorovodCommunicator
 
             return HorovodCommunicator(context, backend_config)
 
-        device = group.replica_device(backend_config, context)
+        device = replica_group.replica_device(backend_config, context)
         is_worker = context.role == "worker"
-        return group.TorchReplicaGroup(spec, backend_config, device, connect, is_worker)
+        return replica_group.TorchReplicaGroup(spec, backend_config, device, connect, is_worker)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        unit_bytes: int,
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.horovod.torch_exchange import HorovodCommunicator
-        from isotrain.adapters.torch import parted
+        from isotrain.adapters.horovod.torch_comm import HorovodCommunicator
+        from isotrain.adapters.torch.sharded import group as sharded_group
 
         def connect() -> HorovodCommunicator:
             return HorovodCommunicator(context, backend_config)
 
-        return parted.ShardedReplicaGroup(spec, backend_config, context, connect, unit_bytes)
+        return sharded_group.ShardedReplicaGroup(spec, backend_config, context, connect, unit_bytes)
 
     def start_pipeline(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        cut: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.horovod import torch_stages
-        from isotrain.adapters.torch import group, stage_exchange, staged
+        from isotrain.adapters.horovod import torch_pipeline_comm
+        from isotrain.adapters.torch.pipeline import comm as pipeline_comm
+        from isotrain.adapters.torch.pipeline import group as pipeline_group
+        from isotrain.adapters.torch.replica import group as replica_group
 
-        def connect() -> stage_exchange.PipelineCommunicator:
-            return torch_stages.HorovodPipelineCommunicator(backend_config, context)
+        def connect() -> pipeline_comm.PipelineCommunicator:
+            return torch_pipeline_comm.HorovodPipelineCommunicator(backend_config, context)
 
-        device = group.replica_device(backend_config, context)
-        return staged.PipelineReplicaGroup(spec, backend_config, device, connect, cut)
+        device = replica_group.replica_device(backend_config, context)
+        return pipeline_group.PipelineReplicaGroup(spec, backend_config, device, connect, cut)

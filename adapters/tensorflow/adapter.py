@@ -9,14 +9,22 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.adapters import keras_backend, keras_names, private_parts
-from isotrain.adapters.declared import FULLY_SHARDED_CAPABILITIES, PIPELINE_CAPABILITIES, fully_sharded_bytes
-from isotrain.adapters.tensorflow.build import is_cuda_build
-from isotrain.adapters.tensorflow.slot_forms import KerasOptimizerStateNames
+from isotrain.adapters.common import private_api
+from isotrain.adapters.common.capabilities import (
+    FULLY_SHARDED_CAPABILITIES,
+    PIPELINE_CAPABILITIES,
+    fully_sharded_bytes,
+)
+from isotrain.adapters.keras import backend as keras_backend
+from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.tensorflow.build_info import is_cuda_build
+from isotrain.adapters.tensorflow.optimizer_state_names import KerasOptimizerStateNames
 from isotrain.plugin import (
     NOT_REPLICATED,
     PARAMETER_SERVER_CAPABILITIES,
     Adapter,
+    Availability,
+    BackendConfig,
     Capabilities,
     Capability,
     DeviceKind,
@@ -24,10 +32,8 @@ from isotrain.plugin import (
     PipelineSplit,
     PlanError,
     ProcessContext,
-    BackendConfig,
     StartMethod,
     UnsupportedError,
-    Availability,
     sharded_group,
     visible_gpus,
 )
@@ -35,8 +41,8 @@ from isotrain.plugin import (
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from isotrain.adapters.tensorflow import exchange
-    from isotrain.adapters.tensorflow.first_values import InitialValues
+    from isotrain.adapters.tensorflow.base.variable_init import InitialValues
+    from isotrain.adapters.tensorflow.comm import base as communicator
     from isotrain.plugin import ExportForm, Plan, ReplicaGroup, ServerConnection, TrainingSpec
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "saved-model"})
@@ -134,21 +140,23 @@ class _TensorFlowAdapter(Adapter):
     def is_peer_error(self, error: BaseException) -> bool:
         if "tensorflow" not in sys.modules:
             return False
-        from isotrain.adapters.tensorflow import peers
+        from isotrain.adapters.tensorflow import distribution
 
-        return peers.is_peer_error(error)
+        return distribution.is_peer_error(error)
 
-    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> ReplicaGroup:
         keras_backend.set_backend("tensorflow")
         import tensorflow as tf
 
-        from isotrain.adapters.tensorflow import native
-        from isotrain.adapters.tensorflow.exchange import SingleReplicaCommunicator
-        from isotrain.adapters.tensorflow.group import TensorFlowReplicaGroup
+        from isotrain.adapters.tensorflow import distribution
+        from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
+        from isotrain.adapters.tensorflow.replica.group import TensorFlowReplicaGroup
 
-        native.use_threads(backend_config.threads * len(context.local_replicas))
+        distribution.use_threads(backend_config.threads * len(context.local_replicas))
         if context.replicas == 1:
-            native.use_local_gpu(backend_config, context)
+            distribution.use_local_gpu(backend_config, context)
             alone = SingleReplicaCommunicator(*context.local_replicas)
             return TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
         strategy = self.build_strategy(spec, backend_config, context)
@@ -165,7 +173,7 @@ class _TensorFlowAdapter(Adapter):
     @abstractmethod
     def connect(
         self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
-    ) -> exchange.Communicator:
+    ) -> communicator.Communicator:
         """Makes the ties between several replicas."""
 
     @abstractmethod
@@ -189,7 +197,9 @@ class TFMirrored(_TensorFlowAdapter):
     replicas_per_process = "all"
     capabilities = {
         "replicated": _REPLICATED,
-        "parameter-server": Capabilities.none("all its replicas live in one process and step together"),
+        "parameter-server": Capabilities.none(
+            "all its replicas live in one process and step together"
+        ),
         "sharded": _MIRRORED,
         "fully-sharded": _MIRRORED,
         "pipeline": Capabilities.none(
@@ -198,7 +208,9 @@ class TFMirrored(_TensorFlowAdapter):
     }
     cpu_collective = "one-device"
 
-    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(
+        self, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
         return tensorflow_environment_variables(device, threads * replicas)
 
     def resolve_collective(
@@ -216,14 +228,14 @@ class TFMirrored(_TensorFlowAdapter):
     def build_strategy(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> tf.distribute.Strategy:
-        from isotrain.adapters.tensorflow import native
+        from isotrain.adapters.tensorflow import distribution
 
-        return native.mirrored_strategy(backend_config, context)
+        return distribution.mirrored_strategy(backend_config, context)
 
     def connect(
         self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
-    ) -> exchange.Communicator:
-        from isotrain.adapters.tensorflow.native_exchange import MirroredCommunicator
+    ) -> communicator.Communicator:
+        from isotrain.adapters.tensorflow.comm.tf_distribute import MirroredCommunicator
 
         return MirroredCommunicator(context.replicas, context.local_replicas, bucket_bytes)
 
@@ -241,7 +253,7 @@ class TFMultiWorker(_TensorFlowAdapter):
     replicas_per_process = "one"
     capabilities = {
         "replicated": _REPLICATED,
-        "served": PARAMETER_SERVER_CAPABILITIES,
+        "parameter-server": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
         "pipeline": PIPELINE_CAPABILITIES,
         "fully-sharded": FULLY_SHARDED_CAPABILITIES,
@@ -267,65 +279,88 @@ class TFMultiWorker(_TensorFlowAdapter):
             return fully_sharded_bytes(plan, times=plan.gradient_accumulation_steps)
         return super().exchanged_bytes(plan, spec)
 
-    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(
+        self, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
         return tensorflow_environment_variables(device, threads)
 
     def servers(self, asked: int) -> int:
         return asked
 
-    def start_parameter_server(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> ReplicaGroup:
-        keras_backend.set_backend("tensorflow")
-        from isotrain.adapters.tensorflow import served
-
-        return served.start_coordinator(spec, backend_config, server_connection)
-
-    def serve(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> None:
-        keras_backend.set_backend("tensorflow")
-        from isotrain.adapters.tensorflow import served
-
-        served.serve(backend_config, server_connection)
-
-    def start_fully_sharded(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
+    def start_parameter_server(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
     ) -> ReplicaGroup:
         keras_backend.set_backend("tensorflow")
-        from isotrain.adapters.tensorflow import native, native_exchange, parted
+        from isotrain.adapters.tensorflow import parameter_server
 
-        native.use_threads(backend_config.threads)
-        native.multi_worker_strategy(backend_config, context, spec.timeouts.start)  # for its server
-        ties = native_exchange.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
+        return parameter_server.start_coordinator(spec, backend_config, server_connection)
+
+    def serve(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> None:
+        keras_backend.set_backend("tensorflow")
+        from isotrain.adapters.tensorflow import parameter_server
+
+        parameter_server.serve(backend_config, server_connection)
+
+    def start_fully_sharded(
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        unit_bytes: int,
+    ) -> ReplicaGroup:
+        keras_backend.set_backend("tensorflow")
+        from isotrain.adapters.tensorflow import distribution
+        from isotrain.adapters.tensorflow.comm import tf_distribute
+        from isotrain.adapters.tensorflow.sharded import group as parted
+
+        distribution.use_threads(backend_config.threads)
+        distribution.multi_worker_strategy(
+            backend_config, context, spec.timeouts.start
+        )  # for its server
+        ties = tf_distribute.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
         return parted.ShardedReplicaGroup(spec, ties, context.device_mesh, unit_bytes)
 
     def start_pipeline(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        cut: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("tensorflow")
-        from isotrain.adapters.tensorflow import native, native_exchange, stage_exchange, staged
+        from isotrain.adapters.tensorflow import distribution
+        from isotrain.adapters.tensorflow.comm import tf_distribute
+        from isotrain.adapters.tensorflow.pipeline import comm as pipeline_comm
+        from isotrain.adapters.tensorflow.pipeline import group as pipeline_group
 
-        native.use_threads(backend_config.threads)
-        native.multi_worker_strategy(backend_config, context, spec.timeouts.start)  # for its server
-        processes = native_exchange.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
-        ties = stage_exchange.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
-        return staged.PipelineReplicaGroup(spec, ties, cut)
+        distribution.use_threads(backend_config.threads)
+        distribution.multi_worker_strategy(
+            backend_config, context, spec.timeouts.start
+        )  # for its server
+        processes = tf_distribute.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
+        ties = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
+        return pipeline_group.PipelineReplicaGroup(spec, ties, cut)
 
     def build_strategy(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> tf.distribute.Strategy:
-        from isotrain.adapters.tensorflow import native
+        from isotrain.adapters.tensorflow import distribution
 
-        return native.multi_worker_strategy(backend_config, context, spec.timeouts.start)
+        return distribution.multi_worker_strategy(backend_config, context, spec.timeouts.start)
 
     def initial_values(
         self, strategy: tf.distribute.Strategy, context: ProcessContext
     ) -> InitialValues | None:
-        from isotrain.adapters.tensorflow import first_values
+        from isotrain.adapters.tensorflow.base import variable_init
 
-        return first_values.InitialValues(strategy, context.rank)
+        return variable_init.InitialValues(strategy, context.rank)
 
     def connect(
         self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
-    ) -> exchange.Communicator:
-        from isotrain.adapters.tensorflow.native_exchange import MultiWorkerCommunicator
+    ) -> communicator.Communicator:
+        from isotrain.adapters.tensorflow.comm.tf_distribute import MultiWorkerCommunicator
 
         return MultiWorkerCommunicator(context, backend_config, bucket_bytes)
 
@@ -368,9 +403,9 @@ def tensorflow_private_api_changes() -> Availability | None:
     """Which private parts of TensorFlow are no longer as they were, if any; imports TensorFlow."""
     import tensorflow as tf
 
-    from isotrain.adapters.tensorflow import private
+    from isotrain.adapters.tensorflow.base import private_api as private
 
-    return private_parts.private_api_changes("TensorFlow", tf.__version__, private.PROBES)
+    return private_api.private_api_changes("TensorFlow", tf.__version__, private.PROBES)
 
 
 def tensorflow_availability() -> Availability:

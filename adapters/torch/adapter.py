@@ -9,12 +9,20 @@ from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters import keras_backend, keras_names, private_parts
-from isotrain.adapters.declared import FULLY_SHARDED_CAPABILITIES, PIPELINE_CAPABILITIES, fully_sharded_bytes
-from isotrain.adapters.torch.slot_forms import TorchOptimizerStateNames
+from isotrain.adapters.common import private_api
+from isotrain.adapters.common.capabilities import (
+    FULLY_SHARDED_CAPABILITIES,
+    PIPELINE_CAPABILITIES,
+    fully_sharded_bytes,
+)
+from isotrain.adapters.keras import backend as keras_backend
+from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.torch.optimizer_state_names import TorchOptimizerStateNames
 from isotrain.plugin import (
     NOT_REPLICATED,
     PARAMETER_SERVER_CAPABILITIES,
+    Availability,
+    BackendConfig,
     Capabilities,
     Capability,
     DeviceKind,
@@ -22,11 +30,9 @@ from isotrain.plugin import (
     PipelineSplit,
     PlanError,
     ProcessContext,
-    TcpParameterServer,
-    BackendConfig,
     StartMethod,
+    TcpParameterServer,
     UnsupportedError,
-    Availability,
     sharded_group,
     visible_gpus,
 )
@@ -36,7 +42,7 @@ if TYPE_CHECKING:
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
 INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torch keras"
-_AHEAD = "isotrain.adapters.torch.ahead"
+_AHEAD = "isotrain.adapters.torch.fast_import"
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -76,7 +82,7 @@ class TorchDDP(TcpParameterServer):
     optimizer_state_names = TorchOptimizerStateNames()
     capabilities = {
         "replicated": _REPLICATED,
-        "served": PARAMETER_SERVER_CAPABILITIES,
+        "parameter-server": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
         "pipeline": PIPELINE_CAPABILITIES,
         "fully-sharded": FULLY_SHARDED_CAPABILITIES,
@@ -114,7 +120,9 @@ class TorchDDP(TcpParameterServer):
         }
         auto = "nccl" if gpus else "gloo"
         return Examination(
-            Availability(True, torch.__version__), {"auto": collectives[auto], **collectives}, versions
+            Availability(True, torch.__version__),
+            {"auto": collectives[auto], **collectives},
+            versions,
         )
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
@@ -146,11 +154,13 @@ class TorchDDP(TcpParameterServer):
             )
         return name
 
-    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(
+        self, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
         return torch_environment_variables(device, threads)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
-        return torch_preload(spec, device, "isotrain.adapters.torch.ddp")
+        return torch_preload(spec, device, "isotrain.adapters.torch.comm.ddp")
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
         """An optimal all-reduce, or what a fully sharded run sends.
@@ -165,38 +175,52 @@ class TorchDDP(TcpParameterServer):
     def is_peer_error(self, error: BaseException) -> bool:
         return is_torch_peer_error(error)
 
-    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch import ddp, exchange, group
+        from isotrain.adapters.torch.comm import base as exchange
+        from isotrain.adapters.torch.comm import ddp
+        from isotrain.adapters.torch.replica import group as replica_group
 
         def connect() -> exchange.Communicator:
             if context.replicas == 1:
                 return exchange.SingleReplicaCommunicator(*context.local_replicas)
             return ddp.DDPCommunicator(backend_config, context)
 
-        device = group.replica_device(backend_config, context)
+        device = replica_group.replica_device(backend_config, context)
         is_worker = context.role == "worker"
-        return group.TorchReplicaGroup(spec, backend_config, device, connect, is_worker)
+        return replica_group.TorchReplicaGroup(spec, backend_config, device, connect, is_worker)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        unit_bytes: int,
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
         if not isinstance(spec.model, Mapping):
             return self._start_sharded(spec, backend_config, context, unit_bytes)
-        from isotrain.adapters.torch import fully_sharded, group
+        from isotrain.adapters.torch.replica import group as replica_group
+        from isotrain.adapters.torch.sharded import fsdp
 
-        def connect() -> fully_sharded.FSDPCommunicator:
-            return fully_sharded.FSDPCommunicator(backend_config, context, unit_bytes)
+        def connect() -> fsdp.FSDPCommunicator:
+            return fsdp.FSDPCommunicator(backend_config, context, unit_bytes)
 
-        device = group.replica_device(backend_config, context)
-        return fully_sharded.FSDPReplicaGroup(spec, backend_config, device, connect)
+        device = replica_group.replica_device(backend_config, context)
+        return fsdp.FSDPReplicaGroup(spec, backend_config, device, connect)
 
     def _start_sharded(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        unit_bytes: int,
     ) -> ReplicaGroup:
         """Starts a fully sharded process with a portable model."""
-        from isotrain.adapters.torch import ddp, parted
+        from isotrain.adapters.torch.comm import ddp
+        from isotrain.adapters.torch.sharded import group as parted
 
         def connect() -> ddp.DDPCommunicator:
             return ddp.DDPCommunicator(backend_config, context)
@@ -204,16 +228,23 @@ class TorchDDP(TcpParameterServer):
         return parted.ShardedReplicaGroup(spec, backend_config, context, connect, unit_bytes)
 
     def start_pipeline(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        cut: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch import group, native_stages, stage_exchange, staged
+        from isotrain.adapters.torch.pipeline import comm as pipeline_comm
+        from isotrain.adapters.torch.pipeline import group as pipeline_group
+        from isotrain.adapters.torch.pipeline import process_group_comm
+        from isotrain.adapters.torch.replica import group as replica_group
 
-        def connect() -> stage_exchange.PipelineCommunicator:
-            return native_stages.ProcessGroupPipelineCommunicator(backend_config, context)
+        def connect() -> pipeline_comm.PipelineCommunicator:
+            return process_group_comm.ProcessGroupPipelineCommunicator(backend_config, context)
 
-        device = group.replica_device(backend_config, context)
-        return staged.PipelineReplicaGroup(spec, backend_config, device, connect, cut)
+        device = replica_group.replica_device(backend_config, context)
+        return pipeline_group.PipelineReplicaGroup(spec, backend_config, device, connect, cut)
 
 
 def sharded_notes(spec: TrainingSpec) -> list[str]:
@@ -226,13 +257,19 @@ def sharded_notes(spec: TrainingSpec) -> list[str]:
     ]
 
 
+_GLOO = ("/gloo/", "pair closure")
+"""Texts of gloo's errors, which have no class of their own: a file of gloo, or a lost connection."""
+
+
 def is_torch_peer_error(error: BaseException) -> bool:
-    """Whether torch says by an error that another process is gone; imports nothing for it."""
+    """Whether an error of torch says that another process is gone, or did not answer in time."""
     if "torch" not in sys.modules:
         return False
-    from isotrain.adapters.torch import peers
+    import torch.distributed as dist
 
-    return peers.is_peer_error(error)
+    if isinstance(error, dist.DistError):
+        return True
+    return isinstance(error, RuntimeError) and any(words in str(error) for words in _GLOO)
 
 
 def _check_values(options: Mapping[str, Any], backend: str) -> None:
@@ -281,10 +318,10 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
     if device == "gpu":
         return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
     # torch imports its compiler, as long as all the rest takes, when it makes the first optimizer
-    own = ("torch._dynamo", __name__, "isotrain.adapters.torch.group", *modules)
+    own = ("torch._dynamo", __name__, "isotrain.adapters.torch.replica.group", *modules)
     if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
         return StartMethod((_AHEAD, "torch", *own))
-    of_keras = (*own, "isotrain.adapters.torch.keras_program")
+    of_keras = (*own, "isotrain.adapters.torch.trainer.keras")
     return StartMethod((keras_backend.LAZY_IMPORT, _AHEAD, "torch", "keras", *of_keras))
 
 
@@ -292,9 +329,12 @@ def torch_private_api_changes() -> Availability | None:
     """Which private parts of torch are no longer as they were, if any; imports torch."""
     import torch
 
-    from isotrain.adapters.torch import powersgd, private
+    from isotrain.adapters.torch.base import private_api as private
+    from isotrain.adapters.torch.comm import powersgd
 
-    return private_parts.private_api_changes("torch", torch.__version__, (*private.PROBES, *powersgd.PROBES))
+    return private_api.private_api_changes(
+        "torch", torch.__version__, (*private.PROBES, *powersgd.PROBES)
+    )
 
 
 def torch_availability() -> Availability:

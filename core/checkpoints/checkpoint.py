@@ -16,8 +16,7 @@ import numpy as np
 
 from isotrain.core.checkpoints.dtypes import array_dtype, block_index
 from isotrain.core.checkpoints.index import Index, PlacedPart, described, index
-from isotrain.core.checkpoints.parts import StoredTensor
-from isotrain.core.checkpoints.records import (
+from isotrain.core.checkpoints.manifest import (
     MANIFEST,
     Manifest,
     TensorFileRecord,
@@ -26,8 +25,9 @@ from isotrain.core.checkpoints.records import (
     read_manifest,
     read_record,
 )
+from isotrain.core.checkpoints.safetensors_shard import check_header, read_blocks, read_whole
 from isotrain.core.checkpoints.storage import Storage
-from isotrain.core.checkpoints.tensor_file import check_header, read_blocks, read_whole
+from isotrain.core.checkpoints.tensor_part import StoredTensor
 from isotrain.core.errors import CheckpointError, unknown_name
 
 FEW_BYTES = 2**24

@@ -9,11 +9,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
-from isotrain.core.checkpoints.attempt import CheckpointTransaction, folder_of
 from isotrain.core.checkpoints.checkpoint import Checkpoint, open_checkpoint
-from isotrain.core.checkpoints.locations import storage_at
-from isotrain.core.checkpoints.parts import Section
-from isotrain.core.checkpoints.records import MANIFEST
+from isotrain.core.checkpoints.manifest import MANIFEST
+from isotrain.core.checkpoints.open_storage import CHECKPOINTS_FOLDER, storage_at
+from isotrain.core.checkpoints.tensor_part import Section
+from isotrain.core.checkpoints.writer import CheckpointTransaction, folder_of
 from isotrain.core.errors import CheckpointError
 
 _STEP = re.compile(r"step-(\d{9,18})")
@@ -114,7 +114,9 @@ class CheckpointFolder:
             CheckpointError: A writer did not come in time, or what was written makes no whole: then it
                 is removed. Or it cannot be written.
         """
-        return CheckpointTransaction(self._storage, step, token).commit(writers, run, timeout_s, given_up)
+        return CheckpointTransaction(self._storage, step, token).commit(
+            writers, run, timeout_s, given_up
+        )
 
     def prune(self, *, keep_last: int, keep: Collection[int] = ()) -> list[int]:
         """Removes checkpoints, and what is left of attempts to write one before the newest complete one.
@@ -183,3 +185,44 @@ class CheckpointFolder:
             yield
         except OSError as error:
             raise CheckpointError(f"{self.location} cannot be {what}: {error}") from error
+
+
+def checkpoint_at(location: str | os.PathLike[str]) -> Checkpoint:
+    """The checkpoint at a path or URL; of a folder of checkpoints or a run directory, the newest.
+
+    Raises:
+        CheckpointError: There is none, or it is incomplete or damaged.
+    """
+    found = open_if_checkpoint(location)
+    if found is None:
+        folder = folder_at(location)
+        found = folder.newest()
+        if found is None:
+            damaged = "".join(f" {fault}" for fault in folder.damaged().values())
+            raise CheckpointError(
+                f"{location}: there is no complete checkpoint, nor a folder or a run directory with"
+                f" one.{damaged}"
+            )
+    return found
+
+
+def folder_at(location: str | os.PathLike[str]) -> CheckpointFolder:
+    """The folder of checkpoints at a path or URL, which may be that of a run directory."""
+    inner = f"{os.fspath(location).rstrip('/')}/{CHECKPOINTS_FOLDER}"
+    is_run = CHECKPOINTS_FOLDER in storage_at(location).folders("")
+    return CheckpointFolder(inner if is_run else location)
+
+
+def open_if_checkpoint(location: str | os.PathLike[str]) -> Checkpoint | None:
+    """The checkpoint whose own folder it is; None: it is none.
+
+    Raises:
+        CheckpointError: It is incomplete or damaged.
+    """
+    storage = storage_at(location)
+    try:
+        return open_checkpoint(storage, "")
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise CheckpointError(f"{location} cannot be read: {error}") from error

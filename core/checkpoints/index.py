@@ -9,9 +9,9 @@ from dataclasses import dataclass
 import numpy as np
 
 from isotrain.core.checkpoints.dtypes import CODES, stored_dtype
-from isotrain.core.checkpoints.parts import MAX_AXES, StoredTensor, is_possible_shape
-from isotrain.core.checkpoints.records import PartRecord, TensorFileRecord
-from isotrain.core.checkpoints.tensor_file import MAX_HEADER_BYTES
+from isotrain.core.checkpoints.manifest import PartRecord, TensorFileRecord
+from isotrain.core.checkpoints.safetensors_shard import MAX_HEADER_BYTES
+from isotrain.core.checkpoints.tensor_part import MAX_AXES, StoredTensor, is_possible_shape
 from isotrain.core.errors import CheckpointError
 
 _MAX_PARTS = 4096

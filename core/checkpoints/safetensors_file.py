@@ -11,10 +11,14 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.checkpoints.dtypes import CODES, stored_dtype, from_stored
-from isotrain.core.checkpoints.locations import storage_at
-from isotrain.core.checkpoints.parts import MAX_AXES, Section, is_possible_shape
-from isotrain.core.checkpoints.tensor_file import MAX_HEADER_BYTES, METADATA_KEY, write_tensors
+from isotrain.core.checkpoints.dtypes import CODES, from_stored, stored_dtype
+from isotrain.core.checkpoints.open_storage import storage_at
+from isotrain.core.checkpoints.safetensors_shard import (
+    MAX_HEADER_BYTES,
+    METADATA_KEY,
+    write_tensors,
+)
+from isotrain.core.checkpoints.tensor_part import MAX_AXES, Section, is_possible_shape
 from isotrain.core.errors import CheckpointError
 
 _LENGTH_BYTES = 8
@@ -116,7 +120,9 @@ def _checked(name: str, plain: Any, first: int, size: int) -> _Entry:
         raise ValueError(f"{name!r} has the shape {shape!r:.60} at {offsets!r:.60}")
     start, stop = (first + each for each in offsets)
     item = stored_dtype(dtype).itemsize
-    if not (is_possible_shape(shape, item) and stop - start == math.prod(shape) * item and stop <= size):
+    if not (
+        is_possible_shape(shape, item) and stop - start == math.prod(shape) * item and stop <= size
+    ):
         raise ValueError(
             f"{name!r} of shape {shape} would be the bytes {start} to {stop} of {size}"
         )

@@ -82,16 +82,19 @@ def target(text: str) -> PlanTarget:
             f" received {text!r}"
         )
     return PlanTarget(
-        text, backend, int(replicas) if at else None, name_with_options(strategy) if strategy else None
+        text,
+        backend,
+        int(replicas) if at else None,
+        name_with_options(strategy) if strategy else None,
     )
 
 
 def _yaml(text: str) -> Any:
-    from isotrain.core.spec import yaml_text  # only where it is needed: its import takes a while
+    from isotrain.core.spec import yaml_loader
 
     try:
-        return yaml_text.load(text)
-    except yaml_text.TextError as error:
+        return yaml_loader.load(text)
+    except yaml_loader.TextError as error:
         raise argparse.ArgumentTypeError(f"{text!r} is not YAML: {error.reason}") from None
 
 

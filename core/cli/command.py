@@ -6,7 +6,7 @@ import argparse
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from isotrain.core.cli.argument_parser import HelpLayout, Parser
+from isotrain.core.cli.parser import HelpLayout, Parser
 
 
 def _no_arguments(command: argparse.ArgumentParser) -> None:
@@ -31,7 +31,7 @@ class Command:
     description: str
     examples: str
     add_arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
-    module: str = "isotrain.core.cli.commands"
+    module: str = "isotrain.core.cli.commands.actions"
 
     def add_to(self, commands: argparse._SubParsersAction[Parser]) -> None:
         """Adds it, with its arguments and those of every command."""

@@ -15,7 +15,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
-from isotrain.core.cli.arguments import parser
+from isotrain.core.cli.app import parser
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.errors import (
     BackendUnavailableError,
@@ -24,13 +24,13 @@ from isotrain.core.errors import (
     PlanError,
     RunFailedError,
 )
-from isotrain.core.system.leaving import exit_after_work
+from isotrain.core.system.process import exit_after_work
 from isotrain.core.system.standard_streams import (
     discard_what_cannot_be_written,
+    escape_controls,
     replace_closed_streams,
     write_every_character,
 )
-from isotrain.core.system.visible_text import escape_controls
 
 _ENDING_SIGNALS = {
     signal.SIGINT: ExitCode.INTERRUPTED,
@@ -128,14 +128,14 @@ def _plugins_of(options: argparse.Namespace) -> contextlib.AbstractContextManage
     """Has the plugins that were asked for on the command line; its modules may lie in this folder."""
     if not (options.plugin or options.block_plugin):
         return contextlib.nullcontext()
-    from isotrain.core.plugins import asked
-    from isotrain.core.spec import references
+    from isotrain.core.plugins import selection
+    from isotrain.core.spec import import_strings
 
     here = Path.cwd()
     if str(here) not in sys.path and "" not in sys.path:
         sys.path.insert(0, str(here))
-    modules = [references.absolute_module(where, here) for where in options.plugin]
-    return asked.chosen(modules, options.block_plugin)
+    modules = [import_strings.absolute_module(where, here) for where in options.plugin]
+    return selection.chosen(modules, options.block_plugin)
 
 
 def exit_code_of(error: IsotrainError) -> ExitCode:
@@ -161,7 +161,7 @@ def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCod
 def _tell_as_json(error: BaseException, code: ExitCode, given: Sequence[str]) -> None:
     if "--json" in given:
         from isotrain.core.contracts.events import CommandFailed
-        from isotrain.core.json_text import prefixed_line
+        from isotrain.core.json_format import prefixed_line
 
         kind = type(error).__name__
         lost = error.lost_host if isinstance(error, RunFailedError) else None

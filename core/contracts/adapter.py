@@ -7,19 +7,18 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.contracts.capabilities import Capabilities
-from isotrain.core.contracts.export import ExportForm
-from isotrain.core.contracts.plan import DeviceKind
+from isotrain.core.contracts.plan import DeviceKind, StartMethod
 from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.start import StartMethod
+from isotrain.core.contracts.state import ExportForm
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
-from isotrain.core.stages.cut import PipelineSplit
+from isotrain.core.pipeline.partition import PipelineSplit
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.group import ReplicaGroup
-    from isotrain.core.contracts.plan import Plan, BackendConfig
-    from isotrain.core.contracts.service import ServerConnection
-    from isotrain.core.contracts.slot_forms import OptimizerStateNames
-    from isotrain.core.contracts.usability import Examination, Availability
+    from isotrain.core.contracts.availability import Availability, Examination
+    from isotrain.core.contracts.plan import BackendConfig, Plan
+    from isotrain.core.contracts.replica_group import ReplicaGroup
+    from isotrain.core.contracts.server_connection import ServerConnection
+    from isotrain.core.contracts.state import OptimizerStateNames
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -34,21 +33,23 @@ class Adapter(ABC):
         summary: One line for listings.
         collectives: Name to a one-line meaning; the first is what is used unless one is asked for.
         replicas_per_process: `one`, or `all` when one process holds every replica of its host.
-        capabilities: By the name of a parallel_layout, what its replica groups can do, and why not the rest; it
-            has no runs of a parallel layout of which it declares nothing.
+        capabilities: By the name of a parallel_layout, what its replica groups can do, and why not the
+            rest; it has no runs of a parallel layout of which it declares nothing.
         packages: The distributions whose installed versions a run's record has.
-        ignored_log_lines: Patterns of how lines begin that its libraries write to logs of healthy runs too: they
-            explain no failure.
+        ignored_log_lines: Patterns of how lines begin that its libraries write to logs of healthy runs too:
+            they explain no failure.
         options: The names of `backend_options` it knows, with their meaning.
         replicated_options: Those of them that say nothing to groups of any parallel layout but `replicated`.
         sync_batchnorm_devices: The devices on which a layer that asks for statistics of the global
             batch (synchronised batch normalisation) gets them from several replicas.
         compiler: What translates the model where a spec says `compile`; None where nothing does.
-        parameter_server_transport: With what the processes of a parameter-server run exchange, where it has parameter-server runs.
+        parameter_server_transport: With what the processes of a parameter-server run exchange, where it has
+            parameter-server runs.
         exports: The forms in which its groups write models to files, but for `safetensors`, which needs none.
-        conformance_models: Where it trains no portable models, the module that has the conformance kit's models in
-            its own words: `probe_model`, `probe_objective` and `digits_model`.
-        optimizer_state_names: How optimizers of its native models keep slots, for who goes on in another framework.
+        conformance_models: Where it trains no portable models, the module that has the conformance kit's
+            models in its own words: `probe_model`, `probe_objective` and `digits_model`.
+        optimizer_state_names: How optimizers of its native models keep slots, for who goes on in another
+            framework.
     """
 
     name: ClassVar[str]
@@ -91,20 +92,24 @@ class Adapter(ABC):
         """
 
     @abstractmethod
-    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(
+        self, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
         """Variables that must be set before a process of this backend starts Python."""
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         """What a process of this backend imports before it knows its run, if it can be forked then.
 
         Nothing that is imported may run the framework: no runtime, no device, no thread that matters.
-        What `environment_variables` returns is set by then. Other runs of the same program are forked from the
-        same process if they import the same, so `spec` should bear on little.
+        What `environment_variables` returns is set by then. Other runs of the same program are forked from
+        the same process if they import the same, so `spec` should bear on little.
         """
         return StartMethod(why_fresh=f"backend {self.name!r} does not say that it can be forked")
 
     @abstractmethod
-    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> ReplicaGroup:
         """Joins the run and builds the model. Called once by every process.
 
         A run with one replica starts no process group and opens no port.
@@ -126,23 +131,31 @@ class Adapter(ABC):
             )
         return 0
 
-    def start_parameter_server(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> ReplicaGroup:
+    def start_parameter_server(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> ReplicaGroup:
         """Starts the coordinator of a parameter-server run: a group with `parameter_server_step`.
 
         Raises:
-            UnsupportedError: It has no parameter-server runs. `TcpParameterServer` gives a backend those that need
-                nothing of it but `start` with one replica.
+            UnsupportedError: It has no parameter-server runs. `TcpParameterServer` gives a backend those
+                that need nothing of it but `start` with one replica.
         """
         raise UnsupportedError(f"backend {self.name!r} has no parameter-server runs.")
 
-    def serve(self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection) -> None:
-        """Does what a worker or server of a parameter-server run does; returns when the coordinator is gone."""
+    def serve(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> None:
+        """Runs a worker or server of a parameter-server run; returns when the coordinator is gone."""
         raise UnsupportedError(f"backend {self.name!r} has no parameter-server runs.")
 
     def start_pipeline(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, cut: PipelineSplit
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        cut: PipelineSplit,
     ) -> ReplicaGroup:
-        """Starts a process of a pipeline run: a group with `pipeline_step`, whose stage `context.device_mesh` tells.
+        """Starts a process of a pipeline run: a group with `pipeline_step`.
 
         Raises:
             UnsupportedError: It has no pipeline runs.
@@ -151,7 +164,11 @@ class Adapter(ABC):
         raise UnsupportedError(f"backend {self.name!r} has no pipeline runs.")
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        unit_bytes: int,
     ) -> ReplicaGroup:
         """Starts a process of a fully sharded run: a group with `synchronous_step` and `unshard_weights`.
 
@@ -230,7 +247,9 @@ class Adapter(ABC):
         """
         return 2 * (plan.replicas - 1) / plan.replicas * (plan.gradient_bytes or 0)
 
-    def check_options(self, spec: TrainingSpec, parallel_layout: str = "replicated") -> Mapping[str, Any]:
+    def check_options(
+        self, spec: TrainingSpec, parallel_layout: str = "replicated"
+    ) -> Mapping[str, Any]:
         """Returns the spec's options for this backend.
 
         Args:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields
 from typing import Any, ClassVar
 
-from isotrain.core.json_text import FORMAT, json_line, with_numbers
+from isotrain.core.json_format import FORMAT, json_line, with_numbers
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any, ClassVar, Self
 
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.plugin_choice import PluginChoice
+from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.spec.training_spec import TrainingSpec
 
 Work = Callable[[Any], Any]

@@ -6,12 +6,34 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
-from isotrain.core.contracts.mesh import DeviceMesh
+from isotrain.core.contracts.device_mesh import DeviceMesh
 from isotrain.core.contracts.process import Role, runs_the_loop
-from isotrain.core.contracts.start import StartMethod
-from isotrain.core.contracts.state_bytes import StateBytes
+from isotrain.core.contracts.state import StateBytes
 from isotrain.core.errors import PlanError
-from isotrain.core.stages.staged_plan import PipelinePlan
+from isotrain.core.pipeline.pipeline_plan import PipelinePlan
+
+
+@dataclass(frozen=True)
+class StartMethod:
+    """How the processes of a run come to be.
+
+    They are forked from one process that has imported the framework and run nothing of it, or each
+    of them starts by itself. Forking is safe only after imports that start no runtime, open no
+    device and leave no thread that matters: threads do not survive it.
+
+    Attributes:
+        imports: What that process imports, in this order.
+        why_fresh: Why there is no such process; None where there is.
+    """
+
+    imports: tuple[str, ...] = ()
+    why_fresh: str | None = None
+
+    @property
+    def way(self) -> Literal["forked", "fresh"]:
+        """How, in a word."""
+        return "forked" if self.why_fresh is None else "fresh"
+
 
 DeviceKind = Literal["cpu", "gpu"]
 Hosts = tuple[tuple[int, ...], ...]
@@ -179,7 +201,10 @@ class Plan:
         fields["local_batch_sizes"] = list(self.local_batch_sizes)
         fields["notes"] = list(self.notes)
         fields["loggers"] = list(self.loggers)
-        fields["start_method"] = {"way": self.start_method.way, "why_fresh": self.start_method.why_fresh}
+        fields["start_method"] = {
+            "way": self.start_method.way,
+            "why_fresh": self.start_method.why_fresh,
+        }
         fields["processes"] = [
             {**asdict(process), "replicas": list(process.replicas)} for process in self.processes
         ]

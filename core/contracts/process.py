@@ -8,13 +8,13 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Literal
 
-from isotrain.core.contracts.mesh import DeviceMesh
+from isotrain.core.contracts.device_mesh import DeviceMesh
 from isotrain.core.errors import IsotrainError
 
 VARIABLE = "ISOTRAIN_PROCESS"
 LOCALHOST = "127.0.0.1"
 Role = Literal["replica", "coordinator", "worker", "server"]
-"""`replica`: holds replicas that step. In a parameter-server run: `coordinator`, with loop and optimizer; `worker`,
+"""`replica`: holds replicas that step. In a parameter-server run: `coordinator` has the optimizer; `worker`,
 which computes gradients; `server`, which holds parameters where the framework has such processes."""
 Address = tuple[str, int]
 """Host and port."""
@@ -26,7 +26,7 @@ def runs_the_loop(role: Role) -> bool:
 
 
 def rank_of(worker: int) -> int:
-    """The rank of a worker of a parameter-server run, which has its replica's number: rank 0 is the coordinator."""
+    """Rank of a worker of a parameter-server run. Rank 0 is the coordinator; worker k has rank k + 1."""
     return worker + 1
 
 
@@ -69,7 +69,8 @@ class ProcessContext:
             a folder of its own.
         peers: All processes of the run, in the order of their ranks.
         extra_addresses: Where rank 0 lets the others in besides, as the parallel layout asked.
-        device_mesh: The places of the run. Where every process holds one of them, this one holds that of its rank.
+        device_mesh: The places of the run. Where every process holds one of them, this one holds that of
+            its rank.
     """
 
     rank: int

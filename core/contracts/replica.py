@@ -135,7 +135,9 @@ class Replica(ABC):
         rows = self.all_gather(filled)
         return self.ops.concatenate([rows[i][:size] for i, size in enumerate(sizes)])
 
-    def reduce_scatter_within(self, vector: Tensor, sizes: Sequence[int], within: Subgroups) -> Tensor:
+    def reduce_scatter_within(
+        self, vector: Tensor, sizes: Sequence[int], within: Subgroups
+    ) -> Tensor:
         """As `reduce_scatter`, over the replicas of one set of several.
 
         Args:
@@ -147,7 +149,9 @@ class Replica(ABC):
         start = sum(sizes[:place])
         return self.all_reduce_within(vector, within)[start : start + sizes[place]]
 
-    def all_gather_shards_within(self, part: Tensor, sizes: Sequence[int], within: Subgroups) -> Tensor:
+    def all_gather_shards_within(
+        self, part: Tensor, sizes: Sequence[int], within: Subgroups
+    ) -> Tensor:
         """As `all_gather_shards`, over the replicas of one set of several.
 
         Args:

@@ -4,8 +4,92 @@ from __future__ import annotations
 
 import math
 import re
+from abc import ABC, abstractmethod
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args
+
+ExportForm = Literal["keras", "keras-weights", "torch", "safetensors", "onnx", "saved-model"]
+"""`keras`: a Keras model. `keras-weights`: its weights. `torch`: a `state_dict`. `safetensors`: weights by
+name. `onnx`: the computation of predictions, for ONNX. `saved-model`: the same for TensorFlow, a folder."""
+FORMS: tuple[ExportForm, ...] = get_args(ExportForm)
+SUFFIXES: Mapping[ExportForm, tuple[str, ...]] = {
+    "keras": (".keras",),
+    "keras-weights": (".weights.h5",),
+    "torch": (".pt", ".pth"),
+    "safetensors": (".safetensors",),
+    "onnx": (".onnx",),
+    "saved-model": (),
+}
+"""How the names of files of each form end; a folder's name is free."""
+
+
+class OptimizerStateNames(ABC):
+    """Names in the state of native models, which lack the prefix `optimizer/`; imports no framework.
+
+    A slot has its name in the spec (`optimizer.slots`), where `momentum` of SGD and RMSprop is what was
+    subtracted from a weight the last time, that of SGD with the other sign: the rate is in it.
+    """
+
+    @abstractmethod
+    def slot(self, optimizer: str, weight: str, slot: str) -> Sequence[str]:
+        """Says what a weight's slot may be called, the likeliest first; nothing where there is none.
+
+        Args:
+            optimizer: Its name in the spec.
+            weight: Its name in the state.
+            slot: Its name in the spec.
+        """
+
+    @abstractmethod
+    def steps(self, optimizer: str, weight: str) -> str | None:
+        """The name of the number of updates of a weight, if it counts."""
+
+    def rate_factor(self, optimizer: str, slot: str) -> float | None:
+        """What a slot, times the rate, is to be multiplied by to be the spec's; None: it is the spec's."""
+        return None
+
+
+@dataclass(frozen=True)
+class StateBytes:
+    """Of one replica, in bytes.
+
+    Attributes:
+        weights: Trainable and others.
+        gradients: Of a step, where they take most.
+        slots: Of the optimizer.
+    """
+
+    weights: int
+    gradients: int
+    slots: int
+
+    @property
+    def total(self) -> int:
+        """All of it."""
+        return self.weights + self.gradients + self.slots
+
+
+@dataclass(frozen=True)
+class ModelBytes:
+    """Of all that a model and its training have, in bytes.
+
+    Attributes:
+        weights: Of each trainable weight, in order.
+        fixed: Of the other weights together.
+        slots: How many slots of a weight's size the optimizer has for each.
+    """
+
+    weights: tuple[int, ...]
+    fixed: int = 0
+    slots: int = 0
+
+    @property
+    def replicated(self) -> StateBytes:
+        """What a replica has that has all of it."""
+        trained = sum(self.weights)
+        return StateBytes(trained + self.fixed, trained, trained * self.slots)
+
 
 StateKind = Literal[
     "trainable",

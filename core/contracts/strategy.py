@@ -5,22 +5,43 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.placement import REPLICATED, ParallelLayout
-from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
-from isotrain.core.contracts.strategy_state import StrategyState
+from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
+from isotrain.core.contracts.state import ModelBytes, StateBytes
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.group import ReplicaGroup
     from isotrain.core.contracts.plan import Plan
     from isotrain.core.contracts.replica import Tensor
+    from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.data.batch import Batch
+    from isotrain.core.pipeline.pipeline_plan import PipelinePlan
+    from isotrain.core.pipeline.profile import ModelProfile
     from isotrain.core.spec.training_spec import TrainingSpec
-    from isotrain.core.stages.profile import ModelProfile
-    from isotrain.core.stages.staged_plan import PipelinePlan
+
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    Arrays = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class StrategyState:
+    """What a strategy keeps besides the state of its replicas.
+
+    Attributes:
+        values: JSON values, equal on every process.
+        tensors: Arrays by name, equal on every process.
+        per_replica: Arrays by name of each replica of this process, by its index in the run.
+    """
+
+    values: Mapping[str, Any] = field(default_factory=dict)
+    tensors: Arrays = field(default_factory=dict)
+    per_replica: Mapping[int, Arrays] = field(default_factory=dict)
 
 
 class Invariant(StrEnum):
@@ -44,15 +65,17 @@ class Strategy(ABC):
     Attributes:
         name: The name it is registered under.
         summary: One line for listings; an instance may say it otherwise, where options change it.
-        requires: What it asks of a backend's groups of its parallel layout; a backend that lacks one of these is
-            refused by the plan. An instance may ask for more than its class, where an option needs it.
+        requires: What it asks of a backend's groups of its parallel layout; a backend that lacks one of
+            these is refused by the plan. An instance may ask for more than its class, where an option needs
+            it.
         parallel_layout: How weights and other state lie over the processes, and who steps.
         keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
             synchronous data parallelism, up to rounding, where the loss counts all targets alike.
         invariants: What its exchange leaves as it is.
-        memory_saving: Options with which a replica takes less memory than in data-parallel runs, what spares least
+        memory_saving: Options with which a replica takes less memory than in data-parallel runs, what
+            spares least
             first: what `isotrain check` advises where a model does not fit.
         variants: Options with which it asks other things of backends: each has a row of its own in
             `isotrain strategies`.

@@ -11,11 +11,11 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from isotrain.core.data.trees import Weighted, joined, leaves, map_tree
+from isotrain.core.data.pytree import Weighted, joined, leaves, map_tree
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
-    from isotrain.core.data.order import Indices
+    from isotrain.core.data.sampler import Indices
 
 Array = NDArray[Any]
 InputsAndTargets = tuple[Any, Any]

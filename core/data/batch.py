@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from isotrain.core.data.stream_marks import StreamState
+from isotrain.core.data.stream_state import StreamState
 
 
 @dataclass(frozen=True, slots=True)

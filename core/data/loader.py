@@ -9,17 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import order, recut
-from isotrain.core.data.arrays import ArraySource, InputsAndTargets, as_array, as_inputs_and_targets, reader
+from isotrain.core.data import rebatch, sampler
+from isotrain.core.data.arrays import (
+    ArraySource,
+    InputsAndTargets,
+    as_array,
+    as_inputs_and_targets,
+    reader,
+)
 from isotrain.core.data.batch import Batch, Slice
-from isotrain.core.data.lengths import at_least, epoch_steps, total_steps
+from isotrain.core.data.epoch_length import at_least, epoch_steps, total_steps
 from isotrain.core.data.prefetch import prefetched
-from isotrain.core.data.sample_random import SampleRandom
+from isotrain.core.data.pytree import Weighted, leaves, map_tree, unweighted
+from isotrain.core.data.sample_rng import SampleRandom
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
-from isotrain.core.data.stream_marks import StreamState
+from isotrain.core.data.stream_state import StreamState
 from isotrain.core.data.streams import BatchStream
-from isotrain.core.data.transform_trial import require_no_mixing
-from isotrain.core.data.trees import Weighted, leaves, map_tree, unweighted
+from isotrain.core.data.transform_check import require_no_mixing
 from isotrain.core.errors import DataError
 
 Transform = Callable[[Any, Any, SampleRandom], InputsAndTargets]
@@ -95,7 +101,7 @@ class Loader:
         steps: int | None = None,
         start_step: int = 0,
         to_device: ToDevice | None = None,
-        is_on_device: recut.IsOnDevice = recut.never_on_device,
+        is_on_device: rebatch.IsOnDevice = rebatch.never_on_device,
         prefetch: int = 2,
         shares_cores: bool = False,
         mark_seconds: float | None = None,
@@ -195,17 +201,17 @@ class Loader:
         length = len(source)
         plans = {size: self._shares(size) for size in self._sizes(length)}
         slices_of = self._slicer(source)
-        ordered_epoch, samples = -1, order.permutation(self._seed, 0, 0, shuffle=False)
+        ordered_epoch, samples = -1, sampler.permutation(self._seed, 0, 0, shuffle=False)
         for step in range(first, self.total_steps):
             epoch, index = divmod(step, self.steps_per_epoch)
             if ordered_epoch < 0 or (self._shuffle and epoch != ordered_epoch):
-                samples = order.permutation(self._seed, epoch, length, self._shuffle)
+                samples = sampler.permutation(self._seed, epoch, length, self._shuffle)
                 ordered_epoch = epoch
-            rows = order.global_batch_indices(samples, index, self._global_batch_size)
+            rows = sampler.global_batch_indices(samples, index, self._global_batch_size)
             slices = tuple([slices_of(share, rows, epoch) for share in plans[len(rows)]])
             yield self._batch(step, len(rows), slices)
 
-    def _slicer(self, source: Source) -> Callable[[_LocalBatch, order.Indices, int], Slices]:
+    def _slicer(self, source: Source) -> Callable[[_LocalBatch, sampler.Indices, int], Slices]:
         """From a replica's share of a global batch, these samples of an epoch, to its slices."""
         # not by isinstance: a subclass may gather in a way of its own
         if self._transform is not None or type(source) is not ArraySource:
@@ -225,12 +231,14 @@ class Loader:
         return tuple(self._share(size, replica) for replica in self._local_replicas)
 
     def _share(self, size: int, replica: int) -> _LocalBatch:
-        start, stop = order.slice_bounds(size, self._replicas, replica)
+        start, stop = sampler.slice_bounds(size, self._replicas, replica)
         bounds = [
-            order.slice_bounds(stop - start, self._gradient_accumulation_steps, part)
+            sampler.slice_bounds(stop - start, self._gradient_accumulation_steps, part)
             for part in range(self._gradient_accumulation_steps)
         ]
-        micro_batches = tuple(self._piece(size, start if start < stop else 0, *each) for each in bounds)
+        micro_batches = tuple(
+            self._piece(size, start if start < stop else 0, *each) for each in bounds
+        )
         return _LocalBatch(replica, start, stop, micro_batches)
 
     def _piece(self, size: int, origin: int, start: int, stop: int) -> _MicroBatch:
@@ -239,12 +247,16 @@ class Loader:
         in_global_batch = slice(origin + rows.start, origin + rows.stop)
         return _MicroBatch(count, count * self._replicas / size, rows, in_global_batch)
 
-    def _gathered(self, source: Source, epoch: int, rows: order.Indices, share: _LocalBatch) -> InputsAndTargets:
+    def _gathered(
+        self, source: Source, epoch: int, rows: sampler.Indices, share: _LocalBatch
+    ) -> InputsAndTargets:
         """The samples of one share, transformed; the placeholder when it has none."""
         own = rows[share.rows]
         return self._checked(source.gather(own), epoch, own)
 
-    def _checked(self, parts: InputsAndTargets, epoch: int, own: order.Indices) -> InputsAndTargets:
+    def _checked(
+        self, parts: InputsAndTargets, epoch: int, own: sampler.Indices
+    ) -> InputsAndTargets:
         """Transforms the parts, and sees that they are arrays with one row for each of `own`."""
         made_by = "the data set"
         if self._transform is not None:
@@ -258,7 +270,9 @@ class Loader:
     def _rows(self, tree: Any, expected: int, name: str, made_by: str) -> Any:
         """Every leaf as an array with `expected` rows, or as it is where it is placed."""
         tree = map_tree(
-            lambda leaf: leaf if self._is_on_device(leaf) else as_array(leaf, f"{made_by}'s {name}"),
+            lambda leaf: (
+                leaf if self._is_on_device(leaf) else as_array(leaf, f"{made_by}'s {name}")
+            ),
             tree,
         )
         for path, array in leaves(tree, name):
@@ -268,7 +282,9 @@ class Loader:
                 )
         return tree
 
-    def _transformed(self, parts: InputsAndTargets, epoch: int, own: order.Indices) -> InputsAndTargets:
+    def _transformed(
+        self, parts: InputsAndTargets, epoch: int, own: sampler.Indices
+    ) -> InputsAndTargets:
         """Calls the transform, which sees no sample weights."""
         assert self._transform is not None
         targets, weights = unweighted(parts[1])
@@ -314,12 +330,15 @@ class Loader:
     def _recut_batches(
         self, source: BatchStream, step: int, mark: StreamState | None
     ) -> Iterator[Batch]:
-        whole, plans = self._global_batch_size, {n: self._shares(n) for n in self._sizes(len(source))}
+        whole, plans = (
+            self._global_batch_size,
+            {n: self._shares(n) for n in self._sizes(len(source))},
+        )
         before = mark
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)
             reading = source.epoch(epoch, mark, mark_seconds=self._mark_seconds)
-            found = recut.global_batches(
+            found = rebatch.global_batches(
                 reading,
                 whole,
                 len(source),
@@ -334,12 +353,14 @@ class Loader:
                     self._cut(share, self._own(parts, size, epoch, index * whole, share))
                     for share in plans[size]
                 )
-                seen = recut.fingerprint(parts) if index == skip else None
+                seen = rebatch.fingerprint(parts) if index == skip else None
                 yield self._batch(step, size, slices, seen, reading.mark or before)
                 step += 1
             before, mark = reading.mark or before, None
 
-    def _own(self, parts: InputsAndTargets, size: int, epoch: int, first: int, share: _LocalBatch) -> InputsAndTargets:
+    def _own(
+        self, parts: InputsAndTargets, size: int, epoch: int, first: int, share: _LocalBatch
+    ) -> InputsAndTargets:
         """One share of a global batch whose first sample has this number; a placeholder if it has none."""
         own = parts if share.rows == slice(0, size) else _part(parts, share.rows)
         if self._transform is not None:  # it may change arrays in place, and these are the stream's

@@ -7,19 +7,19 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 
 from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, InputsAndTargets, arrays, as_inputs_and_targets
-from isotrain.core.data.by_position import BatchIndexed, MapStyle
+from isotrain.core.data.map_style import BatchIndexed, MapStyle
+from isotrain.core.data.pytree import Weighted
 from isotrain.core.data.streams import (
     BatchStream,
+    declared_samples,
     is_loader,
     loads_by_position,
     reader,
-    declared_samples,
 )
-from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
-    from isotrain.core.data.order import Indices
+    from isotrain.core.data.sampler import Indices
 
 
 __all__ = [

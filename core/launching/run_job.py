@@ -13,9 +13,9 @@ from isotrain.core.contracts.events import Event, OnEvent, Output, Progress, Run
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import RunFailedError
-from isotrain.core.launching.run_directory import RunDirectory, last_weights_file
-from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import PluginManager
+from isotrain.core.launching.run_directory.run_directory import RunDirectory, last_weights_file
+from isotrain.core.plugins import selection
+from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _KEY_BYTES = 32
@@ -80,10 +80,17 @@ def run_job(
         PlanError: A port that was asked for is in use.
         IsotrainError: The job cannot be sent to other processes.
     """
-    plugins = asked.for_workers(asked.current(), host.installed)
+    plugins = selection.for_workers(selection.current(), host.installed)
     ignored_log_lines = host.backend(plan.backend).ignored_log_lines
     job = Job(
-        work, spec, plan, secrets.token_bytes(_KEY_BYTES), plugins, resume, ignored_log_lines, interface
+        work,
+        spec,
+        plan,
+        secrets.token_bytes(_KEY_BYTES),
+        plugins,
+        resume,
+        ignored_log_lines,
+        interface,
     )
 
     untold: list[OSError] = []

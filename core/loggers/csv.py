@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.system.whole_file import rewrite_lines
+from isotrain.core.system.files import rewrite_lines
 
 
 class CsvLogger(Logger):

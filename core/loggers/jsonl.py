@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.json_text import json_line
-from isotrain.core.system.whole_file import rewrite_lines
+from isotrain.core.json_format import json_line
+from isotrain.core.system.files import rewrite_lines
 
 
 class JsonLinesLogger(Logger):

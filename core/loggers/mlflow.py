@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from isotrain.core.contracts.availability import Availability
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.contracts.usability import Availability
-from isotrain.core.loggers import installed
+from isotrain.core.loggers import requirement
 
 _AT_ONCE = 1000
 """Metrics that MLflow takes in one request."""
@@ -38,7 +38,7 @@ class MlflowLogger(Logger):
 
     @classmethod
     def availability(cls) -> Availability:
-        return installed.package_availability("mlflow")
+        return requirement.package_availability("mlflow")
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         from mlflow import MlflowClient

@@ -6,9 +6,9 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
+from isotrain.core.contracts.availability import Availability
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.contracts.usability import Availability
-from isotrain.core.loggers import installed
+from isotrain.core.loggers import requirement
 
 _ID_FILE = "wandb-run-id"
 """In the run directory: a resumed run goes on in the same run of Weights & Biases."""
@@ -39,7 +39,7 @@ class WandbLogger(Logger):
 
     @classmethod
     def availability(cls) -> Availability:
-        return installed.package_availability("wandb")
+        return requirement.package_availability("wandb")
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         import wandb

@@ -14,11 +14,11 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.plugin_choice import PluginChoice
-from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import PluginManager
+from isotrain.core.contracts.plugin_selection import PluginChoice
+from isotrain.core.plugins import selection
+from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.system import hardware
-from isotrain.core.system.child_process import ChildEndedError, ChildProcess
+from isotrain.core.system.subprocess_call import ChildEndedError, ChildProcess
 
 EXAMINATION_SECONDS = 60.0
 _AT_A_TIME = 2
@@ -77,12 +77,12 @@ def examine_here(task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     Returns:
         By name: what was found, or what loading it `raised`.
     """
-    asked.set_current(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
+    selection.set_current(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
     return {name: _examined(name) for name in task["names"]}
 
 
 def _examined(name: str) -> dict[str, Any]:
-    from isotrain.core.plugins.host import plugin_manager
+    from isotrain.core.plugins.manager import plugin_manager
 
     try:
         return asdict(plugin_manager().backend(name).examine())
@@ -94,7 +94,9 @@ _Group = tuple[str, ...]
 """Names of backends that are examined in one process."""
 
 
-def _examine_apart(host: PluginManager, names: Sequence[str], seconds: float) -> list[dict[str, Any]]:
+def _examine_apart(
+    host: PluginManager, names: Sequence[str], seconds: float
+) -> list[dict[str, Any]]:
     """Has backends examined in processes of their own, a few at a time; none of these is left.
 
     Backends of one framework share a process, which imports it once. What is not found usable there is
@@ -134,7 +136,7 @@ def _groups(host: PluginManager, names: Sequence[str]) -> list[_Group]:
 
 
 def _started(host: PluginManager, group: _Group, folder: Path) -> ChildProcess:
-    plugins = asked.for_workers(asked.current())
+    plugins = selection.for_workers(selection.current())
     task = {"names": group, "asked": plugins.asked, "blocked": plugins.blocked}
     variables = _variables(host, group[0])
     return ChildProcess(_EXAMINE, task, folder / "+".join(group), variables=variables)
@@ -217,7 +219,11 @@ def _collective(own: Mapping[str, Any], found: Mapping[str, Any] | None) -> dict
     if own["available"] and found is not None:
         return {key: found.get(key) for key in ("available", "reason", "hint")}
     if own["available"]:
-        return {"available": False, "reason": "it was not examined", "hint": "use another collective"}
+        return {
+            "available": False,
+            "reason": "it was not examined",
+            "hint": "use another collective",
+        }
     return {"available": False, "reason": own["reason"], "hint": own["hint"]}
 
 

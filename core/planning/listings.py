@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.availability import Availability
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.contracts.usability import Availability
-from isotrain.core.plugins.host import PluginManager
+from isotrain.core.plugins.manager import PluginManager
 
 
 def backends(host: PluginManager) -> list[dict[str, Any]]:
@@ -101,7 +101,7 @@ def _fitted(
     summary: str,
     adapters: Mapping[str, Adapter | str],
 ) -> dict[str, Any]:
-    from isotrain.core.planning.make_plan import (
+    from isotrain.core.planning.planner import (
         missing_capabilities,
     )  # late: `backends` must not load the spec
 

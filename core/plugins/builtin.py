@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import LauncherRegistry, LoggerRegistry
+from isotrain.core.plugins.registries import LauncherRegistry, LoggerRegistry
 
 _LOGGERS = {
     "csv": "isotrain.core.loggers.csv:CsvLogger",
@@ -17,7 +17,7 @@ _LOGGERS = {
 @hookimpl
 def isotrain_register_launchers(register: LauncherRegistry) -> None:
     """Registers the launcher by reference, so that it is not imported before it is used."""
-    register.add("isotrain.core.launching.local:LocalLauncher", name="local")
+    register.add("isotrain.core.launching.local_launcher:LocalLauncher", name="local")
 
 
 @hookimpl

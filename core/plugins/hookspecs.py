@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 import pluggy
 
 if TYPE_CHECKING:
-    from isotrain.core.plugins.registers import (
+    from isotrain.core.plugins.registries import (
         BackendRegistry,
         EnvironmentRegistry,
         LauncherRegistry,

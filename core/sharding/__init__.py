@@ -1,1 +1,1 @@
-"""ShardedLayout runs: each replica updates a part of the weights, and keeps optimizer slots for that part alone."""
+"""Sharded runs (ZeRO): each replica updates a shard of the weights, and has optimizer state for it alone."""

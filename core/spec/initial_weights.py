@@ -11,11 +11,11 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, WithJsonSchema
 
 from isotrain.core.errors import SpecError
-from isotrain.core.spec import references
-from isotrain.core.spec.fields import Text
-from isotrain.core.spec.name_maps import read_maps
-from isotrain.core.spec.problems import Problem, SpecModel
-from isotrain.core.system.urls import is_url
+from isotrain.core.spec import import_strings
+from isotrain.core.spec.field_types import Text
+from isotrain.core.spec.validation import Problem, SpecModel
+from isotrain.core.spec.weight_name_map import read_maps
+from isotrain.core.system.files import is_url
 
 _SOURCE = "a file, a run, a checkpoint, or a function that gives names and arrays or a Keras model"
 
@@ -28,8 +28,8 @@ def _source(value: Any, info: ValidationInfo) -> Any:
     if not isinstance(value, str | os.PathLike) or not os.fspath(value):
         raise Problem(_SOURCE, received=value).error()
     text, folder = os.fspath(value), (info.context or {}).get("folder") or Path.cwd()
-    if references.syntax_problem(text) is None:
-        return references.absolute(text, folder)
+    if import_strings.syntax_problem(text) is None:
+        return import_strings.absolute(text, folder)
     return text if is_url(text) else str((folder / Path(text).expanduser()).resolve())
 
 

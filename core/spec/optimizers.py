@@ -10,7 +10,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from isotrain.core.spec.fields import (
+from isotrain.core.spec.field_types import (
     Decay,
     NotNegative,
     Options,
@@ -19,7 +19,7 @@ from isotrain.core.spec.fields import (
     Switch,
     require_name,
 )
-from isotrain.core.spec.problems import Problem, SpecModel
+from isotrain.core.spec.validation import Problem, SpecModel
 
 
 class _Optimizer(SpecModel, json_schema_extra=require_name):
@@ -34,7 +34,9 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
     decay_is_decoupled: ClassVar[bool] = False
     _variants: ClassVar[tuple[str, ...]] = ()
 
-    lr: Positive = Field(description="Learning rate (of `scaling.base_batch_size` when that is given).")
+    lr: Positive = Field(
+        description="Learning rate (of `scaling.base_batch_size` when that is given)."
+    )
     weight_decay: NotNegative = Field(
         default=0.0,
         description="Weight decay. Decoupled (lr * weight_decay * weight is subtracted) with Keras "
@@ -160,5 +162,7 @@ class CustomOptimizer(SpecModel):
         description="Callable that builds an optimizer, or one per framework: for a torch module "
         "(parameters, lr, **args) -> a torch optimizer, else (lr, **args) -> a Keras optimizer."
     )
-    lr: Positive = Field(description="Learning rate (of `scaling.base_batch_size` when that is given).")
+    lr: Positive = Field(
+        description="Learning rate (of `scaling.base_batch_size` when that is given)."
+    )
     args: Options = Field(default={}, description="Keyword arguments of the callable.")

@@ -12,9 +12,9 @@ from pydantic import (
 )
 
 from isotrain.core.errors import SpecError, unknown_name
-from isotrain.core.spec import references
-from isotrain.core.spec.checkpointing import CheckpointPolicy, EarlyStopping, watched
-from isotrain.core.spec.fields import (
+from isotrain.core.spec import import_strings
+from isotrain.core.spec.checkpoint_policy import CheckpointPolicy, EarlyStopping, watched
+from isotrain.core.spec.field_types import (
     Codes,
     Component,
     Count,
@@ -34,7 +34,7 @@ from isotrain.core.spec.fields import (
     one_of_schema,
 )
 from isotrain.core.spec.initial_weights import InitialWeights, Patterns, matches
-from isotrain.core.spec.parts import (
+from isotrain.core.spec.sections import (
     Clip,
     ConstantSchedule,
     Evaluation,
@@ -48,7 +48,7 @@ from isotrain.core.spec.parts import (
     Timeouts,
     keeps_own,
 )
-from isotrain.core.spec.problems import (
+from isotrain.core.spec.validation import (
     Problem,
     SpecModel,
     Words,
@@ -251,9 +251,7 @@ class TrainingSpec(
         yield from exactly_one(fields, "global_batch_size", "local_batch_size")
         yield from exactly_one(fields, "epochs", "steps")
         if fields.get("min_replicas") is not None and fields.get("local_batch_size") is not None:
-            hint = (
-                "with fewer replicas the global batch stays the same; local_batch_size makes it smaller"
-            )
+            hint = "with fewer replicas the global batch stays the same; local_batch_size makes it smaller"
             least = fields["min_replicas"]
             yield Problem("global_batch_size with min_replicas", ("min_replicas",), least, hint)
         if fields.get("compile") and fields.get("recompute"):
@@ -381,4 +379,4 @@ def jsonable(value: Any) -> Any:
         return repr(value)
     if value is None or isinstance(value, str | int | float):
         return value
-    return references.describe(value)
+    return import_strings.describe(value)

@@ -10,16 +10,16 @@ import numpy as np
 from isotrain.plugin import (
     NOT_REPLICATED,
     PARAMETER_SERVER_CAPABILITIES,
+    Availability,
+    BackendConfig,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
     ProcessContext,
-    TcpParameterServer,
-    BackendConfig,
     StartMethod,
+    TcpParameterServer,
     UnsupportedError,
-    Availability,
     sharded_group,
 )
 
@@ -57,7 +57,7 @@ class Reference(TcpParameterServer):
     replicas_per_process = "one"
     capabilities = {
         "replicated": _REPLICATED,
-        "served": PARAMETER_SERVER_CAPABILITIES,
+        "parameter-server": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
         "fully-sharded": Capabilities.none("in NumPy each replica has all weights"),
         "pipeline": _UNSTAGED,
@@ -99,15 +99,19 @@ class Reference(TcpParameterServer):
         require_known(spec)
         return []
 
-    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(
+        self, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
         return dict.fromkeys(_POOLS, str(threads))
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         package = "isotrain.testing.reference"
         return StartMethod(("numpy", __name__, f"{package}.exchange", f"{package}.group"))
 
-    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
-        from isotrain.testing.reference.exchange import Communicator
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> ReplicaGroup:
+        from isotrain.testing.reference.comm import Communicator
         from isotrain.testing.reference.group import ReferenceGroup
 
         return ReferenceGroup(spec, Communicator(context, backend_config.timeout))

@@ -21,13 +21,13 @@ from isotrain.plugin import (
     TrainingSpec,
     map_tree,
 )
-from isotrain.testing.reference.exchange import Communicator
+from isotrain.testing.reference.comm import Communicator
+from isotrain.testing.reference.flatten import flatten, unflatten_into, unflatten_like
 from isotrain.testing.reference.layers import Array
 from isotrain.testing.reference.losses import mean
 from isotrain.testing.reference.network import Network
-from isotrain.testing.reference.program import ReplicaTrainer
 from isotrain.testing.reference.replica import ReferenceReplica
-from isotrain.testing.reference.vectors import flatten, unflatten_like, unflatten_into
+from isotrain.testing.reference.trainer import ReplicaTrainer
 
 
 class ReferenceGroup(ReplicaGroup):

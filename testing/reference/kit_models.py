@@ -1,4 +1,4 @@
-"""The models of the conformance kit as networks of this backend; see `isotrain.testing.probe`."""
+"""The models of the conformance kit as networks of this backend; see `isotrain.testing.reference_model`."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.testing import digits, probe
+from isotrain.testing import digits, reference_model
 from isotrain.testing.reference.layers import (
     Array,
     BatchNormalization,
@@ -21,13 +21,13 @@ from isotrain.testing.reference.network import Branch, Network
 def probe_model() -> Network:
     """As `probe.build_model`."""
     hidden = Dense(4, 5, "tanh", name="hidden")
-    normalization = BatchNormalization(4, probe.STATISTICS_MOMENTUM, name="statistics")
+    normalization = BatchNormalization(4, reference_model.STATISTICS_MOMENTUM, name="statistics")
     return Network(
         {
             "prediction": Branch("features", [hidden, Dense(5, 3, name="head")]),
-            "seen": Branch("index", [Embedding(probe.SAMPLES, 1, name="seen")]),
+            "seen": Branch("index", [Embedding(reference_model.SAMPLES, 1, name="seen")]),
             "noisy": Branch(
-                "noise", [Dropout(0.5), Dense(probe.NOISE, 1, bias=False, name="noisy")]
+                "noise", [Dropout(0.5), Dense(reference_model.NOISE, 1, bias=False, name="noisy")]
             ),
             "statistics": Branch("features", [normalization]),
         }

@@ -13,7 +13,7 @@ from isotrain.plugin import (
     SpecError,
     TrainingSpec,
     UnsupportedError,
-    references,
+    import_strings,
     unknown_name,
 )
 from isotrain.testing.reference.layers import Array
@@ -105,7 +105,7 @@ def build_objective(spec: TrainingSpec, network: Network) -> Objective:
         UnsupportedError: The losses are of several outputs.
     """
     if spec.objective is not None:
-        own = references.resolve(spec.for_framework("objective", "reference"))
+        own = import_strings.resolve(spec.for_framework("objective", "reference"))
         return lambda inputs, targets: _checked(own(network, (inputs, targets)))
     losses = spec.losses("reference")
     if set(losses) != {None} or any(metric.output for metric in spec.metrics):
@@ -196,7 +196,7 @@ def _function(field: str, given: Component, known: Mapping[str, Any]) -> Any:
     """
     if not given.is_reference and given.name not in known:
         raise SpecError(f"{field}: {unknown_name(f'{field} name', given.name, known)}")
-    found = references.resolve(given.name) if given.is_reference else known[given.name]
+    found = import_strings.resolve(given.name) if given.is_reference else known[given.name]
     named = functools.partial(found, **given.options) if given.options else found
     if given.order == "predictions-first":
         return lambda targets, predictions: named(predictions, targets)

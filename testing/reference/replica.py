@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from isotrain.plugin import Subgroups, ReduceOp, Replica, StatePart
-from isotrain.testing.reference.exchange import Communicator
-from isotrain.testing.reference.functions import NumpyTensorOps
+from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
+from isotrain.testing.reference.comm import Communicator
+from isotrain.testing.reference.flatten import flatten, unflatten_into
 from isotrain.testing.reference.layers import Array
-from isotrain.testing.reference.program import ReplicaTrainer
-from isotrain.testing.reference.vectors import flatten, unflatten_into
+from isotrain.testing.reference.tensor_ops import NumpyTensorOps
+from isotrain.testing.reference.trainer import ReplicaTrainer
 
 
 class ReferenceReplica(Replica):

@@ -12,7 +12,7 @@ from typing import Any
 from integration import driven_job
 
 import isotrain
-from isotrain.core.planning.own_place import detect_cluster_info
+from isotrain.core.planning.cluster_environment import detect_cluster_info
 
 RANK = 3
 STEP = 3

@@ -126,7 +126,9 @@ def _by_torchrun_under_srun(bed: TwoHostCluster, command: Command) -> list[tuple
     return [(bed.first, [*srun, *_torchrun(bed), *command])]
 
 
-def _by_horovodrun(bed: TwoHostCluster, command: Command, controller: str) -> list[tuple[Host, Command]]:
+def _by_horovodrun(
+    bed: TwoHostCluster, command: Command, controller: str
+) -> list[tuple[Host, Command]]:
     horovodrun = (bed.python, "-m", "horovod.runner.launch", controller, "-np", _ALL)
     return [(bed.with_ssh.first, [*horovodrun, "-H", _PLACES, *command])]
 

@@ -12,14 +12,14 @@ from typing import Any
 from cluster.bed import SLOTS, TwoHostCluster
 from cluster.engines import HOSTS, Started
 
-from isotrain.core.launching import driving
+from isotrain.core.launching.scheduler import scheduler_run
 from isotrain.launchers.horovodrun import HorovodrunLauncher
 from isotrain.launchers.kubernetes import KubernetesLauncher
 from isotrain.launchers.mpi import MpiLauncher
 from isotrain.launchers.ray import RayLauncher
 from isotrain.launchers.slurm import SlurmLauncher
 from isotrain.launchers.torchrun import TorchrunLauncher
-from isotrain.plugin import SchedulerLauncher, RankCommand
+from isotrain.plugin import RankCommand, SchedulerLauncher
 
 KEY = "0123456789abcdef"
 _HOSTS = ",".join(f"{host}:{SLOTS}" for host in HOSTS)
@@ -61,7 +61,7 @@ def program_command(folder: Path, *program: str) -> ProgramCommand:
 def start(bed: TwoHostCluster, name: str, command: RankCommand) -> Started:
     """Starts what a launcher gives, on the first host."""
     submission = LAUNCHERS[name].submission(command)
-    driving.write(submission, command)
+    scheduler_run.write(submission, command)
     assert name != "ray" or bed.ray
     told = {**bed.slurm.variables, **command.variables, **submission.variables}
     told |= {command.spec_variable: command.secret_variables[command.spec_variable]}
@@ -71,7 +71,9 @@ def start(bed: TwoHostCluster, name: str, command: RankCommand) -> Started:
     return Started(tuple(running), log)
 
 
-def require_rank_variables(ranks: Sequence[Mapping[str, Any]], name: str, command: RankCommand) -> None:
+def require_rank_variables(
+    ranks: Sequence[Mapping[str, Any]], name: str, command: RankCommand
+) -> None:
     """Fails where an engine has not started a rank in every place, or has not told each what it must know.
 
     Args:
@@ -87,5 +89,7 @@ def require_rank_variables(ranks: Sequence[Mapping[str, Any]], name: str, comman
     for rank in ranks:
         told = rank["told"]
         assert told.get("ISOTRAIN_KEY") == (KEY if tells_key else None)
-        assert told.get("ISOTRAIN_SPEC") == (None if in_pods else command.secret_variables["ISOTRAIN_SPEC"])
+        assert told.get("ISOTRAIN_SPEC") == (
+            None if in_pods else command.secret_variables["ISOTRAIN_SPEC"]
+        )
         assert told["ISOTRAIN_TOLD"] == command.variables["ISOTRAIN_TOLD"]

@@ -11,9 +11,9 @@ import numpy as np
 from conformance import wire
 from conformance.strategy_bench import StrategyCheckContext
 
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.running.session import Session
-from isotrain.strategies import compressed, gossip, graphs, hierarchical
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.session.session import Session
+from isotrain.strategies import compressed, gossip, hierarchical, topologies
 
 CLOSE = 1e-11
 UNEVEN = 7
@@ -128,17 +128,17 @@ def gossip_mixes_by_its_matrix(context: StrategyCheckContext) -> None:
     """Every graph of so many replicas: what each gets is its row of the matrix; the mean stays."""
     n = context.replicas
     found = []
-    for graph in graphs.GRAPHS:
+    for graph in topologies.GRAPHS:
         if (graph == "torus" and n < 4) or (graph == "random" and n < 3):
             continue
-        for rounds in graphs.mixings(graph, n, 2, 1):
+        for rounds in topologies.mixings(graph, n, 2, 1):
             context.restart()
             context.group.local_step(context.batches(UNEVEN, UNEVEN)[0], 0.125)
             before = context.weights()
             context.group.compute(gossip.mix, static=rounds)
             found.append((graph, rounds, before, context.weights()))
     for graph, rounds, before, after in found:
-        close(after, np.array(graphs.matrix(rounds, n)) @ before, graph)
+        close(after, np.array(topologies.matrix(rounds, n)) @ before, graph)
         close(after.mean(axis=0), before.mean(axis=0), f"{graph}: mean")
         assert apart(before) > 1e-4
 
@@ -220,7 +220,9 @@ def error_feedback_conserves_the_sum(context: StrategyCheckContext) -> None:
     places = np.count_nonzero(flat(found["topk"][0][0]))
     assert 7 <= places <= 7 * n, places
     assert np.linalg.matrix_rank(found["powersgd"][0][0][0]) == 2
-    close(found["powersgd"][0][0][1], sum(gradients_for(context, r)[1] for r in range(n)) / n, "bias")
+    close(
+        found["powersgd"][0][0][1], sum(gradients_for(context, r)[1] for r in range(n)) / n, "bias"
+    )
 
 
 def flat(tensors: list[np.ndarray]) -> np.ndarray:
@@ -231,7 +233,12 @@ def short_types_round(context: StrategyCheckContext) -> None:
     """fp16 and bf16 give the mean to their precision, and no better."""
     n = context.replicas
     exact = sum(flat(gradients_for(context, r)) for r in range(n)) / n
-    supported = plugin_manager().backend(context.plan.backend).capabilities_for(context.plan.parallel_layout).has
+    supported = (
+        plugin_manager()
+        .backend(context.plan.backend)
+        .capabilities_for(context.plan.parallel_layout)
+        .has
+    )
     for method, name, precision in (("fp16", "float16", 2e-3), ("bf16", "bfloat16", 2e-2)):
         needed = plugin_manager().strategy("compressed", {"method": method}).requires
         if needed <= supported:
@@ -307,7 +314,9 @@ def sends_what_it_says(context: StrategyCheckContext) -> None:
         assert 3.7 < found[0] / found[len(EXCHANGES)] < 4.1, found
 
 
-def sent_by_each(context: StrategyCheckContext, cases: Sequence[Sending], steps: int) -> list[float]:
+def sent_by_each(
+    context: StrategyCheckContext, cases: Sequence[Sending], steps: int
+) -> list[float]:
     """Bytes on the wire in a step of each, which are as many as the plan says."""
     n, parameters = context.replicas, context.plan.parameters or 0
     batches = context.batches(UNEVEN, UNEVEN) * steps

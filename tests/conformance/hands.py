@@ -20,7 +20,7 @@ import numpy as np
 from conformance import runs
 
 import isotrain
-from isotrain.core.launching.ports import Ports
+from isotrain.core.launching.processes.ports import Ports
 
 SCRIPTS = Path(__file__).parent / "handwritten"
 
@@ -53,7 +53,9 @@ def by_hand(
             "tensorflow_threads": plan.environment_variables.get("TF_NUM_INTRAOP_THREADS", "1"),
         }
         job.write_text(json.dumps(fields), encoding="utf-8")
-        _start(SCRIPTS / f"{script}.py", job, backend, len(plan.processes), plan.environment_variables)
+        _start(
+            SCRIPTS / f"{script}.py", job, backend, len(plan.processes), plan.environment_variables
+        )
         with np.load(f"{folder}/result.npz") as archive:
             return dict(archive)
 

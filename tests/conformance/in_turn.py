@@ -7,8 +7,8 @@ from typing import Any
 
 from plugins.broken_strategies import BROKEN
 
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.running.session import Session
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.session.session import Session
 from isotrain.testing.strategy import STRATEGY_RUNS
 
 Chosen = tuple[str, dict[str, Any]]
@@ -43,7 +43,9 @@ def specs(names: Sequence[str], backend: str, trials: Sequence[int]) -> dict[str
     for number in trials:
         for name in names:
             tried = host.strategy(*STRATEGIES[name])
-            if not all(inapplicable(tried) for inapplicable in STRATEGY_RUNS[number].checks.values()):
+            if not all(
+                inapplicable(tried) for inapplicable in STRATEGY_RUNS[number].checks.values()
+            ):
                 found[f"{number}: {name}"] = STRATEGY_RUNS[number].spec(*STRATEGIES[name], adapter)
     return found
 

@@ -8,7 +8,7 @@ from typing import Any
 from conformance import cases
 from shared import once
 
-from isotrain.testing import native
+from isotrain.testing import native_equality
 
 SPECS: dict[str, dict[str, Any]] = {
     "adamw-float64": cases.spec("adamw", "float64", drop_remainder=True, **cases.CLIPPED),
@@ -40,4 +40,4 @@ def trained(backend: str, replicas: int, case: str) -> dict[str, Any]:
 
 def _in_turn(backend: str, replicas: int, case: str) -> dict[str, dict[str, Any]]:
     names = TRAINED.get((backend, replicas), (case,))
-    return native.trained_in_turn({name: SPECS[name] for name in names}, backend, replicas)
+    return native_equality.trained_in_turn({name: SPECS[name] for name in names}, backend, replicas)

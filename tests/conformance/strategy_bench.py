@@ -11,10 +11,10 @@ import numpy as np
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.running.session import Session
-from isotrain.testing.bench import batches_in_order
-from isotrain.testing.board import FileExchange
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.session.session import Session
+from isotrain.testing.check_context import batches_in_order
+from isotrain.testing.file_exchange import FileExchange
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.losses import mean_squared_error
 from isotrain.testing.reference.network import Branch, Network

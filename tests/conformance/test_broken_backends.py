@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from isotrain.core.plugins import asked
+from isotrain.core.plugins import selection
 from isotrain.testing.backend import check_backend, check_in_turn, resume_outcome
 from isotrain.testing.scorecard import Scorecard
 
@@ -90,7 +90,7 @@ ALONE = ("noisy-close", "dies-in-a-barrier", "identity-under-torch")
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
     """Lets this process and its runs know the broken backends."""
-    with asked.chosen(["plugins.broken_backends"], []):
+    with selection.chosen(["plugins.broken_backends"], []):
         yield
 
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from isotrain.testing.backend import CRASH_CHECKS, crash_outcome
-from isotrain.testing.pytest import backend_suite
+from isotrain.testing.pytest_suite import backend_suite
 from isotrain.testing.scorecard import Outcome
 
 SLOW = pytest.mark.slow

@@ -10,12 +10,12 @@ from typing import Any
 import pytest
 from conformance import in_turn
 
-from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.testing import going_on, strategy
+from isotrain.core.plugins import selection
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.testing import resume_checks, strategy
 from isotrain.testing.launching import Run
 from isotrain.testing.scorecard import outcome_of
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     (
@@ -64,21 +64,25 @@ EXPECTED: dict[str, set[str]] = {
 GOING_ON = (*in_turn.SOUND, "broken-keeps-to-itself")
 """Those that go on from another run; the other broken ones would end it."""
 
-ASKED = {"pipeline": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"}}
+ASKED = {
+    "pipeline": {"state_bytes_as_declared", "strategy_resumes_exactly", "equals_data_parallel"}
+}
 """Checks that are not to be left out for want of a capability."""
 
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
     """Lets this process and its runs know the backend in NumPy and the broken strategies."""
-    with asked.chosen(["isotrain.testing.reference", "plugins.broken_strategies"], []):
+    with selection.chosen(["isotrain.testing.reference", "plugins.broken_strategies"], []):
         yield
 
 
 @functools.cache
 def returned(backend: str, names: tuple[str, ...], replicas: int) -> list[dict[str, Any]]:
     """What the trials of these strategies with so many replicas brought back: by rank and trial."""
-    trials = [i for i, trial in enumerate(strategy.STRATEGY_RUNS) if (trial.replicas or 2) == replicas]
+    trials = [
+        i for i, trial in enumerate(strategy.STRATEGY_RUNS) if (trial.replicas or 2) == replicas
+    ]
     specs = in_turn.specs(names, backend, trials)
     return launched_in_turn(specs, in_turn.tried, backend, replicas)
 
@@ -94,11 +98,11 @@ def of_one(backend: str, names: tuple[str, ...], name: str, trial: int) -> Run:
 def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
     """What is wrong with each that goes on from another run: of two runs for all of them."""
     specs = {
-        name: going_on.strategy_resume_case(*in_turn.STRATEGIES[name], backend)
+        name: resume_checks.strategy_resume_case(*in_turn.STRATEGIES[name], backend)
         for name in names
         if name in GOING_ON
     }
-    return going_on.problems(specs, backend)
+    return resume_checks.problems(specs, backend)
 
 
 @pytest.mark.parametrize(

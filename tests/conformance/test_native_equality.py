@@ -9,7 +9,7 @@ from conformance import runs
 from conformance.backends import param
 from conformance.hands import by_hand
 
-from isotrain.testing.native import assert_native_equality
+from isotrain.testing.native_equality import assert_native_equality
 
 pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 

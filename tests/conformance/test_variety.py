@@ -9,7 +9,7 @@ import pytest
 from conformance import variety
 from conformance.nearness import EXACT, distance
 
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

@@ -89,7 +89,10 @@ FLOAT64: dict[str, dict[str, Any]] = {
     "clip-value": {"clip": {"value": 0.0625}},
     "clip-norm": {"clip": {"norm": 0.125}},
     "clip-global-norm": {"clip": {"global_norm": 0.125}},
-    "gradient_accumulation_steps": {"gradient_accumulation_steps": 3, "clip": {"global_norm": 0.25}},
+    "gradient_accumulation_steps": {
+        "gradient_accumulation_steps": 3,
+        "clip": {"global_norm": 0.25},
+    },
     "other-seed": {"seed": 1},
     "no-shuffle": {"shuffle": False, "global_batch_size": 7, "drop_remainder": True},
 }

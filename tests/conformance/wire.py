@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from isotrain.testing.board import FileExchange
+from isotrain.testing.file_exchange import FileExchange
 
 _BYTES_SENT = 200
 """Where Linux's `struct tcp_info` has `tcpi_bytes_sent`, and after it how many of these were sent again."""

@@ -9,7 +9,7 @@ from unittest import mock
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.contracts.state import ALL_STATE
-from isotrain.core.running.session import Session
+from isotrain.core.session.session import Session
 
 
 def restore_own(session: Session, folder: Path) -> None:

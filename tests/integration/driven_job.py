@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.planning.places import cluster_info_of
-from isotrain.core.plugins.host import plugin_manager
+from isotrain.core.planning.cluster_environment import cluster_info_of
+from isotrain.core.plugins.manager import plugin_manager
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 

@@ -12,9 +12,9 @@ from integration.killing import Killer
 import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.state import ALL_STATE
-from isotrain.core.launching.returned import load_value, save_value
-from isotrain.testing.bench import assert_same
-from isotrain.testing.series import next_session
+from isotrain.core.launching.run_directory.return_values import load_value, save_value
+from isotrain.testing.check_context import assert_same
+from isotrain.testing.shared_runs import next_session
 
 WHOLE, KILLED = "whole", "killed"
 LATER = {"batch": range(5, 9), "write": range(16, 28)}

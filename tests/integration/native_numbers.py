@@ -9,10 +9,13 @@ import keras
 import numpy as np
 import torch
 
-from isotrain.adapters import keras_names, keras_parts, portable
-from isotrain.adapters.torch import named_loss, named_metrics
-from isotrain.adapters.torch.functions import TorchFunctions
-from isotrain.core.spec.files import load_spec
+from isotrain.adapters.keras import metrics as keras_metrics
+from isotrain.adapters.keras import model as keras_model
+from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.torch.base.tensor_ops import TorchFunctions
+from isotrain.adapters.torch.loss import named_loss
+from isotrain.adapters.torch.metrics import registry
+from isotrain.core.spec.loading import load_spec
 
 Arrays = tuple[np.ndarray, np.ndarray]
 SMOOTH = {"label_smoothing": 0.25}
@@ -213,7 +216,10 @@ def losses() -> Iterator[list[Any]]:
     """Of values that count alike, and of values with weights where there is one of each sample."""
     for kind, name, options in LOSSES:
         spec = spec_with(loss={"name": name, **options})
-        ours, theirs = named_loss.build_loss(spec.loss), portable.build_losses(spec, "torch")[None]
+        ours, theirs = (
+            named_loss.build_loss(spec.loss),
+            keras_model.build_losses(spec, "torch")[None],
+        )
         targets, predictions = arrays(0)[kind]
         label = f"{name} {options} {kind}"
         yield [label, *(with_gradient(each, targets, predictions) for each in (ours, theirs))]
@@ -231,18 +237,18 @@ def metrics() -> Iterator[list[Any]]:
     for kind, name, options in METRICS:
         for weighted in (False, True):
             spec = spec_with(metrics=[{"name": name, **options}])
-            (ours,) = named_metrics.build_metrics(spec, torch.device("cpu"), None)
-            (theirs,) = keras_parts.build_metrics(spec, "torch")
+            (ours,) = registry.build_metrics(spec, torch.device("cpu"), None)
+            (theirs,) = keras_metrics.build_metrics(spec, "torch")
             for seed in range(2):
                 targets, predictions = map(torch.tensor, arrays(seed)[kind])
                 if weighted:
                     weights = sample_weights(kind, name, targets)
                     ours.update_weighted(targets, predictions, weights)
-                    keras_parts.update_metric(theirs, targets, predictions, weights)
+                    keras_metrics.update_metric(theirs, targets, predictions, weights)
                 else:
                     ours.update(targets, predictions, len(targets))
-                    keras_parts.update_metric(theirs, targets, predictions)
-            wanted = keras_parts.named_results(theirs.name, theirs.result())
+                    keras_metrics.update_metric(theirs, targets, predictions)
+            wanted = keras_metrics.named_results(theirs.name, theirs.result())
             label = f"{name} {options} {kind}{' weighted' * weighted}"
             yield [label, ours.named_results(), wanted]
 
@@ -258,7 +264,7 @@ def native_metrics() -> Iterator[Any]:
     """Those that need no Keras."""
     for _, name, options in METRICS:
         spec = spec_with(metrics=[{"name": name, **options}])
-        yield from named_metrics.build_metrics(spec, torch.device("cpu"), None)
+        yield from registry.build_metrics(spec, torch.device("cpu"), None)
 
 
 def functions() -> dict[str, bool]:
@@ -294,7 +300,7 @@ def _same(one: Any, other: Any) -> bool:
 
 def numbers() -> dict[str, Any]:
     """Of each name, what both give; and the names that there are."""
-    portable.configure_precision("float64")
+    keras_model.configure_precision("float64")
     return {
         "functions": functions(),
         "losses": list(losses()),

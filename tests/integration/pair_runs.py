@@ -11,10 +11,10 @@ from typing import Any
 import numpy as np
 
 import isotrain
-from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.launching.returned import save_value
-from isotrain.core.plugins import asked
-from isotrain.testing.series import launched_in_turn
+from isotrain.core.checkpoints.folder import checkpoint_at
+from isotrain.core.launching.run_directory.return_values import save_value
+from isotrain.core.plugins import selection
+from isotrain.testing.shared_runs import launched_in_turn
 
 BACKENDS = (
     *("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"),
@@ -190,6 +190,6 @@ def run(part: str, backend: str, folder: Path, plugins: Sequence[str] = ()) -> N
     }
     specs = {case: spec(case) for case in cases(backend, part)}
     replicas = {"first": FIRST, "rest": GOING_ON.get(backend, 1), "both": 1}[part]
-    with asked.chosen(plugins, []):
+    with selection.chosen(plugins, []):
         returned = launched_in_turn(specs, work[part], backend, replicas)
     save_value(returned[0], folder, f"{backend}-{part}")

@@ -10,10 +10,10 @@ import numpy as np
 from plugins.parting_backends import DIVERGING
 
 import isotrain
-from isotrain.core.parity.trace import Trace
-from isotrain.core.running.session import Session
-from isotrain.core.spec.name_maps import NameMap
-from isotrain.testing.series import next_session
+from isotrain.analysis.parity.trace import Trace
+from isotrain.core.session.session import Session
+from isotrain.core.spec.weight_name_map import NameMap
+from isotrain.testing.shared_runs import next_session
 
 STEPS = 4
 SAMPLES = 29

@@ -9,13 +9,13 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters.keras_apart import require_shardable
-from isotrain.adapters.tensorflow.exchange import SingleReplicaCommunicator
-from isotrain.adapters.tensorflow.parted_layers import ShardedLayers
-from isotrain.adapters.tensorflow.parted_program import ShardedTrainer
-from isotrain.adapters.tensorflow.parted_weights import ShardedWeights
-from isotrain.adapters.tensorflow.program import ReplicaTrainer
-from isotrain.plugin import DATA, SHARD, IsotrainError, DeviceMesh, Subgroups, TrainingSpec
+from isotrain.adapters.keras.sharding import require_shardable
+from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
+from isotrain.adapters.tensorflow.sharded.keras_layers import ShardedLayers
+from isotrain.adapters.tensorflow.sharded.trainer import ShardedTrainer
+from isotrain.adapters.tensorflow.sharded.weights import ShardedWeights
+from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
+from isotrain.plugin import DATA, SHARD, DeviceMesh, IsotrainError, Subgroups, TrainingSpec
 
 WORDS = tf.constant([[1, 2, 0], [3, 0, 0], [4, 4, 1], [2, 1, 3]], tf.int32)
 _DRAWN = "StatelessRandomUniformV2"
@@ -235,7 +235,9 @@ def refusals(spec: TrainingSpec) -> dict[str, str]:
 
 
 def _forward(model: Any, spec: TrainingSpec) -> Callable[[], Any]:
-    weights = ShardedWeights(model.trainable_variables, SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}))
+    weights = ShardedWeights(
+        model.trainable_variables, SingleReplicaCommunicator(), DeviceMesh({SHARD: 1})
+    )
     layers = ShardedLayers(model, weights, unit_bytes=1)
     layers.recompute(model, spec)
 

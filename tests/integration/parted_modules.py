@@ -10,12 +10,12 @@ import numpy as np
 import tensorflow as tf
 from integration.parted_layers import step_of
 
-from isotrain.adapters.tensorflow.exchange import SingleReplicaCommunicator
-from isotrain.adapters.tensorflow.parted_modules import ShardedModules
-from isotrain.adapters.tensorflow.parted_program import ShardedTrainer
-from isotrain.adapters.tensorflow.parted_weights import ShardedWeights
-from isotrain.adapters.tensorflow.program import ReplicaTrainer
-from isotrain.plugin import SHARD, IsotrainError, DeviceMesh, TrainingSpec
+from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
+from isotrain.adapters.tensorflow.sharded.modules import ShardedModules
+from isotrain.adapters.tensorflow.sharded.trainer import ShardedTrainer
+from isotrain.adapters.tensorflow.sharded.weights import ShardedWeights
+from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
+from isotrain.plugin import SHARD, DeviceMesh, IsotrainError, TrainingSpec
 
 INPUTS = tf.reshape(tf.range(16, dtype=tf.float64), (4, 4)) / 16
 

@@ -66,7 +66,7 @@ def seen(spec: isotrain.TrainingSpec) -> dict[str, tuple[bool, int, int]]:
     """By case whether all bits are equal; how many updates the optimizer's `step` made, and should."""
     import torch
 
-    from isotrain.adapters.torch.native_update import native_update
+    from isotrain.adapters.torch.optim.fused_sgd import native_update
 
     found = {}
     types = (torch.float32, torch.float64)

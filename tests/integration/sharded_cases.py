@@ -16,10 +16,10 @@ from integration.recomputed_models import most_bytes, peak_of_tensorflow
 
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.dataset import DataSet
-from isotrain.core.running.session import Session
-from isotrain.testing import probe
-from isotrain.testing.board import FileExchange
-from isotrain.testing.series import LONG_TIMEOUTS, next_session
+from isotrain.core.session.session import Session
+from isotrain.testing import reference_model
+from isotrain.testing.file_exchange import FileExchange
+from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 PARALLEL = {"name": "data-parallel"}
 ALIKE: tuple[StateKind, ...] = (*MODEL_STATE, "random", "metrics")
@@ -203,7 +203,7 @@ def native_data() -> DataSet:
 
 def full_batches() -> DataSet:
     """The conformance kit's, of which all global batches have one size, for which TensorFlow traces once."""
-    return DataSet(probe.samples(21), probe.samples(13))
+    return DataSet(reference_model.samples(21), reference_model.samples(13))
 
 
 def native_batches() -> DataSet:
@@ -577,7 +577,7 @@ def _in_parts(session: Session) -> dict[str, Any]:
 
 def _taken(session: Session) -> dict[str, Any]:
     """The most bytes that live in a step, and what the plan says of them."""
-    from isotrain.adapters.torch.tensors import local_shard
+    from isotrain.adapters.torch.base.tensors import local_shard
 
     group: Any = session.group
     batch, sections = next(session.batches()), group.trainer.sections()
@@ -626,9 +626,9 @@ def _refusals(session: Session) -> dict[str, str]:
     import keras
     import torch
 
-    from isotrain.adapters.torch.exchange import SingleReplicaCommunicator
-    from isotrain.adapters.torch.parted_keras import ShardedKerasTrainer
-    from isotrain.plugin import SHARD, IsotrainError, DeviceMesh
+    from isotrain.adapters.torch.comm.base import SingleReplicaCommunicator
+    from isotrain.adapters.torch.sharded.keras import ShardedKerasTrainer
+    from isotrain.plugin import SHARD, DeviceMesh, IsotrainError
 
     class Setting(keras.layers.Dense):  # type: ignore[misc]
         def call(self, inputs: Any) -> Any:
@@ -667,9 +667,9 @@ def _refusals_of_native(session: Session) -> dict[str, str]:
     import torch
     from torch import nn
 
-    from isotrain.adapters.torch.exchange import SingleReplicaCommunicator
-    from isotrain.adapters.torch.parted_native import ShardedNativeTrainer
-    from isotrain.plugin import SHARD, IsotrainError, DeviceMesh
+    from isotrain.adapters.torch.comm.base import SingleReplicaCommunicator
+    from isotrain.adapters.torch.sharded.native import ShardedNativeTrainer
+    from isotrain.plugin import SHARD, DeviceMesh, IsotrainError
 
     class Used(nn.Linear):
         def __init__(self, way: Any) -> None:
@@ -738,7 +738,7 @@ def _apart(session: Session) -> list[str]:
     """What is said where replicas read other weights of equal size, one reads more, or takes gradients."""
     import torch
 
-    from isotrain.adapters.torch.replica import TorchReplica
+    from isotrain.adapters.torch.replica.handle import TorchReplica
     from isotrain.plugin import IsotrainError
 
     own = torch.full((1, 4), 1.0 - 2.0 * session.rank)
@@ -760,7 +760,7 @@ def _taken_apart(session: Session, layer: Any) -> Any:
     """The program of a model of one layer, each of whose weights is joined by itself."""
     import keras
 
-    from isotrain.adapters.torch.parted_keras import ShardedKerasTrainer
+    from isotrain.adapters.torch.sharded.keras import ShardedKerasTrainer
     from isotrain.plugin import SHARD, DeviceMesh
 
     group: Any = session.group
@@ -773,7 +773,7 @@ def _departing(session: Session) -> dict[str, Any]:
     """What comes of steps that go as the one before, or otherwise on all replicas, or on one of them."""
     import torch
 
-    from isotrain.adapters.torch.replica import TorchReplica
+    from isotrain.adapters.torch.replica.handle import TorchReplica
     from isotrain.plugin import IsotrainError
 
     layer, one = _choosing()[0], torch.ones(1, 4)
@@ -810,9 +810,9 @@ def _unusual() -> dict[str, bool]:
     import torch
     from torch.multiprocessing.reductions import StorageWeakRef
 
-    from isotrain.adapters.torch.exchange import SingleReplicaCommunicator
-    from isotrain.adapters.torch.keras_reading import gather_on_read
-    from isotrain.adapters.torch.parted_weights import ShardedWeights
+    from isotrain.adapters.torch.comm.base import SingleReplicaCommunicator
+    from isotrain.adapters.torch.sharded.keras import gather_on_read
+    from isotrain.adapters.torch.sharded.weights import ShardedWeights
     from isotrain.plugin import SHARD, DeviceMesh
 
     one, other = variables = [
@@ -840,7 +840,9 @@ def _unusual() -> dict[str, bool]:
         "twice": twice,
     }
     expected = {name: torch.autograd.grad(way().sum(), one.value) for name, way in ways.items()}
-    weights = ShardedWeights(parameters, [[0], [1]], SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}))
+    weights = ShardedWeights(
+        parameters, [[0], [1]], SingleReplicaCommunicator(), DeviceMesh({SHARD: 1})
+    )
     joined: list[Any] = []
     join = weights.read
 

@@ -309,7 +309,7 @@ def trying() -> Iterator[Executor]:
     """Does what it is given in new processes, forked from one that has imported what the ways need."""
     programs = multiprocessing.get_context("forkserver")
     programs.set_forkserver_preload(
-        ["isotrain.adapters.keras_deferred", "keras", "torch.distributed.checkpoint"]
+        ["isotrain.adapters.keras.lazy_import", "keras", "torch.distributed.checkpoint"]
     )
     with (
         mock.patch.dict(os.environ, {"KERAS_BACKEND": "torch"}),

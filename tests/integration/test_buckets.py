@@ -15,8 +15,7 @@ from integration.killing import Killer
 from unit.saving import newest, save
 
 import isotrain
-from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.errors import CheckpointError, PlanError

@@ -12,7 +12,7 @@ import pytest
 from conformance.cases import THREADS
 
 import isotrain
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -80,7 +80,8 @@ def launched(folder: Path, replicas: int, **changes: Any) -> Any:
 
 
 @pytest.mark.parametrize(
-    "changes", [{}, {"gradient_accumulation_steps": 2}, {"precision": "bfloat16"}, {"precision": "float64"}]
+    "changes",
+    [{}, {"gradient_accumulation_steps": 2}, {"precision": "bfloat16"}, {"precision": "float64"}],
 )
 def test_no_collective_for_it(tmp_path: Path, changes: dict[str, Any]) -> None:
     (alone, _), *_ = launched(tmp_path / "alone", 1, **changes)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.core.check.rule import Severity
+from isotrain.analysis.check.rule import Severity
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
 from isotrain.testing.reference.network import Network
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.usefixtures("reference")
 

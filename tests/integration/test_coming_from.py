@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from in_process import script
 
-from isotrain.core.launching.ports import Ports
+from isotrain.core.launching.processes.ports import Ports
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
 STANDINS = Path(__file__).resolve().parents[1] / "standins"

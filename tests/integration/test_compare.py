@@ -22,7 +22,7 @@ from in_process import command
 from interrupts import heed_signals
 
 import isotrain
-from isotrain.core.comparison.comparison import Comparison, read_comparison
+from isotrain.analysis.compare.result import Comparison, read_comparison
 
 pytestmark = pytest.mark.slow
 

@@ -66,7 +66,7 @@ def hold_of_a_weight(change: Callable[[Any], Any]) -> tuple[Any, Any]:
     """After a first copy, and a forward pass that has changed the weight so."""
     import torch
 
-    from isotrain.adapters.torch.hold import SnapshotGuard
+    from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 
     hold, weight = SnapshotGuard(), torch.nn.Parameter(torch.ones(3))
     first = begun_copy(hold, weight)

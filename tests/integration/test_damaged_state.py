@@ -13,9 +13,8 @@ from alone import run_isolated
 from integration import native_going_on
 
 import isotrain
-from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
+from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.errors import IsotrainError
 
 pytestmark = pytest.mark.slow

@@ -11,7 +11,7 @@ import pytest
 from integration import differentiating as own
 
 import isotrain
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

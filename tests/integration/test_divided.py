@@ -19,7 +19,7 @@ from isotrain.core.errors import RunFailedError, SpecError
 from isotrain.testing.reference.layers import Array, Dense
 from isotrain.testing.reference.losses import mean_squared_error
 from isotrain.testing.reference.network import Network
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 BATCH = 12
 RNG = np.random.default_rng(3)
@@ -219,7 +219,13 @@ def test_it_is_refused_wherever_a_batch_is_divided(tmp_path: Path, divided: dict
 def test_nothing_remains_of_the_trial() -> None:
     ends = []
     for ignore in ((), ("ISO301",)):
-        spec = {**SPEC, "model": network, "loss": own, "gradient_accumulation_steps": 2, "ignore": ignore}
+        spec = {
+            **SPEC,
+            "model": network,
+            "loss": own,
+            "gradient_accumulation_steps": 2,
+            "ignore": ignore,
+        }
         with isotrain.open_session(spec, backend="reference") as session:
             losses = [float(session.step(batch)) for batch in session.batches()]
             ends.append((losses, session.metrics(), session.evaluate(DATA)))

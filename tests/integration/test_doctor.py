@@ -20,8 +20,8 @@ from alone import run_isolated
 import isotrain
 from isotrain.core.errors import IsotrainError
 from isotrain.core.planning.doctor import examine, examine_here
-from isotrain.core.plugins.host import PluginManager, plugin_manager
-from isotrain.core.showing import texts
+from isotrain.core.plugins.manager import PluginManager, plugin_manager
+from isotrain.core.reporting import text as texts
 
 NO_PROXY = "http://127.0.0.1:9"
 """Where nobody listens: whatever goes there fails."""

@@ -19,22 +19,22 @@ from integration import driven_job
 from waiting import wait_until
 
 import isotrain
-from isotrain.core.cli.told_work import parse_internal_work
-from isotrain.core.comparison import runner, store, text
-from isotrain.core.comparison.measure import Measurement
-from isotrain.core.comparison.runner import Runner
+from isotrain.analysis.compare import runner, store, text
+from isotrain.analysis.compare.measure import Measurement
+from isotrain.analysis.compare.runner import Runner
+from isotrain.analysis.parity import trace_runner as parity_tracer
+from isotrain.analysis.parity.targets import ParityTarget
+from isotrain.analysis.parity.trace import Trace
+from isotrain.analysis.parity.trace_runner import TraceRunner
+from isotrain.core.cli.internal_work import parse_internal_work
 from isotrain.core.contracts.events import CommandFailed, Ready
 from isotrain.core.contracts.launcher import LauncherChoice
-from isotrain.core.launching import engine_process
-from isotrain.core.launching.driving import WORK
-from isotrain.core.parity import tracer as parity_tracer
-from isotrain.core.parity.trace import Trace
-from isotrain.core.parity.tracer import TraceRunner
-from isotrain.core.parity.wanted import ParityTarget
-from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.spec.name_maps import NameMap, Target
-from isotrain.plugin import Allocation, SchedulerLauncher, RankCommand, HostSlots, Submission
+from isotrain.core.launching.scheduler import scheduler_process
+from isotrain.core.launching.scheduler.scheduler_run import WORK
+from isotrain.core.plugins import selection
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.spec.weight_name_map import NameMap, Target
+from isotrain.plugin import Allocation, HostSlots, RankCommand, SchedulerLauncher, Submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
 SPEC = {
@@ -65,7 +65,7 @@ time.sleep(120)
 """One that does not."""
 KILLED = """
 import os, signal, subprocess, sys, time
-from isotrain.core.launching.guard import OrphanGuard
+from isotrain.core.launching.processes.orphan_guard import OrphanGuard
 program, folder, seconds = sys.argv[1:]
 command = [sys.executable, "-I", "-S", "-c", program, folder]
 engine = subprocess.Popen(command, start_new_session=True)
@@ -118,11 +118,11 @@ class Far(SchedulerLauncher):
 
 @pytest.fixture
 def engine() -> Any:
-    before = asked.current()
+    before = selection.current()
     isotrain.register(Engine)
     isotrain.register(Far)
     yield
-    asked.set_current(before)
+    selection.set_current(before)
 
 
 def run(folder: Path, launcher: str = "engine", **changes: Any) -> isotrain.RunResult:
@@ -181,7 +181,10 @@ def test_all_comes_here_from_where_the_folder_is_another_one(
     for name, weights in local.weights.items():
         np.testing.assert_allclose(driven.weights[name], weights, rtol=1e-12)
     left = {file.name for file in (tmp_path / "far").iterdir()}
-    assert left - {file.name for file in (tmp_path / "local").iterdir()} == {"launcher", "rank-1.log"}
+    assert left - {file.name for file in (tmp_path / "local").iterdir()} == {
+        "launcher",
+        "rank-1.log",
+    }
     assert {event["rank"] for event in shown} == {1}
     assert (tmp_path / "far" / "rank-1.log").read_text().count("rank 1 waits\n") == 1
     assert "rank 1 waits" not in (tmp_path / "far" / "rank-0.log").read_text()
@@ -240,7 +243,7 @@ def test_an_engine_that_waits_for_ever_is_ended(
         f" print('[0]<stdout>:' + mark, {json.dumps(told)!r}, flush=True); time.sleep(1000)"
     )
     monkeypatch.setattr(Engine, "program", (sys.executable, "-c", text))
-    monkeypatch.setattr(engine_process, "END_SECONDS", 1.0)
+    monkeypatch.setattr(scheduler_process, "END_SECONDS", 1.0)
     with pytest.raises(isotrain.RunFailedError, match=lost):
         run(tmp_path)
 
@@ -265,7 +268,7 @@ def test_an_engine_one_of_whose_commands_fails_is_ended(
         return Submission((("false",), waiting), last=(("no-such-program",),))
 
     monkeypatch.setattr(Engine, "submission", submission)
-    monkeypatch.setattr(engine_process, "END_SECONDS", 1.0)
+    monkeypatch.setattr(scheduler_process, "END_SECONDS", 1.0)
     with pytest.raises(isotrain.RunFailedError, match="engine ended with exit code 1"):
         run(tmp_path)
     running = [child.cmdline() for child in psutil.Process().children(recursive=True)]

@@ -19,8 +19,8 @@ import isotrain
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of
 from isotrain.core.errors import NotANumberError
-from isotrain.core.launching.run_directory import last_weights_file
-from isotrain.core.running.weights_file import read_weights
+from isotrain.core.launching.run_directory.run_directory import last_weights_file
+from isotrain.core.session.weights.weights_file import read_weights
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 

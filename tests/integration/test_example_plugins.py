@@ -23,7 +23,7 @@ from plugins.own_tests import EXAMPLES
 
 import isotrain
 from isotrain.testing import backend, strategy
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = [
     pytest.mark.examples,

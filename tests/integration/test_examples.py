@@ -22,9 +22,9 @@ import pytest
 from in_process import command, script
 
 import isotrain
-from isotrain.core.cli.arguments import parser
-from isotrain.core.running.session import Session
-from isotrain.core.spec.files import load_spec
+from isotrain.core.cli.app import parser
+from isotrain.core.session.session import Session
+from isotrain.core.spec.loading import load_spec
 from isotrain.testing import digits
 from isotrain.testing.reference.adapter import Reference
 

@@ -22,10 +22,10 @@ import isotrain
 from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
-from isotrain.core.contracts.export import ExportForm
+from isotrain.core.contracts.state import ExportForm
 from isotrain.core.errors import IsotrainError, UnsupportedError
-from isotrain.core.running.initial_weights import load_initial_weights
-from isotrain.core.running.weights_file import save_weights
+from isotrain.core.session.weights.initial_weights import load_initial_weights
+from isotrain.core.session.weights.weights_file import save_weights
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 
@@ -391,7 +391,7 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path
 def test_the_folder_of_a_target_is_made_and_goes_again_if_nothing_comes_into_it(
     tmp_path: Path,
 ) -> None:
-    from isotrain.core.running.targets import atomically_replaced
+    from isotrain.core.results.export import atomically_replaced
 
     target = tmp_path / "new" / "newer" / "model.safetensors"
     with pytest.raises(KeyError), atomically_replaced(target):
@@ -438,7 +438,7 @@ def plain_run(folder: Path, **changes: Any) -> isotrain.RunResult:
 
 
 def test_a_folder_with_other_things_is_not_written_over(tmp_path: Path) -> None:
-    from isotrain.core.running.targets import atomically_replaced
+    from isotrain.core.results.export import atomically_replaced
 
     results = tmp_path / "results"
     results.mkdir()

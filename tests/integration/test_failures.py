@@ -25,7 +25,7 @@ from waiting import wait_until
 
 import isotrain
 from isotrain.core.errors import RunFailedError
-from isotrain.core.launching import rank_process
+from isotrain.core.launching.processes import rank_process
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
 

@@ -12,8 +12,8 @@ import pytest
 from integration import native_going_on, portable_going_on
 
 import isotrain
-from isotrain.testing import going_on, probe
-from isotrain.testing.bench import assert_same
+from isotrain.testing import reference_model, resume_checks
+from isotrain.testing.check_context import assert_same
 
 pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 
@@ -24,7 +24,10 @@ NATIVE: dict[str, dict[str, Any]] = {
     "momentum": {"optimizer": {"name": "sgd", "lr": 0.0625, "momentum": 0.5}},
     "without slots": {"optimizer": {"name": "sgd", "lr": 0.0625}},
     "own optimizer": {"optimizer": {"custom": native_going_on.counting, "lr": 0.0625}},
-    "lamb, accumulated": {"optimizer": {"name": "lamb", "lr": 0.0625}, "gradient_accumulation_steps": 2},
+    "lamb, accumulated": {
+        "optimizer": {"name": "lamb", "lr": 0.0625},
+        "gradient_accumulation_steps": 2,
+    },
     "float16": SCALED,
     "bfloat16": {"precision": "bfloat16"},
 }
@@ -77,14 +80,17 @@ Specs = dict[str, Mapping[str, Any]]
 
 def twenty() -> isotrain.DataSet:
     """Four global batches of 5, for which frameworks trace once: a replica has more than the other."""
-    return isotrain.DataSet(probe.samples(20, noise=0.5))
+    return isotrain.DataSet(reference_model.samples(20, noise=0.5))
 
 
 ONE_SIZE = {"data": twenty, "global_batch_size": 5, "threads": 1}
 
 
 def several() -> Specs:
-    cases = {name: going_on.strategy_resume_case(*given, MIRRORED) for name, given in SEVERAL.items()}
+    cases = {
+        name: resume_checks.strategy_resume_case(*given, MIRRORED)
+        for name, given in SEVERAL.items()
+    }
     return {name: {**spec, **ONE_SIZE} for name, spec in cases.items()}
 
 
@@ -97,12 +103,12 @@ def portable(backend: str) -> Specs:
 def with_native_models(backend: str, replicas: int) -> dict[str, str]:
     names = [name for *run, name in NATIVE_CELLS if run == [backend, replicas]]
     specs = {name: native_going_on.spec(**NATIVE[name]) for name in names}
-    return going_on.problems(specs, backend, replicas)
+    return resume_checks.problems(specs, backend, replicas)
 
 
 @functools.cache
 def with_portable_models(backend: str) -> dict[str, str]:
-    return going_on.problems(
+    return resume_checks.problems(
         portable(backend) | (several() if backend == MIRRORED else {}), backend
     )
 
@@ -130,14 +136,14 @@ def test_strategies(name: str) -> None:
 
 
 def test_a_parameter_server() -> None:
-    spec = going_on.strategy_resume_case("parameter-server", {}, "tf-multiworker")
-    (told,) = going_on.problems({"served": {**spec, **ONE_SIZE}}, "tf-multiworker").values()
+    spec = resume_checks.strategy_resume_case("parameter-server", {}, "tf-multiworker")
+    (told,) = resume_checks.problems({"served": {**spec, **ONE_SIZE}}, "tf-multiworker").values()
     assert not told, told
 
 
 def test_workers_draw_on_by_torch_and_by_a_generator_of_the_model() -> None:
     spec = native_going_on.spec(strategy="parameter-server", metrics=["mean_squared_error"])
-    (told,) = going_on.problems({"served": spec}, "torch-ddp").values()
+    (told,) = resume_checks.problems({"served": spec}, "torch-ddp").values()
     assert not told, told
 
 

@@ -22,19 +22,19 @@ import pytest
 from conformance.cases import THREADS
 
 import isotrain
-from isotrain.adapters.horovod import build
+from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.tf_adapter import HorovodTF
 from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.launching.ports import Ports
-from isotrain.core.spec.files import load_spec
-from isotrain.testing.board import FileExchange
+from isotrain.core.launching.processes.ports import Ports
+from isotrain.core.spec.loading import load_spec
 from isotrain.testing.declarations import declarations
+from isotrain.testing.file_exchange import FileExchange
 from isotrain.testing.launching import try_run
-from isotrain.testing.series import LONG_TIMEOUTS, next_session
+from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 ADAPTERS: dict[str, type[Adapter]] = {a.name: a for a in (HorovodTorch, HorovodTF)}
 RUNS = [("horovod-torch", 2), ("horovod-torch", 3), ("horovod-tf", 2)]
@@ -126,9 +126,9 @@ def keras_torch_by_hand(batches: list[Any], groups: int | None = None) -> Any:
     import keras
     import torch
 
-    from isotrain.adapters import portable
+    from isotrain.adapters.keras import model as keras_model
 
-    model = portable.build_model(load_spec(SPEC), "torch")
+    model = keras_model.build_model(load_spec(SPEC), "torch")
     optimizer = keras.optimizers.SGD(RATE, momentum=0.5)
     weights = [variable.value for variable in model.trainable_variables]
     for batch in batches:
@@ -151,9 +151,9 @@ def keras_tf_by_hand(
     import keras
     import tensorflow as tf
 
-    from isotrain.adapters import portable
+    from isotrain.adapters.keras import model as keras_model
 
-    model = portable.build_model(load_spec(SPEC), "tensorflow")
+    model = keras_model.build_model(load_spec(SPEC), "tensorflow")
     optimizer = keras.optimizers.SGD(RATE, momentum=0.5)
     mean_squared_error = keras.losses.MeanSquaredError()
 
@@ -203,7 +203,7 @@ def work(session: isotrain.Session) -> dict[str, Any]:
         for name, (fields, options, by_hand) in BESIDE[session.plan.backend].items():
             session = trained_both_ways(session, name, fields, options, by_hand, found)
         if session.replicas == 2 and session.plan.backend == "horovod-torch":
-            at_once = mock.patch("isotrain.adapters.horovod.torch_exchange.OVERLAP_BYTES", 0)
+            at_once = mock.patch("isotrain.adapters.horovod.torch_comm.OVERLAP_BYTES", 0)
             found["sent"] = {}
             for model in ("native", RECORDED):
                 fields, options, by_hand = BESIDE["horovod-torch"][model]
@@ -272,7 +272,9 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
     folder = session.run_directory / "refusals"
     folder.mkdir(exist_ok=True)
     with contextlib.closing(Ports()) as ports:
-        shown = FileExchange(folder, session.rank, 2).all_gather({"port": np.array(ports.take(1)[0])})
+        shown = FileExchange(folder, session.rank, 2).all_gather(
+            {"port": np.array(ports.take(1)[0])}
+        )
         port = int(shown[0]["port"])
         found = {"missing": refusal(port, 0 if session.rank == 0 else 2, seconds=3.0)}
     with socket.create_server(("127.0.0.1", 0)) as holder:
@@ -466,11 +468,11 @@ def test_a_broken_build_is_told_by_its_files(
     fake_horovod(tmp_path, built_for)
     monkeypatch.delitem(sys.modules, "horovod", raising=False)
     monkeypatch.syspath_prepend(tmp_path)
-    build.installed.cache_clear()
+    build_info.installed.cache_clear()
     try:
         found = HorovodTorch().examine().backend
     finally:
-        build.installed.cache_clear()
+        build_info.installed.cache_clear()
     assert not found.available
     assert reason in str(found.reason)
     assert found.hint

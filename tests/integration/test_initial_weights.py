@@ -17,10 +17,10 @@ from onnx import numpy_helper
 import isotrain
 from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import write_safetensors
-from isotrain.core.running import portions
-from isotrain.core.running.weight_sources import open_weights
+from isotrain.core.checkpoints.tensor_part import TensorPart
+from isotrain.core.session.weights import weight_readers
+from isotrain.core.session.weights.weight_readers import open_weights
 from isotrain.testing.reference.group import ReferenceGroup
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
@@ -194,7 +194,7 @@ def test_weights_are_never_here_twice_as_a_whole(
         real(group, state, **options)
 
     write_safetensors(tmp_path / "file.safetensors", as_inputs_and_targets(functions()))
-    monkeypatch.setattr(portions, "PORTION_BYTES", 100)
+    monkeypatch.setattr(weight_readers, "PORTION_BYTES", 100)
     monkeypatch.setattr(ReferenceGroup, "write_state", noting)
     given = spec(initial_weights="file.safetensors")
     with isotrain.open_session(given, backend="reference") as session:

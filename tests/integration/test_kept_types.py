@@ -11,9 +11,9 @@ import pytest
 
 import isotrain
 from isotrain.core.contracts.events import Event, RunFailed
-from isotrain.core.launching.recorded_runs import summarize_run
-from isotrain.core.launching.run_directory import RunDirectory
-from isotrain.core.running.weights_file import (
+from isotrain.core.launching.run_directory.run_directory import RunDirectory
+from isotrain.core.launching.run_directory.run_listing import summarize_run
+from isotrain.core.session.weights.weights_file import (
     WEIGHTS,
     WEIGHTS_FILE,
     read_weights,
@@ -22,7 +22,7 @@ from isotrain.core.running.weights_file import (
 )
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 TORCH_KEEPS = ("complex64", "uint16", "uint32", "uint64", "int8", "bfloat16", "bool", "sparse")
 TORCH_REFUSES = ("complex128", "complex32", "float8_e4m3fn", "float8_e5m2", "quint8")

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.adapters import keras_names
-from isotrain.adapters.chosen import snake_case
-from isotrain.adapters.outputs import OutputSelector
+from isotrain.adapters.common.outputs import OutputSelector
+from isotrain.adapters.common.resolve import snake_case
+from isotrain.adapters.keras import names as keras_names
 
 SAMPLES, CLASSES = 12, 3
 CUTS = ((0, 5), (5, 12))
@@ -77,7 +77,8 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
     """What isotrain and plain Keras give for every name, and the names that Keras has."""
     import keras
 
-    from isotrain.adapters import keras_losses, keras_parts
+    from isotrain.adapters.keras import losses as keras_losses
+    from isotrain.adapters.keras import metrics as keras_metrics
 
     place = session.group.to_device
 
@@ -89,22 +90,22 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
         targets, predictions = samples(name)
         parts = []
         for start, stop in CUTS:
-            (made,) = keras_parts.build_metrics(options("metrics", [given]), "torch")
+            (made,) = keras_metrics.build_metrics(options("metrics", [given]), "torch")
             cut = (place(shaped(each[start:stop])) for each in (targets, predictions))
-            keras_parts.update_metrics([made], *cut)
+            keras_metrics.update_metrics([made], *cut)
             parts.append(made)
         for one, other in zip(parts[0].variables, parts[1].variables, strict=True):
             one.assign(one.value + other.value)
-        return keras_parts.named_results("value", parts[0].result())
+        return keras_metrics.named_results("value", parts[0].result())
 
     def plain_metric(cls: str, shaped: Any = lambda values: values) -> dict[str, float]:
         made = getattr(keras.metrics, cls)(**OPTIONS.get(cls, {}))
         made.update_state(*(place(shaped(each)) for each in samples(cls)))
-        return keras_parts.named_results("value", made.result())
+        return keras_metrics.named_results("value", made.result())
 
     def loss(name: str) -> float:
         """The mean over slices by their samples."""
-        made = keras_parts.build_losses(options("loss", snake_case(name)), "torch")[None]
+        made = keras_metrics.build_losses(options("loss", snake_case(name)), "torch")[None]
         targets, predictions = samples(name)
         total = 0.0
         for start, stop in CUTS:
@@ -125,8 +126,8 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
         given = samples("SparseCategoricalAccuracy")
         labels, scores = (place(each[:count]) for each in given)
         if field == "metrics":
-            made = keras_parts.build_metrics(options("metrics", [name]), "torch")
-            return refusal(keras_parts.update_metrics, made, labels, scores)
+            made = keras_metrics.build_metrics(options("metrics", [name]), "torch")
+            return refusal(keras_metrics.update_metrics, made, labels, scores)
         spec = options("loss", name)
         losses = keras_losses.build_output_losses(spec, "torch")
         parts = keras_losses.loss_terms(losses, spec, OutputSelector())
@@ -171,7 +172,7 @@ def by_name(session: isotrain.Session) -> dict[str, Any]:
         "metrics": metrics,
         "losses": {n: (loss(n), plain_loss(n)) for n in keras_names.LOSSES if n in MEANS},
         "no numbers": [
-            refusal(keras_parts.float64_results, "mine", each) for each in ("good", {"b": None})
+            refusal(keras_metrics.float64_results, "mine", each) for each in ("good", {"b": None})
         ],
         "f1_score": of_classes("metrics", "f1_score"),
         "categorical_crossentropy": of_classes("loss", "categorical_crossentropy"),

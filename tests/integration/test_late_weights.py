@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -89,7 +89,7 @@ def trained(session: isotrain.Session, name: str) -> tuple[dict[str, Any], dict[
     import torch
     from torch.nn import functional
 
-    from isotrain.adapters.portable import canonical_names
+    from isotrain.adapters.keras.model import canonical_names
 
     first = session.read_state()
     for batch in session.batches():

@@ -12,8 +12,8 @@ import pytest
 from conformance.backends import param
 
 import isotrain
-from isotrain.core.running.loop import fit
-from isotrain.testing.series import launched_in_turn
+from isotrain.core.worker.fit import fit
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

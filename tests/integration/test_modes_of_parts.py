@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from integration import modes_of_parts as own
 
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

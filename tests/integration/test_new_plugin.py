@@ -18,7 +18,7 @@ from in_process import command
 from plugins.own_tests import EXAMPLES
 
 from isotrain.core.errors import PluginError
-from isotrain.core.plugins.new_plugin import make_plugin
+from isotrain.core.plugins.scaffold import make_plugin
 from isotrain.testing import strategy
 
 ROOT = EXAMPLES.parent

@@ -10,7 +10,7 @@ from alone import run_isolated
 from integration import sgd_updates
 
 import isotrain
-from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.loading import load_spec
 
 pytestmark = pytest.mark.slow
 
@@ -54,16 +54,16 @@ def slots(fields: dict[str, Any]) -> list[Any]:
     import keras
     import torch
 
-    from isotrain.adapters import portable
-    from isotrain.adapters.torch import native_program
+    from isotrain.adapters.keras import model as keras_model
+    from isotrain.adapters.torch.trainer import native as native_trainer
 
     spec = load_spec({**SPEC, "model": model, "optimizer": fields})
     weight = keras.Variable([1.0, 2.0], name="w")
-    optimizer, _ = portable.build_optimizer(spec, "torch")
+    optimizer, _ = keras_model.build_optimizer(spec, "torch")
     optimizer.build([weight])
     named = [v.path.rpartition("/w_")[2] for v in optimizer.variables if "/w_" in v.path]
     own = torch.nn.Parameter(torch.ones(2))
-    native = native_program.build_optimizer(spec, [own])
+    native = native_trainer.build_optimizer(spec, [own])
     own.grad = torch.ones(2)
     native.step()
     kept = [slot for slot in native.state[own].values() if torch.is_tensor(slot) and slot.dim()]

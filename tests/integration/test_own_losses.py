@@ -87,7 +87,7 @@ def orders(session: isotrain.Session) -> dict[str, Any]:
     import torch
     from torch.nn import functional
 
-    from isotrain.adapters import called
+    from isotrain.adapters.common import callables
 
     class Wrapped(torch.nn.Module):
         def forward(self, logits: Any, labels: Any) -> Any:
@@ -110,7 +110,7 @@ def orders(session: isotrain.Session) -> dict[str, Any]:
         "y, ys": lambda y, ys: y,
         "stars": lambda *values: values[0],
     }
-    return {name: called.argument_order_of(function) for name, function in functions.items()}
+    return {name: callables.argument_order_of(function) for name, function in functions.items()}
 
 
 @pytest.mark.slow

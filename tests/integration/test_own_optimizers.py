@@ -11,7 +11,7 @@ from alone import run_isolated
 from integration import own_optimizers as own
 
 import isotrain
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

@@ -25,8 +25,8 @@ from waiting import wait_until
 import isotrain
 from isotrain.core.contracts.process import from_variables
 from isotrain.core.errors import RunFailedError
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.testing import digits, probe
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.testing import digits, reference_model
 from isotrain.testing.reference import kit_models
 
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
@@ -60,7 +60,7 @@ def nothing_left() -> Iterator[None]:
 def served(staleness: int | None, backend: str = "reference", **changes: Any) -> dict[str, Any]:
     chosen = {"name": "parameter-server", "options": {"staleness": staleness}}
     adapter = plugin_manager().backend(backend)
-    return probe.spec(adapter, strategy=chosen, threads=1, **changes)
+    return reference_model.spec(adapter, strategy=chosen, threads=1, **changes)
 
 
 def launch(work: Any, spec: Any, backend: str, folder: Path) -> dict[str, Any]:
@@ -101,7 +101,7 @@ def train(session: isotrain.Session) -> dict[str, Any]:
 def by_data_parallelism() -> dict[str, Any]:
     import tempfile
 
-    spec = probe.spec(plugin_manager().backend("reference"), **ADAM, threads=1)
+    spec = reference_model.spec(plugin_manager().backend("reference"), **ADAM, threads=1)
     return launch(train, spec, "reference", Path(tempfile.mkdtemp()) / "run")
 
 
@@ -180,9 +180,9 @@ def test_each_sample_counts_once_though_a_worker_is_killed(backend: str, tmp_pat
     bound, epochs = 1, 6
     spec = served(bound, backend, optimizer={"name": "sgd", "lr": RATE}, epochs=epochs)
     found = launch(hit(signal.SIGKILL, 2), spec, backend, tmp_path / "run")
-    moved = np.zeros(probe.SAMPLES)
+    moved = np.zeros(reference_model.SAMPLES)
     for epoch in range(epochs):
-        for rows in probe.epoch_batches(epoch):
+        for rows in reference_model.epoch_batches(epoch):
             moved[rows] += RATE / len(rows)
     seen = found["start"]["seen/embeddings"] - found["end"]["seen/embeddings"]
     np.testing.assert_allclose(seen[:, 0], moved, rtol=1e-12)

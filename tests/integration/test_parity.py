@@ -14,13 +14,13 @@ from in_process import command
 from integration import parity_cases as cases
 
 import isotrain
-from isotrain.core.parity.judge import RunVerdict, judge
-from isotrain.core.parity.noise import NoiseFloor, NoiseRun, scale_between
-from isotrain.core.parity.runs import RunTrace, assemble_trace
-from isotrain.core.plugins import asked
-from isotrain.core.spec.files import load_spec
+from isotrain.analysis.parity.divergence import RunVerdict, judge
+from isotrain.analysis.parity.noise_floor import NoiseFloor, NoiseRun, scale_between
+from isotrain.analysis.parity.run_trace import RunTrace, assemble_trace
+from isotrain.core.plugins import selection
+from isotrain.core.spec.loading import load_spec
 from isotrain.testing.launching import try_run
-from isotrain.testing.series import LONG_TIMEOUTS
+from isotrain.testing.shared_runs import LONG_TIMEOUTS
 
 ROOT = Path(__file__).parents[2]
 PLANTED = {
@@ -40,7 +40,7 @@ PLANTED = {
 def planted() -> dict[str, RunTrace]:
     """The run as it is and with each fault in float64, and as it is in float32; in one launch."""
     spec = {**cases.faulty_spec("float64"), "timeouts": LONG_TIMEOUTS}
-    with asked.chosen(["plugins.parting_backends"], []):
+    with selection.chosen(["plugins.parting_backends"], []):
         run = try_run(cases.trace_faults, spec, "torch-ddp", 2)
     assert run.failure is None, run.failure
     ranks = run.returned
@@ -92,7 +92,9 @@ def test_no_alarm_where_nothing_is_wrong(number: int) -> None:
     """Not even without float64 to look closer with."""
     reference, *noise, run = clean()[number]
     assert run.replicas == cases.CLEAN[number][0]
-    floor = NoiseFloor(reference, [NoiseRun(other, scale_between(other, reference)) for other in noise])
+    floor = NoiseFloor(
+        reference, [NoiseRun(other, scale_between(other, reference)) for other in noise]
+    )
     spec = load_spec(cases.CLEAN[number][1])
     found = judge(spec, run, reference, floor, None, lambda: None)
     assert found.status in ("equal", "rounding"), found

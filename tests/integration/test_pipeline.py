@@ -15,17 +15,17 @@ import pytest
 from integration.checkpoint_reads import restore_own
 
 import isotrain
+from isotrain.analysis.compare import summary
+from isotrain.analysis.compare.records import Span
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
-from isotrain.core.comparison import waiting
-from isotrain.core.comparison.records import Span
 from isotrain.core.contracts.state import StateKind
-from isotrain.core.running.loop import fit
-from isotrain.core.running.weights_file import WEIGHTS
-from isotrain.core.stages.cut import PipelineSplit
-from isotrain.testing.bench import assert_same
+from isotrain.core.pipeline.partition import PipelineSplit
+from isotrain.core.session.weights.weights_file import WEIGHTS
+from isotrain.core.worker.fit import fit
+from isotrain.testing.check_context import assert_same
 from isotrain.testing.launching import try_run
-from isotrain.testing.native import train
-from isotrain.testing.series import LONG_TIMEOUTS, Work, next_session
+from isotrain.testing.native_equality import train
+from isotrain.testing.shared_runs import LONG_TIMEOUTS, Work, next_session
 
 pytestmark = pytest.mark.slow
 
@@ -297,8 +297,8 @@ def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, A
 
 def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
     """And what is said of lists that are not the model; how large slots are before stages are known."""
-    from isotrain.adapters.tensorflow.stage_modules import PipelineModules
-    from isotrain.adapters.tensorflow.stage_program import PipelineTrainer
+    from isotrain.adapters.tensorflow.pipeline.group import PipelineTrainer
+    from isotrain.adapters.tensorflow.pipeline.modules import PipelineModules
 
     found = saving(session, name, folder=folder)
     slots = PipelineTrainer(session.spec).update.variables
@@ -537,7 +537,7 @@ def assert_told(places: Sequence[dict[str, Any]], replicas: int, predicted: int)
         for rank, place in enumerate(places)
         for what, begin, end in place["taken"]
     ]
-    (told,) = waiting.idle_notes(spans, replicas)
+    (told,) = summary.idle_notes(spans, replicas)
     seen = re.search(rf"for (\d+)% of the time .* predicts {predicted}%", told)
     assert seen, told
     assert 0 < int(seen[1]) < 100
@@ -587,7 +587,12 @@ def test_stages_keep_the_best_weights_and_end_early(
             np.testing.assert_allclose(found["weights"][name], value, rtol=1e-9, err_msg=name)
 
 
-SEVERAL = {**BASE, "data": short, "model_args": {"normalised": False}, "gradient_accumulation_steps": 2}
+SEVERAL = {
+    **BASE,
+    "data": short,
+    "model_args": {"normalised": False},
+    "gradient_accumulation_steps": 2,
+}
 """Trained by two replicas: on each, statistics of a batch would be those of its slice."""
 
 
@@ -671,7 +676,13 @@ def test_stages_train_as_replicas_on_tensorflow(alone: dict[str, Any], tmp_path:
     by_one = alone["saved/sequential"]["whole"]
     listed = {"model": {"tensorflow": layered}}
     names = ["dense_*", "head"]
-    mixed = {**BASE, **CASES["sequential"], **under({}), "precision": "bfloat16", "gradient_accumulation_steps": 1}
+    mixed = {
+        **BASE,
+        **CASES["sequential"],
+        **under({}),
+        "precision": "bfloat16",
+        "gradient_accumulation_steps": 1,
+    }
     more: Tasks = {"bfloat16": (mixed, first_loss)}
     for place in assert_elsewhere(
         several, expected, by_one, "tf-multiworker", tmp_path, listed, names, more
@@ -790,7 +801,7 @@ def cut_into(model: Any, *names: str, chunks: int = 2) -> Any:
     """Modules of a native model, cut; the rest of a program is not asked."""
     from types import SimpleNamespace
 
-    from isotrain.adapters.torch.stage_modules import PipelineModules
+    from isotrain.adapters.torch.pipeline.modules import PipelineModules
 
     program: Any = SimpleNamespace(
         model=model,

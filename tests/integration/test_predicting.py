@@ -13,12 +13,12 @@ from in_process import command
 
 import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.data.batch import Batch
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Branch, Network
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.usefixtures("reference")
 

@@ -383,7 +383,7 @@ def test_rounding_that_grows_is_told_from_another_computation() -> None:
     """By inputs that are rounded otherwise: deep networks may lose as many digits as these do."""
     import torch
 
-    from isotrain.adapters.torch.replaying.outcome import Outcome
+    from isotrain.adapters.torch.graph.verify import Outcome
 
     def outcome(loss: float) -> Outcome:
         return Outcome(torch.tensor(loss), [], [], [], [])

@@ -14,7 +14,7 @@ from axe_playwright_python.sync_playwright import Axe
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
 from unit import comparison_samples as samples
 
-from isotrain.core.comparison.page import render
+from isotrain.analysis.compare.report.html import render
 
 pytestmark = pytest.mark.slow
 

@@ -26,16 +26,15 @@ from interrupts import heed_signals
 import isotrain
 from isotrain import sources
 from isotrain.core.checkpoints.checkpoint import Checkpoint
-from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
 from isotrain.core.checkpoints.local_storage import LocalStorage
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, UnsupportedError
-from isotrain.core.launching.run_directory import RunDirectory
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.running import portions
-from isotrain.core.running.evaluation import Evaluator
-from isotrain.testing.bench import assert_same as assert_same_state
+from isotrain.core.launching.run_directory.run_directory import RunDirectory
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.session.training.evaluation import Evaluator
+from isotrain.core.session.weights import weight_readers
+from isotrain.testing.check_context import assert_same as assert_same_state
 from isotrain.testing.reference.layers import Dense, Dropout
 from isotrain.testing.reference.network import Network
 
@@ -220,7 +219,7 @@ def test_what_a_strategy_cannot_take_along_is_told(
         sizes.append([array.nbytes for array in arrays.values()])
         return arrays
 
-    monkeypatch.setattr(portions, "PORTION_BYTES", 100)
+    monkeypatch.setattr(weight_readers, "PORTION_BYTES", 100)
     monkeypatch.setattr(Checkpoint, "read", noting)
     with isotrain.open_session(spec(strategy=strategy), backend="reference") as session:
         session.restore(saved)
@@ -521,7 +520,7 @@ def test_state_is_not_twice_in_memory(tmp_path: Path, monkeypatch: pytest.Monkey
             session.step(batch)
         session.save(tmp_path)
         expected = session.read_state(ALL_STATE)
-        monkeypatch.setattr(portions, "PORTION_BYTES", 300)
+        monkeypatch.setattr(weight_readers, "PORTION_BYTES", 300)
         monkeypatch.setattr(Checkpoint, "read", noting)
         session.write_state({name: np.zeros_like(value) for name, value in expected.items()})
         session.restore(tmp_path)

@@ -20,11 +20,11 @@ from integration.killing import Killer
 from integration.pair_runs import EXACT
 
 import isotrain
-from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.launching.returned import load_value
-from isotrain.core.running.result import read_history
-from isotrain.testing.bench import assert_same
-from isotrain.testing.series import LONG_TIMEOUTS
+from isotrain.core.checkpoints.folder import checkpoint_at
+from isotrain.core.launching.run_directory.return_values import load_value
+from isotrain.core.results.result import read_history
+from isotrain.testing.check_context import assert_same
+from isotrain.testing.shared_runs import LONG_TIMEOUTS
 
 pytestmark = pytest.mark.slow
 
@@ -159,7 +159,9 @@ def test_killed_runs_of_strategies_end_as_those_that_were_not(tmp_path: Path, ba
 def test_a_killed_run_in_stages_ends_as_one_that_was_not(
     tmp_path: Path, backend: str, replicas: int
 ) -> None:
-    given = spec(model=moody, data=samples, capture=False, strategy="pipeline", gradient_accumulation_steps=2)
+    given = spec(
+        model=moody, data=samples, capture=False, strategy="pipeline", gradient_accumulation_steps=2
+    )
     assert_killed_ones_end_alike({"pipeline": given}, tmp_path, backend, replicas)
 
 

@@ -15,10 +15,10 @@ from integration.pair_runs import EXACT
 import isotrain
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.errors import IsotrainError
-from isotrain.core.running import portions
-from isotrain.core.running.translation import StateConverter
+from isotrain.core.session.weights import weight_readers
+from isotrain.core.session.weights.state_conversion import StateConverter
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -149,7 +149,7 @@ def rest(session: isotrain.Session, name: str, *, folder: Path) -> Any:
         sizes.append(sum(array.nbytes for array in arrays.values()))
         return arrays
 
-    small = mock.patch.object(portions, "PORTION_BYTES", 1)
+    small = mock.patch.object(weight_readers, "PORTION_BYTES", 1)
     with small, mock.patch.object(Checkpoint, "read", noting):
         session.restore(folder / name)
     return end(session) | {"largest": max(sizes)}

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -280,11 +280,16 @@ def splits_of(case: str) -> list[tuple[str, int, int]]:
 
 
 @functools.cache
-def results(backend: str, replicas: int, gradient_accumulation_steps: int) -> dict[str, dict[str, Any]]:
+def results(
+    backend: str, replicas: int, gradient_accumulation_steps: int
+) -> dict[str, dict[str, Any]]:
     """What the first process found in each case, which all have their turn in one run."""
     run = (backend, replicas, gradient_accumulation_steps)
     names = [name for name in CASES if run == WHOLE or run in splits_of(name)]
-    specs = {name: {**spec_of(name), "gradient_accumulation_steps": gradient_accumulation_steps} for name in names}
+    specs = {
+        name: {**spec_of(name), "gradient_accumulation_steps": gradient_accumulation_steps}
+        for name in names
+    }
     return launched_in_turn(specs, trained, backend, replicas)[0]
 
 

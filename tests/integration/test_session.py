@@ -18,7 +18,7 @@ import isotrain
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data import sources
 from isotrain.core.errors import DataError
-from isotrain.core.running.weights_file import save_weights
+from isotrain.core.session.weights.weights_file import save_weights
 from isotrain.strategies.data_parallel import DataParallel
 from isotrain.testing.reference.group import ReferenceGroup
 from isotrain.testing.reference.layers import BatchNormalization, Dense
@@ -255,7 +255,7 @@ def of_parameters(parameters: Any, lr: float) -> Any:
 
 def on_keras(session: isotrain.Session) -> dict[str, Any]:
     """What is asked below of a portable model."""
-    from isotrain.adapters import portable
+    from isotrain.adapters.keras import model as keras_model
 
     def refusal(build: Any, **changes: Any) -> str:
         try:
@@ -274,13 +274,13 @@ def on_keras(session: isotrain.Session) -> dict[str, Any]:
     found["right"] = float(np.mean((session.group.numpy(outputs) > 0.5) == (labels > 0.5)))
     twice = ["mean_squared_error", "mean_squared_error"]
     found["refusals"] = [
-        refusal(portable.build_metrics, metrics=["mse_of_nothing"]),
-        refusal(portable.build_metrics, metrics=twice),
-        refusal(portable.build_optimizer, optimizer={"custom": no_optimizer, "lr": 0.5}),
-        refusal(portable.build_optimizer, optimizer={"custom": by_a_function, "lr": 0.5}),
-        refusal(portable.build_optimizer, optimizer={"custom": of_parameters, "lr": 0.5}),
+        refusal(keras_model.build_metrics, metrics=["mse_of_nothing"]),
+        refusal(keras_model.build_metrics, metrics=twice),
+        refusal(keras_model.build_optimizer, optimizer={"custom": no_optimizer, "lr": 0.5}),
+        refusal(keras_model.build_optimizer, optimizer={"custom": by_a_function, "lr": 0.5}),
+        refusal(keras_model.build_optimizer, optimizer={"custom": of_parameters, "lr": 0.5}),
     ]
-    compute = portable.loss_computer(session.spec, net(), "torch", training=True)
+    compute = keras_model.loss_computer(session.spec, net(), "torch", training=True)
     try:
         compute({"image": session.group.to_device(inputs)}, None)
     except isotrain.SpecError as error:

@@ -16,11 +16,11 @@ from conformance.backends import param
 from integration import sharded_cases as cases
 
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.plugins import asked
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.testing import probe
+from isotrain.core.plugins import selection
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.testing import reference_model
 from isotrain.testing.launching import try_run
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 CLOSE = 1e-12
 EVERY = tuple(cases.OPTIMIZERS)
@@ -77,7 +77,7 @@ CELLS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
-    with asked.chosen(["isotrain.testing.reference"], []):
+    with selection.chosen(["isotrain.testing.reference"], []):
         yield
 
 
@@ -88,7 +88,7 @@ def base(backend: str) -> dict[str, Any]:
         changes = {"epochs": 1, "capture": False}
     elif backend == "tf-multiworker":
         changes = {"data": cases.full_batches}
-    return probe.spec(plugin_manager().backend(backend), **changes)
+    return reference_model.spec(plugin_manager().backend(backend), **changes)
 
 
 def launched(work: Any, backend: str, replicas: int, strategy: Any) -> list[Any]:
@@ -318,7 +318,9 @@ def test_it_goes_on_as_data_parallel_and_back(
     others = {"hybrid 1": (3, "stage 1"), "hybrid 3": (3, "stage 3")}
     number, another = others.get(kind, (4, "hybrid 1"))
     (other, *_) = launched(work, backend, number, cases.KINDS[another])
-    for name in probe.starting_state():  # moving statistics are of the slices of so many replicas
+    for name in (
+        reference_model.starting_state()
+    ):  # moving statistics are of the slices of so many replicas
         assert_close(other["weights"][name], expected["weights"][name], f"{another}: {name}")
     assert_close(other["evaluation"], expected["evaluation"], f"{another}: evaluation")
 

@@ -20,7 +20,7 @@ from integration.test_joining import torchrun
 from waiting import wait_until
 
 from isotrain.core.contracts.events import Steps
-from isotrain.core.launching.run_directory import STEPS_FILE, read_events
+from isotrain.core.launching.run_directory.run_directory import STEPS_FILE, read_events
 
 PROGRAM = Path(__file__).with_name("slow_reader_program.py")
 PATIENCE_SECONDS = 120.0

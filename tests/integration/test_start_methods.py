@@ -24,13 +24,13 @@ from alone import run_isolated
 from waiting import wait_until
 
 import isotrain
-from isotrain.core.comparison.measure import Measurement
-from isotrain.core.comparison.runner import run_here
+from isotrain.analysis.compare.measure import Measurement
+from isotrain.analysis.compare.runner import run_here
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
-from isotrain.core.launching.beginning import ProcessArgs
-from isotrain.core.launching.template import ForkServer, ForkServerError
-from isotrain.core.launching.templates import FORK_SERVERS, ForkServerPool
+from isotrain.core.launching.forkserver.client import ForkServer, ForkServerError
+from isotrain.core.launching.forkserver.pool import FORK_SERVERS, ForkServerPool
+from isotrain.core.launching.forkserver.process_handle import ProcessArgs
 from isotrain.plugin import StartMethod
 from isotrain.testing.reference.adapter import Reference
 from isotrain.testing.reference.layers import Dense
@@ -325,7 +325,7 @@ def test_a_template_that_cannot_import(tmp_path: Path, monkeypatch: pytest.Monke
 ENDING = """
 import os, signal
 import isotrain
-from isotrain.core.launching.templates import FORK_SERVERS
+from isotrain.core.launching.forkserver.pool import FORK_SERVERS
 print(FORK_SERVERS.get((), dict(os.environ)).pid, flush=True)
 {ending}
 """
@@ -353,7 +353,7 @@ ctypes.PyDLL(None).sleep(600)  # holds the interpreter
 """
 KILLED_MEANWHILE = """
 import os, pathlib, signal, time
-from isotrain.core.launching.templates import FORK_SERVERS
+from isotrain.core.launching.forkserver.pool import FORK_SERVERS
 print(FORK_SERVERS.get(("importing",), dict(os.environ)).pid, flush=True)
 while not pathlib.Path("importing").exists():
     time.sleep(0.01)

@@ -14,7 +14,7 @@ from integration import others_streams
 import isotrain
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
-from isotrain.testing.series import next_session
+from isotrain.testing.shared_runs import next_session
 
 pytestmark = [pytest.mark.usefixtures("reference"), pytest.mark.slow]
 

@@ -21,7 +21,11 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker, tensorflow_environment_variables
+from isotrain.adapters.tensorflow.adapter import (
+    TFMirrored,
+    TFMultiWorker,
+    tensorflow_environment_variables,
+)
 from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import Peer, ProcessContext, from_variables
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
@@ -29,12 +33,12 @@ from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.dataset import as_dataset
 from isotrain.core.data.loader import Loader
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.launching.ports import Ports
-from isotrain.core.spec.files import load_spec
+from isotrain.core.launching.processes.ports import Ports
+from isotrain.core.spec.loading import load_spec
 from isotrain.testing import launching
-from isotrain.testing.bench import assert_same
-from isotrain.testing.board import FileExchange
-from isotrain.testing.series import LONG_TIMEOUTS, next_session
+from isotrain.testing.check_context import assert_same
+from isotrain.testing.file_exchange import FileExchange
+from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 RUNS = [("tf-mirrored", 2), ("tf-multiworker", 2)]
 STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
@@ -205,7 +209,9 @@ def module_of_its_own() -> Any:
     return module
 
 
-def batches(group: Any, samples: Any, global_batch_size: int, gradient_accumulation_steps: int = 1) -> list[Batch]:
+def batches(
+    group: Any, samples: Any, global_batch_size: int, gradient_accumulation_steps: int = 1
+) -> list[Batch]:
     """The batches of two epochs for the replicas of this process."""
     loader = Loader(
         as_dataset(samples).train,
@@ -222,11 +228,18 @@ def batches(group: Any, samples: Any, global_batch_size: int, gradient_accumulat
     return list(loader)
 
 
-def train(group: Any, samples: Callable[[], Any], global_batch_size: int, gradient_accumulation_steps: int = 1) -> Found:
+def train(
+    group: Any,
+    samples: Callable[[], Any],
+    global_batch_size: int,
+    gradient_accumulation_steps: int = 1,
+) -> Found:
     """Trains with a rate that changes; gives losses and metrics."""
     losses = {
         f"step {step}": float(group.synchronous_step(batch, 0.125 if step < 3 else 0.0625))
-        for step, batch in enumerate(batches(group, samples(), global_batch_size, gradient_accumulation_steps))
+        for step, batch in enumerate(
+            batches(group, samples(), global_batch_size, gradient_accumulation_steps)
+        )
     }
     return {"losses": losses, "metrics": group.collect_metrics("train")}
 
@@ -259,7 +272,10 @@ def all_begin_with_the_values_of_replica_0(run: Run) -> None:
 def steps_equal_those_of_one_replica(run: Run) -> None:
     for global_batch_size, gradient_accumulation_steps, fields in STEPS.values():
         work = functools.partial(
-            train, samples=regression, global_batch_size=global_batch_size, gradient_accumulation_steps=gradient_accumulation_steps
+            train,
+            samples=regression,
+            global_batch_size=global_batch_size,
+            gradient_accumulation_steps=gradient_accumulation_steps,
         )
         run.assert_as_alone(run.together(work, **fields), work, 1e-12, **fields)
 
@@ -383,7 +399,9 @@ def train_on_slices_of_all_lengths(group: Any, parts: int) -> Found:
         losses[f"step {step}"] = float(loss)
     assert group.is_on_device(own[0][0].targets)
     assert not group.is_on_device(given[0][1])
-    assert not group.is_on_device(group.to_device(np.zeros(1, "f4"))), "the model computes in float64"
+    assert not group.is_on_device(group.to_device(np.zeros(1, "f4"))), (
+        "the model computes in float64"
+    )
     return {"losses": losses}
 
 
@@ -450,7 +468,9 @@ def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
     import tensorflow as tf
 
     threads = len(run.session.group.local_replicas)
-    spec = make_spec(model=masking_model, data=masked_targets, gradient_accumulation_steps=2, threads=threads)
+    spec = make_spec(
+        model=masking_model, data=masked_targets, gradient_accumulation_steps=2, threads=threads
+    )
     with isotrain.open_session(spec, backend=run.session.plan.backend, replicas=1) as alone:
         pieces = [(piece.inputs, piece.targets) for piece in next(alone.batches()).slices[0]]
         program = alone.group.trainer  # type: ignore[attr-defined]
@@ -468,7 +488,7 @@ def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
 def large_gradients_travel_alone_and_small_ones_together(run: Run) -> None:
     import tensorflow as tf
 
-    from isotrain.adapters.tensorflow.exchange import in_buckets
+    from isotrain.adapters.tensorflow.comm.base import in_buckets
 
     counts, given = (1, 9, 2, 10, 3, 8, 7, 5, 4), []
 
@@ -493,7 +513,7 @@ def updated_weights(dtype: str, nesterov: bool, at_once: bool) -> Any:
     import keras
     import tensorflow as tf
 
-    from isotrain.adapters.tensorflow.momentum import update_at_once
+    from isotrain.adapters.tensorflow.trainer.optimizer import update_at_once
 
     starts = [np.linspace(-1.5, 2.5, 33 * 7).reshape(33, 7), np.full(7, 1 / 3), np.float64(0.7)]
     weights = [keras.Variable(start.astype("float32"), dtype=dtype) for start in starts]

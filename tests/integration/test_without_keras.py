@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.testing.series import launched_in_turn
+from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.slow
 
@@ -135,7 +135,7 @@ def test_no_keras(
     strategy: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor in a fresh process, in a parameter-server run, whose processes have other parts, or with Horovod."""
+    """Nor in a fresh process, in a parameter-server run or with Horovod."""
     monkeypatch.setenv("ISOTRAIN_START", start)
     asked = {"name": strategy}
     for found in launched(tmp_path, backend, {"torch": network}, replicas, strategy=asked):

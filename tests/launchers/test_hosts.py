@@ -80,7 +80,9 @@ def test_two_networks_at_once_do_not_meet(
         assert names[0] != names[1]
 
 
-def test_nothing_is_left_of_hosts_whose_program_was_killed(tmp_path: Path, bed: TwoHostCluster) -> None:
+def test_nothing_is_left_of_hosts_whose_program_was_killed(
+    tmp_path: Path, bed: TwoHostCluster
+) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _MAKES_HOSTS, str(tmp_path)],
         stdin=subprocess.PIPE,

@@ -19,8 +19,8 @@ from cluster.bed import TwoHostCluster
 from cluster.engines import EXTERNAL_LAUNCHERS, Started
 from cluster.launchers import LAUNCHERS, program_command, require_rank_variables, start
 
-from isotrain.core.planning import launchable
-from isotrain.core.plugins.host import plugin_manager
+from isotrain.core.planning import launcher_support
+from isotrain.core.plugins.manager import plugin_manager
 
 SECONDS = 250.0
 _JOB = str(Path(joined_job.__file__))
@@ -105,8 +105,8 @@ def test_no_yes_of_the_tables_is_left_out() -> None:
     engines = {*STARTED_BY.values(), *simulated.SCHEDULERS}
     launchers = {LAUNCHERS[name].name for name in STARTED_BY}
     for started, table in (
-        (launchers, [each for each in launchable.launchers(host) if each["name"] != "local"]),
-        (engines, launchable.environments(host)),
+        (launchers, [each for each in launcher_support.launchers(host) if each["name"] != "local"]),
+        (engines, launcher_support.environments(host)),
     ):
         assert {each["name"] for each in table} == started
         for row in table:

@@ -36,7 +36,9 @@ def test_one_host_is_called_by_its_name(bed: TwoHostCluster) -> None:
 
 
 @pytest.mark.parametrize("interface", ["", "eth0"])
-def test_the_own_name_of_a_host_may_be_its_loopback_address(bed: TwoHostCluster, interface: str) -> None:
+def test_the_own_name_of_a_host_may_be_its_loopback_address(
+    bed: TwoHostCluster, interface: str
+) -> None:
     """As Debian has it in /etc/hosts."""
     hosts = bed.folder / f"hosts-{interface}"
     hosts.write_text("127.0.1.1 node1\n" + Path(bed.folder / "etc" / "hosts").read_text())

@@ -11,7 +11,13 @@ import pytest
 import yaml
 from cluster.bed import TwoHostCluster
 from cluster.jobset import validate
-from cluster.launchers import LAUNCHERS, ProgramCommand, program_command, require_rank_variables, start
+from cluster.launchers import (
+    LAUNCHERS,
+    ProgramCommand,
+    program_command,
+    require_rank_variables,
+    start,
+)
 from jsonschema import ValidationError
 
 from isotrain.launchers.kubernetes import KubernetesLauncher

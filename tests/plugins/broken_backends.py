@@ -15,20 +15,20 @@ import numpy as np
 
 from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.contracts.capabilities import NOT_REPLICATED, Capabilities, Capability
-from isotrain.core.contracts.group import ReplicaGroup
-from isotrain.core.contracts.plan import DeviceKind, BackendConfig
+from isotrain.core.contracts.plan import BackendConfig, DeviceKind
 from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Subgroups, ReduceOp
+from isotrain.core.contracts.replica import ReduceOp, Subgroups
+from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import BackendRegistry
+from isotrain.core.plugins.registries import BackendRegistry
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.reference.adapter import Reference
-from isotrain.testing.reference.exchange import Communicator
+from isotrain.testing.reference.comm import Communicator
 from isotrain.testing.reference.group import ReferenceGroup
 
 if TYPE_CHECKING:
-    from isotrain.adapters.torch.group import TorchReplicaGroup
+    from isotrain.adapters.torch.replica.group import TorchReplicaGroup
 
 
 class _Broken(Reference):
@@ -37,7 +37,9 @@ class _Broken(Reference):
     exchange: type[Communicator] = Communicator
     group: type[ReferenceGroup] = ReferenceGroup
 
-    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> ReplicaGroup:
         return self.group(spec, self.exchange(context, backend_config.timeout))
 
 

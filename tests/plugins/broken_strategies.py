@@ -11,7 +11,7 @@ import numpy as np
 
 from isotrain import Capability, Invariant, Strategy
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import StrategyRegistry
+from isotrain.core.plugins.registries import StrategyRegistry
 from isotrain.plugin import ModelBytes, Replica, StateBytes
 from isotrain.strategies.sharded import Sharded
 

@@ -26,12 +26,12 @@ from plugins.own_tests import EXAMPLES, said
 from shared_templates import share_fork_servers
 
 import isotrain
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.running.loop import fit
-from isotrain.testing import digits, native, probe, strategy, trials
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.worker.fit import fit
+from isotrain.testing import digits, native_equality, reference_model, strategy, strategy_runs
 from isotrain.testing.launching import Run, try_run
 from isotrain.testing.scorecard import outcome_of
-from isotrain.testing.series import LONG_TIMEOUTS, next_session
+from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 CASE = runs.FLOAT64
 """A convolutional network and a transformer."""
@@ -41,7 +41,7 @@ SLOW = ("slow-momentum", {"every": 3})
 """The other example, and options of it."""
 IN_HOSTS = {"name": "sharded", "options": {"hybrid": True, "host_size": 1}}
 IN_SHARES = ("sharded", {"stage": 2})
-ONE_IMAGE = next(trial for trial in strategy.STRATEGY_RUNS if trial.work is trials.one_image)
+ONE_IMAGE = next(trial for trial in strategy.STRATEGY_RUNS if trial.work is strategy_runs.one_image)
 """Shows whether a replica has what it should have of weights and slots."""
 EPOCH = digits.spec(count=2 * digits.GLOBAL_BATCH, epochs=1)
 PENALTIES = (0.0, 0.25)
@@ -81,14 +81,14 @@ def model_with_losses_of_its_own(penalty: float) -> Any:
 
 def own_losses(penalty: float) -> dict[str, Any]:
     """That model's spec: one global batch of all samples in their order."""
-    inputs, targets = probe.samples()
+    inputs, targets = reference_model.samples()
     return {
         "model": model_with_losses_of_its_own,
         "model_args": {"penalty": penalty},
         "data": isotrain.DataSet((inputs["features"], targets)),
         "loss": "mean_squared_error",
         "optimizer": {"name": "sgd", "lr": 0.125},
-        "global_batch_size": probe.SAMPLES,
+        "global_batch_size": reference_model.SAMPLES,
         "shuffle": False,
         "epochs": 1,
         "precision": "float64",
@@ -97,7 +97,7 @@ def own_losses(penalty: float) -> dict[str, Any]:
 
 def expected_loss(kernel: np.ndarray, penalty: float) -> float:
     """The loss of its first step in NumPy."""
-    inputs, targets = probe.samples()
+    inputs, targets = reference_model.samples()
     outputs = inputs["features"] @ kernel
     parts = (np.mean((outputs - targets) ** 2), penalty * np.sum(kernel**2), np.mean(outputs**2))
     return float(sum(parts))
@@ -189,7 +189,7 @@ def in_turn(session: isotrain.Session) -> dict[str, Any]:
         with next_session(session, f"trial-{place}", spec) as session:
             tried[place] = strategy.STRATEGY_RUNS[int(place)].work(session)
     with next_session(session, "case", runs.SPECS[CASE]) as session:
-        found["case"] = native.train(session)
+        found["case"] = native_equality.train(session)
     with next_session(session, "epoch", {**EPOCH, "strategy": IN_HOSTS}) as session:
         metrics = fit(session)
         found["epoch"] = {"final loss": session.last_loss, **metrics}

@@ -12,9 +12,9 @@ import numpy as np
 from integration import sharded_cases as cases
 
 import isotrain
-from isotrain.core.running.session import Session
+from isotrain.core.session.session import Session
 from isotrain.testing.launching import try_run
-from isotrain.testing.series import LONG_TIMEOUTS, next_session
+from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 REPLICAS = 3
 WIDTH = 255

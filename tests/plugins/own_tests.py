@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from shared_templates import share_fork_servers
 
-from isotrain.core.plugins import asked
+from isotrain.core.plugins import selection
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
 OF_AN_EXAMPLE = ("--import-mode=importlib", "--rootdir=.", "tests")
@@ -34,5 +34,5 @@ def said(folder: Path, *options: str) -> str:
 
 if __name__ == "__main__":
     share_fork_servers(besides=("rarely_collected",))
-    with asked.chosen(["isotrain.testing.reference"], []):
+    with selection.chosen(["isotrain.testing.reference"], []):
         print(json.dumps([said(Path(each), "-k", "not is_momentum") for each in sys.argv[1:]]))

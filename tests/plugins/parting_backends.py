@@ -12,11 +12,11 @@ from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.registers import BackendRegistry
+from isotrain.core.plugins.registries import BackendRegistry
 from isotrain.core.spec.training_spec import TrainingSpec
 
 if TYPE_CHECKING:
-    from isotrain.adapters.torch.group import TorchReplicaGroup
+    from isotrain.adapters.torch.replica.group import TorchReplicaGroup
 
 
 class Faulty(TorchDDP):
@@ -64,7 +64,7 @@ class ClippedBeforeReduction(Faulty):
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
         import torch
 
-        from isotrain.adapters.torch.exchange import all_reduce_mean_flat
+        from isotrain.adapters.torch.comm.base import all_reduce_mean_flat
 
         assert self.spec.clip is not None
         bound = self.spec.clip.global_norm
@@ -98,7 +98,7 @@ class DuplicatedPadding(Faulty):
 
         import torch
 
-        from isotrain.core.data.trees import map_tree
+        from isotrain.core.data.pytree import map_tree
 
         def padded(batch: Any) -> Any:
             (piece,) = batch.slices[0]
@@ -139,7 +139,7 @@ class EpsilonInside(Faulty):
     def harm(self, group: Any, exchange: Any, rank: int) -> None:
         import torch
 
-        from isotrain.adapters import keras_private
+        from isotrain.adapters.keras import private as keras_private
 
         clip = self.spec.clip
         bound = None if clip is None else clip.global_norm

@@ -22,14 +22,14 @@ import isotrain
 from isotrain.core.contracts.events import EpochEnded, Event, Ready, Started, Steps
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.errors import IsotrainError
-from isotrain.core.loggers import writer
-from isotrain.core.loggers.audience import EventDispatcher
+from isotrain.core.loggers import writer_thread
 from isotrain.core.loggers.csv import CsvLogger
+from isotrain.core.loggers.dispatcher import EventDispatcher
 from isotrain.core.loggers.jsonl import JsonLinesLogger
 from isotrain.core.loggers.mlflow import MlflowLogger
 from isotrain.core.loggers.tensorboard import TensorBoardLogger
 from isotrain.core.loggers.wandb import WandbLogger
-from isotrain.core.plugins.host import PluginManager
+from isotrain.core.plugins.manager import PluginManager
 
 PLAN = {"run": "digits", "backend": "any", "replicas": 2, "options": {}, "samples": None}
 RESULT = {"final_loss": 0.25}
@@ -120,7 +120,7 @@ class Hanging(Logger):
 def test_one_that_raises_or_hangs_is_named_and_the_others_go_on(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "CLOSE_TIMEOUT_SECONDS", 1.0)
+    monkeypatch.setattr(writer_thread, "CLOSE_TIMEOUT_SECONDS", 1.0)
     good = Noting()
     with pytest.warns(UserWarning, match="logger") as warned:
         run(tmp_path, Raising(), Hanging(), good)
@@ -148,11 +148,13 @@ class Slow(Noting):
 def test_no_more_than_so_many_steps_wait_for_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(writer, "MAX_QUEUED_STEPS", 10)
+    monkeypatch.setattr(writer_thread, "MAX_QUEUED_STEPS", 10)
     logger, told = Slow(), [0.5] * 4
 
     def run_past_it() -> None:
-        with EventDispatcher(PluginManager(entry_points=False), [logger], PLAN, tmp_path) as listening:
+        with EventDispatcher(
+            PluginManager(entry_points=False), [logger], PLAN, tmp_path
+        ) as listening:
             listening.dispatch(Ready(plan=PLAN))
             for first in range(0, 4 * 998, 4):
                 listening.dispatch(Steps(first=first, losses=told, learning_rates=told))

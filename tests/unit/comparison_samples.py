@@ -7,14 +7,14 @@ import random
 from dataclasses import replace
 from typing import Any
 
-from isotrain.core.comparison.comparison import Comparison
-from isotrain.core.comparison.records import (
+from isotrain.analysis.compare.records import (
     Cell,
     Estimate,
     Repeat,
     Span,
     Verdict,
 )
+from isotrain.analysis.compare.result import Comparison
 
 BACKENDS = {
     "torch-ddp": ("gloo", 1.0, 0.86),

@@ -9,7 +9,7 @@ import json
 from dataclasses import replace
 from typing import Any
 
-from isotrain.core.contracts.environment import ClusterInfo
+from isotrain.core.contracts.cluster_environment import ClusterInfo
 
 
 def at(engine: str, rank: int, world_size: int, job: str, **others: Any) -> ClusterInfo:

@@ -7,14 +7,14 @@ import threading
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from isotrain.core.contracts.environment import ClusterInfo
+from isotrain.core.contracts.cluster_environment import ClusterInfo
 from isotrain.core.errors import IsotrainError
-from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.key import RunKey
-from isotrain.core.joining.meeting import RendezvousHost, Rendezvous, RendezvousClient
-from isotrain.core.joining.welcome import RankZeroServer, connect_to_rank_zero
-from isotrain.core.launching.ports import Ports
-from isotrain.core.served.terms import EncryptionOffer
+from isotrain.core.launching.processes.ports import Ports
+from isotrain.core.rendezvous.rendezvous import Rendezvous, RendezvousClient, RendezvousHost
+from isotrain.core.rendezvous.shared_secret import RunKey
+from isotrain.core.transport.channel import Channel
+from isotrain.core.transport.encryption import EncryptionOffer
+from isotrain.core.transport.rank_zero_server import RankZeroServer, connect_to_rank_zero
 
 LOCAL = "127.0.0.1"
 LONG = 30.0
@@ -75,7 +75,9 @@ def opened(
     rank: int, size: int, own: RunKey, port: int, seconds: float, terms: EncryptionOffer = PLAIN
 ) -> Rendezvous:
     if rank == 0:
-        return RendezvousHost(place(0, size), own, seconds, RankZeroServer(LOCAL, [port], own.secret, terms))
+        return RendezvousHost(
+            place(0, size), own, seconds, RankZeroServer(LOCAL, [port], own.secret, terms)
+        )
     wire = connect_to_rank_zero(LOCAL, [port], own.secret, rank, seconds, terms)
     return RendezvousClient(place(rank, size), own, seconds, Channel(wire))
 

@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.tensor_part import TensorPart
 
 
 def save(location: str | Path, step: int, value: int, token: str) -> None:

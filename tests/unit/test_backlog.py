@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.core.contracts.backlog import EventQueue
+from isotrain.core.contracts.event_queue import EventQueue
 from isotrain.core.contracts.events import EpochEnded, Event, Output, Progress, Steps, Warned
 
 

@@ -23,19 +23,20 @@ from torch.utils.data import (
     default_collate,
 )
 
-from isotrain.core.data import first_epoch, streams
-from isotrain.core.data.arrays import ArraySource, Parts, arrays
+from isotrain.core.data import streams
+from isotrain.core.data import streams as first_epoch
+from isotrain.core.data.arrays import ArraySource, InputsAndTargets, arrays
 from isotrain.core.data.batch import Batch
-from isotrain.core.data.by_position import MapStyle
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader
-from isotrain.core.data.parted import class_weighted, split
+from isotrain.core.data.map_style import MapStyle
 from isotrain.core.data.sources import as_source, source_notes, stream
-from isotrain.core.data.stream_marks import StreamState, from_json, to_json
+from isotrain.core.data.stream_state import StreamState, from_json, to_json
 from isotrain.core.data.streams import BatchStream
 from isotrain.core.data.streams import reader as as_reader
+from isotrain.core.data.subset import class_weighted, split
 from isotrain.core.errors import DataError
-from isotrain.core.plain_records import record
+from isotrain.core.json_records import record
 
 INPUTS = np.arange(40, dtype=np.float32).reshape(20, 2)
 TARGETS = np.arange(20)
@@ -88,8 +89,14 @@ def given_by(source: object, **options: object) -> list[tuple]:
     gradient_accumulation_steps=st.integers(1, 3),
     drop_remainder=st.booleans(),
 )
-def test_the_same_global_batches_as_of_arrays(global_batch_size, replicas, gradient_accumulation_steps, drop_remainder):
-    options = {"global_batch_size": global_batch_size, "replicas": replicas, "gradient_accumulation_steps": gradient_accumulation_steps}
+def test_the_same_global_batches_as_of_arrays(
+    global_batch_size, replicas, gradient_accumulation_steps, drop_remainder
+):
+    options = {
+        "global_batch_size": global_batch_size,
+        "replicas": replicas,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+    }
     if not drop_remainder or global_batch_size <= 20:
         options["drop_remainder"] = drop_remainder
     assert given_by(as_source(Uneven()), **options) == given_by(arrays(INPUTS, TARGETS), **options)
@@ -128,10 +135,17 @@ def is_on_device(value: object) -> bool:
 
 
 @pytest.mark.parametrize(("replicas", "gradient_accumulation_steps"), [(1, 1), (2, 1), (1, 2)])
-def test_what_a_replica_computes_on_is_taken_as_it_is(replicas: int, gradient_accumulation_steps: int) -> None:
+def test_what_a_replica_computes_on_is_taken_as_it_is(
+    replicas: int, gradient_accumulation_steps: int
+) -> None:
     given = [(Placed(INPUTS[rows]), Placed(TARGETS[rows])) for rows in (slice(8), slice(8, 16))]
     source = stream(lambda: iter([*given, (Placed(INPUTS[16:]), Placed(TARGETS[16:]))]), 20)
-    chosen = {"replicas": replicas, "gradient_accumulation_steps": gradient_accumulation_steps, "to_device": Placed, "epochs": 1}
+    chosen = {
+        "replicas": replicas,
+        "gradient_accumulation_steps": gradient_accumulation_steps,
+        "to_device": Placed,
+        "epochs": 1,
+    }
     found = list(loader(source, is_on_device=is_on_device, **chosen))
     plain = {**chosen, "to_device": None}
     assert list(map(facts, found)) == given_by(arrays(INPUTS, TARGETS), **plain)
@@ -438,7 +452,7 @@ class Shuffled:
         self.draws.bit_generator.state = state["draws"]
         (self.position,) = state["position"]
 
-    def __iter__(self) -> Iterator[Parts]:
+    def __iter__(self) -> Iterator[InputsAndTargets]:
         self.position %= len(CUTS)  # at its end, the next epoch begins
         self.epoch_draws = self.draws.bit_generator.state
         rows = self.draws.permutation(20)
@@ -472,7 +486,7 @@ class NumberedIterator:
     def __iter__(self) -> NumberedIterator:
         return self
 
-    def __next__(self) -> Parts:
+    def __next__(self) -> InputsAndTargets:
         if self.position == len(CUTS):
             raise StopIteration
         start = sum(CUTS[: self.position])
@@ -504,7 +518,11 @@ def test_a_stream_goes_on_by_its_own_state(
     weighs: bool,
     data: st.DataObject,
 ) -> None:
-    options = {"global_batch_size": global_batch_size, "drop_remainder": drop_remainder, "epochs": 3}
+    options = {
+        "global_batch_size": global_batch_size,
+        "drop_remainder": drop_remainder,
+        "epochs": 3,
+    }
     options |= {"replicas": replicas, "mark_seconds": 0.0}
 
     def loaded(own: Shuffled | Numbered) -> Loader:

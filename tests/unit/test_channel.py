@@ -28,15 +28,15 @@ from isotrain.core.contracts.events import (
 from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
 from isotrain.core.errors import IsotrainError
-from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.own_line import LocalReporter
-from isotrain.core.joining.watched import RemoteProcess
-from isotrain.core.launching.diagnosis import RankStatus, suspicion
-from isotrain.core.launching.lines import LineReader
-from isotrain.core.launching.supervisor import Supervisor
-from isotrain.core.served import wire as wire_module
-from isotrain.core.served.seal import MacPair
-from isotrain.core.served.wire import Connection
+from isotrain.core.launching.run_directory.pipes import LineReader
+from isotrain.core.launching.supervision.failure_diagnosis import RankStatus, suspicion
+from isotrain.core.launching.supervision.supervisor import Supervisor
+from isotrain.core.rendezvous.local_reporter import LocalReporter
+from isotrain.core.rendezvous.remote_process import RemoteProcess
+from isotrain.core.transport import connection as wire_module
+from isotrain.core.transport.channel import Channel
+from isotrain.core.transport.connection import Connection
+from isotrain.core.transport.message_auth import MacPair
 
 LONG = 30.0
 Ends = tuple[socket.socket, socket.socket]
@@ -126,7 +126,9 @@ def as_heard(*said: bytes) -> list[Any] | None:
     with contextlib.ExitStack() as stack:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         calling = stack.enter_context(socket.create_connection(server.getsockname()))
-        channel = Channel(Connection(server.accept()[0], MacPair.derive(b"session", is_caller=False)))
+        channel = Channel(
+            Connection(server.accept()[0], MacPair.derive(b"session", is_caller=False))
+        )
         stack.callback(channel.close)
         heard: list[Any] = []
         for part in said:
@@ -184,7 +186,9 @@ def test_who_is_gone_is_suspected_by_when_it_went(seconds: float, call: str, cul
     gone: Any = SimpleNamespace(peer=peer(2), exit_code=None, is_gone=True, is_stopped=False)
     raised: Any = SimpleNamespace(peer=peer(1), exit_code=None, is_gone=False, is_stopped=False)
     found = [
-        RankStatus(raised, last_heard=0.0, last_active=0.0, failure=failed(1, 100.0 + seconds, call)),
+        RankStatus(
+            raised, last_heard=0.0, last_active=0.0, failure=failed(1, 100.0 + seconds, call)
+        ),
         RankStatus(gone, last_heard=0.0, last_active=0.0, died_at=100.0),
     ]
     assert min(found, key=suspicion).rank == culprit
@@ -259,7 +263,9 @@ def test_not_all_are_looked_at_whenever_one_says_something() -> None:
 def test_large_values_travel_whole(ends: Ends) -> None:
     """As JSON, which had a limit once, and as an array beside it."""
     value = {"texts": ["x" * 1000] * 20_000}
-    sending = threading.Thread(target=Channel(Connection(ends[1])).send, args=(value, [np.arange(3)]))
+    sending = threading.Thread(
+        target=Channel(Connection(ends[1])).send, args=(value, [np.arange(3)])
+    )
     sending.start()
     found = Channel(Connection(ends[0])).wait(LONG)
     sending.join()

@@ -12,17 +12,18 @@ from typing import Any
 import jsonschema
 import pytest
 
-from isotrain.core.check import checking, codes_in_docs, machine_rules, text
-from isotrain.core.check.checking import check
-from isotrain.core.check.codes import GROUPS, RULES
-from isotrain.core.check.findings import CheckResult
-from isotrain.core.check.rule import Severity
+from isotrain.analysis.check import check as checking
+from isotrain.analysis.check import codes_in_docs, machine_rules, text
+from isotrain.analysis.check.check import check
+from isotrain.analysis.check.codes import GROUPS, RULES
+from isotrain.analysis.check.findings import CheckResult
+from isotrain.analysis.check.rule import Severity
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.availability import Availability, Examination
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.mesh import DeviceMesh
+from isotrain.core.contracts.device_mesh import DeviceMesh
+from isotrain.core.contracts.layer_traits import LayerTrait, Trait
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.contracts.traits import LayerTrait, Trait
-from isotrain.core.contracts.usability import Examination, Availability
 from isotrain.core.errors import (
     IsotrainError,
     PlanError,
@@ -30,9 +31,9 @@ from isotrain.core.errors import (
     SpecError,
     UnsupportedError,
 )
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import PluginManager
-from isotrain.core.spec.files import json_schema
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.loading import json_schema
 from isotrain.core.spec.training_spec import TrainingSpec
 
 PAGE = Path(__file__).parents[2] / "docs" / "check.md"
@@ -273,8 +274,14 @@ CASES: dict[str, tuple[Scene, Scene]] = {
     "ISO204": (Scene(scaled("linear", optimizer=ADAM)), Scene(scaled("sqrt", optimizer=ADAM))),
     "ISO205": (Scene({"global_batch_size": 25}), Scene({"global_batch_size": 25}, replicas=(1, 5))),
     "ISO206": (Scene(samples=1), Scene(samples=2)),
-    "ISO207": (Scene({"gradient_accumulation_steps": 5}), Scene({"gradient_accumulation_steps": 3})),
-    "ISO208": (Scene({"gradient_accumulation_steps": 13}), Scene({"gradient_accumulation_steps": 12})),
+    "ISO207": (
+        Scene({"gradient_accumulation_steps": 5}),
+        Scene({"gradient_accumulation_steps": 3}),
+    ),
+    "ISO208": (
+        Scene({"gradient_accumulation_steps": 13}),
+        Scene({"gradient_accumulation_steps": 12}),
+    ),
     "ISO209": (Scene(samples=97), Scene({"drop_remainder": True}, samples=97)),
     "ISO210": (Scene(samples=None), Scene(samples=None, replicas=(1,))),
     "ISO211": (Scene({"epochs": None, "steps": 5}), Scene({"epochs": None, "steps": 8})),
@@ -508,7 +515,7 @@ def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) 
 
 def test_the_page_has_every_code_as_declared() -> None:
     page = PAGE.read_text(encoding="utf-8")
-    again = "python -m isotrain.core.check.codes_in_docs docs/check.md"
+    again = "python -m isotrain.analysis.check.codes_in_docs docs/check.md"
     assert codes_in_docs.updated(page) == page, again
     in_one_line = " ".join(page.split())
     for rule in RULES.values():

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.adapters.torch.replaying.checked import PeriodicallyChecked
+from isotrain.adapters.torch.graph.replay import PeriodicallyChecked
 
 MANY = 9000
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from isotrain.core.checkpoints import checkpoint, dtypes
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.errors import CheckpointError
 
 Box = tuple[tuple[int, ...], tuple[int, ...]]

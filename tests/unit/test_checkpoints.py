@@ -16,7 +16,7 @@ from safetensors.numpy import load_file
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.dtypes import CODES
 from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.errors import CheckpointError
 
 NUMBERS = np.arange(12.0, dtype="float32").reshape(3, 4)

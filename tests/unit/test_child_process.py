@@ -14,12 +14,12 @@ from typing import Any
 import psutil
 import pytest
 
-from isotrain.core.system.child_process import ChildEndedError, ChildProcess, ChildRaisedError
+from isotrain.core.system.subprocess_call import ChildEndedError, ChildProcess, ChildRaisedError
 
 IN_TIME = 30.0
 CALLER = """
 import pathlib, sys
-from isotrain.core.system.child_process import ChildProcess
+from isotrain.core.system.subprocess_call import ChildProcess
 child = ChildProcess(sys.argv[1], sys.argv[2], pathlib.Path(sys.argv[3]))
 child.wait()
 """

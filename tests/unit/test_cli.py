@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import errno
+import importlib
 import io
 import json
 import os
@@ -23,9 +24,9 @@ import pytest
 from in_process import command as in_process
 from interrupts import heed_signals
 
-from isotrain.core.cli import commands
+from isotrain.core.cli.app import parser
 from isotrain.core.cli.argument_types import name_with_options
-from isotrain.core.cli.arguments import parser
+from isotrain.core.cli.commands import actions
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of, main
 from isotrain.core.contracts.plan import Plan
@@ -39,8 +40,8 @@ from isotrain.core.errors import (
     SpecError,
     UnsupportedError,
 )
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.showing.texts import PLAN_GROUPS, strategies
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.reporting.text import PLAN_GROUPS, strategies
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.version import VERSION
 
@@ -146,11 +147,12 @@ def test_help_of_each_command_has_an_example(
 
 def test_every_command_is_implemented() -> None:
     for command in COMMANDS:
-        assert callable(getattr(commands, command))
         takes_spec = command in ("run", "plan", "compare", "check")
         arguments = ["spec.yaml", "--backend", "x"] if takes_spec else []
         arguments += ["folder"] if command == "report" else []
-        assert parser().parse_args([command, *arguments]).command == command
+        options = parser().parse_args([command, *arguments])
+        assert options.command == command
+        assert callable(getattr(importlib.import_module(options.module), command))
 
 
 def test_version(tmp_path: Path) -> None:
@@ -319,7 +321,7 @@ def test_an_unavailable_backend(folder: Path) -> None:
     (folder / "plugin" / "elsewhere.py").write_text(
         textwrap.dedent("""
         from isotrain.adapters.torch.adapter import TorchDDP
-        from isotrain.core.contracts.usability import Availability
+        from isotrain.core.contracts.availability import Availability
         from isotrain.core.plugins.hookspecs import hookimpl
 
         class Elsewhere(TorchDDP):
@@ -505,7 +507,7 @@ def test_output_that_does_not_wait_is_no_lack_of_processes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     full = BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)
-    with mock.patch.object(commands, "schema", side_effect=full):
+    with mock.patch.object(actions, "schema", side_effect=full):
         assert main(["schema"]) == ExitCode.RUN_FAILED
     assert capsys.readouterr().err.startswith("isotrain: the output, or a file, cannot be written")
 
@@ -521,7 +523,7 @@ def test_characters_that_the_output_lacks() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with (
         mock.patch("sys.stdout", out),
-        mock.patch.object(commands, "schema", side_effect=lambda _: print("\u2013")),
+        mock.patch.object(actions, "schema", side_effect=lambda _: print("\u2013")),
     ):
         assert main(["schema"]) == ExitCode.OK
     assert out.buffer.getvalue() == b"\\u2013\n"  # type: ignore[attr-defined]
@@ -662,7 +664,10 @@ def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
         assert strategy["requires"] == sorted(own.requires)
         parallel_layout = own.parallel_layout.name
         for backend, pair in strategy["backends"].items():
-            missing = set(strategy["requires"]) - host.backend(backend).capabilities_for(parallel_layout).has
+            missing = (
+                set(strategy["requires"])
+                - host.backend(backend).capabilities_for(parallel_layout).has
+            )
             assert pair["supported"] == (not missing)
 
 
@@ -717,7 +722,15 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     ids=lambda more: more[0],
 )
 def test_what_is_of_a_training_is_refused_beside_work(folder: Path, more: list[str]) -> None:
-    work = ["--internal-work", '{"work": "measure"}', "--json", "--line-prefix", "M", "--run-dir", "here"]
+    work = [
+        "--internal-work",
+        '{"work": "measure"}',
+        "--json",
+        "--line-prefix",
+        "M",
+        "--run-dir",
+        "here",
+    ]
     found = in_process("run", "small.json", "--backend", "reference", *work, *more, folder=folder)
     assert (found.returncode, f"{more[0]}: --internal-work is told" in found.stdout) == (
         ExitCode.USAGE,

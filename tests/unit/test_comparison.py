@@ -13,26 +13,26 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.cli.compare_arguments import COMPARE
-from isotrain.core.comparison import changes, store, text
-from isotrain.core.comparison.agenda import RunOrder
-from isotrain.core.comparison.comparison import Comparison, from_dict, read_comparison
-from isotrain.core.comparison.elsewhere import run_task
-from isotrain.core.comparison.records import (
+from isotrain.analysis.compare import changes, store, text
+from isotrain.analysis.compare.records import (
     Cell,
     Change,
     Repeat,
     Span,
     Verdict,
 )
-from isotrain.core.comparison.runner import Runner
-from isotrain.core.comparison.settings import CompareRequest
-from isotrain.core.comparison.statistics import Bootstrap, mean, quantile, rate
-from isotrain.core.comparison.steady import steady_state_start
-from isotrain.core.comparison.summary import RunTimes, repeat_of, summarize
-from isotrain.core.comparison.verdict import decide
+from isotrain.analysis.compare.result import Comparison, from_dict, read_comparison
+from isotrain.analysis.compare.run_order import RunOrder
+from isotrain.analysis.compare.runner import Runner
+from isotrain.analysis.compare.runner_main import run_task
+from isotrain.analysis.compare.settings import CompareRequest
+from isotrain.analysis.compare.statistics import Bootstrap, mean, quantile, rate
+from isotrain.analysis.compare.steady_state import steady_state_start
+from isotrain.analysis.compare.summary import RunTimes, repeat_of, summarize
+from isotrain.analysis.compare.verdict import decide
+from isotrain.core.cli.commands.compare import COMPARE
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.loading import load_spec
 
 
 def repeat(rate_: float, order: int = 0, blocks: int = 8, spread: float = 0.01) -> Repeat:

@@ -15,13 +15,16 @@ from xml.etree import ElementTree
 import pytest
 from unit import comparison_samples as samples
 
-from isotrain.core.comparison import curves, drawing, figures, report, rows, timelines, units
-from isotrain.core.comparison import page as pages
-from isotrain.core.comparison.page import render
-from isotrain.core.comparison.plots import Plot, plots_of
-from isotrain.core.comparison.records import Estimate, Span
-from isotrain.core.comparison.series import styles_of, series_of
-from isotrain.core.comparison.summary import largest_difference
+from isotrain.analysis.compare import units
+from isotrain.analysis.compare.plots import canvas, curves, dot_plots, timeline
+from isotrain.analysis.compare.plots.registry import Plot, plots_of
+from isotrain.analysis.compare.plots.series import series_of, styles_of
+from isotrain.analysis.compare.records import Estimate, Span
+from isotrain.analysis.compare.report import html as pages
+from isotrain.analysis.compare.report import tables as report_tables
+from isotrain.analysis.compare.report import write as report
+from isotrain.analysis.compare.report.html import render
+from isotrain.analysis.compare.summary import largest_difference
 from isotrain.core.errors import IsotrainError
 
 ROOT = Path(__file__).parents[2]
@@ -157,7 +160,7 @@ def test_every_plot_is_a_sound_svg_and_png(folder: Path) -> None:
         assert "var(" not in (folder / "plots" / f"{name}.svg").read_text(encoding="utf-8")
         with Image.open(folder / "plots" / f"{name}.png") as image:
             image.load()
-            assert image.width == 2 * (drawing.WIDE + 36)
+            assert image.width == 2 * (canvas.WIDE + 36)
             assert len(image.convert("RGB").getcolors(1 << 20) or []) > 20, "nothing is drawn"
 
 
@@ -208,7 +211,7 @@ def test_control_characters_do_not_spoil_a_drawing() -> None:
     plots = plots_of(samples.comparison([cell], samples.single().verdict))
     for plot in plots:
         if plot.draw is not None:
-            ElementTree.fromstring(drawing.svg_file(plot.draw, plot.title, plot.summary).encode())
+            ElementTree.fromstring(canvas.svg_file(plot.draw, plot.title, plot.summary).encode())
 
 
 @pytest.mark.parametrize("package", ["jinja2", "matplotlib"])
@@ -225,7 +228,7 @@ def test_a_missing_package_is_named_with_what_to_do(
 
 def test_importing_the_report_loads_nothing_heavy() -> None:
     program = (
-        "import isotrain.core.comparison.comparison, sys;"
+        "import isotrain.analysis.compare.result, sys;"
         "print([n for n in ('jinja2', 'matplotlib', 'numpy') if n in sys.modules])"
     )
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
@@ -269,12 +272,12 @@ def test_differences_are_relative_to_the_larger_in_table_and_plot() -> None:
 
 def test_what_overlaps_gets_a_lane_of_its_own() -> None:
     spans = [Span("r", "a", 0, 2), Span("r", "b", 1, 2), Span("r", "c", 2, 1), Span("r", "d", 3, 1)]
-    lanes = timelines.lanes(spans)
+    lanes = timeline.lanes(spans)
     assert [[span.name for span in lane] for lane in lanes] == [["a", "c", "d"], ["b"]]
 
 
 def test_many_blocks_are_thinned_between_their_ends() -> None:
-    kept = rows.thinned([float(value) for value in range(1000)])
+    kept = dot_plots.thinned([float(value) for value in range(1000)])
     assert len(kept) == 60
     assert (kept[0], kept[-1]) == (0.0, 999.0)
 
@@ -305,7 +308,7 @@ def test_numbers_that_stand_together_have_one_unit(
 
 def test_versions_say_who_ran_with_them() -> None:
     cells = [samples.cell("torch-ddp", 1), samples.cell("tf-mirrored", 1)]
-    assert figures.versions(cells) == [
+    assert report_tables.versions(cells) == [
         ("keras", "3.15.1", "all"),
         ("numpy", "2.4.6", "all"),
         ("tensorflow", "2.21.0", "tf-mirrored@1"),
@@ -315,9 +318,9 @@ def test_versions_say_who_ran_with_them() -> None:
 
 def test_an_interval_of_nothing_is_not_written() -> None:
     cell = replace(samples.cell("torch-ddp", 1), speedup=Estimate(1.0, float("nan"), 2.0))
-    speed = figures.groups([cell])[0]
+    speed = report_tables.groups([cell])[0]
     column = [label for label, _ in speed.heads].index("speedup")
-    assert speed.rows[cell.name][column] == figures.TableEntry("1.00", "")
+    assert speed.rows[cell.name][column] == report_tables.TableEntry("1.00", "")
 
 
 @pytest.mark.slow
@@ -339,4 +342,4 @@ def test_template_and_style_sheet_are_in_the_wheel(tmp_path: Path) -> None:
     (wheel,) = tmp_path.glob("*.whl")
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("report.html.jinja", "report.css"):
-        assert f"isotrain/core/comparison/{name}" in names
+        assert f"isotrain/analysis/compare/report/{name}" in names

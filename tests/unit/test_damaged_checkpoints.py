@@ -14,8 +14,7 @@ from typing import Any
 import pytest
 from unit.saving import newest, save
 
-from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.checkpoints.folder import CheckpointFolder
+from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
 from isotrain.core.errors import CheckpointError
 
 FILES = (

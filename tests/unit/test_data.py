@@ -12,12 +12,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isotrain.core.data import order
+from isotrain.core.data import sampler
 from isotrain.core.data.arrays import ArraySource, arrays
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader
-from isotrain.core.data.trees import Weighted, leaves
+from isotrain.core.data.pytree import Weighted, leaves
 from isotrain.core.errors import DataError
 
 shapes = st.fixed_dictionaries(
@@ -84,12 +84,12 @@ def test_slices_in_order_are_exactly_the_global_batches(shape):
             loader(**shape)
         return
     batches = list(loader(**shape, epochs=2))
-    per_epoch = order.steps_per_epoch(length, size, drop)
+    per_epoch = sampler.steps_per_epoch(length, size, drop)
     assert [(b.epoch, b.index, b.step) for b in batches] == [
         (step // per_epoch, step % per_epoch, step) for step in range(2 * per_epoch)
     ]
     for epoch in range(2):
-        expected = order.permutation(5, epoch, length, shape["shuffle"])[: per_epoch * size]
+        expected = sampler.permutation(5, epoch, length, shape["shuffle"])[: per_epoch * size]
         mine = batches[epoch * per_epoch : (epoch + 1) * per_epoch]
         assert [s for b in mine for s in samples(b)] == expected.tolist()
         if not drop:
@@ -256,7 +256,9 @@ def test_an_empty_share_holds_the_first_sample_of_the_global_batch():
 @pytest.mark.parametrize("shuffle", [False, True])
 def test_what_a_model_changes_in_place_is_no_longer_the_data(shuffle):
     source = source_of(16)
-    for batch in loader(16, source=source, shuffle=shuffle, replicas=2, gradient_accumulation_steps=2):
+    for batch in loader(
+        16, source=source, shuffle=shuffle, replicas=2, gradient_accumulation_steps=2
+    ):
         for pieces in batch.slices:
             assert not any(np.shares_memory(piece.inputs, source.inputs) for piece in pieces)
 
@@ -307,7 +309,11 @@ def test_work_happens_in_the_one_thread_and_not_too_far_ahead():
 def test_small_arrays_in_memory_are_gathered_at_once():
     def makers(source, **options):
         batches = loader(
-            0, source=source, prefetch=2, to_device=lambda _: threading.current_thread().name, **options
+            0,
+            source=source,
+            prefetch=2,
+            to_device=lambda _: threading.current_thread().name,
+            **options,
         )
         return {batch.slices[0][0].inputs for batch in batches}
 
@@ -369,14 +375,19 @@ class Stream:
 
     def iterate(self, *, epoch, seed, replica, replicas):
         assert seed == 5
-        start, stop = order.slice_bounds(self.size, replicas, replica)
+        start, stop = sampler.slice_bounds(self.size, replicas, replica)
         for number in range(self.batches):
             values = 1000 * epoch + 100 * number + np.arange(start, stop)
             yield values[:, None], values
 
 
 def stream(replicas: int = 4, **options) -> Loader:
-    given = {"source": Stream(), "global_batch_size": 6, "replicas": replicas, "epochs": 2} | options
+    given = {
+        "source": Stream(),
+        "global_batch_size": 6,
+        "replicas": replicas,
+        "epochs": 2,
+    } | options
     return loader(0, **given)
 
 
@@ -442,7 +453,10 @@ def test_a_stream_needs_a_sample_for_each_replica():
         ({"start_step": -1}, "start_step"),
         ({"prefetch": -1}, "prefetch"),
         ({"epochs": None}, "either epochs or steps"),
-        ({"epochs": 2, "global_batch_size": 30, "drop_remainder": True}, "not one global batch of 30"),
+        (
+            {"epochs": 2, "global_batch_size": 30, "drop_remainder": True},
+            "not one global batch of 30",
+        ),
     ],
 )
 def test_wrong_options_are_named(options, message):
@@ -495,7 +509,7 @@ class Endless:
     def __len__(self) -> int:
         return self.length
 
-    def gather(self, indices: order.Indices) -> tuple[np.ndarray, None]:
+    def gather(self, indices: sampler.Indices) -> tuple[np.ndarray, None]:
         return np.zeros((len(indices), 1)), None
 
 

@@ -16,11 +16,11 @@ import pytest
 
 from isotrain.core.contracts.events import Event, Failed, Finished, Heartbeat
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
-from isotrain.core.launching.diagnosis import RankStatus, run_failure, evidence
-from isotrain.core.launching.effort import activity
-from isotrain.core.launching.lines import LineReader
-from isotrain.core.launching.supervisor import Supervisor
-from isotrain.core.plugins.host import plugin_manager
+from isotrain.core.launching.run_directory.pipes import LineReader
+from isotrain.core.launching.supervision.failure_diagnosis import RankStatus, evidence, run_failure
+from isotrain.core.launching.supervision.supervisor import Supervisor
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.system.process_activity import activity
 
 WARNING = """/venv/torch/nn/parallel/distributed.py:799: FutureWarning: broadcast_buffers is deprecated
   warnings.warn(
@@ -38,7 +38,9 @@ def evidence_of(folder: Path, text: str, backend: str = "tf-multiworker") -> str
     log.write_text(text)
     process: Any = SimpleNamespace(log=log)
     ignored_log_lines = plugin_manager().backend(backend).ignored_log_lines
-    return evidence(RankStatus(process, last_heard=0.0, last_active=0.0, ignored_log_lines=ignored_log_lines))
+    return evidence(
+        RankStatus(process, last_heard=0.0, last_active=0.0, ignored_log_lines=ignored_log_lines)
+    )
 
 
 @pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker", "horovod-tf"])

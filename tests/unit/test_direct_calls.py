@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from isotrain.adapters.torch import private
-from isotrain.adapters.torch.replaying.direct_calls import FUNCTIONS
+from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.graph.codegen import FUNCTIONS
 
 aten = torch.ops.aten
 
@@ -72,7 +72,7 @@ GIVEN: dict[Any, tuple[Any, ...]] = {
 
 def arguments(operation: Any) -> tuple[Any, ...]:
     """Some that it takes without names."""
-    takes_one = len(private.schema_of(operation).arguments) == 1
+    takes_one = len(private_api.schema_of(operation).arguments) == 1
     return GIVEN.get(operation, (of(2, 3),) if takes_one else PAIR)
 
 

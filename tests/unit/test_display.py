@@ -23,9 +23,8 @@ from isotrain.core.contracts.events import (
     Warned,
     WorkerLost,
 )
-from isotrain.core.contracts.plan import Plan, ProcessPlan
-from isotrain.core.contracts.start import StartMethod
-from isotrain.core.showing import display
+from isotrain.core.contracts.plan import Plan, ProcessPlan, StartMethod
+from isotrain.core.reporting import progress as display
 
 
 def plan(replicas: int = 2) -> Plan:

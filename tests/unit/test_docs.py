@@ -13,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.cli.argument_parser import UsageError
-from isotrain.core.cli.arguments import parser
-from isotrain.core.planning import launchable, listings
+from isotrain.core.cli.app import parser
+from isotrain.core.cli.parser import UsageError
+from isotrain.core.planning import launcher_support, listings
 from isotrain.core.plugins import hookspecs
-from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginManager
-from isotrain.core.showing import launching_texts, tables, texts
-from isotrain.core.spec.parts import Timeouts
+from isotrain.core.plugins.manager import PLUGINS_VARIABLE, PluginManager
+from isotrain.core.reporting import launcher_text, tables
+from isotrain.core.reporting import text as texts
+from isotrain.core.spec.sections import Timeouts
 from isotrain.testing import backend, strategy, text
 
 ROOT = Path(__file__).parents[2]
@@ -51,8 +52,8 @@ def test_the_page_has_the_printed_table_of_launchers(
     monkeypatch.setattr(tables, "is_terminal", lambda: False)
     page = (ROOT / "docs" / "launching" / "README.md").read_text(encoding="utf-8")
     found = re.findall(r"<!-- launchers -->\n(.*?)<!-- /launchers -->", page, re.DOTALL)
-    anywhere = [{**each, "available": True} for each in launchable.launchers(host)]
-    assert found == [launching_texts.launchers(anywhere, launchable.environments(host))]
+    anywhere = [{**each, "available": True} for each in launcher_support.launchers(host)]
+    assert found == [launcher_text.launchers(anywhere, launcher_support.environments(host))]
 
 
 @pytest.mark.parametrize(

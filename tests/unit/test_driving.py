@@ -13,15 +13,15 @@ import pytest
 
 import isotrain
 from isotrain.core.cli.main import main
+from isotrain.core.contracts.device_mesh import DeviceMesh
 from isotrain.core.contracts.events import FilePart, event_of
-from isotrain.core.contracts.mesh import DeviceMesh
-from isotrain.core.contracts.plugin_choice import PluginChoice
-from isotrain.core.contracts.rank_command import RankCommand
-from isotrain.core.contracts.submission import Submission
+from isotrain.core.contracts.launcher import RankCommand, Submission
+from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.errors import PlanError
-from isotrain.core.launching import driving, engine_process, handed_over
-from isotrain.core.launching.driving import rank_command
-from isotrain.core.launching.engine_process import SchedulerProcess
+from isotrain.core.launching.run_directory import remote_run_files
+from isotrain.core.launching.scheduler import scheduler_process, scheduler_run
+from isotrain.core.launching.scheduler.scheduler_process import SchedulerProcess
+from isotrain.core.launching.scheduler.scheduler_run import rank_command
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.launchers.slurm import SlurmLauncher
 
@@ -69,7 +69,7 @@ def test_that_this_process_stands_alone_is_not_said_of_the_ranks(
         monkeypatch.setenv("ISOTRAIN_ENVIRONMENT", own)
         command = rank_command(spec(), plan, PluginChoice(), tmp_path, None)
         assert command.variables.get("ISOTRAIN_ENVIRONMENT") == expected
-        found = driving.environment_for(Submission(()), command)
+        found = scheduler_run.environment_for(Submission(()), command)
         assert found.get("ISOTRAIN_ENVIRONMENT") == expected
 
 
@@ -110,7 +110,7 @@ def test_a_spec_that_no_variable_can_hold_is_refused(tmp_path: Path) -> None:
     text = json.dumps({"name": "n" * 130_000})
     command = RankCommand("long", tmp_path / "spec.json", text, (), tmp_path)
     with pytest.raises(PlanError, match="at most 120000 can be told"):
-        driving.environment_for(Submission(()), command)
+        scheduler_run.environment_for(Submission(()), command)
 
 
 def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
@@ -122,11 +122,11 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
         (there / name).write_bytes(part)
     (here / "long").write_bytes(b"of a start before")
     parts: list[FilePart] = []
-    handed_over.return_files(there, lambda told: parts.append(cast(FilePart, event_of(told))))
+    remote_run_files.return_files(there, lambda told: parts.append(cast(FilePart, event_of(told))))
     names, follow = parts[:2], parts[2:]
     assert [part.name for part in names] == ["empty", "long"]
     assert [part.name for part in follow] == ["empty", *["long"] * 4]
-    arriving, lost = handed_over.FileReceiver(here), list[str]()
+    arriving, lost = remote_run_files.FileReceiver(here), list[str]()
     for part in [*names, *follow[:3], *follow[4:]]:
         arriving.take(part)
     for name in ("../out", ".lock", "spec.json", "a/b"):
@@ -141,12 +141,12 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
         names,
         follow[:1] + follow[2:],
     ):  # all of its bytes, or the first of them, are lost
-        arriving, lost = handed_over.FileReceiver(here), []
+        arriving, lost = remote_run_files.FileReceiver(here), []
         for part in rest:
             arriving.take(part)
         arriving.close(lost.append)
         assert lost == ["long did not arrive: 0 bytes of it came from the host of rank 0"]
-    arriving = handed_over.FileReceiver(here)
+    arriving = remote_run_files.FileReceiver(here)
     for part in parts:
         arriving.take(part)
     assert (here / "long").read_bytes() == content["long"]
@@ -165,7 +165,7 @@ def test_an_error_has_the_mark_however_that_was_given(
 def test_one_that_says_no_more_does_not_hide_that_another_has_failed(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(engine_process, "END_SECONDS", 0.3)
+    monkeypatch.setattr(scheduler_process, "END_SECONDS", 0.3)
     commands = ("exec >&-; exec sleep 1000", "echo said; sleep 0.5; exit 3")
     submission = Submission(tuple(("sh", "-c", command) for command in commands))
     with SchedulerProcess(submission, tmp_path / "log", os.environ) as engine:

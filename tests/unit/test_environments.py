@@ -17,10 +17,10 @@ from hypothesis import given
 from hypothesis import strategies as some
 from unit.environment_cases import CASES, HALVES, WRONG
 
-from isotrain.core.contracts.environment import ClusterEnvironment, ClusterInfo
+from isotrain.core.contracts.cluster_environment import ClusterEnvironment, ClusterInfo
 from isotrain.core.errors import ClusterInfoError
-from isotrain.core.planning.places import cluster_info_of
-from isotrain.core.plugins.host import PluginManager
+from isotrain.core.planning.cluster_environment import cluster_info_of
+from isotrain.core.plugins.manager import PluginManager
 
 HOST = PluginManager(entry_points=False)
 RECORDED = sorted((Path(__file__).parents[1] / "launchers" / "recorded").glob("*.json"))

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from isotrain.adapters.held import iter_nested, set_by_path
+from isotrain.adapters.common.object_walk import iter_nested, set_by_path
 from isotrain.core.errors import IsotrainError
 
 

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as some
 
 from isotrain.core.errors import ClusterInfoError
-from isotrain.core.system.host_lists import counts_per_host, host_list
+from isotrain.core.system.hostlist import counts_per_host, host_list
 
 letters = some.text("abcxyz-.", min_size=1, max_size=4)
 ranges = some.tuples(some.integers(0, 120), some.integers(0, 4), some.integers(0, 4)).map(

@@ -14,18 +14,17 @@ from in_process import command
 
 import isotrain
 from isotrain.core.checkpoints.checkpoint import Checkpoint
-from isotrain.core.checkpoints.finding import checkpoint_at
-from isotrain.core.checkpoints.folder import CheckpointFolder
-from isotrain.core.checkpoints.parts import TensorPart
+from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
+from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.cli.exit_codes import ExitCode
-from isotrain.core.contracts.export import FORMS
-from isotrain.core.contracts.group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.state import FORMS
 from isotrain.core.errors import IsotrainError, PlanError, SpecError
-from isotrain.core.running.resuming import SavedRun, changes
-from isotrain.core.running.weight_sources import open_weights
-from isotrain.core.spec.files import load_spec
+from isotrain.core.session.checkpointing.resume_check import SavedRun, changes
+from isotrain.core.session.weights.weight_readers import open_weights
+from isotrain.core.spec.loading import load_spec
 
 pytestmark = pytest.mark.usefixtures("reference")
 
@@ -221,7 +220,10 @@ def forged(checkpoint: Checkpoint, edit: Edit) -> Checkpoint:
     [
         *(("plan", value) for value in ({}, [], None, "plan")),
         *(("plan.replicas", value) for value in (0, -1, 2**64, "2", None, True)),
-        *(("plan.device_mesh", value) for value in ([], {"stage": 0}, {"stage": "2"}, {"data": 2**63})),
+        *(
+            ("plan.device_mesh", value)
+            for value in ([], {"stage": 0}, {"stage": "2"}, {"data": 2**63})
+        ),
         *(("plan.processes", value) for value in ({}, [1], "coordinator")),
         *(("plan.backend", value) for value in (None, ["reference"])),
         *(("spec", value) for value in ({}, None, [], {"optimizer": "sgd"})),

@@ -43,7 +43,7 @@ def followed(folder: Path, *pods: Any, failure: str = "") -> subprocess.Complete
     kubectl = folder / "kubectl"
     kubectl.write_text(_KUBECTL.format(folder=folder))
     kubectl.chmod(0o755)
-    program = (sys.executable, "-m", "isotrain.launchers.kubernetes_program")
+    program = (sys.executable, "-m", "isotrain.launchers.kubernetes_main")
     told = ("--kubectl", str(kubectl), "--manifest", "job.yaml", "--job", "digits")
     return subprocess.run([*program, *told], capture_output=True, text=True, check=False)
 

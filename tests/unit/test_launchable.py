@@ -13,16 +13,16 @@ from unit.environment_cases import SRUN
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.allocation import Allocation, HostSlots
-from isotrain.core.contracts.launcher import LauncherChoice, Launcher
-from isotrain.core.contracts.plugin_choice import PluginChoice
+from isotrain.core.contracts.cluster import Allocation, HostSlots
+from isotrain.core.contracts.launcher import Launcher, LauncherChoice
+from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.errors import UnsupportedError
-from isotrain.core.launching.driving import rank_command
-from isotrain.core.planning import launchable
-from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import PluginManager
-from isotrain.core.showing import launching_texts
+from isotrain.core.launching.scheduler.scheduler_run import rank_command
+from isotrain.core.planning import launcher_support
+from isotrain.core.planning.planner import make_plan
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.reporting import launcher_text
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import hardware
 
@@ -56,8 +56,8 @@ def host() -> PluginManager:
 
 
 def test_a_backend_of_one_process_is_not_joined_by_several(host: PluginManager) -> None:
-    listed = {each["name"]: each["backends"] for each in launchable.launchers(host)}
-    engines = {each["name"]: each["backends"] for each in launchable.environments(host)}
+    listed = {each["name"]: each["backends"] for each in launcher_support.launchers(host)}
+    engines = {each["name"]: each["backends"] for each in launcher_support.environments(host)}
     assert list(engines) == host.environments.names()
     for name in host.backends.names():
         alone = host.backend(name).replicas_per_process == "all"
@@ -100,14 +100,14 @@ def test_what_cannot_be_loaded_hides_no_other(host: PluginManager) -> None:
     host.backends.add("no_such_module:Adapter", name="gone")
     host.launchers.add("no_such_module:Launcher", name="gone")
     host.environments.add("no_such_module:ClusterEnvironment", name="gone")
-    launchers, environments = launchable.launchers(host), launchable.environments(host)
+    launchers, environments = launcher_support.launchers(host), launcher_support.environments(host)
     for each in (
         launchers[-1],
         environments[-1],
         {"backends": {"x": launchers[0]["backends"]["gone"]}},
     ):
         assert all("cannot be loaded" in pair["reason"] for pair in each["backends"].values())
-    text = launching_texts.launchers(launchers, environments)
+    text = launcher_text.launchers(launchers, environments)
     assert "no_such_module" in text
     assert "| local " in text
 
@@ -120,7 +120,11 @@ def test_the_commands_print_them(
     told = json.loads(capsys.readouterr().out)
     found = told["cluster_info"]
     assert told["tls"] == {"folder": None, "problem": None, "until": None}
-    assert (found["environment"], found["rank"], found["hosts"]) == ("slurm", 4, ["n02", "n03", "n04"])
+    assert (found["environment"], found["rank"], found["hosts"]) == (
+        "slurm",
+        4,
+        ["n02", "n03", "n04"],
+    )
     assert main(["cluster-info"]) == ExitCode.OK
     assert "all hosts         n02, n03, n04\n" in capsys.readouterr().out
     monkeypatch.setattr("os.environ", {})

@@ -16,7 +16,7 @@ import yaml
 
 from isotrain.core.contracts.events import Failed
 from isotrain.core.errors import ClusterInfoError, PlanError
-from isotrain.core.plugins.host import plugin_manager
+from isotrain.core.plugins.manager import plugin_manager
 from isotrain.launchers import host_options, mpi
 from isotrain.launchers.horovodrun import HorovodrunLauncher
 from isotrain.launchers.host_options import HostOptions
@@ -25,7 +25,7 @@ from isotrain.launchers.mpi import MpiLauncher
 from isotrain.launchers.ray import RayLauncher
 from isotrain.launchers.slurm import SlurmLauncher
 from isotrain.launchers.torchrun import TorchrunLauncher
-from isotrain.plugin import SchedulerLauncher, RankCommand, HostSlots
+from isotrain.plugin import HostSlots, RankCommand, SchedulerLauncher
 
 KEY = "0123456789abcdef"
 COMMAND = RankCommand(
@@ -127,11 +127,13 @@ class TestSlurm:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         launcher = SlurmLauncher()
-        assert launcher.submission(COMMAND).cleanup_commands == (("scancel", "--name=isotrain-digits"),)
+        assert launcher.submission(COMMAND).cleanup_commands == (
+            ("scancel", "--name=isotrain-digits"),
+        )
         monkeypatch.setenv("SLURM_JOB_ID", "7")
         monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
         (command,) = launcher.submission(COMMAND).cleanup_commands
-        assert command[1:] == ("-m", "isotrain.launchers.slurm_program", "7", "isotrain-digits")
+        assert command[1:] == ("-m", "isotrain.launchers.slurm_cancel", "7", "isotrain-digits")
 
     def test_the_script_has_the_options_and_the_command(self) -> None:
         launcher = SlurmLauncher(nodes=2, tasks_per_node=2, partition="gpu")
@@ -287,7 +289,10 @@ class TestTorchrun:
         assert "--rdzv-endpoint=a:29400" in text
         assert "'PYTHONPATH=/my code'" in text
         assert text.endswith(shlex.join(COMMAND.arguments))
-        assert (found.stdin, found.key_in_environment) == (f'{KEY}\n{{"model": "m:build"}}\n', False)
+        assert (found.stdin, found.key_in_environment) == (
+            f'{KEY}\n{{"model": "m:build"}}\n',
+            False,
+        )
 
     def test_hosts_that_are_not_alike_are_refused(self) -> None:
         with pytest.raises(PlanError, match="as many processes as the others"):
@@ -354,7 +359,9 @@ class TestHosts:
         self, monkeypatch: pytest.MonkeyPatch
     ) -> None:
         monkeypatch.setattr(host_options, "visible_gpus", lambda variables: len(variables))
-        assert HostOptions("mpi", processes=2).allocation({"A": "1"}).host_slots == (HostSlots(2, None, 1),)
+        assert HostOptions("mpi", processes=2).allocation({"A": "1"}).host_slots == (
+            HostSlots(2, None, 1),
+        )
         assert HostOptions("mpi", "a,b").allocation({"A": "1"}).devices is None
         said = HostOptions("mpi", "a,b:2", gpus=3).allocation({"A": "1"})
         assert said.host_slots == (HostSlots(1, "a", 3), HostSlots(2, "b", 3))
@@ -417,7 +424,7 @@ class TestRay:
     def test_an_actor_for_each_rank_is_asked_for(self) -> None:
         launcher = RayLauncher(2, 1.5, 1, {"disk": 1}, "STRICT_SPREAD", "node1:6379")
         (command,) = launcher.submission(COMMAND).commands
-        assert command[1:3] == ("-m", "isotrain.launchers.ray_program")
+        assert command[1:3] == ("-m", "isotrain.launchers.ray_main")
         asked = dict(zip(command[3:11:2], command[4:11:2], strict=True))
         assert json.loads(asked.pop("--bundle")) == {"CPU": 1.5, "GPU": 1, "disk": 1}
         told = {"--workers": "2", "--placement": "STRICT_SPREAD", "--address": "node1:6379"}

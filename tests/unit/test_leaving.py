@@ -9,7 +9,7 @@ import pytest
 
 PROGRAM = """
 import atexit, sys, threading
-from isotrain.core.system.leaving import exit_after_failure
+from isotrain.core.system.process import exit_after_failure
 
 class Torn:
     def __del__(self):
@@ -26,7 +26,7 @@ exit_after_failure(work)
 
 INTERRUPTED = """
 import atexit, os, signal, sys, threading
-from isotrain.core.system.leaving import exit_process, exit_after_failure
+from isotrain.core.system.process import exit_process, exit_after_failure
 
 signal.signal(signal.SIGTERM, lambda *_: sys.exit(5))
 atexit.register(os.kill, os.getpid(), signal.SIGTERM)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 import threading
 
-from isotrain.adapters.listening import wait_for_rank_zero
+from isotrain.adapters.common.wait_for_server import wait_for_rank_zero
 from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
 
 LIMIT_SECONDS = 60.0
@@ -22,7 +22,9 @@ def test_all_but_rank_0_wait_until_it_listens() -> None:
     with socket.socket() as door:
         door.bind((LOCALHOST, 0))  # nobody else gets the port, and connections are refused
         wait_for_rank_zero(context(0, door))
-        waiting = threading.Thread(target=wait_for_rank_zero, args=(context(1, door), 2 * LIMIT_SECONDS))
+        waiting = threading.Thread(
+            target=wait_for_rank_zero, args=(context(1, door), 2 * LIMIT_SECONDS)
+        )
         waiting.start()
         waiting.join(MOMENT_SECONDS)
         assert waiting.is_alive()

@@ -22,25 +22,25 @@ import pytest
 from unit.meeting import LOCAL, LONG, free_port, key, meet, opened, settling
 from unit.test_own_place import SPEC
 
-from isotrain.core.contracts.environment import ClusterInfo
+from isotrain.core.contracts.cluster_environment import ClusterInfo
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
-from isotrain.core.joining import address, doorstep, party
-from isotrain.core.joining import key as key_module
-from isotrain.core.joining import meeting as meeting_module
-from isotrain.core.joining import welcome as welcome_module
-from isotrain.core.joining.doorstep import RendezvousAddress
-from isotrain.core.joining.facts import Facts, LocalRankAssignment, require_equal
-from isotrain.core.joining.meeting import RendezvousHost, Rendezvous, RendezvousClient
-from isotrain.core.joining.own_ports import PortLeases
-from isotrain.core.joining.sight import marker_file, checkpoint_token
-from isotrain.core.joining.welcome import RankZeroServer, connect_to_rank_zero
-from isotrain.core.launching.ports import PORTS, Ports
-from isotrain.core.planning.on_layout import replicas_for
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.served import handshake
-from isotrain.core.served.wire import Connection
-from isotrain.core.spec.files import load_spec
-from isotrain.core.system import file_systems
+from isotrain.core.launching.processes.ports import PORTS, Ports
+from isotrain.core.planning.cluster_resources import replicas_for
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.rendezvous import interfaces, rendezvous_address, worker_group
+from isotrain.core.rendezvous import rendezvous as meeting_module
+from isotrain.core.rendezvous import shared_secret as key_module
+from isotrain.core.rendezvous.consistency import Facts, LocalRankAssignment, require_equal
+from isotrain.core.rendezvous.port_leases import PortLeases
+from isotrain.core.rendezvous.rendezvous import Rendezvous, RendezvousClient, RendezvousHost
+from isotrain.core.rendezvous.rendezvous_address import RendezvousAddress
+from isotrain.core.rendezvous.shared_filesystem import checkpoint_token, marker_file
+from isotrain.core.spec.loading import load_spec
+from isotrain.core.system import files
+from isotrain.core.transport import auth
+from isotrain.core.transport import rank_zero_server as welcome_module
+from isotrain.core.transport.connection import Connection
+from isotrain.core.transport.rank_zero_server import RankZeroServer, connect_to_rank_zero
 
 
 def test_all_get_what_rank_0_decides_of_what_all_have_told() -> None:
@@ -134,7 +134,7 @@ def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
     """As in the shell of `srun -n4 --pty`, where nobody else comes."""
     monkeypatch.setenv("ISOTRAIN_KEY", "of this test alone")
     monkeypatch.setattr(meeting_module, "LATE_SECONDS", 0.1)
-    monkeypatch.setattr(party, "REFUSED_SECONDS", 0.1)
+    monkeypatch.setattr(worker_group, "REFUSED_SECONDS", 0.1)
     spec = load_spec(SPEC)
     for rank in (0, 1):
         there = ClusterInfo("torchrun", ("RANK",), rank, 4, "job", local_world_size=4)
@@ -142,7 +142,7 @@ def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
             "0", str(rank), 1
         )
         with pytest.raises(PlanError, match=refused):
-            party.gather(
+            worker_group.rendezvous(
                 there, lambda: (spec, plugin_manager()), backend="torch-ddp", replicas=2, port=None
             )
 
@@ -158,8 +158,12 @@ def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
         there = ClusterInfo("torchrun", ("RANK",), 1, 2, "job", hosts=("n0",), port=told)
         port = given if asked else None
         with pytest.raises(PeerLostError, match=f"ports {given if asked else told}, in 0 s"):
-            party.gather(
-                there, lambda: (spec, plugin_manager()), backend="reference", replicas=None, port=port
+            worker_group.rendezvous(
+                there,
+                lambda: (spec, plugin_manager()),
+                backend="reference",
+                replicas=None,
+                port=port,
             )
 
 
@@ -167,7 +171,10 @@ def test_who_has_another_key_stays_outside_and_both_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(welcome_module, "LAST_SECONDS", LONG)
-    with free_port() as port, contextlib.closing(RankZeroServer(LOCAL, [port], key().secret)) as welcome:
+    with (
+        free_port() as port,
+        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret)) as welcome,
+    ):
         with pytest.raises(PeerLostError, match="who listens there turned this process away"):
             connect_to_rank_zero(LOCAL, [port], key(own=b"other").secret, 1, seconds=0.0)
         assert welcome.refused
@@ -180,7 +187,7 @@ def test_who_listens_there_cannot_hold_a_process_by_a_byte_at_a_time() -> None:
     def trickle(listener: socket.socket) -> None:
         caller, _ = listener.accept()
         with caller, contextlib.suppress(OSError):
-            for number in range(handshake.GREETING_BYTES):
+            for number in range(auth.GREETING_BYTES):
                 caller.sendall(b"x")
                 said.append(number)
                 time.sleep(0.1)
@@ -189,7 +196,7 @@ def test_who_listens_there_cannot_hold_a_process_by_a_byte_at_a_time() -> None:
         pool.submit(trickle, listener)
         with pytest.raises(PeerLostError, match="turned this process away, or was too slow"):
             connect_to_rank_zero(LOCAL, [listener.getsockname()[1]], key().secret, 1, seconds=0.0)
-    assert 0 < len(said) < handshake.GREETING_BYTES
+    assert 0 < len(said) < auth.GREETING_BYTES
 
 
 def test_strangers_at_the_door_do_not_disturb() -> None:
@@ -320,7 +327,7 @@ def test_rank_0_listens_where_the_others_call(
             raise socket.gaierror("unknown")
         return found
 
-    monkeypatch.setattr(doorstep.socket, "gethostbyname", resolve)
+    monkeypatch.setattr(rendezvous_address.socket, "gethostbyname", resolve)
     there = ClusterInfo("torchrun", ("RANK",), 0, 2, "job", coordinator=coordinator)
     for interface in ("", "lo"):  # which is for what comes after the door
         assert RendezvousAddress.of(there, interface) == RendezvousAddress(coordinator, listening)
@@ -336,16 +343,16 @@ def test_on_one_host_all_use_the_same_address_whatever_it_is_called(told: dict[s
 
 def test_an_interface_is_chosen_by_option_or_variable_and_has_to_be_there() -> None:
     variables = {"ISOTRAIN_INTERFACE": " eth7 "}
-    assert address.requested_interface(None, variables) == "eth7"
-    assert address.requested_interface("lo", variables) == "lo"
-    assert address.requested_interface(None, {}) == ""
-    assert [address.interface_address(each) for each in ("", "lo", "127.0.0.9")] == [
+    assert interfaces.requested_interface(None, variables) == "eth7"
+    assert interfaces.requested_interface("lo", variables) == "lo"
+    assert interfaces.requested_interface(None, {}) == ""
+    assert [interfaces.interface_address(each) for each in ("", "lo", "127.0.0.9")] == [
         *(None, LOCAL, "127.0.0.9")
     ]
     with pytest.raises(
         PlanError, match=r"interface \(or ISOTRAIN_INTERFACE\): .* 'no0'\. It has .*lo: "
     ):
-        address.interface_address("no0")
+        interfaces.interface_address("no0")
 
 
 def test_who_does_not_know_where_rank_0_is_says_what_to_set() -> None:
@@ -529,8 +536,8 @@ MOUNTS = """\
     ],
 )
 def test_the_kind_of_file_system_is_that_of_the_innermost_and_last(path: str, kind: str) -> None:
-    assert file_systems.kind_of(Path(path), MOUNTS) == kind
-    assert not file_systems.is_shared(Path("/proc/self"))
+    assert files.kind_of(Path(path), MOUNTS) == kind
+    assert not files.is_shared(Path("/proc/self"))
 
 
 def test_everybody_gets_an_address_that_all_can_reach() -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isotrain.core.running.needed_targets import needs_targets
+from isotrain.core.session.training.train_step import needs_targets
 from isotrain.core.spec.training_spec import TrainingSpec
 
 

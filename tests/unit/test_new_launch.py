@@ -13,12 +13,12 @@ import pytest
 from certificates import Authority
 from unit.environment_cases import SRUN
 
-from isotrain.core.cli.arguments import parser
+from isotrain.core.cli.app import parser
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
-from isotrain.core.launching.new_launch import SCRIPT_FILE, SPEC_FILE
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.core.spec.files import load_spec
+from isotrain.core.launching.scheduler.launch_script import SCRIPT_FILE, SPEC_FILE
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.spec.loading import load_spec
 
 Answers = Callable[..., list[str]]
 BACKEND, OTHER = plugin_manager().backends.names()[:2]

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isotrain.core.data import order
+from isotrain.core.data import sampler
 from isotrain.core.errors import DataError
 
 lengths = st.integers(1, 200)
@@ -21,34 +21,34 @@ GOLDEN = {(7, 0): [4, 2, 1, 8, 6, 7, 3, 9, 5, 0], (7, 1): [3, 5, 6, 8, 1, 9, 7, 
 
 @given(seed=seeds, epoch=st.integers(0, 1000), length=lengths)
 def test_permutation_holds_each_sample_once_and_is_repeatable(seed, epoch, length):
-    drawn = order.permutation(seed, epoch, length, shuffle=True)
+    drawn = sampler.permutation(seed, epoch, length, shuffle=True)
     assert drawn.dtype == np.int64
     assert sorted(drawn.tolist()) == list(range(length))
-    assert drawn.tolist() == order.permutation(seed, epoch, length, shuffle=True).tolist()
+    assert drawn.tolist() == sampler.permutation(seed, epoch, length, shuffle=True).tolist()
 
 
 def test_permutation_values_are_fixed():
     """A change of these numbers changes every recorded loss curve and breaks resuming old runs."""
-    assert order.permutation(7, 0, 10, shuffle=True).tolist() == GOLDEN[7, 0]
-    assert order.permutation(7, 1, 10, shuffle=True).tolist() == GOLDEN[7, 1]
+    assert sampler.permutation(7, 0, 10, shuffle=True).tolist() == GOLDEN[7, 0]
+    assert sampler.permutation(7, 1, 10, shuffle=True).tolist() == GOLDEN[7, 1]
 
 
 def test_permutation_ignores_the_global_random_state():
     np.random.seed(1)
-    first = order.permutation(3, 0, 100, shuffle=True)
+    first = sampler.permutation(3, 0, 100, shuffle=True)
     np.random.seed(2)
-    assert first.tolist() == order.permutation(3, 0, 100, shuffle=True).tolist()
+    assert first.tolist() == sampler.permutation(3, 0, 100, shuffle=True).tolist()
 
 
 @pytest.mark.parametrize("other", [(1, 0), (0, 1), (2**32, 0)])
 def test_seed_and_epoch_each_change_the_order(other):
-    first = order.permutation(0, 0, 100, shuffle=True).tolist()
-    assert first != order.permutation(*other, 100, shuffle=True).tolist()
+    first = sampler.permutation(0, 0, 100, shuffle=True).tolist()
+    assert first != sampler.permutation(*other, 100, shuffle=True).tolist()
 
 
 def test_seed_and_epoch_do_not_stand_for_each_other():
     orders = {
-        tuple(order.permutation(seed, epoch, 50, shuffle=True))
+        tuple(sampler.permutation(seed, epoch, 50, shuffle=True))
         for seed in (0, 1, 2, 2**32, 2**32 + 1)
         for epoch in range(3)
     }
@@ -58,24 +58,24 @@ def test_seed_and_epoch_do_not_stand_for_each_other():
 def test_each_position_gets_each_sample_about_equally_often():
     counts = np.zeros((8, 8))
     for epoch in range(4000):
-        counts[np.arange(8), order.permutation(0, epoch, 8, shuffle=True)] += 1
+        counts[np.arange(8), sampler.permutation(0, epoch, 8, shuffle=True)] += 1
     assert np.abs(counts - 500).max() < 5 * np.sqrt(500)
 
 
 def test_unshuffled_order_is_that_of_the_source():
-    assert order.permutation(5, 3, 6, shuffle=False).tolist() == [0, 1, 2, 3, 4, 5]
+    assert sampler.permutation(5, 3, 6, shuffle=False).tolist() == [0, 1, 2, 3, 4, 5]
 
 
 def test_negative_seed_is_refused():
     with pytest.raises(DataError, match=r"seed: expected 0 or more, got -1"):
-        order.permutation(-1, 0, 6, shuffle=True)
+        sampler.permutation(-1, 0, 6, shuffle=True)
 
 
 @given(length=lengths, size=batches)
 def test_global_batches_cover_the_epoch_once(length, size):
-    samples = order.permutation(1, 2, length, shuffle=True)
-    steps = order.steps_per_epoch(length, size, drop_remainder=False)
-    parts = [order.global_batch_indices(samples, t, size) for t in range(steps)]
+    samples = sampler.permutation(1, 2, length, shuffle=True)
+    steps = sampler.steps_per_epoch(length, size, drop_remainder=False)
+    parts = [sampler.global_batch_indices(samples, t, size) for t in range(steps)]
     assert np.concatenate(parts).tolist() == samples.tolist()
     assert all(len(part) == size for part in parts[:-1])
     assert len(parts[-1]) > 0
@@ -83,13 +83,13 @@ def test_global_batches_cover_the_epoch_once(length, size):
 
 @given(length=lengths, size=batches)
 def test_dropping_the_remainder_leaves_full_global_batches(length, size):
-    steps = order.steps_per_epoch(length, size, drop_remainder=True)
+    steps = sampler.steps_per_epoch(length, size, drop_remainder=True)
     assert steps * size <= length < (steps + 1) * size
 
 
 @given(size=st.integers(0, 200), replicas=st.integers(1, 40))
 def test_slices_are_contiguous_and_differ_by_at_most_one(size, replicas):
-    bounds = [order.slice_bounds(size, replicas, replica) for replica in range(replicas)]
+    bounds = [sampler.slice_bounds(size, replicas, replica) for replica in range(replicas)]
     assert bounds[0][0] == 0
     assert bounds[-1][1] == size
     assert all(a[1] == b[0] for a, b in pairwise(bounds))
@@ -99,4 +99,4 @@ def test_slices_are_contiguous_and_differ_by_at_most_one(size, replicas):
 
 
 def test_fewer_samples_than_replicas_leave_the_last_ones_empty():
-    assert [order.slice_bounds(2, 4, r) for r in range(4)] == [(0, 1), (1, 2), (2, 2), (2, 2)]
+    assert [sampler.slice_bounds(2, 4, r) for r in range(4)] == [(0, 1), (1, 2), (2, 2), (2, 2)]

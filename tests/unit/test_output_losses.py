@@ -5,11 +5,11 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isotrain.adapters.torch.counts import ConfusionMetric
-from isotrain.adapters.torch.native_loss import TotalLoss
-from isotrain.adapters.torch.output_loss import output_losses
+from isotrain.adapters.torch.loss.loss import TotalLoss
+from isotrain.adapters.torch.metrics.confusion import ConfusionMetric
+from isotrain.adapters.torch.metrics.registry import output_losses
 from isotrain.core.errors import SpecError
-from isotrain.core.spec.files import load_spec
+from isotrain.core.spec.loading import load_spec
 
 CALLS: list[int] = []
 
@@ -55,7 +55,9 @@ def test_it_is_computed_once_and_never_taken_for_that_of_another_slice() -> None
 
 
 def test_a_class_is_chosen_only_where_there_are_classes() -> None:
-    chosen = ConfusionMetric(lambda *counts: counts[0], "precision", torch.device("cpu"), [0.5], class_id=0)
+    chosen = ConfusionMetric(
+        lambda *counts: counts[0], "precision", torch.device("cpu"), [0.5], class_id=0
+    )
     with pytest.raises(
         SpecError, match=r"choose among classes .* the predictions have shape \[3\]"
     ):

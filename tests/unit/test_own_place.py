@@ -12,7 +12,7 @@ from in_process import command
 
 import isotrain
 from isotrain.core.errors import UnsupportedError
-from isotrain.core.planning.own_place import detect_cluster_info
+from isotrain.core.planning.cluster_environment import detect_cluster_info
 
 REFUSED = "torchrun has started 2 processes, each of which would do all of it for itself"
 SPEC: dict[str, Any] = {

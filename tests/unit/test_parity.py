@@ -13,17 +13,17 @@ import numpy as np
 import pytest
 
 import isotrain
+from isotrain.analysis.parity import tensor_sketch, text
+from isotrain.analysis.parity.divergence import SHRUNK, judge
+from isotrain.analysis.parity.noise_floor import MARGIN, NoiseFloor, NoiseRun
+from isotrain.analysis.parity.records import NoiseRecord, RunRecord, StepRecord
+from isotrain.analysis.parity.result import Parity
+from isotrain.analysis.parity.run_trace import RunTrace, StepTrace
+from isotrain.analysis.parity.tensor_sketch import difference, fingerprint
+from isotrain.analysis.parity.trace import steps_to_trace
 from isotrain.core.errors import IsotrainError, SpecError
-from isotrain.core.parity import fingerprints, text
-from isotrain.core.parity.fingerprints import difference, fingerprint
-from isotrain.core.parity.judge import SHRUNK, judge
-from isotrain.core.parity.noise import MARGIN, NoiseFloor, NoiseRun
-from isotrain.core.parity.parity import Parity
-from isotrain.core.parity.records import NoiseRecord, RunRecord, StepRecord
-from isotrain.core.parity.runs import RunTrace, StepTrace
-from isotrain.core.parity.trace import steps_to_trace
-from isotrain.core.spec.name_maps import Target, read_maps, require_counterparts
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.spec.weight_name_map import MappedTensor, read_maps, require_counterparts
 
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
@@ -58,14 +58,14 @@ def test_fingerprints_see_a_low_rank_difference() -> None:
 def test_fingerprints_are_linear() -> None:
     generator = np.random.default_rng(2)
     arrays = [generator.normal(size=(30, 30)) for _ in range(3)]
-    combined = fingerprints.mean([fingerprint(array) for array in arrays])
+    combined = tensor_sketch.mean([fingerprint(array) for array in arrays])
     assert difference(combined, fingerprint(np.mean(arrays, axis=0))) < 1e-14
 
 
 def test_fingerprints_travel_as_json() -> None:
     for array in (np.arange(5), np.linspace(0, 1, 100, dtype="float32"), np.array(3.5)):
         taken = fingerprint(array)
-        assert fingerprints.from_list(json.loads(json.dumps(taken.to_list()))) == taken
+        assert tensor_sketch.from_list(json.loads(json.dumps(taken.to_list()))) == taken
 
 
 def test_numbers_that_are_not_finite() -> None:
@@ -77,13 +77,13 @@ def test_numbers_that_are_not_finite() -> None:
 
 def test_axes_are_brought_in_order_and_back() -> None:
     kernel = np.arange(3 * 4 * 2 * 5).reshape(3, 4, 2, 5)
-    target = Target("x", "HWIO->OIHW")
+    target = MappedTensor("x", "HWIO->OIHW")
     assert np.array_equal(target.to_common(kernel), kernel.transpose(3, 2, 0, 1))
     assert np.array_equal(target.to_model(target.to_common(kernel)), kernel)
 
 
 def test_flattened_axes_are_brought_in_order_and_back() -> None:
-    target = Target("x", "(HWC)O->O(CHW)", {"H": 3, "W": 4})
+    target = MappedTensor("x", "(HWC)O->O(CHW)", {"H": 3, "W": 4})
     dense = np.arange(3 * 4 * 2 * 5).reshape(3 * 4 * 2, 5)
     expected = dense.reshape(3, 4, 2, 5).transpose(3, 2, 0, 1).reshape(5, -1)
     assert np.array_equal(target.to_common(dense), expected)
@@ -110,9 +110,9 @@ def test_wrong_maps_are_refused(given: Any, problem: str) -> None:
 
 def test_a_shape_that_does_not_fit_the_axes_is_refused() -> None:
     with pytest.raises(SpecError, match="speak of 4 axes"):
-        Target("x", "HWIO->OIHW").to_common(np.zeros((2, 2)))
+        MappedTensor("x", "HWIO->OIHW").to_common(np.zeros((2, 2)))
     with pytest.raises(SpecError, match=r"axis \(HWC\) has length 10"):
-        Target("x", "(HWC)O->O(CHW)", {"H": 3, "W": 4}).to_common(np.zeros((10, 2)))
+        MappedTensor("x", "(HWC)O->O(CHW)", {"H": 3, "W": 4}).to_common(np.zeros((10, 2)))
 
 
 def test_weights_without_counterpart_are_named() -> None:

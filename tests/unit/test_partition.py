@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isotrain.core.stages.partition import Partitioner
-from isotrain.core.stages.profile import Cut, LayerCost, ModelProfile
+from isotrain.core.pipeline.partition import Partitioner
+from isotrain.core.pipeline.profile import Cut, LayerCost, ModelProfile
 from isotrain.plugin import PlanError
 
 SECONDS = st.integers(1, 9).map(float)

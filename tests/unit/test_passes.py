@@ -10,8 +10,9 @@ import torch
 from torch.fx import GraphModule
 from torch.nn import functional
 
-from isotrain.adapters.torch import private
-from isotrain.adapters.torch.replaying import exact_passes, fast_passes
+from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.graph.passes import exact as exact_passes
+from isotrain.adapters.torch.graph.passes import fast as fast_passes
 
 SCORES = torch.tensor([[1.0, 2.0, 4.0], [0.5, 0.25, 1.0], [3.0, 0.0, 1.0], [1.0, 1.0, 2.0]])
 CLASSES = torch.tensor([2, 0, -100, 1])
@@ -22,7 +23,7 @@ def simplified(
     function: Callable[..., torch.Tensor], *given: torch.Tensor
 ) -> tuple[GraphModule, list[torch.Tensor]]:
     """A function as it is recorded, and what its graph is given first."""
-    module = private.traced(function, *given)
+    module = private_api.traced(function, *given)
     return module, exact_passes.simplify(module, 0, ())
 
 

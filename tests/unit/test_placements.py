@@ -7,15 +7,15 @@ from typing import Any
 import pytest
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.mesh import DATA, SHARD, STAGE, DeviceMesh
-from isotrain.core.contracts.placement import REPLICATED, ParallelLayout, ProcessRole
+from isotrain.core.contracts.device_mesh import DATA, SHARD, STAGE, DeviceMesh
+from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout, ProcessRole
 from isotrain.core.contracts.process import Peer, ProcessContext, from_variables
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import UnsupportedError
-from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import PluginManager
-from isotrain.core.served.placement import ParameterServerLayout
+from isotrain.core.parameter_server.layout import ParameterServerLayout
+from isotrain.core.planning.planner import make_plan
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.reference.adapter import Reference
 

@@ -6,10 +6,14 @@ from collections.abc import Mapping
 
 import pytest
 
-from isotrain.core.contracts.environment import ClusterEnvironment, ClusterInfo
-from isotrain.core.errors import IsotrainError, ClusterInfoError, PluginError
-from isotrain.core.planning.places import CHOICE_VARIABLE, COORDINATOR_VARIABLE, cluster_info_of
-from isotrain.core.plugins.host import PluginManager
+from isotrain.core.contracts.cluster_environment import ClusterEnvironment, ClusterInfo
+from isotrain.core.errors import ClusterInfoError, IsotrainError, PluginError
+from isotrain.core.planning.cluster_environment import (
+    CHOICE_VARIABLE,
+    COORDINATOR_VARIABLE,
+    cluster_info_of,
+)
+from isotrain.core.plugins.manager import PluginManager
 from isotrain.plugin import EnvReader
 
 
@@ -98,7 +102,9 @@ def test_where_rank_0_is_can_be_said(
 
 @pytest.mark.parametrize("said", ["n1:abc", "n1:", ":5", "n1:0", "n1:70000", "a b"])
 def test_what_is_no_host_and_port_is_named(host: PluginManager, said: str) -> None:
-    with pytest.raises(ClusterInfoError, match=f"{COORDINATOR_VARIABLE}: expected HOST or HOST:PORT"):
+    with pytest.raises(
+        ClusterInfoError, match=f"{COORDINATOR_VARIABLE}: expected HOST or HOST:PORT"
+    ):
         cluster_info_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
 
 
@@ -114,7 +120,9 @@ def test_what_is_no_number_is_named(host: PluginManager, rank: str) -> None:
 
 
 def test_a_rank_beyond_its_size_is_refused(host: PluginManager) -> None:
-    with pytest.raises(ClusterInfoError, match="A: the rank is 4 of 4 processes, as A_RANK, A_SIZE say"):
+    with pytest.raises(
+        ClusterInfoError, match="A: the rank is 4 of 4 processes, as A_RANK, A_SIZE say"
+    ):
         cluster_info_of({"A_RANK": "4", "A_SIZE": "4"}, host)
 
 

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from unit.comparison_samples import typical
 
-from isotrain.core.comparison import page, text
-from isotrain.core.comparison.comparison import Comparison, read_comparison
+from isotrain.analysis.compare import text
+from isotrain.analysis.compare.report import html as html_report
+from isotrain.analysis.compare.result import Comparison, read_comparison
 from isotrain.core.errors import IsotrainError
 
 STRANGE: list[Any] = [
@@ -58,7 +59,7 @@ def test_a_comparison_that_somebody_changed_is_shown_or_refused(tmp_path: Path) 
         if isinstance(each, Comparison):
             text.result(each)
             each.to_csv()
-            page.render(each, [])
+            html_report.render(each, [])
 
 
 @pytest.mark.parametrize(

@@ -14,28 +14,28 @@ from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.core import api
 from isotrain.core.contracts import adapter as contract
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.availability import Availability, Examination
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.layout import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.cluster import ClusterLayout, ProcessSlot
 from isotrain.core.contracts.plan import Plan, differences, split_backend
-from isotrain.core.contracts.plugin_choice import PluginChoice
+from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
-from isotrain.core.contracts.usability import Examination, Availability
 from isotrain.core.errors import (
     BackendUnavailableError,
     IsotrainError,
     PlanError,
     UnsupportedError,
 )
-from isotrain.core.launching.driving import rank_command
-from isotrain.core.launching.run_directory import RunDirectory
-from isotrain.core.planning.ground import Devices
-from isotrain.core.planning.make_plan import make_plan, missing_capabilities
-from isotrain.core.planning.measured import ModelStats, complete_plan
-from isotrain.core.planning.on_layout import ClusterResources
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import PluginManager
-from isotrain.core.running.starting_point import PreviousRun
-from isotrain.core.served.placement import ParameterServerLayout
+from isotrain.core.launching.run_directory.run_directory import RunDirectory
+from isotrain.core.launching.scheduler.scheduler_run import rank_command
+from isotrain.core.parameter_server.layout import ParameterServerLayout
+from isotrain.core.planning.cluster_resources import ClusterResources
+from isotrain.core.planning.model_stats import ModelStats, complete_plan
+from isotrain.core.planning.planner import make_plan, missing_capabilities
+from isotrain.core.planning.resources import Devices
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.run.start import PreviousRun
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -152,7 +152,7 @@ def test_one_replica_has_no_collective(host: PluginManager) -> None:
 
 
 def test_threads_share_the_cores_unless_given(host: PluginManager) -> None:
-    assert plan(host, threads=5).variables["THREADS"] == "5"
+    assert plan(host, threads=5).environment_variables["THREADS"] == "5"
     assert plan(host, replicas=1000).threads == 1
 
 
@@ -309,9 +309,13 @@ def test_what_a_backend_does_not_declare_it_lacks(host: PluginManager) -> None:
 
 def test_capabilities_are_asked_of_the_placement(host: PluginManager) -> None:
     (undeclared,) = missing_capabilities(Serving, host.backend("declared"))
-    assert undeclared.startswith("in parameter-server runs it has no compute, subgroups, synchronous-step:")
+    assert undeclared.startswith(
+        "in parameter-server runs it has no compute, subgroups, synchronous-step:"
+    )
     (missing,) = missing_capabilities(Serving, host.backend("torch-ddp"))
-    assert missing.startswith("in parameter-server runs it has no compute, subgroups: one process holds")
+    assert missing.startswith(
+        "in parameter-server runs it has no compute, subgroups: one process holds"
+    )
     assert not missing_capabilities(Wanting, host.backend("torch-ddp"))
 
 

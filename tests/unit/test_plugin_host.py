@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.contracts.plugin_choice import PluginChoice
+from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError
-from isotrain.core.plugins import asked
+from isotrain.core.plugins import selection
 from isotrain.core.plugins.hookspecs import hookimpl
-from isotrain.core.plugins.host import PLUGINS_VARIABLE, PluginManager, StrategyRegistry
-from isotrain.core.system.versions import versions
+from isotrain.core.plugins.manager import PLUGINS_VARIABLE, PluginManager, StrategyRegistry
+from isotrain.core.system.version import versions
 from isotrain.testing.declarations import declarations
 
 
@@ -125,7 +125,7 @@ def test_the_processes_of_a_run_look_for_no_installed_plugins(
 ) -> None:
     entry = importlib.metadata.EntryPoint("parts", f"{__name__}:GOOD", "isotrain")
     monkeypatch.setattr(importlib.metadata, "entry_points", lambda group: [entry])
-    told = asked.for_workers(PluginChoice(), PluginManager().installed)
+    told = selection.for_workers(PluginChoice(), PluginManager().installed)
     travelled = pickle.loads(pickle.dumps(told))  # noqa: S301
     monkeypatch.delattr(importlib.metadata, "entry_points")
     assert "nothing" in PluginManager(travelled).strategies.names()

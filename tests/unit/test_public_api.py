@@ -19,7 +19,7 @@ from typing import Any
 import isotrain
 import isotrain.plugin
 from isotrain.core.data import sources as core_sources
-from isotrain.core.plugins import candidates, hookspecs
+from isotrain.core.plugins import hookspecs, plugin
 
 LISTED = Path(__file__).with_name("public_api.txt")
 PAGE = Path(__file__).parents[2] / "docs" / "api.md"
@@ -32,7 +32,7 @@ def public_api() -> str:
     for door in DOORS:
         for name in door.__all__:
             lines += described(f"{door.__name__}.{name}", getattr(door, name))
-    for hook in candidates.HOOKS:
+    for hook in plugin.HOOKS:
         lines += described(hook, getattr(hookspecs, hook))
     return "\n".join(lines) + "\n"
 

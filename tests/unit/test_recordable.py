@@ -12,17 +12,16 @@ import pytest
 import torch
 from torch.fx.experimental.proxy_tensor import make_fx
 
-from isotrain.adapters.torch.replaying.holders import mutable_containers_in, refill
-from isotrain.adapters.torch.replaying.outcome import Outcome
-from isotrain.adapters.torch.replaying.recordable import (
-    VALUE_DEPENDENT,
+from isotrain.adapters.torch.base.pytree import rolled
+from isotrain.adapters.torch.graph.guards.containers import mutable_containers_in, refill
+from isotrain.adapters.torch.graph.traceability import (
     CALLED_BY_VMAP,
-    UncapturableError,
+    VALUE_DEPENDENT,
     ForbidValueReads,
+    UncapturableError,
     require_fixed_shapes,
 )
-from isotrain.adapters.torch.replaying.rounding import perturbed, perturbed_weights
-from isotrain.adapters.torch.trees import rolled
+from isotrain.adapters.torch.graph.verify import Outcome, perturbed, perturbed_weights
 
 Compute = Callable[[torch.Tensor], Any]
 LEAVING: dict[str, Compute] = {

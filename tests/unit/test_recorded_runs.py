@@ -22,10 +22,14 @@ from isotrain.core.contracts.events import (
     Steps,
 )
 from isotrain.core.errors import PlanError
-from isotrain.core.launching import recorded_runs
-from isotrain.core.launching.recorded_runs import summarize_run, runs_in
-from isotrain.core.launching.run_directory import RunDirectory, last_weights_file, rank_log
-from isotrain.core.launching.shown_ranks import shown_ranks
+from isotrain.core.launching.run_directory import run_listing
+from isotrain.core.launching.run_directory.rank_output import shown_ranks
+from isotrain.core.launching.run_directory.run_directory import (
+    RunDirectory,
+    last_weights_file,
+    rank_log,
+)
+from isotrain.core.launching.run_directory.run_listing import runs_in, summarize_run
 
 PLAN = {
     "run": "digits",
@@ -89,7 +93,7 @@ def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
 def test_the_last_line_of_a_long_file_is_found(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(recorded_runs, "CHUNK_BYTES", 7)
+    monkeypatch.setattr(run_listing, "CHUNK_BYTES", 7)
     blocks = [steps(first, float(first), first + 0.5) for first in range(0, 40, 2)]
     run = directory(tmp_path / "run", *blocks)
     assert (summarize_run(run.path).done, summarize_run(run.path).loss) == (40, 38.5)

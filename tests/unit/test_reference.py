@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from isotrain.core.errors import IsotrainError, SpecError
-from isotrain.core.spec.files import load_spec
-from isotrain.testing import probe
-from isotrain.testing.reference.functions import NumpyTensorOps
+from isotrain.core.spec.loading import load_spec
+from isotrain.testing import reference_model
+from isotrain.testing.reference.flatten import flatten, unflatten_into, unflatten_like
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout, Embedding, Layer
 from isotrain.testing.reference.losses import (
     accuracy,
@@ -22,7 +22,7 @@ from isotrain.testing.reference.losses import (
 )
 from isotrain.testing.reference.network import Network
 from isotrain.testing.reference.optimizers import clipped
-from isotrain.testing.reference.vectors import flatten, unflatten_like, unflatten_into
+from isotrain.testing.reference.tensor_ops import NumpyTensorOps
 
 TINY = 2.0**-20
 
@@ -104,7 +104,7 @@ def test_the_order_of_a_callables_arguments_is_as_the_spec_says() -> None:
     network = Network([Dense(1, 1)])
     network.start(0, 0, "float64")
     fields = {"objective": None, "loss": {"call": own, "order": "predictions-first"}}
-    objective = build_objective(load_spec(probe.spec(**fields)), network)
+    objective = build_objective(load_spec(reference_model.spec(**fields)), network)
     losses, outputs, _ = objective(np.ones((2, 1)), np.full((2, 1), 5.0))
     assert np.array_equal(losses, outputs - 5.0)
 
@@ -144,7 +144,9 @@ def test_layers_of_one_name_are_refused() -> None:
 def test_vectors() -> None:
     arrays = [np.zeros((2, 2), "float32"), np.zeros((), "int64"), np.zeros(3)]
     vector = np.arange(8.0)
-    assert [part.dtype for part in unflatten_like(vector, arrays)] == [array.dtype for array in arrays]
+    assert [part.dtype for part in unflatten_like(vector, arrays)] == [
+        array.dtype for array in arrays
+    ]
     unflatten_into(vector, arrays)
     assert np.array_equal(flatten(arrays), vector)
     assert flatten([]).shape == (0,)
@@ -161,7 +163,7 @@ def test_vectors() -> None:
     ],
 )
 def test_clipping(bound: dict[str, float], expected: list[list[float]]) -> None:
-    spec = load_spec(probe.spec(clip=bound))
+    spec = load_spec(reference_model.spec(clip=bound))
     found = clipped(spec, [np.array([3.0, 0.0]), np.array([-4.0])])
     assert [gradient.tolist() for gradient in found] == expected
 

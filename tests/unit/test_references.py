@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 
 from isotrain.core.errors import SpecError
-from isotrain.core.spec import references
+from isotrain.core.spec import import_strings
 
 MODULE = """
 import math as arithmetic
@@ -65,18 +65,18 @@ NAMES = ["arithmetic", "loads", "write", "LIMIT", "first", "third", "fallback", 
 
 @pytest.mark.parametrize("name", [*NAMES, "no_such_module", "Net.Inner.size"])
 def test_bound_names_are_found_without_importing(package: Path, name: str) -> None:
-    assert references.problem(f"shop.models:{name}") is None
+    assert import_strings.problem(f"shop.models:{name}") is None
     assert "shop" not in sys.modules
 
 
 @pytest.mark.parametrize("name", ["hidden", "width", "Inner", "unseen", "dumps", "size"])
 def test_names_of_inner_scopes_are_not(package: Path, name: str) -> None:
-    assert f"has no {name!r}" in str(references.problem(f"shop.models:{name}"))
+    assert f"has no {name!r}" in str(import_strings.problem(f"shop.models:{name}"))
 
 
 @pytest.mark.parametrize("module", ["stars", "made", "lazy"])
 def test_what_cannot_be_decided_counts_as_right(package: Path, module: str) -> None:
-    assert references.problem(f"shop.{module}:anything") is None
+    assert import_strings.problem(f"shop.{module}:anything") is None
 
 
 @pytest.mark.parametrize(
@@ -98,15 +98,15 @@ def test_what_cannot_be_decided_counts_as_right(package: Path, module: str) -> N
 def test_problems_name_the_part_and_the_nearest(
     package: Path, reference: str, parts: list[str]
 ) -> None:
-    text = str(references.problem(reference))
+    text = str(import_strings.problem(reference))
     assert all(part in text for part in parts), text
     assert "shop" not in sys.modules
 
 
 def test_problems_of_files(file: Path) -> None:
-    assert references.problem(f"{file}:build") is None
-    assert "Did you mean 'build'?" in str(references.problem(f"{file}:buil"))
-    missing = str(references.problem(f"{file.parent}/my modle.py:build"))
+    assert import_strings.problem(f"{file}:build") is None
+    assert "Did you mean 'build'?" in str(import_strings.problem(f"{file}:buil"))
+    missing = str(import_strings.problem(f"{file.parent}/my modle.py:build"))
     assert "there is no file" in missing
     assert "Did you mean 'my model.py'?" in missing
 
@@ -114,10 +114,10 @@ def test_problems_of_files(file: Path) -> None:
 def test_looking_imports_no_framework() -> None:
     code = """
 import sys
-from isotrain.core.spec import references
-assert references.problem("torch.nn:Module") is None
-assert references.problem("keras.losses:Hubr") is not None
-assert references.problem("tensorflow.keras:Model") is None
+from isotrain.core.spec import import_strings
+assert import_strings.problem("torch.nn:Module") is None
+assert import_strings.problem("keras.losses:Hubr") is not None
+assert import_strings.problem("tensorflow.keras:Model") is None
 heavy = {"torch", "tensorflow", "keras"} & set(sys.modules)
 assert not heavy, heavy
 """
@@ -125,23 +125,23 @@ assert not heavy, heavy
 
 
 def test_resolve() -> None:
-    assert references.resolve("math:hypot") is math.hypot
-    assert references.resolve("json:JSONDecoder.decode") is json.JSONDecoder.decode
-    assert references.resolve(math.hypot) is math.hypot
+    assert import_strings.resolve("math:hypot") is math.hypot
+    assert import_strings.resolve("json:JSONDecoder.decode") is json.JSONDecoder.decode
+    assert import_strings.resolve(math.hypot) is math.hypot
 
 
 def test_resolve_imports_a_file_once(file: Path) -> None:
-    build = references.resolve(f"{file}:build")
+    build = import_strings.resolve(f"{file}:build")
     assert build(5) == 5
-    assert references.resolve(f"{file.parent}/./{file.name}:build") is build
-    assert references.resolve(f"{file}:Net.Inner.size") == 4
+    assert import_strings.resolve(f"{file.parent}/./{file.name}:build") is build
+    assert import_strings.resolve(f"{file}:Net.Inner.size") == 4
 
 
 def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
     for number in (1, 2):
         (tmp_path / str(number)).mkdir()
         (tmp_path / str(number) / "net.py").write_text(f"size = {number}\n")
-    sizes = [references.resolve(f"{tmp_path}/{number}/net.py:size") for number in (1, 2)]
+    sizes = [import_strings.resolve(f"{tmp_path}/{number}/net.py:size") for number in (1, 2)]
     assert sizes == [1, 2]
 
 
@@ -156,7 +156,7 @@ def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
 )
 def test_resolve_says_what_is_wrong(package: Path, reference: str, part: str) -> None:
     with pytest.raises(SpecError) as caught:
-        references.resolve(reference)
+        import_strings.resolve(reference)
     assert part in str(caught.value)
 
 
@@ -165,26 +165,26 @@ def test_a_dependency_that_is_missing_is_named(tmp_path: Path) -> None:
     path.write_text("import no_such_dependency\n")
     for _ in range(2):
         with pytest.raises(SpecError, match=r"ModuleNotFoundError.*'no_such_dependency'"):
-            references.resolve(f"{path}:x")
+            import_strings.resolve(f"{path}:x")
     path.write_text("x = 1\n")
-    assert references.resolve(f"{path}:x") == 1
+    assert import_strings.resolve(f"{path}:x") == 1
 
 
 def test_describe(file: Path) -> None:
-    assert references.describe("a.b:c") == "a.b:c"
-    assert references.describe(math.hypot) == "math:hypot"
-    assert references.describe(json.JSONDecoder.decode) == "json.decoder:JSONDecoder.decode"
-    assert references.describe(functools.partial(math.hypot, 1)) == "<partial of math:hypot>"
-    assert references.describe(np.zeros((3, 2), "float32")) == "<numpy.ndarray float32 3x2>"
-    assert references.describe(object()) == "<builtins.object>"
-    build = references.resolve(f"{file}:build")
-    assert references.resolve(references.describe(build)) is build
+    assert import_strings.describe("a.b:c") == "a.b:c"
+    assert import_strings.describe(math.hypot) == "math:hypot"
+    assert import_strings.describe(json.JSONDecoder.decode) == "json.decoder:JSONDecoder.decode"
+    assert import_strings.describe(functools.partial(math.hypot, 1)) == "<partial of math:hypot>"
+    assert import_strings.describe(np.zeros((3, 2), "float32")) == "<numpy.ndarray float32 3x2>"
+    assert import_strings.describe(object()) == "<builtins.object>"
+    build = import_strings.resolve(f"{file}:build")
+    assert import_strings.resolve(import_strings.describe(build)) is build
 
 
 def test_a_function_of_a_file_that_is_not_loaded_here_has_the_name_of_the_file(file: Path) -> None:
-    build = references.resolve(f"{file}:build")
+    build = import_strings.resolve(f"{file}:build")
     build.__module__ = f"{build.__module__}_of_another_process"
-    told = references.describe(build)
+    told = import_strings.describe(build)
     assert told == "my_model_of_another_process.py:build"
 
 
@@ -196,12 +196,12 @@ def _local() -> Callable[[], int]:
 
 
 def test_is_importable(file: Path) -> None:
-    assert references.is_importable(math.hypot)
-    assert references.is_importable(json.JSONDecoder)
-    assert not references.is_importable(_local())
-    assert not references.is_importable(lambda: 1)
-    assert not references.is_importable(functools.partial(math.hypot, 1))
-    assert not references.is_importable(references.resolve(f"{file}:build"))
+    assert import_strings.is_importable(math.hypot)
+    assert import_strings.is_importable(json.JSONDecoder)
+    assert not import_strings.is_importable(_local())
+    assert not import_strings.is_importable(lambda: 1)
+    assert not import_strings.is_importable(functools.partial(math.hypot, 1))
+    assert not import_strings.is_importable(import_strings.resolve(f"{file}:build"))
 
 
 def test_is_importable_is_false_for_what_a_name_no_longer_means(
@@ -209,13 +209,13 @@ def test_is_importable_is_false_for_what_a_name_no_longer_means(
 ) -> None:
     old = json.JSONDecoder
     monkeypatch.setattr("json.decoder.JSONDecoder", type("JSONDecoder", (), {}))
-    assert not references.is_importable(old)
+    assert not import_strings.is_importable(old)
 
 
 def test_is_importable_is_false_in_main() -> None:
     code = """
-from isotrain.core.spec import references
+from isotrain.core.spec import import_strings
 def build(): pass
-assert not references.is_importable(build)
+assert not import_strings.is_importable(build)
 """
     subprocess.run([sys.executable, "-c", code], check=True)

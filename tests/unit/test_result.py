@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 
 from isotrain.core.errors import IsotrainError
-from isotrain.core.launching.run_directory import RESULT_FILE
-from isotrain.core.running.result import FORMAT, RunResult, read_result
+from isotrain.core.launching.run_directory.run_directory import RESULT_FILE
+from isotrain.core.results.result import FORMAT, RunResult, read_result
 
 WHOLE = RunResult(
     0.5, {"accuracy": 0.75}, {}, {"train_s": 1.0}, {}, {}, [], Path("elsewhere")

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.checkpoints.parts import TensorPart
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
+from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.errors import CheckpointError
 
 

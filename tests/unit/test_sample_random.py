@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from isotrain.core.data.sample_random import GOLDEN, SampleRandom, mixed
+from isotrain.core.data.sample_rng import GOLDEN, SampleRandom, mixed
 from isotrain.core.errors import DataError
 
 

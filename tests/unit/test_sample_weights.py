@@ -10,10 +10,10 @@ import pytest
 
 import isotrain
 from isotrain.core.data.loader import Loader
+from isotrain.core.data.pytree import Weighted
 from isotrain.core.data.sources import as_source, stream
-from isotrain.core.data.trees import Weighted
 from isotrain.core.errors import DataError
-from isotrain.core.running.data_loading import load_data
+from isotrain.core.session.training.dataloaders import load_data
 
 X, Y = np.arange(20.0)[:, None], np.arange(20) % 3
 W = np.arange(20) / 4
@@ -41,8 +41,19 @@ def spec_of(data: Any, **fields: Any) -> isotrain.TrainingSpec:
 
 
 def slices(source: Any, **options: Any) -> Iterator[Any]:
-    chosen = {"global_batch_size": 8, "replicas": 3, "local_replicas": (0, 1, 2), "seed": 1, "epochs": 1}
-    chosen |= {"shuffle": True, "drop_remainder": False, "gradient_accumulation_steps": 2, **options}
+    chosen = {
+        "global_batch_size": 8,
+        "replicas": 3,
+        "local_replicas": (0, 1, 2),
+        "seed": 1,
+        "epochs": 1,
+    }
+    chosen |= {
+        "shuffle": True,
+        "drop_remainder": False,
+        "gradient_accumulation_steps": 2,
+        **options,
+    }
     for batch in Loader(source, **chosen):  # type: ignore[arg-type]
         yield from (piece for own in batch.slices for piece in own if piece.count)
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from isotrain.core.errors import SpecError
-from isotrain.core.running.learning_rates import LearningRates
+from isotrain.core.session.training.lr_schedule import LearningRates
 from isotrain.core.spec.training_spec import TrainingSpec
 
 

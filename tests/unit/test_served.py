@@ -15,17 +15,16 @@ from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.contracts.state import StateInfo
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import PlanError, UnsupportedError
-from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import PluginManager
-from isotrain.core.served.capabilities import PARAMETER_SERVER_CAPABILITIES
-from isotrain.core.served.group import CoordinatorGroup
-from isotrain.core.served.ledger import WorkQueue, WorkItem
-from isotrain.core.served.loss import PendingLoss
-from isotrain.core.served.workforce import WorkResult, WorkerPool
-from isotrain.core.spec.files import load_spec
+from isotrain.core.parameter_server.coordinator import CoordinatorGroup, PendingLoss
+from isotrain.core.parameter_server.layout import PARAMETER_SERVER_CAPABILITIES
+from isotrain.core.parameter_server.work_queue import WorkItem, WorkQueue
+from isotrain.core.parameter_server.worker_pool import WorkerPool, WorkResult
+from isotrain.core.planning.planner import make_plan
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.loading import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.testing.watch import NEEDS
+from isotrain.testing.recording_group import NEEDS
 
 
 def unit(step: int, replica: int, staleness: int | None = 0) -> WorkItem:
@@ -228,9 +227,12 @@ def refuses(method: str) -> bool:
 
 def test_a_served_group_refuses_exactly_what_its_declaration_lacks() -> None:
     assert all(
-        refuses(method) == (needed in PARAMETER_SERVER_CAPABILITIES.lacks) for method, needed in NEEDS.items()
+        refuses(method) == (needed in PARAMETER_SERVER_CAPABILITIES.lacks)
+        for method, needed in NEEDS.items()
     )
-    assert PARAMETER_SERVER_CAPABILITIES.has | set(PARAMETER_SERVER_CAPABILITIES.lacks) == set(Capability)
+    assert PARAMETER_SERVER_CAPABILITIES.has | set(PARAMETER_SERVER_CAPABILITIES.lacks) == set(
+        Capability
+    )
 
 
 @pytest.fixture(scope="module")
@@ -252,7 +254,9 @@ def test_the_plan_has_a_coordinator_and_a_worker_for_each_replica(host: PluginMa
 
 
 def test_what_cannot_be_is_refused_with_the_reason(host: PluginManager) -> None:
-    with pytest.raises(UnsupportedError, match="keeps the parameters of a parameter-server run in rank 0"):
+    with pytest.raises(
+        UnsupportedError, match="keeps the parameters of a parameter-server run in rank 0"
+    ):
         roles(host, "torch-ddp", servers=2)
     with pytest.raises(UnsupportedError, match="live in one process and step together"):
         roles(host, "tf-mirrored")

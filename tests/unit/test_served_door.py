@@ -16,14 +16,23 @@ import pytest
 
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.contracts.service import ServerConnection
-from isotrain.core.data.trees import Weighted
+from isotrain.core.contracts.server_connection import ServerConnection
+from isotrain.core.data.pytree import Weighted
 from isotrain.core.errors import PeerLostError
-from isotrain.core.served import handshake
-from isotrain.core.served.caller import PendingConnection, ConnectionRejectedError
-from isotrain.core.served.door import AuthenticatedServer
-from isotrain.core.served.wire import Connection, ConnectionLostError, connect, encode_tree, decode_tree
-from isotrain.core.served.worker import serve
+from isotrain.core.parameter_server.worker import serve
+from isotrain.core.transport import auth
+from isotrain.core.transport.connection import (
+    Connection,
+    ConnectionLostError,
+    connect,
+    decode_tree,
+    encode_tree,
+)
+from isotrain.core.transport.server import (
+    AuthenticatedServer,
+    ConnectionRejectedError,
+    PendingConnection,
+)
 
 KEY = b"the secret of one run, 32 bytes."
 LOOPBACK = ("127.0.0.1", 0)
@@ -88,7 +97,7 @@ def is_dropped(one: socket.socket) -> bool:
         while part := one.recv(4096):
             heard += part
     one.close()
-    return len(heard) <= handshake.GREETING_BYTES
+    return len(heard) <= auth.GREETING_BYTES
 
 
 def test_workers_get_in_while_many_strangers_are_silent() -> None:
@@ -104,7 +113,7 @@ def drip(one: socket.socket, text: bytes) -> int:
     for count, byte in enumerate(text):
         try:
             one.sendall(bytes([byte]))
-            one.recv(handshake.GREETING_BYTES)  # the greeting, then what there is: nothing
+            one.recv(auth.GREETING_BYTES)  # the greeting, then what there is: nothing
         except TimeoutError:
             continue
         except OSError:
@@ -116,7 +125,7 @@ def test_who_answers_a_byte_at_a_time_is_dropped_in_time_and_delays_nobody() -> 
     with door(patience=0.5) as at, ThreadPoolExecutor(1) as pool:
         one = stranger(at)
         one.settimeout(0.05)
-        begun = handshake.answer_to(bytes(32), KEY, 1)  # each byte may be that of a worker
+        begun = auth.answer_to(bytes(32), KEY, 1)  # each byte may be that of a worker
         dripping = pool.submit(drip, one, begun)
         require_entry(at)
         assert dripping.result(IN_TIME) < len(begun)
@@ -135,7 +144,7 @@ def test_a_silent_stranger_is_dropped_though_nobody_else_calls() -> None:
         pytest.param(struct.pack("!Q", 1 << 62), id="a huge length"),
         pytest.param(b"\x00", id="one byte"),
         pytest.param(os.urandom(1 << 20), id="a mebibyte"),
-        pytest.param(handshake.answer_to(bytes(32), KEY, 1), id="an answer to another greeting"),
+        pytest.param(auth.answer_to(bytes(32), KEY, 1), id="an answer to another greeting"),
     ],
 )
 def test_who_says_something_else_is_dropped_at_once(said: bytes) -> None:
@@ -168,11 +177,11 @@ def overheard(at: AuthenticatedServer) -> tuple[bytes, bytes]:
         calling = pool.submit(call, between.getsockname())
         worker, _ = between.accept()
         with worker, stranger(at) as towards_door:
-            greeting = receive(towards_door, handshake.GREETING_BYTES)
+            greeting = receive(towards_door, auth.GREETING_BYTES)
             worker.sendall(greeting)
-            answer = receive(worker, handshake.ANSWER_BYTES)
+            answer = receive(worker, auth.ANSWER_BYTES)
             towards_door.sendall(answer)
-            confirmation = receive(towards_door, handshake.CONFIRMATION_BYTES)
+            confirmation = receive(towards_door, auth.CONFIRMATION_BYTES)
             worker.sendall(confirmation)
             calling.result(IN_TIME).close()
     return greeting + confirmation, answer
@@ -215,14 +224,14 @@ def test_who_has_another_key_stays_outside() -> None:
 
 
 def test_a_worker_that_was_dropped_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt, stalls = handshake.answer_to, [1.0]
+    prompt, stalls = auth.answer_to, [1.0]
 
     def answer_to(*asked: Any) -> bytes:
         if stalls:
             time.sleep(stalls.pop())
         return prompt(*asked)
 
-    monkeypatch.setattr(handshake, "answer_to", answer_to)
+    monkeypatch.setattr(auth, "answer_to", answer_to)
     with door(patience=0.1) as at:
         outside = call(at.address, rank=3)
         (inside,) = arrived(at, 1).items()
@@ -243,32 +252,32 @@ def test_a_worker_that_is_not_let_in_has_not_finished() -> None:
 
 
 @pytest.mark.parametrize(
-    "reply", [bytes(handshake.CONFIRMATION_BYTES), None], ids=["zeros", "its own proof"]
+    "reply", [bytes(auth.CONFIRMATION_BYTES), None], ids=["zeros", "its own proof"]
 )
 def test_a_coordinator_that_does_not_prove_the_key_is_left(reply: bytes | None) -> None:
     with socket.create_server(LOOPBACK) as listener, ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call, listener.getsockname())
         connection, _ = listener.accept()
         with connection:
-            connection.sendall(bytes(handshake.GREETING_BYTES))
-            answer = receive(connection, handshake.ANSWER_BYTES)
-            connection.sendall(reply or answer[-handshake.CONFIRMATION_BYTES :])
+            connection.sendall(bytes(auth.GREETING_BYTES))
+            answer = receive(connection, auth.ANSWER_BYTES)
+            connection.sendall(reply or answer[-auth.CONFIRMATION_BYTES :])
             with pytest.raises(ConnectionLostError, match="of another run"):
                 calling.result(IN_TIME)
 
 
 def test_each_greeting_and_each_answer_is_another() -> None:
-    assert len({handshake.greet() for _ in range(100)}) == 100
-    assert len({handshake.answer_to(bytes(32), KEY, 1) for _ in range(100)}) == 100
+    assert len({auth.greet() for _ in range(100)}) == 100
+    assert len({auth.answer_to(bytes(32), KEY, 1) for _ in range(100)}) == 100
 
 
 def test_a_caller_cannot_take_another_rank() -> None:
-    greeting = handshake.greet()
-    answer = bytearray(handshake.answer_to(greeting, KEY, 1))
-    assert handshake.proven_rank(greeting, bytes(answer), KEY) == 1
+    greeting = auth.greet()
+    answer = bytearray(auth.answer_to(greeting, KEY, 1))
+    assert auth.proven_rank(greeting, bytes(answer), KEY) == 1
     for place in range(len(answer)):
         answer[place] ^= 1
-        assert handshake.proven_rank(greeting, bytes(answer), KEY) is None
+        assert auth.proven_rank(greeting, bytes(answer), KEY) is None
         answer[place] ^= 1
 
 
@@ -277,7 +286,7 @@ def test_one_whose_words_nobody_expected_closes_the_door_for_no_other(
 ) -> None:
     with door() as at:
         with monkeypatch.context() as patched, stranger(at) as one:
-            patched.setattr(handshake, "may_become_answer", lambda begun: 1 / 0)
+            patched.setattr(auth, "may_become_answer", lambda begun: 1 / 0)
             one.sendall(b"x")
             assert is_dropped(one)
         require_entry(at)
@@ -287,11 +296,11 @@ def test_one_that_takes_nothing_in_is_refused() -> None:
     here, there = socket.socketpair()
     with here, there:
         caller = PendingConnection(here, time.monotonic() + LONG, KEY, None)
-        greeting = there.recv(handshake.GREETING_BYTES)
+        greeting = there.recv(auth.GREETING_BYTES)
         with contextlib.suppress(BlockingIOError):
             while here.send(b"x" * 4096):
                 pass
-        there.sendall(handshake.answer_to(greeting, KEY, 1))
+        there.sendall(auth.answer_to(greeting, KEY, 1))
         with pytest.raises(ConnectionRejectedError):
             caller.on_readable()
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 import pytest
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.mesh import DATA, SHARD, DeviceMesh
+from isotrain.core.contracts.device_mesh import DATA, SHARD, DeviceMesh
 from isotrain.core.contracts.plan import Hosts
-from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
+from isotrain.core.contracts.state import ModelBytes, StateBytes
 from isotrain.core.errors import PlanError
-from isotrain.core.sharding.capabilities import sharded_group
-from isotrain.core.sharding.hybrid import Hybrid
-from isotrain.core.sharding.weight_shares import assign_shards
+from isotrain.core.sharding.layouts import Hybrid, sharded_group
+from isotrain.core.sharding.shard_assignment import assign_shards
 from isotrain.strategies.sharded import ShardBucket, Sharded
 
 SIZES = [20, 5, 300, 10, 300, 7, 15, 1]

@@ -11,10 +11,10 @@ import pytest
 import tensorflow as tf
 import torch
 
-from isotrain.adapters.tensorflow import shares as of_tensorflow
-from isotrain.adapters.tensorflow.loss import evaluated_rows
-from isotrain.adapters.torch import shares as of_torch
-from isotrain.adapters.torch.exchange import SingleReplicaCommunicator
+from isotrain.adapters.tensorflow.trainer import loss_weighting as of_tensorflow
+from isotrain.adapters.tensorflow.trainer.loss import evaluated_rows
+from isotrain.adapters.torch.comm.base import SingleReplicaCommunicator
+from isotrain.adapters.torch.replica import loss_weighting as of_torch
 from isotrain.plugin import Slice
 
 WEIGHTS = np.array([3 * 2 / 16, 1 * 2 / 16])

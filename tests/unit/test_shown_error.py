@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isotrain.core.errors import DataError
-from isotrain.core.running.shown_error import format_traceback
+from isotrain.core.worker.traceback_format import format_traceback
 
 INSTALLED = "/env/lib/python3/site-packages"
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from isotrain.adapters.tensorflow.slot_forms import KerasOptimizerStateNames
-from isotrain.core.running.dialect import StateFormat
-from isotrain.core.spec.name_maps import NameMap
+from isotrain.adapters.tensorflow.optimizer_state_names import KerasOptimizerStateNames
+from isotrain.core.session.weights.state_format import StateFormat
+from isotrain.core.spec.weight_name_map import NameMap
 
 KERAS = StateFormat(NameMap({}), KerasOptimizerStateNames(), "sgd")
 APART = {

@@ -14,7 +14,7 @@ from torch.utils.data import DataLoader, TensorDataset, default_collate
 
 from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, arrays, reader
-from isotrain.core.data.by_position import BatchIndexed, MapStyle
+from isotrain.core.data.map_style import BatchIndexed, MapStyle
 from isotrain.core.data.sources import ShardedStream, Source, as_source
 from isotrain.core.errors import DataError
 

@@ -11,13 +11,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from isotrain.adapters.loss_tables import check_loss_table
+from isotrain.adapters.common.outputs import check_loss_table
 from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.errors import SpecError
-from isotrain.core.spec.fields import Component
-from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
-from isotrain.core.spec.problems import BRANCH, ELSEWHERE
+from isotrain.core.spec.field_types import Component
+from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.spec.validation import BRANCH, ELSEWHERE
 
 BASE: dict[str, Any] = {
     "model": "shop.models:Net",
@@ -211,7 +211,10 @@ ONE_PROBLEM = [
     ({"schedule": "cosin"}, "schedule.name: got 'cosin'; expected one of constant, step, cosine"),
     ({"schedule": {"name": "step", "factor": 1}}, "schedule.every_epochs or every_steps: missing"),
     ({"schedule": {"warmup_steps": 1, "warmup_epochs": 1}}, "warmup_steps and warmup_epochs: got"),
-    ({"scaling": {"rule": "linear"}}, "scaling.base_batch_size: missing; expected the global batch"),
+    (
+        {"scaling": {"rule": "linear"}},
+        "scaling.base_batch_size: missing; expected the global batch",
+    ),
     ({"scaling": "linear"}, "scaling.base_batch_size: missing"),
     ({"scaling": {"rule": "liner"}}, "expected one of none, linear, sqrt; did you mean 'linear'?"),
     ({"clip": {}}, "clip.value or norm or global_norm: missing; expected exactly one"),
@@ -412,7 +415,7 @@ def test_caller_tables_are_not_shared() -> None:
 
 def test_every_field_is_described() -> None:
     from isotrain.core.spec import training_spec as module
-    from isotrain.core.spec.problems import SpecModel
+    from isotrain.core.spec.validation import SpecModel
 
     parts = [part for part in vars(module).values() if isinstance(part, type)]
     parts = [part for part in parts if issubclass(part, SpecModel) and part is not SpecModel]

@@ -18,10 +18,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from isotrain.core.errors import SpecError
-from isotrain.core.spec import references
-from isotrain.core.spec.files import json_schema, load_spec
-from isotrain.core.spec.parts import OPTIMIZERS, SCHEDULES, Adam
-from isotrain.core.spec.references import resolve
+from isotrain.core.spec import import_strings
+from isotrain.core.spec.import_strings import resolve
+from isotrain.core.spec.loading import json_schema, load_spec
+from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam
 from isotrain.core.spec.training_spec import TrainingSpec
 
 FIELDS: dict[str, Any] = {
@@ -273,7 +273,7 @@ def test_imports_are_looked_up_once_and_again_in_a_changed_copy(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     looked_up = []
-    monkeypatch.setattr(references, "problem", looked_up.append)
+    monkeypatch.setattr(import_strings, "problem", looked_up.append)
     loaded = load_spec(FIELDS)
     assert len(looked_up) == 4
     assert load_spec(loaded) is loaded
@@ -310,7 +310,7 @@ def test_loading_imports_nothing_that_the_spec_names(tmp_path: Path) -> None:
     }
     path = write(tmp_path, "s.json", json.dumps(fields))
     code = (
-        "import sys; from isotrain.core.spec.files import load_spec; load_spec(sys.argv[1])\n"
+        "import sys; from isotrain.core.spec.loading import load_spec; load_spec(sys.argv[1])\n"
         "assert not {'torch', 'keras', 'tensorflow', 'numpy'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
@@ -325,7 +325,10 @@ def test_loading_imports_nothing_that_the_spec_names(tmp_path: Path) -> None:
         ("optimizer={name: sgd, lr: 1}", {"optimizer": {"name": "sgd", "lr": 1}}),
         ("schedule.warmup_steps=5", {"schedule": {"warmup_steps": 5}}),
         ("evaluation.batch=8", {"evaluation": {"batch": 8}}),
-        ("scaling={rule: linear, base_batch_size: 2}", {"scaling": {"rule": "linear", "base_batch_size": 2}}),
+        (
+            "scaling={rule: linear, base_batch_size: 2}",
+            {"scaling": {"rule": "linear", "base_batch_size": 2}},
+        ),
         ("model_args.deep.er=1", {"model_args": {"deep": {"er": 1}}}),
         ("metrics.0=accuracy", {"metrics": ["accuracy"]}),
         ("loss.delta=2", {"loss": {"name": "mse", "delta": 2}}),

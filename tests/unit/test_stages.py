@@ -10,10 +10,11 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.stages.actions import Action, Transfer, needed, stage_actions, time_line
-from isotrain.core.stages.executor import StageWork, execute_stage
-from isotrain.core.stages.profile import LayerCost, ModelProfile
-from isotrain.core.stages.schedules import (
+from isotrain.core.pipeline.actions import Action, Transfer, needed, stage_actions, time_line
+from isotrain.core.pipeline.executor import StageWork, execute_stage
+from isotrain.core.pipeline.pipeline_plan import pipeline_plan
+from isotrain.core.pipeline.profile import LayerCost, ModelProfile
+from isotrain.core.pipeline.schedules import (
     SCHEDULES,
     Order,
     Pass,
@@ -21,7 +22,6 @@ from isotrain.core.stages.schedules import (
     pipeline_bubble,
     stage_orders,
 )
-from isotrain.core.stages.staged_plan import pipeline_plan
 from isotrain.plugin import PlanError
 
 SHAPES = [

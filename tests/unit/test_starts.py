@@ -9,20 +9,20 @@ from typing import Any
 
 import pytest
 
-from isotrain.adapters import keras_backend
-from isotrain.adapters.horovod import build
+from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.tf_adapter import HorovodTF
 from isotrain.adapters.horovod.torch_adapter import HorovodTorch
+from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
 from isotrain.adapters.torch.adapter import TorchDDP
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
-from isotrain.core.contracts.start import StartMethod
+from isotrain.core.contracts.plan import StartMethod
 from isotrain.core.errors import PlanError
-from isotrain.core.planning.starts import resolve_start_method
-from isotrain.core.spec.files import load_spec
-from isotrain.core.system import forking
-from isotrain.core.system.last_words import signal_name
+from isotrain.core.planning.start_method import resolve_start_method
+from isotrain.core.spec.loading import load_spec
+from isotrain.core.system import process
+from isotrain.core.system.process import signal_name
 
 SPEC = load_spec(
     {
@@ -34,7 +34,7 @@ SPEC = load_spec(
         "steps": 1,
     }
 )
-AHEAD = "isotrain.adapters.torch.ahead"
+AHEAD = "isotrain.adapters.torch.fast_import"
 ADAPTERS = (TorchDDP, TFMirrored, TFMultiWorker, HorovodTorch, HorovodTF)
 
 
@@ -52,7 +52,7 @@ def nothing_asked(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_backends_are_forked_on_cpus_and_not_on_gpus(
     adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
+    monkeypatch.setattr(build_info, "has_collective", lambda extension, name: name != "mpi")
     start = resolve_start_method(adapter(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("forked", None)
     order = [name for name in start.imports if name != AHEAD]
@@ -62,7 +62,7 @@ def test_backends_are_forked_on_cpus_and_not_on_gpus(
 
 @pytest.mark.parametrize("adapter", [TorchDDP, HorovodTorch])
 def test_a_native_torch_model_needs_no_keras(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(build, "has_collective", lambda extension, name: name != "mpi")
+    monkeypatch.setattr(build_info, "has_collective", lambda extension, name: name != "mpi")
     native = SPEC.replace(model={"torch": dict})
     imports = resolve_start_method(adapter(), LOCAL, native, "cpu").imports
     assert imports[:2] == (AHEAD, "torch")
@@ -82,23 +82,25 @@ def test_torch_s_library_is_loaded_without_torch_and_leaves_no_thread() -> None:
 
 @pytest.mark.parametrize("adapter", [HorovodTorch, HorovodTF])
 def test_mpi_is_not_forked(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    found = build.Build("0.28.1", None, None)
+    found = build_info.Build("0.28.1", None, None)
     object.__setattr__(found, "extension", "some.so")
-    monkeypatch.setattr(build, "installed", lambda framework: found)
-    monkeypatch.setattr(build, "has_collective", lambda extension, name: name == "mpi")
+    monkeypatch.setattr(build_info, "installed", lambda framework: found)
+    monkeypatch.setattr(build_info, "has_collective", lambda extension, name: name == "mpi")
     assert "MPI" in str(adapter().preload(SPEC, device="cpu").why_fresh)
 
 
 def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
     silent = resolve_start_method(SaysNothing(), LOCAL, SPEC, "cpu")
-    assert silent == StartMethod(why_fresh="backend 'says-nothing' does not say that it can be forked")
+    assert silent == StartMethod(
+        why_fresh="backend 'says-nothing' does not say that it can be forked"
+    )
     alone = resolve_start_method(TorchDDP(), "one-by-one", SPEC, "cpu")
     assert alone.why_fresh == "one-by-one starts each process by itself"
 
 
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
-    assert "darwin" in str(forking.fork_obstacle())
+    assert "darwin" in str(process.fork_obstacle())
     assert resolve_start_method(TorchDDP(), LOCAL, SPEC, "cpu").way == "fresh"
 
 

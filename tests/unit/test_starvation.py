@@ -15,12 +15,11 @@ import pytest
 from waiting import wait_until
 
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
-from isotrain.core.launching.diagnosis import RankStatus
-from isotrain.core.launching.effort import waits
-from isotrain.core.launching.stagnation import HangDetector
-from isotrain.core.launching.starvation import CpuStarvation
-from isotrain.core.system import patience
-from isotrain.core.system.patience import Deadline
+from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
+from isotrain.core.launching.supervision.hang_detection import CpuStarvation, HangDetector
+from isotrain.core.system import deadline
+from isotrain.core.system.deadline import Deadline
+from isotrain.core.system.process_activity import waits
 
 SPIN = "print(flush=True)\nwhile True: pass"
 SLEEP = "import time; print(flush=True); time.sleep(600)"
@@ -83,7 +82,9 @@ def judged(*processes: tuple[str, float, float], starved: tuple[float, ...]) -> 
         )
         for rank, (call, took, step) in enumerate(processes)
     ]
-    watched = [RankStatus(process, last_heard=now, last_active=now, started=True) for process in found]
+    watched = [
+        RankStatus(process, last_heard=now, last_active=now, started=True) for process in found
+    ]
     stagnation = HangDetector(watched, {"start": LIMIT, "progress": LIMIT})
     stagnation.find(now - max(took for _, took, _ in processes) + 0.75 * LIMIT)
     found[1].waits = dict(enumerate(starved))
@@ -139,7 +140,7 @@ def test_a_machine_that_stands_still_costs_little_of_the_patience_with_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]
-    monkeypatch.setattr(patience, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now[0]))
     waiting = Deadline(2.0)
     for moment in (0.2, 60.2, 60.4, 60.8, 61.2):
         now[0] = moment

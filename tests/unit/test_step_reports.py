@@ -13,10 +13,10 @@ from isotrain.core.contracts.events import ProcessEvent, Progress, Steps, Warned
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import NotANumberError
-from isotrain.core.running import step_reports
-from isotrain.core.running.loss_watch import NanGuard, OnNan
-from isotrain.core.running.step_reports import STEPS_AT_ONCE, StepLogger
-from isotrain.core.running.stopwatch import Stopwatch
+from isotrain.core.session.training import step_logger
+from isotrain.core.session.training.nan_guard import NanGuard, OnNan
+from isotrain.core.session.training.step_logger import STEPS_AT_ONCE, StepLogger
+from isotrain.core.session.training.timers import Stopwatch
 
 
 class Heard(Reporter):
@@ -53,7 +53,7 @@ class Late:
 
 @pytest.fixture
 def heard(monkeypatch: pytest.MonkeyPatch) -> Heard:
-    monkeypatch.setattr(step_reports, "STEPS_SECONDS", 1e9)
+    monkeypatch.setattr(step_logger, "STEPS_SECONDS", 1e9)
     return Heard()
 
 
@@ -94,7 +94,7 @@ def test_every_step_is_told_once_and_in_order(heard: Heard) -> None:
 def test_slow_steps_are_told_after_some_seconds(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_reports, "STEPS_SECONDS", 0.0)
+    monkeypatch.setattr(step_logger, "STEPS_SECONDS", 0.0)
     own = reports(heard)
     for step in range(3):
         own.add(batch(step), 1.0, 0.1)
@@ -143,7 +143,7 @@ def test_a_run_that_goes_back_says_so(heard: Heard) -> None:
 def test_progress_is_told_with_the_newest_known_loss(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(step_reports, "PROGRESS_SECONDS", 0.0)
+    monkeypatch.setattr(step_logger, "PROGRESS_SECONDS", 0.0)
     own = reports(heard)
     for step, loss in enumerate([3.0, 2.0, Late()]):
         own.add(batch(step), loss, 0.1)
@@ -156,7 +156,7 @@ def test_a_loss_that_is_nan_stops_the_run_once_it_is_told_of(
     heard: Heard, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
     """By the first progress that reads it, or with its block."""
-    monkeypatch.setattr(step_reports, "PROGRESS_SECONDS", seconds)
+    monkeypatch.setattr(step_logger, "PROGRESS_SECONDS", seconds)
     own, losses = reports(heard), [1.0] * 20 + [math.nan] * STEPS_AT_ONCE
     with pytest.raises(NotANumberError, match=r"step 20 is NaN .*\(of step 20\).*on_nan: warn"):
         add_all(own, losses)

@@ -10,21 +10,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.layout import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.cluster import ClusterLayout, ProcessSlot
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.state_bytes import ModelBytes, StateBytes
-from isotrain.core.contracts.strategy_state import StrategyState
+from isotrain.core.contracts.state import ModelBytes, StateBytes
+from isotrain.core.contracts.strategy import StrategyState
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.planning.make_plan import make_plan
-from isotrain.core.planning.measured import ModelStats, complete_plan
-from isotrain.core.plugins.cast import ResolvedSpec
-from isotrain.core.plugins.host import PluginManager
+from isotrain.core.planning.model_stats import ModelStats, complete_plan
+from isotrain.core.planning.planner import make_plan
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.strategies import graphs
+from isotrain.strategies import topologies
 from isotrain.strategies.local_sgd import LocalSGD
 from isotrain.strategies.sharded import norm_of_all
-from isotrain.testing.reference.functions import NumpyTensorOps
+from isotrain.testing.reference.tensor_ops import NumpyTensorOps
 
 BACKEND = "torch-ddp"
 
@@ -140,7 +140,9 @@ def test_loss_scaling_is_refused(host: PluginManager, name: str, options: dict[s
 
 
 @pytest.mark.parametrize("name", ["sharded", "pipeline"])
-def test_an_own_optimizer_is_refused_where_it_would_see_a_part(host: PluginManager, name: str) -> None:
+def test_an_own_optimizer_is_refused_where_it_would_see_a_part(
+    host: PluginManager, name: str
+) -> None:
     optimizer = {"custom": "somewhere:make", "lr": 0.5}
     with pytest.raises(UnsupportedError, match="a part of the weights"):
         plan(host, name, {}, optimizer=optimizer)
@@ -164,7 +166,7 @@ def test_clipping_has_a_remark(host: PluginManager) -> None:
 
 ALL_GRAPHS = [
     (graph, replicas)
-    for graph in graphs.GRAPHS
+    for graph in topologies.GRAPHS
     for replicas in (2, 3, 4, 6, 8, 9, 12)
     if not (graph == "torus" and replicas < 4) and not (graph == "random" and replicas < 3)
 ]
@@ -177,8 +179,8 @@ def is_connected(weights: np.ndarray) -> bool:
 @pytest.mark.parametrize(("graph", "replicas"), [g for g in ALL_GRAPHS if g != ("torus", 3)])
 def test_graphs_are_doubly_stochastic_and_connected(graph: str, replicas: int) -> None:
     product = np.eye(replicas)
-    for rounds in graphs.mixings(graph, replicas, 2, seed=7):
-        weights = np.array(graphs.matrix(rounds, replicas))
+    for rounds in topologies.mixings(graph, replicas, 2, seed=7):
+        weights = np.array(topologies.matrix(rounds, replicas))
         assert (weights >= 0).all()
         assert np.allclose(weights.sum(axis=0), 1)
         assert np.allclose(weights.sum(axis=1), 1)
@@ -189,7 +191,7 @@ def test_graphs_are_doubly_stochastic_and_connected(graph: str, replicas: int) -
 
 def test_neighbours_are_the_right_ones() -> None:
     def neighbours(graph: str, replicas: int, mixing: int = 0) -> list[int]:
-        rounds = graphs.mixings(graph, replicas, 2, 0)[mixing]
+        rounds = topologies.mixings(graph, replicas, 2, 0)[mixing]
         return sorted(permutation[0] for permutation in rounds)
 
     assert neighbours("ring", 8) == [1, 7]
@@ -198,12 +200,12 @@ def test_neighbours_are_the_right_ones() -> None:
     assert neighbours("exponential", 8) == [1, 2, 4]
     assert [neighbours("one-peer-exponential", 8, m) for m in range(3)] == [[1], [2], [4]]
     assert neighbours("complete", 4) == [1, 2, 3]
-    weights = graphs.matrix(graphs.mixings("complete", 5, 2, 0)[0], 5)
+    weights = topologies.matrix(topologies.mixings("complete", 5, 2, 0)[0], 5)
     assert np.allclose(weights, 1 / 5)
 
 
 def test_a_random_graph_follows_its_seed() -> None:
-    first, again, other = (graphs.mixings("random", 9, 4, seed) for seed in (1, 1, 2))
+    first, again, other = (topologies.mixings("random", 9, 4, seed) for seed in (1, 1, 2))
     assert first == again != other
 
 
@@ -336,7 +338,9 @@ def on_hosts(
     host: PluginManager, hosts: str, options: dict[str, Any], backend: str = BACKEND, **changes: Any
 ) -> Plan:
     """A plan for processes that lie on these hosts, of one letter each."""
-    process_slots = [ProcessSlot(name, hosts[:place].count(name)) for place, name in enumerate(hosts)]
+    process_slots = [
+        ProcessSlot(name, hosts[:place].count(name)) for place, name in enumerate(hosts)
+    ]
     native = options.get("stage") == 3 and backend == BACKEND
     model = {"torch": dict} if native else dict
     cast = ResolvedSpec(spec("sharded", options, model=model, **changes), host)
@@ -393,7 +397,10 @@ def test_hybrid_runs_need_hosts_of_one_size_and_a_weight_for_each_replica_of_one
     with pytest.raises(PlanError, match="hybrid: 2 hosts have 2, 1 replicas"):
         on_hosts(host, "aab", {"hybrid": True})
     assert on_hosts(host, "aab", {"hybrid": True, "host_size": 1}).device_mesh.size("data") == 3
-    assert on_hosts(host, 9 * "a" + 9 * "b", {"stage": 3, "hybrid": True}).device_mesh.size("shard") == 9
+    assert (
+        on_hosts(host, 9 * "a" + 9 * "b", {"stage": 3, "hybrid": True}).device_mesh.size("shard")
+        == 9
+    )
     with pytest.raises(PlanError, match="8 trainable weights, and each of 9 replicas of a host"):
         on_hosts(host, 9 * "a" + 9 * "b", {"hybrid": True})
 

@@ -13,15 +13,15 @@ import pytest
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.group import ReplicaGroup
+from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
-from isotrain.core.plugins.host import plugin_manager
-from isotrain.testing import backend, commands, digits, endings, strategy, text
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.testing import backend, commands, crash_checks, digits, strategy, text
 from isotrain.testing.launching import Run
-from isotrain.testing.native import assert_native_equality
+from isotrain.testing.native_equality import assert_native_equality
+from isotrain.testing.recording_group import NEEDS, REPLICA_NEEDS, RecordingGroup
 from isotrain.testing.scorecard import Check, Scorecard
-from isotrain.testing.watch import NEEDS, REPLICA_NEEDS, RecordingGroup
 
 WITHOUT_CAPABILITY = {
     *("to_device", "is_on_device", "tensor", "numpy", "barrier", "synchronize_device", "close"),
@@ -44,7 +44,14 @@ WITHOUT_CAPABILITY = {
         "pop_metric_state",
         "add_metric_state",
     ),
-    *("preserving_training_state", "preserving_state", "keep_gradients", "kept_gradients", "describe_state", "all_reduce_max"),
+    *(
+        "preserving_training_state",
+        "preserving_state",
+        "keep_gradients",
+        "kept_gradients",
+        "describe_state",
+        "all_reduce_max",
+    ),
     *("not_checkpointed", "local_index", "is_remote", "reshard_weights"),
 }
 
@@ -263,7 +270,7 @@ def ended(
     """Why a check of a run that goes wrong fails, if the run goes like this."""
     notes = {1: {"moment": 100.0}} if failure is None or "before" not in failure else {}
     run = Run([], notes, failure, 100.0 + seconds, 0.0, folder)
-    monkeypatch.setattr(endings, "try_run", lambda *given: run)
+    monkeypatch.setattr(crash_checks, "try_run", lambda *given: run)
     return backend.crash_outcome(check, "torch-ddp", 2).reason
 
 
@@ -308,11 +315,11 @@ def test_a_busy_machine_is_given_more_time_to_hang(
 
     def try_run(work: Any, spec: Any, *given: Any) -> Run:
         limits.append(spec["timeouts"]["progress"])
-        return stuck if len(limits) == len(endings.PROGRESS_SECONDS) else too_slow
+        return stuck if len(limits) == len(crash_checks.PROGRESS_SECONDS) else too_slow
 
-    monkeypatch.setattr(endings, "try_run", try_run)
+    monkeypatch.setattr(crash_checks, "try_run", try_run)
     assert backend.crash_outcome(backend.CRASH_CHECKS[1], "torch-ddp", 2).verdict == "passed"
-    assert limits == list(endings.PROGRESS_SECONDS)
+    assert limits == list(crash_checks.PROGRESS_SECONDS)
 
 
 def test_a_process_that_lingers_is_no_clean_exit() -> None:

@@ -23,13 +23,13 @@ from unit.meeting import LOCAL, LONG, free_port, key, meet, settling
 from waiting import wait_until
 
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
-from isotrain.core.joining import welcome as welcome_module
-from isotrain.core.joining.channel import Channel
-from isotrain.core.joining.welcome import RankZeroServer, connect_to_rank_zero
-from isotrain.core.served import handshake, tls
-from isotrain.core.served.terms import EncryptionOffer
-from isotrain.core.served.tls import TlsEndpoint
-from isotrain.core.served.wire import authenticate
+from isotrain.core.transport import auth, tls
+from isotrain.core.transport import rank_zero_server as welcome_module
+from isotrain.core.transport.channel import Channel
+from isotrain.core.transport.connection import authenticate
+from isotrain.core.transport.encryption import EncryptionOffer
+from isotrain.core.transport.rank_zero_server import RankZeroServer, connect_to_rank_zero
+from isotrain.core.transport.tls import TlsEndpoint
 
 SECRET = b"nobody is to read this"
 AUTHORITY = Authority()
@@ -105,12 +105,16 @@ class Between:
 
 
 @contextlib.contextmanager
-def line(caller: EncryptionOffer, door: EncryptionOffer) -> Iterator[tuple[Channel, Channel, Between]]:
+def line(
+    caller: EncryptionOffer, door: EncryptionOffer
+) -> Iterator[tuple[Channel, Channel, Between]]:
     """Both ends of a connection that has been made, and who listens in between."""
     secret = key().secret
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(free_port())
-        welcome = stack.enter_context(contextlib.closing(RankZeroServer(LOCAL, [port], secret, door)))
+        welcome = stack.enter_context(
+            contextlib.closing(RankZeroServer(LOCAL, [port], secret, door))
+        )
         between = stack.enter_context(contextlib.closing(Between(port)))
         calling = stack.enter_context(
             contextlib.closing(connect_to_rank_zero(LOCAL, [between.port], secret, 1, LONG, caller))
@@ -231,7 +235,9 @@ def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
         ThreadPoolExecutor(1) as pool,
     ):
         greeting = pool.submit(greet, welcome)
-        with contextlib.closing(connect_to_rank_zero(LOCAL, [between.port], secret, 1, LONG, hosts[1])) as wire:
+        with contextlib.closing(
+            connect_to_rank_zero(LOCAL, [between.port], secret, 1, LONG, hosts[1])
+        ) as wire:
             assert taken(Channel(wire), 1) == [({"at": "once"}, [])]
         greeting.result().close()
 
@@ -269,7 +275,9 @@ def test_who_is_turned_down_hears_so_though_it_is_still_talking(
         contextlib.closing(Between(port, pauses=(0.02, 0.0), piece=400)) as between,
     ):
         with pytest.raises(PlanError, match="the other end gave up: tlsv1 alert"):
-            connect_to_rank_zero(LOCAL, [between.port], key().secret, 1, 0.0, EncryptionOffer.of(str(foreign)))
+            connect_to_rank_zero(
+                LOCAL, [between.port], key().secret, 1, 0.0, EncryptionOffer.of(str(foreign))
+            )
         between.close()
         wait_until(lambda: welcome.rejected, LONG)
         assert "the certificate is not accepted" in welcome.rejected[1]
@@ -287,9 +295,9 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
         calling, _ = listener.accept()
         called = socket.create_connection((LOCAL, port))
         with calling, called:
-            calling.sendall(exactly(called, handshake.GREETING_BYTES))
-            called.sendall(exactly(calling, handshake.ANSWER_BYTES))
-            calling.sendall(exactly(called, handshake.CONFIRMATION_BYTES))
+            calling.sendall(exactly(called, auth.GREETING_BYTES))
+            called.sendall(exactly(calling, auth.ANSWER_BYTES))
+            calling.sendall(exactly(called, auth.CONFIRMATION_BYTES))
             towards_door, towards_caller = own.begin(is_caller=True), own.begin(is_caller=False)
             said = b""
             while not towards_door.is_ready:
@@ -406,7 +414,9 @@ def test_who_cannot_encrypt_says_so_though_rank_0_is_not_there(folders: Mapping[
     assert "cannot be read: No such file or directory" in str(found[1])
 
 
-def test_a_caller_with_another_key_hears_nothing_of_certificates(hosts: list[EncryptionOffer]) -> None:
+def test_a_caller_with_another_key_hears_nothing_of_certificates(
+    hosts: list[EncryptionOffer],
+) -> None:
     with (
         free_port() as port,
         contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,

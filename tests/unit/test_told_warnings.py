@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from isotrain.core.contracts.events import ProcessEvent, Warned
-from isotrain.core.running import worker
+from isotrain.core.worker import worker
 
 
 class Listening:

@@ -8,8 +8,9 @@ import numpy as np
 import pytest
 import torch
 
-from isotrain.adapters.torch import keras_update, private
-from isotrain.adapters.torch.lamb import Lamb
+from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.optim import keras_foreach
+from isotrain.adapters.torch.optim.lamb import Lamb
 
 GRADIENTS = [np.array([3.0, -4.0]), np.array([[0.5, -0.25], [0.125, 0.0]])]
 TOTAL = np.sqrt(sum((g**2).sum() for g in GRADIENTS))
@@ -18,7 +19,7 @@ TOTAL = np.sqrt(sum((g**2).sum() for g in GRADIENTS))
 def clipped(**bound: float) -> list[np.ndarray]:
     options = {"clipnorm": None, "global_clipnorm": None, "clipvalue": None, **bound}
     given = [torch.tensor(gradient) for gradient in GRADIENTS]
-    found = keras_update.clipped(given, SimpleNamespace(**options), private.foreach_norm)
+    found = keras_foreach.clipped(given, SimpleNamespace(**options), private_api.foreach_norm)
     return [gradient.numpy() for gradient in found]
 
 

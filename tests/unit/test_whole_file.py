@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from isotrain.core.system.whole_file import rewrite_lines, atomic_file, atomic_write
+from isotrain.core.system.files import atomic_file, atomic_write, rewrite_lines
 
 
 def test_a_file_is_replaced_when_all_of_it_is_there(tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ import sys
 
 import pytest
 
-from isotrain.core.system.whole_lines import line_buffered
+from isotrain.core.system.standard_streams import line_buffered
 
 
 class Pieces(io.BytesIO):

@@ -7,11 +7,11 @@ import sys
 
 import pytest
 
-from isotrain.core.joining import witness
+from isotrain.core.rendezvous import crash_output
 
 PROGRAM = """
 import os, sys, tempfile
-from isotrain.core.joining.witness import output_tail_on_crash
+from isotrain.core.rendezvous.crash_output import output_tail_on_crash
 with tempfile.TemporaryFile() as log:
     os.write(log.fileno(), b"last words")
     with output_tail_on_crash(log.fileno(), 1) as dismiss:
@@ -31,6 +31,6 @@ def test_without_it_all_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise BlockingIOError("no more processes")
 
-    monkeypatch.setattr(witness.subprocess, "Popen", refuse)
-    with witness.output_tail_on_crash(1, 2) as dismiss:
+    monkeypatch.setattr(crash_output.subprocess, "Popen", refuse)
+    with crash_output.output_tail_on_crash(1, 2) as dismiss:
         dismiss()

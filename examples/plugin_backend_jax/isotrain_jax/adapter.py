@@ -13,16 +13,16 @@ from isotrain.plugin import (
     NOT_REPLICATED,
     PARAMETER_SERVER_CAPABILITIES,
     SHARD,
+    Availability,
+    BackendConfig,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
     ProcessContext,
-    TcpParameterServer,
-    BackendConfig,
     StartMethod,
+    TcpParameterServer,
     UnsupportedError,
-    Availability,
     keras_backend,
     sharded_group,
     visible_gpus,
@@ -91,7 +91,7 @@ class JaxMesh(TcpParameterServer):
     exports = frozenset({"keras", "keras-weights"})
     capabilities = {
         "replicated": _REPLICATED,
-        "served": PARAMETER_SERVER_CAPABILITIES,
+        "parameter-server": PARAMETER_SERVER_CAPABILITIES,
         "sharded": sharded_group(_REPLICATED),
         "fully-sharded": _FULLY_SHARDED,
         "pipeline": Capabilities.none(
@@ -111,7 +111,7 @@ class JaxMesh(TcpParameterServer):
         import jaxlib
         import keras
 
-        from isotrain.plugin import keras_private, private_parts
+        from isotrain.plugin import keras_private, private_api
         from isotrain_jax import attention, private
 
         versions = {
@@ -120,8 +120,8 @@ class JaxMesh(TcpParameterServer):
             "keras": keras.__version__,
         }
         of_keras = (*keras_private.PROBES, *attention.PROBES)
-        fault = private_parts.private_api_changes("JAX", jax.__version__, private.PROBES)
-        fault = fault or private_parts.private_api_changes("Keras", keras.__version__, of_keras)
+        fault = private_api.private_api_changes("JAX", jax.__version__, private.PROBES)
+        fault = fault or private_api.private_api_changes("Keras", keras.__version__, of_keras)
         if fault:
             return Examination(fault, versions=versions)
         on_gpus = jax.default_backend() == "gpu"
@@ -161,7 +161,9 @@ class JaxMesh(TcpParameterServer):
             )
         return right
 
-    def environment_variables(self, *, device: DeviceKind, threads: int, replicas: int) -> dict[str, str]:
+    def environment_variables(
+        self, *, device: DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
         variables = {
             keras_backend.ENVIRONMENT_VARIABLE: "jax",
             "JAX_PLATFORMS": "cuda" if device == "gpu" else "cpu",
@@ -185,7 +187,9 @@ class JaxMesh(TcpParameterServer):
         is_of_jax = isinstance(error, jax.errors.JaxRuntimeError | ValueError)
         return is_of_jax and any(words in str(error) for words in _LOST_PEER)
 
-    def start(self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> ReplicaGroup:
+    def start(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> ReplicaGroup:
         ties = _joined(spec, backend_config, context)
         from isotrain_jax.group import JaxReplicaGroup  # imports Keras, which may ask for devices
         from isotrain_jax.sharded import ShardedGroup
@@ -194,7 +198,11 @@ class JaxMesh(TcpParameterServer):
         return ShardedGroup(spec, ties) if in_shares else JaxReplicaGroup(spec, ties)
 
     def start_fully_sharded(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        unit_bytes: int,
     ) -> ReplicaGroup:
         """Starts one; XLA decides how many weights are joined together."""
         ties = _joined(spec, backend_config, context, context.device_mesh.sizes)

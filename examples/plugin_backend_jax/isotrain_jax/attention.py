@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import keras
 from keras.src import backend as keras_backend
 
-from isotrain.plugin import private_parts
+from isotrain.plugin import private_api
 
 _OF_KERAS = keras_backend.nn.dot_product_attention
 
@@ -28,10 +28,10 @@ def _is_what_keras_calls() -> None:
         found = keras.ops.dot_product_attention(query, query, query)
     finally:
         choose_attention("float32")
-    private_parts.require(found.shape == (), "keras.ops calls backend.nn.dot_product_attention")
+    private_api.require(found.shape == (), "keras.ops calls backend.nn.dot_product_attention")
 
 
-PROBES = (private_parts.PrivateApiProbe("backend.nn.dot_product_attention", _is_what_keras_calls),)
+PROBES = (private_api.PrivateApiProbe("backend.nn.dot_product_attention", _is_what_keras_calls),)
 """Parts of Keras that it does not document, besides those of `keras_private`."""
 
 

@@ -24,10 +24,10 @@ from isotrain.plugin import (
     StateKind,
     TrainingSpec,
     keras_files,
+    keras_layer_traits,
+    keras_model,
     keras_private,
-    keras_traits,
     map_tree,
-    portable,
     weight_files,
 )
 from isotrain_jax import mesh
@@ -87,7 +87,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self.write_state(others)
 
     def reseed(self, replica: int, step: int) -> None:
-        shift = portable.seed_offset(replica, step)
+        shift = keras_model.seed_offset(replica, step)
         moved = {name: shifted(name, seed, shift) for name, seed in self._first_seeds.items()}
         written = self._of_first.written(self._local_state(), moved, self._mesh.place)
         self._state = self._lifted(written)
@@ -190,7 +190,9 @@ class JaxReplicaGroup(ReplicaGroup):
         mean = self._mesh.mean(loss)
         return [self._unscaled(state, gradients)], mean
 
-    def apply_gradients(self, gradients: Sequence[Sequence[jax.Array]], learning_rate: float) -> None:
+    def apply_gradients(
+        self, gradients: Sequence[Sequence[jax.Array]], learning_rate: float
+    ) -> None:
         rate = self._rate(learning_rate)
         self._state = self._mesh.lift(self._apply(self._local_state(), list(gradients[0]), rate))
 
@@ -268,7 +270,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self._state = self._state._replace(metrics=self._mesh.lift(added))
 
     def traits(self) -> list[LayerTrait]:
-        return keras_traits.model_traits(self._program.model, self._precision)
+        return keras_layer_traits.model_traits(self._program.model, self._precision)
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None

@@ -18,7 +18,7 @@ from jax import lax
 from jax.extend.backend import clear_backends
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from isotrain.plugin import SHARD, Subgroups, ProcessContext, ReduceOp, BackendConfig, TrainingSpec
+from isotrain.plugin import SHARD, BackendConfig, ProcessContext, ReduceOp, Subgroups, TrainingSpec
 from isotrain_jax import private
 
 Tree: TypeAlias = Any

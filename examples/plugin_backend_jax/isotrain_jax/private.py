@@ -12,7 +12,7 @@ import jax
 from jax.extend.backend import clear_backends
 from jaxlib import _jax
 
-from isotrain.plugin import private_parts
+from isotrain.plugin import private_api
 
 _HOST = "127.0.0.1"
 
@@ -50,7 +50,7 @@ def _is_what_jax_calls() -> None:
         _jax.make_gloo_tcp_collectives = original
         jax.distributed.shutdown()
         clear_backends()
-    private_parts.require(told == [_HOST], "jaxlib._jax makes gloo's collectives, on a host")
+    private_api.require(told == [_HOST], "jaxlib._jax makes gloo's collectives, on a host")
 
 
-PROBES = (private_parts.PrivateApiProbe("jaxlib._jax.make_gloo_tcp_collectives", _is_what_jax_calls),)
+PROBES = (private_api.PrivateApiProbe("jaxlib._jax.make_gloo_tcp_collectives", _is_what_jax_calls),)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import keras
 from jax import lax
 
-from isotrain.plugin import SpecError, StatePart, TrainingSpec, UnsupportedError, portable
+from isotrain.plugin import SpecError, StatePart, TrainingSpec, UnsupportedError, keras_model
 from isotrain_jax.attention import choose_attention
 
 Arrays: TypeAlias = "list[jax.Array]"
@@ -84,25 +84,25 @@ class ReplicaTrainer:
         """
         choose_attention(spec.precision)
         self._spec = spec
-        self.model = portable.build_model(spec, "jax")
+        self.model = keras_model.build_model(spec, "jax")
         if not isinstance(self.model, keras.Layer):
             raise SpecError(
                 f"model: the function returned {type(self.model).__name__!r}; jax-mesh trains a Keras"
                 " model."
             )
-        self._optimizer, self.optimizer_lr_schedule = portable.build_optimizer(spec, "jax")
+        self._optimizer, self.optimizer_lr_schedule = keras_model.build_optimizer(spec, "jax")
         self._optimizer.build(self.model.trainable_variables)
-        if portable.weight_finalizer(self._optimizer, self.model.trainable_variables):
+        if keras_model.weight_finalizer(self._optimizer, self.model.trainable_variables):
             raise UnsupportedError(
                 "optimizer.custom: use_ema: jax-mesh does not replace weights by averages at the end."
             )
-        self.loss_scale = portable.loss_scale_variables(self._optimizer)
+        self.loss_scale = keras_model.loss_scale_variables(self._optimizer)
         if any(metric.output or metric.weighted for metric in spec.metrics):
             raise UnsupportedError(
                 "metrics: jax-mesh measures all that a model gives, and no sample weights."
             )
-        self._metrics = _with_accumulators(portable.build_metrics(spec, "jax"))
-        self._evaluation_metrics = portable.build_metrics(spec, "jax")
+        self._metrics = _with_accumulators(keras_model.build_metrics(spec, "jax"))
+        self._evaluation_metrics = keras_model.build_metrics(spec, "jax")
         self.variables = State(
             list(self.model.trainable_variables),
             list(self.model.non_trainable_variables),
@@ -110,11 +110,11 @@ class ReplicaTrainer:
             [variable for metric in self._metrics for variable in metric.variables],
             kept=[],
         )
-        moved = {id(variable) for variable in portable.moving_statistics(self.model)}
+        moved = {id(variable) for variable in keras_model.moving_statistics(self.model)}
         self.statistics = [i for i, v in enumerate(self.variables.others) if id(v) in moved]
         self._rate_place = self._place_of_rate()
-        self._training_loss = portable.loss_computer(spec, self.model, "jax", training=True)
-        self._evaluation_loss = portable.loss_computer(spec, self.model, "jax", training=False)
+        self._training_loss = keras_model.loss_computer(spec, self.model, "jax", training=True)
+        self._evaluation_loss = keras_model.loss_computer(spec, self.model, "jax", training=False)
 
     def _place_of_rate(self) -> int:
         slots = [id(slot) for slot in self.variables.slots]
@@ -122,7 +122,7 @@ class ReplicaTrainer:
 
     def shard_optimizer(self, places: Sequence[int]) -> Arrays:
         """From now on there are slots of these trainable weights alone; gives their first values."""
-        self._optimizer, _ = portable.build_optimizer(self._spec, "jax", self._optimizer.name)
+        self._optimizer, _ = keras_model.build_optimizer(self._spec, "jax", self._optimizer.name)
         shared = {id(variable) for variable in self._optimizer.variables}
         self._optimizer.build([self.variables.trainable[place] for place in places])
         self._bound, self._optimizer.global_clipnorm = self._optimizer.global_clipnorm, None
@@ -137,7 +137,7 @@ class ReplicaTrainer:
         return {
             f"{metric.name}/{name}": variable
             for metric in self._metrics
-            for name, variable in zip(portable.sum_names(metric), metric.variables, strict=True)
+            for name, variable in zip(keras_model.sum_names(metric), metric.variables, strict=True)
         }
 
     def places(self, part: StatePart) -> tuple[str, Sequence[int]]:
@@ -198,7 +198,7 @@ class ReplicaTrainer:
                 loss, predictions = self._training_loss(*piece)
                 loss = loss * weight.astype(loss.dtype)
                 scaled = self._optimizer.scale_loss(loss)
-                portable.update_metrics(self._metrics, piece[1], predictions)
+                keras_model.update_metrics(self._metrics, piece[1], predictions)
             return scaled, (loss, self._held(scope, now)._replace(trainable=trainable))
 
         passes = jax.checkpoint(scaled_loss, policy=_is_kept) if join else scaled_loss
@@ -364,7 +364,7 @@ class ReplicaTrainer:
                 ):
                     variable.assign(value)
                 loss, predictions = self._evaluation_loss(*piece)
-                portable.update_metrics(self._evaluation_metrics, piece[1], predictions)
+                keras_model.update_metrics(self._evaluation_metrics, piece[1], predictions)
             after = _packed(map(scope.get_current_value, variables))
             added = jnp.stack([loss.astype(jnp.float64) * count, count])
             evaluated = Evaluated(
@@ -394,7 +394,7 @@ def _with_accumulators(metrics: list[keras.metrics.Metric]) -> list[keras.metric
     Raises:
         UnsupportedError: There is one.
     """
-    late = portable.unbuilt_metrics(metrics)
+    late = keras_model.unbuilt_metrics(metrics)
     if late:
         raise UnsupportedError(
             f"metrics: jax-mesh compiles a step before it sees samples, and {', '.join(late)} makes"

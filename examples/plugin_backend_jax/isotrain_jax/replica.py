@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from keras import ops
 
-from isotrain.plugin import Subgroups, ReduceOp, Replica, StatePart
+from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
 from isotrain_jax import mesh
 from isotrain_jax.mesh import ReplicaMesh
 from isotrain_jax.program import Arrays, ReplicaTrainer, State

@@ -18,7 +18,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from isotrain.plugin import Subgroups, ReduceOp, index_within
+from isotrain.plugin import ReduceOp, Subgroups, index_within
 from isotrain_jax import mesh
 from isotrain_jax.mesh import ReplicaMesh
 from isotrain_jax.program import ReplicaTrainer, State
@@ -128,14 +128,18 @@ class ShardedReplica(JaxReplica):
         total = self._exchanges.make(_sum_of_part, vector, tuple(sizes))
         return total[: sizes[self.index]]
 
-    def reduce_scatter_within(self, vector: jax.Array, sizes: Sequence[int], within: Subgroups) -> jax.Array:
+    def reduce_scatter_within(
+        self, vector: jax.Array, sizes: Sequence[int], within: Subgroups
+    ) -> jax.Array:
         total = self._exchanges.make(_sum_of_part, vector, tuple(sizes), _hashable(within))
         return total[: sizes[index_within(self.index, within)]]
 
     def all_gather_shards(self, part: jax.Array, sizes: Sequence[int]) -> jax.Array:
         return self._exchanges.make(_whole, _filled(part, max(sizes)), tuple(sizes))
 
-    def all_gather_shards_within(self, part: jax.Array, sizes: Sequence[int], within: Subgroups) -> jax.Array:
+    def all_gather_shards_within(
+        self, part: jax.Array, sizes: Sequence[int], within: Subgroups
+    ) -> jax.Array:
         filled = _filled(part, max(sizes))
         return self._exchanges.make(_whole, filled, tuple(sizes), _hashable(within))
 

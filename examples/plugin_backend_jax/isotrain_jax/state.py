@@ -13,8 +13,8 @@ from isotrain.plugin import (
     IsotrainError,
     StateInfo,
     StateKind,
+    keras_model,
     keras_private,
-    portable,
     unknown_name,
 )
 from isotrain_jax import layout
@@ -46,9 +46,9 @@ class Names:
         """
         variables, scale = program.variables, program.loss_scale
         weights = [*variables.trainable, *variables.others]
-        known = dict(zip(portable.canonical_names(weights), weights, strict=True))
+        known = dict(zip(keras_model.canonical_names(weights), weights, strict=True))
         slots = [v for v in variables.slots if all(v is not each for each in scale.values())]
-        named_slots = zip(portable.canonical_names(slots), slots, strict=True)
+        named_slots = zip(keras_model.canonical_names(slots), slots, strict=True)
         places = {
             id(variable): Place(part, index, tuple(variable.shape))
             for part in OF_VARIABLES
@@ -67,7 +67,7 @@ class Names:
         }
         self._alone = program.own_slots
         self._place = rank if place is None else place
-        self._shift = portable.seed_offset(rank)
+        self._shift = keras_model.seed_offset(rank)
 
     def read(self, state: State, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
         """Copies state of these kinds to NumPy."""

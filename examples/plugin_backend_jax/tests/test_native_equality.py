@@ -16,7 +16,7 @@ from typing import Any
 import cloudpickle
 import numpy as np
 
-from isotrain.testing.native import assert_native_equality, trained
+from isotrain.testing.native_equality import assert_native_equality, trained
 
 SAMPLES, GLOBAL_BATCH, EPOCHS, REPLICAS = 24, 8, 2, 2
 RATE, MOMENTUM = 0.125, 0.875

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.testing.pytest import strategy_suite
+from isotrain.testing.pytest_suite import strategy_suite
 
 BACKEND = os.environ.get("ISOTRAIN_TEST_BACKEND", "torch-ddp")
 RATE, MOMENTUM = 0.125, 0.5

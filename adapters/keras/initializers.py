@@ -1,0 +1,73 @@
+"""Initial weights of portable models: a function of model and seed alone, the same on every framework.
+
+Imported by adapters only after `keras_backend.set_backend`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import random as python_random
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from isotrain.adapters.keras import private as keras_private
+
+
+@contextlib.contextmanager
+def seeded_initial_weights(seed: int) -> Iterator[None]:
+    """Makes Keras' initializers draw the same numbers on every framework.
+
+    Initializers take their seeds from Python's generator, seeded here, and their draws from NumPy
+    (float64, then rounded to the weight's type) in place of the framework's generator.
+    """
+    draws = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
+    state = python_random.getstate()
+    python_random.seed(seed)
+    by_numpy = {name: functools.partial(_drawn_by_numpy, draw) for name, draw in draws.items()}
+    try:
+        with keras_private.replaced_initializer_draws(by_numpy):
+            yield
+    finally:
+        python_random.setstate(state)
+
+
+def _drawn_by_numpy(draw: Callable[..., np.ndarray], original: Callable[..., Any]) -> Any:
+    def function(
+        shape: Sequence[int], *args: Any, dtype: Any = None, seed: Any = None, **options: Any
+    ) -> Any:
+        if not isinstance(seed, int):
+            return original(shape, *args, dtype=dtype, seed=seed, **options)
+        generator = np.random.Generator(np.random.PCG64(seed & 0xFFFFFFFF))
+        values = draw(generator, tuple(shape), *args, **options)
+        return keras.ops.convert_to_tensor(values, dtype=dtype or keras.config.floatx())
+
+    return function
+
+
+def _normal(
+    generator: np.random.Generator, shape: tuple[int, ...], mean: float = 0.0, stddev: float = 1.0
+) -> np.ndarray:
+    return mean + stddev * generator.standard_normal(shape)
+
+
+def _uniform(
+    generator: np.random.Generator,
+    shape: tuple[int, ...],
+    minval: float = 0.0,
+    maxval: float = 1.0,
+) -> np.ndarray:
+    return minval + (maxval - minval) * generator.random(shape)
+
+
+def _truncated_normal(
+    generator: np.random.Generator, shape: tuple[int, ...], mean: float = 0.0, stddev: float = 1.0
+) -> np.ndarray:
+    """Draws within two standard deviations of the mean; those outside are drawn again."""
+    values = np.asarray(generator.standard_normal(shape))
+    while (outside := np.abs(values) > 2.0).any():
+        values[outside] = generator.standard_normal(int(outside.sum()))
+    return mean + stddev * values

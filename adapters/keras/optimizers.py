@@ -1,0 +1,201 @@
+"""The Keras optimizer of a spec, and the schedule that one of a person's own came with.
+
+Imported by adapters only after `keras_backend.set_backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+
+from isotrain.adapters.common.resolve import call_checked, resolve_for_framework
+from isotrain.adapters.keras import private as keras_private
+from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
+
+
+class KerasSchedule:
+    """Gives the rate of each update as `fit` would, computed on the processor."""
+
+    def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule) -> None:
+        self._schedule = schedule
+        self._updates: Any = None
+
+    def __call__(self, updates: int) -> float:
+        """The rate of the update before which there were so many, in the type that Keras computes it in."""
+        with keras.device("cpu"):
+            if self._updates is None:
+                self._updates = keras.Variable(0, dtype="int", trainable=False, name="updates")
+            self._updates.assign(updates)
+            rate = self._schedule(self._updates)
+            return float(keras.ops.convert_to_numpy(keras.ops.convert_to_tensor(rate)))
+
+
+_CLIPPING = {"value": "clipvalue", "norm": "clipnorm", "global_norm": "global_clipnorm"}
+_SPEC_ONLY_FIELDS = {"name", "lr", "custom", "args"}
+
+
+def build_optimizer(
+    spec: TrainingSpec, framework: str, name: str | None = None
+) -> tuple[keras.optimizers.Optimizer, KerasSchedule | None]:
+    """Makes the spec's Keras optimizer, with its clipping and, in float16, its loss scaling.
+
+    It must be given gradients that are already reduced over the replicas: it clips what it is given.
+    In float64, hyperparameters are rounded to float32 first, because TensorFlow passes Python
+    numbers through float32 and the frameworks would part there.
+
+    Args:
+        spec: Names it.
+        framework: For which a person's own is chosen.
+        name: By which its state is named; left out, Keras gives it one that no other has.
+
+    Returns:
+        The optimizer, whose rate is a variable; and the schedule that it came with, for
+        `ReplicaGroup.optimizer_lr_schedule`.
+    """
+    settings = spec.optimizer
+    number = float if spec.precision != "float64" else _through_float32
+    schedule = None
+    if isinstance(settings, CustomOptimizer):
+        optimizer, schedule = _own_optimizer(settings, framework, number)
+        _require_no_doubles(optimizer, spec)
+    else:
+        optimizer = _named_optimizer(spec, number)
+    if name is not None:
+        optimizer = optimizer.from_config({**optimizer.get_config(), "name": name})
+    if spec.clip is not None:
+        for field, attribute in _CLIPPING.items():
+            bound = getattr(spec.clip, field)
+            setattr(optimizer, attribute, None if bound is None else number(bound))
+    if spec.loss_scaling is not None:
+        optimizer = keras.optimizers.LossScaleOptimizer(
+            optimizer,
+            initial_scale=spec.loss_scaling.initial,
+            dynamic_growth_steps=spec.loss_scaling.growth_steps,
+        )
+    return optimizer, schedule
+
+
+def _own_optimizer(
+    settings: CustomOptimizer, framework: str, number: Callable[[float], float]
+) -> tuple[keras.optimizers.Optimizer, KerasSchedule | None]:
+    """Calls a person's function.
+
+    Raises:
+        SpecError: It returned something else, an optimizer whose rate is a function, or one around others.
+    """
+    factory = resolve_for_framework(settings.custom, framework, "optimizer.custom")
+    form = "(learning_rate, **args)"
+    optimizer = call_checked(
+        form, factory, "optimizer.custom", number(settings.lr), **settings.args
+    )
+    if not isinstance(optimizer, keras.optimizers.Optimizer):
+        raise SpecError(
+            f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"
+            f" return a Keras optimizer, from {form}."
+        )
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        raise SpecError(
+            "optimizer.custom: it returned a LossScaleOptimizer. Return the optimizer inside of it:"
+            " losses are scaled with precision float16, as loss_scale says."
+        )
+    if isinstance(optimizer, keras.optimizers.MultiOptimizer):
+        raise SpecError(
+            "optimizer.custom: it returned a MultiOptimizer, whose optimizers have a rate each, and a"
+            " step has one. Return an optimizer that is not made of others."
+        )
+    rate = keras_private.detach_schedule(optimizer)
+    if rate is not None and not isinstance(rate, keras.optimizers.schedules.LearningRateSchedule):
+        raise SpecError(
+            f"optimizer.custom: the learning_rate of its optimizer is a {type(rate).__name__!r}, which does"
+            " not know the step. Give a number, or a keras.optimizers.schedules.LearningRateSchedule."
+        )
+    return optimizer, None if rate is None else KerasSchedule(rate)
+
+
+def _require_no_doubles(optimizer: keras.optimizers.Optimizer, spec: TrainingSpec) -> None:
+    """Refuses what both the spec and a person's own optimizer say, of which one would be lost.
+
+    Raises:
+        SpecError: Both clip gradients, or scale the loss.
+    """
+    clips = [name for name in _CLIPPING.values() if getattr(optimizer, name) is not None]
+    if spec.clip is not None and clips:
+        raise SpecError(
+            f"clip: the optimizer that optimizer.custom returned has {clips[0]} too. Leave one of the"
+            " two out."
+        )
+    if spec.loss_scaling is not None and optimizer.loss_scale_factor is not None:
+        raise SpecError(
+            "precision: float16 scales the loss, and so does the loss_scale_factor of the optimizer that"
+            " optimizer.custom returned. Leave that out."
+        )
+
+
+def _named_optimizer(
+    spec: TrainingSpec, number: Callable[[float], float]
+) -> keras.optimizers.Optimizer:
+    classes = {
+        cls.__name__.lower(): cls
+        for cls in (
+            keras.optimizers.SGD,
+            keras.optimizers.Adam,
+            keras.optimizers.AdamW,
+            keras.optimizers.RMSprop,
+            keras.optimizers.Adagrad,
+            keras.optimizers.Lamb,
+        )
+    }
+    settings = spec.optimizer
+    options = {
+        name: number(value) if isinstance(value, float) else value
+        for name, value in settings  # not model_dump: it would first build what writes such models
+        if name not in _SPEC_ONLY_FIELDS
+    }
+    if (
+        not settings.decay_is_decoupled
+    ):  # Keras' AdamW takes 0 but not None, the others None but not 0
+        options["weight_decay"] = options["weight_decay"] or None
+    return classes[settings.name](learning_rate=number(settings.lr), **options)
+
+
+def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
+    """The variables of a loss scale as its state names them; none without one, or before it is built."""
+    if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
+        return {}
+    return {"scale": optimizer.dynamic_scale, "steps": optimizer.step_counter}
+
+
+def loss_scale(optimizer: keras.optimizers.Optimizer) -> Any | None:
+    """What an optimizer multiplies the loss by, and divides gradients by: a variable or number; else None."""
+    if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
+        return optimizer.dynamic_scale
+    return optimizer.loss_scale_factor
+
+
+def weight_finalizer(
+    optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]
+) -> Callable[[], None] | None:
+    """What replaces weights by the averages that an optimizer keeps of them; None where it keeps none.
+
+    Args:
+        optimizer: Built on the weights.
+        weights: Keras variables.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if not inner.use_ema:
+        return None
+
+    def finalise() -> None:
+        if (
+            keras.ops.convert_to_numpy(inner.iterations) > 0
+        ):  # averages are zeros before the first update
+            inner.finalize_variable_values(weights)
+
+    return finalise
+
+
+def _through_float32(value: float) -> float:
+    return float(np.float32(value))

@@ -1,0 +1,119 @@
+"""The parts of Keras that it does not document and isotrain uses; nothing else touches such parts.
+
+Imported by adapters only after `keras_backend.set_backend`.
+"""
+
+from __future__ import annotations
+
+from isotrain.adapters.keras.private import (
+    calls,
+    functional,
+    layers,
+    losses,
+    masks,
+    misc,
+    optimizers,
+    promotion,
+    rng,
+    trainable,
+)
+from isotrain.adapters.keras.private.calls import (
+    autocast_value,
+    call_context,
+    is_stateless,
+    is_training,
+    layer_of_error,
+    uncast,
+)
+from isotrain.adapters.keras.private.functional import is_functional, nodes_of, standardized_inputs
+from isotrain.adapters.keras.private.layers import (
+    add_losses,
+    draws_random_numbers,
+    forget_losses,
+    hooks_of,
+    intercept_assignments,
+    layers_of,
+    register_weights,
+    sublayers_of,
+    weights_updated_by,
+)
+from isotrain.adapters.keras.private.losses import (
+    class_axis,
+    is_built,
+    local_mean_losses,
+    observe_loss_denominators,
+    top_k_of_all_floats,
+    weighted_mean,
+)
+from isotrain.adapters.keras.private.masks import mask_of, set_mask
+from isotrain.adapters.keras.private.misc import without_tensorflow
+from isotrain.adapters.keras.private.optimizers import (
+    detach_schedule,
+    disable_gradient_reduction,
+    slots_of,
+)
+from isotrain.adapters.keras.private.promotion import keep_float64
+from isotrain.adapters.keras.private.rng import (
+    is_seed,
+    replaced_initializer_draws,
+    seeded_generators,
+    set_default_generator,
+    shifted_seeds,
+)
+from isotrain.adapters.keras.private.trainable import unwatch_trainable, watch_trainable
+
+PROBES = (
+    *promotion.PROBES,
+    *layers.PROBES,
+    *functional.PROBES,
+    *calls.PROBES,
+    *masks.PROBES,
+    *rng.PROBES,
+    *losses.PROBES,
+    *optimizers.PROBES,
+    *misc.PROBES,
+    *trainable.PROBES,
+)
+"""Each with a test of itself."""
+
+__all__ = [
+    "PROBES",
+    "add_losses",
+    "disable_gradient_reduction",
+    "autocast_value",
+    "intercept_assignments",
+    "class_axis",
+    "observe_loss_denominators",
+    "forget_losses",
+    "set_default_generator",
+    "draws_random_numbers",
+    "hooks_of",
+    "register_weights",
+    "replaced_initializer_draws",
+    "is_built",
+    "is_functional",
+    "is_seed",
+    "is_stateless",
+    "is_training",
+    "keep_float64",
+    "layer_of_error",
+    "layers_of",
+    "mask_of",
+    "weights_updated_by",
+    "shifted_seeds",
+    "nodes_of",
+    "sublayers_of",
+    "local_mean_losses",
+    "weighted_mean",
+    "seeded_generators",
+    "set_mask",
+    "slots_of",
+    "standardized_inputs",
+    "call_context",
+    "detach_schedule",
+    "top_k_of_all_floats",
+    "uncast",
+    "unwatch_trainable",
+    "watch_trainable",
+    "without_tensorflow",
+]

@@ -1,0 +1,139 @@
+"""How losses and metrics count."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import keras
+from keras.src import backend
+from keras.src.losses import loss as loss_module
+
+from isotrain.adapters.common.private_api import PrivateApiProbe, require
+from isotrain.adapters.keras.private.masks import set_mask
+from isotrain.adapters.keras.private.misc import patched_attribute
+
+
+def local_mean_losses() -> contextlib.AbstractContextManager[None]:
+    """Makes losses give the mean over the samples they get, also under a strategy of TensorFlow."""
+    return patched_attribute(loss_module, "scale_loss_for_distribution", lambda value: value)
+
+
+def _scales_losses() -> None:
+    def doubled(value: Any) -> Any:
+        return value * 2
+
+    ones, zeros = keras.ops.ones((2, 1)), keras.ops.zeros((2, 1))
+    with patched_attribute(loss_module, "scale_loss_for_distribution", doubled):
+        loss = keras.losses.MeanSquaredError()(ones, zeros)
+    require(float(loss) == 2.0, "losses are scaled by losses.loss.scale_loss_for_distribution")
+
+
+@contextlib.contextmanager
+def observe_loss_denominators(counted: Callable[[Any | None], None]) -> Iterator[None]:
+    """Tells of every loss that is reduced to a mean what that mean counts by.
+
+    Args:
+        counted: Gets, for each, the number of places that a mask leaves, or the sum of the weights that the
+            reduction divides by; None where it divides by the number of all places.
+    """
+    original = loss_module.reduce_weighted_values
+
+    def noted(values: Any, sample_weight: Any, mask: Any, reduction: Any, dtype: Any) -> Any:
+        weights = mask
+        if reduction == "mean_with_sample_weight":
+            weights = loss_module.apply_mask(sample_weight, mask, values.dtype, reduction)
+        is_mean = reduction in ("mean", "sum_over_batch_size", "mean_with_sample_weight")
+        is_alike = weights is None or not is_mean
+        counted(None if is_alike else keras.ops.sum(keras.ops.cast(weights, values.dtype)))
+        return original(values, sample_weight, mask, reduction, dtype)
+
+    with patched_attribute(loss_module, "reduce_weighted_values", noted):
+        yield
+
+
+def weighted_mean(values: Any, weights: Any | None, mask: Any | None) -> Any:
+    """The mean of values over the places that a mask leaves, each times its sample's weight."""
+    return loss_module.reduce_weighted_values(
+        values,
+        sample_weight=weights,
+        mask=mask,
+        reduction="sum_over_batch_size",
+        dtype=values.dtype,
+    )
+
+
+def _counts_losses() -> None:
+    found: list[Any] = []
+    plain, masked = keras.ops.ones((2, 1)), keras.ops.ones((2, 1))
+    set_mask(masked, keras.ops.convert_to_tensor([True, False]))
+    with observe_loss_denominators(found.append):
+        for predictions in (plain, masked):
+            keras.losses.MeanSquaredError()(keras.ops.zeros((2, 1)), predictions)
+    require(found[0] is None and float(found[1]) == 1.0, "what counts in a loss with a mask")
+    weighed = weighted_mean(plain[:, 0], keras.ops.convert_to_tensor([3.0, 1.0]), None)
+    require(float(weighed) == 2.0, "the mean of weighed values")
+
+
+def is_built(metric: keras.metrics.Metric) -> bool:
+    """Whether a metric has all its variables; some make them when they see the first samples."""
+    return bool(getattr(metric, "_built", True))
+
+
+def _knows_what_is_built() -> None:
+    metric = keras.metrics.R2Score()
+    require(not is_built(metric), "R2Score without variables before its first samples")
+    metric.update_state(keras.ops.ones((2, 1)), keras.ops.zeros((2, 1)))
+    require(is_built(metric), "R2Score with its variables afterwards")
+
+
+def top_k_of_all_floats() -> contextlib.AbstractContextManager[None]:
+    """Lets metrics of the top k take any float type: TensorFlow's kernel takes float32 alone."""
+    if backend.backend() != "tensorflow":
+        return contextlib.nullcontext()
+    native = backend.math.in_top_k
+
+    def in_top_k(targets: Any, predictions: Any, k: int) -> Any:
+        if keras.backend.standardize_dtype(predictions.dtype) == "float32":
+            return native(targets, predictions, k)
+        own = keras.ops.take_along_axis(predictions, targets[:, None], axis=-1)
+        higher = keras.ops.sum(keras.ops.cast(predictions > own, "int32"), axis=-1)
+        return keras.ops.logical_and(keras.ops.isfinite(own[:, 0]), higher < k)
+
+    return patched_attribute(backend.math, "in_top_k", in_top_k)
+
+
+def _takes_the_top_k() -> None:
+    targets, predictions = keras.ops.convert_to_tensor([1, 0]), [[0.5, 0.25, 0.125]] * 2
+    for dtype in ("float16", "float32", "float64"):
+        metric = keras.metrics.SparseTopKCategoricalAccuracy(k=1)
+        with top_k_of_all_floats():
+            metric.update_state(targets, keras.ops.convert_to_tensor(predictions, dtype))
+        require(float(metric.result()) == 0.5, f"the highest of predictions of {dtype}")
+
+
+def class_axis(part: keras.losses.Loss | keras.metrics.Metric) -> int:
+    """The axis of predictions along which a loss or metric takes the classes to lie; else the last."""
+    axis: int = getattr(part, "_fn_kwargs", {}).get("axis", -1)
+    return axis
+
+
+def _knows_axes_of_classes() -> None:
+    makers = (
+        keras.losses.SparseCategoricalCrossentropy,
+        keras.metrics.SparseCategoricalCrossentropy,
+    )
+    for maker in makers:
+        require(class_axis(maker(axis=1)) == 1, f"the axis that {maker.__name__} was given")
+        require(class_axis(maker()) == -1, f"the last axis of {maker.__name__}")
+    require(class_axis(keras.metrics.SparseCategoricalAccuracy()) == -1, "the last axis else")
+
+
+PROBES = (
+    PrivateApiProbe("losses.loss.scale_loss_for_distribution", _scales_losses),
+    PrivateApiProbe("losses.loss.reduce_weighted_values", _counts_losses),
+    PrivateApiProbe("Metric._built", _knows_what_is_built),
+    PrivateApiProbe("backend.math.in_top_k", _takes_the_top_k),
+    PrivateApiProbe("LossFunctionWrapper._fn_kwargs", _knows_axes_of_classes),
+)

@@ -1,0 +1,140 @@
+"""How optimizers reduce, and what they keep."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import keras
+
+from isotrain.adapters.common.private_api import PrivateApiProbe, require
+from isotrain.plugin import UnsupportedError
+
+
+def disable_gradient_reduction(optimizer: keras.optimizers.Optimizer) -> None:
+    """Turns off the sum over replicas that an optimizer does on TensorFlow after it has clipped.
+
+    Raises:
+        UnsupportedError: This version of Keras reduces in another place.
+    """
+    if not hasattr(optimizer, "_all_reduce_sum_gradients"):
+        raise UnsupportedError(
+            f"Keras {keras.__version__} reduces gradients where isotrain does not expect it;"
+            " install a version from 3.10 to 3.15."
+        )
+    optimizer._all_reduce_sum_gradients = list
+
+
+def _reduces_where_expected() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    optimizer, summed = keras.optimizers.SGD(), []
+
+    def note(pairs: Any) -> Any:
+        summed.append(pairs)
+        return pairs
+
+    disable_gradient_reduction(optimizer)
+    optimizer._all_reduce_sum_gradients = note
+    optimizer.apply([keras.ops.ones(1)], [keras.Variable([1.0])])
+    require(len(summed) == 1, "gradients are summed over replicas by this method alone")
+
+
+def detach_schedule(optimizer: keras.optimizers.Optimizer) -> Any | None:
+    """Takes the schedule or function that gives an optimizer's rate, and leaves a variable in its place.
+
+    Returns:
+        It; None for an optimizer whose rate is a variable already.
+    """
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    rate = inner._learning_rate
+    if isinstance(rate, keras.Variable):
+        return None
+    with keras.name_scope(inner.name, caller=inner):
+        variable = keras.Variable(
+            0.0, name="learning_rate", trainable=False, aggregation="only_first_replica"
+        )
+    inner._track_variable(variable)  # first: an attribute that is not known yet is tracked too
+    inner._learning_rate = variable
+    return rate
+
+
+def _gives_its_rate_away() -> None:
+    schedule = keras.optimizers.schedules.ExponentialDecay(8.0, 1, 0.5)
+    optimizer, weight = keras.optimizers.SGD(schedule), keras.Variable([1.0])
+    require(detach_schedule(optimizer) is schedule, "an optimizer keeps its schedule")
+    require(detach_schedule(optimizer) is None, "a rate that is a variable")
+    optimizer.build([weight])
+    paths = [variable.path for variable in optimizer.variables]
+    own = keras.optimizers.SGD(0.5, name=optimizer.name)
+    require(paths == [variable.path for variable in own.variables], "the variables of a plain one")
+    optimizer.learning_rate.assign(0.5)
+    optimizer.apply([keras.ops.ones(1)], [weight])
+    require(float(weight.value[0]) == 0.5, "an update at the rate of the variable")
+
+
+_SLOTS = {
+    "momentum": ("momentums", "_momentums"),
+    "velocity": ("_velocities",),
+    "velocity_hat": ("_velocity_hats",),
+    "average_gradient": ("_average_gradients",),
+    "accumulator": ("_accumulators",),
+}
+
+
+def slots_of(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
+    """The slots of one of Keras' own optimizers by kind, in the order of its weights."""
+    return {
+        kind: list(found)
+        for kind, attributes in _SLOTS.items()
+        for attribute in attributes
+        if (found := getattr(optimizer, attribute, None))
+    }
+
+
+def _keeps_slots() -> None:
+    optimizers = keras.optimizers
+    weights = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
+    for optimizer in (
+        optimizers.SGD(momentum=0.5),
+        optimizers.Adam(amsgrad=True),
+        optimizers.AdamW(),
+        optimizers.RMSprop(momentum=0.5, centered=True),
+        optimizers.Adagrad(),
+        optimizers.Lamb(),
+    ):
+        optimizer.build(weights)
+        slots = slots_of(optimizer)
+        found = {id(slot) for each in slots.values() for slot in each}
+        rates = {id(optimizer.iterations), id(optimizer.variables[1])}
+        name = type(optimizer).__name__
+        require(found | rates == {id(v) for v in optimizer.variables}, f"all slots of {name}")
+        shapes = [[tuple(slot.shape) for slot in each] for each in slots.values()]
+        require(all(each == [(1,), (2,)] for each in shapes), f"slots of {name} in order")
+
+
+def momentum_of(optimizer: keras.optimizers.SGD, variable: Any) -> Any:
+    """The slot of a weight that SGD with momentum updates, as its `update_step` is given it."""
+    return optimizer.momentums[optimizer._get_variable_index(variable)]
+
+
+def _finds_the_momentum() -> None:
+    if keras.backend.backend() != "tensorflow":
+        return
+    weights = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
+    optimizer, found = keras.optimizers.SGD(momentum=0.5), []
+
+    def note(gradient: Any, variable: Any, rate: Any) -> None:
+        found.append(momentum_of(optimizer, variable))
+
+    optimizer.update_step = note
+    optimizer.apply([keras.ops.ones(1), keras.ops.ones(2)], weights)
+    slots = slots_of(optimizer)["momentum"]
+    require(list(map(id, found)) == list(map(id, slots)), "the momentum of each weight")
+
+
+PROBES = (
+    PrivateApiProbe("Optimizer._learning_rate", _gives_its_rate_away),
+    PrivateApiProbe("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
+    PrivateApiProbe("slots of optimizers", _keeps_slots),
+    PrivateApiProbe("Optimizer._get_variable_index", _finds_the_momentum),
+)

@@ -1,0 +1,135 @@
+"""How Keras draws random numbers."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import keras
+import numpy as np
+from keras.src import backend
+from keras.src.backend.common import global_state
+from keras.src.random.seed_generator import GLOBAL_SEED_GENERATOR, draw_seed
+
+from isotrain.adapters.common.private_api import PrivateApiProbe, require
+from isotrain.adapters.keras.private.misc import patched_attribute
+
+_SEED_STATE = "seed_generator_state"
+
+
+@contextlib.contextmanager
+def replaced_initializer_draws(draws: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
+    """Replaces the functions that initializers draw with.
+
+    Args:
+        draws: `normal`, `uniform`, `truncated_normal`: from Keras' own function to another.
+    """
+    with contextlib.ExitStack() as stack:
+        for name, made in draws.items():
+            original = getattr(backend.random, name)
+            stack.enter_context(patched_attribute(backend.random, name, made(original)))
+        yield
+
+
+def _draws_otherwise() -> None:
+    def ones(original: Any) -> Any:
+        return lambda shape, *args, **options: keras.ops.ones(shape)
+
+    makers = {
+        "normal": keras.initializers.RandomNormal,
+        "uniform": keras.initializers.RandomUniform,
+        "truncated_normal": keras.initializers.TruncatedNormal,
+    }
+    with replaced_initializer_draws(dict.fromkeys(makers, ones)):
+        for name, maker in makers.items():
+            drawn = keras.ops.convert_to_numpy(maker(seed=1)((2,)))
+            require(bool((drawn == 1).all()), f"initializers draw with backend.random.{name}")
+
+
+@contextlib.contextmanager
+def shifted_seeds(moved: Callable[[Any], Any]) -> Iterator[None]:
+    """Makes random layers draw with `moved(seed)`; the generators' states stay as they are."""
+    original = keras.random.SeedGenerator.next
+
+    def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> Any:
+        return moved(original(generator, ordered))
+
+    with patched_attribute(keras.random.SeedGenerator, "next", drawn):
+        yield
+
+
+def _moves_seeds() -> None:
+    def draw(shift: int) -> np.ndarray:
+        with shifted_seeds(lambda seed: seed + shift):
+            drawn = keras.random.uniform((4,), seed=keras.random.SeedGenerator(1))
+        return np.asarray(keras.ops.convert_to_numpy(drawn))
+
+    require(bool((draw(0) == draw(0)).all()), "the same numbers from the same seed")
+    require(bool((draw(0) != draw(1)).any()), "other numbers from a moved seed")
+
+
+def set_default_generator(generator: keras.random.SeedGenerator | None) -> None:
+    """Makes a generator the one that this thread draws by where Keras is given no seed."""
+    global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
+
+
+def _draws_by_the_global_generator() -> None:
+    before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
+    generator = keras.random.SeedGenerator(5)
+    set_default_generator(generator)
+    keras.random.uniform((1,))
+    set_default_generator(before)
+    state = keras.ops.convert_to_numpy(generator.state.value)
+    require(state.tolist() != [5, 0], "a draw without a seed moves the global generator")
+
+
+def seeded_generators(made: Callable[[Any, Any], Any]) -> contextlib.AbstractContextManager[None]:
+    """Makes random operations on torch draw from the generators that another function makes.
+
+    Args:
+        made: From the two numbers of a drawn seed, which are tensors, to a generator.
+    """
+    return patched_attribute(
+        backend.random, "torch_seed_generator", lambda seed: made(*draw_seed(seed))
+    )
+
+
+def _makes_generators() -> None:
+    if keras.backend.backend() != "torch":
+        return
+    import torch
+
+    seeds = []
+
+    def made(first: Any, second: Any) -> Any:
+        seeds.append((int(first), int(second)))
+        return torch.Generator().manual_seed(int(first + second) & 0xFFFFFFFF)
+
+    source = keras.random.SeedGenerator(5)
+    with seeded_generators(made):
+        given = keras.random.uniform((4,), seed=source)
+    source.state.assign([5, 0])
+    require(seeds == [(5, 0)], "a generator is made of the seed (5, 0)")
+    require(bool((keras.random.uniform((4,), seed=source) == given).all()), "equal numbers of it")
+
+
+def is_seed(name: str) -> bool:
+    """Whether a name is that of the state of a seed generator: (seed, draws so far)."""
+    return name.endswith(_SEED_STATE)
+
+
+def _names_seeds() -> None:
+    generator = keras.random.SeedGenerator(5)
+    state = keras.ops.convert_to_numpy(generator.state.value)
+    require(is_seed(generator.state.path), f"a state whose path ends in {_SEED_STATE}")
+    require(state.tolist() == [5, 0], "(seed, draws so far)")
+
+
+PROBES = (
+    PrivateApiProbe("backend.random", _draws_otherwise),
+    PrivateApiProbe("SeedGenerator.next", _moves_seeds),
+    PrivateApiProbe("random.seed_generator.GLOBAL_SEED_GENERATOR", _draws_by_the_global_generator),
+    PrivateApiProbe("backend.torch.random.torch_seed_generator", _makes_generators),
+    PrivateApiProbe("SeedGenerator.state", _names_seeds),
+)

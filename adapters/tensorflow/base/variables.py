@@ -1,0 +1,54 @@
+"""Making, reading and setting variables, while a replica is traced or outside of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from isotrain.adapters.keras.sharding import named_like
+
+
+@contextlib.contextmanager
+def undo_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
+    """Gives variables the values back that they had, where `condition` (a scalar) is true."""
+    before = [value_of(variable) for variable in variables]
+    yield
+    for variable, value in zip(variables, before, strict=True):
+        variable.assign(tf.where(condition, value, value_of(variable)))
+
+
+def value_of(variable: tf.Variable) -> tf.Tensor:
+    """This replica's value of a variable as it is now."""
+    return tf.identity(tf.convert_to_tensor(variable))
+
+
+def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(value)
+
+
+def named_as(weight: Any, value: tf.Tensor) -> Any:
+    """A variable under the name of a weight, which slots are named after."""
+    if not isinstance(weight, keras.Variable):
+        return tf.Variable(value, name=weight.name.rpartition(":")[0])
+    with named_like(weight.path) as name:
+        return keras.Variable(value, dtype=value.dtype.name, name=name)
+
+
+def assign_anew(variable: tf.Variable, value: tf.Tensor) -> Any:
+    """Gives a variable a value of any shape: its own `assign` would have it stay as large as it is."""
+    return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
+
+
+def flatten(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
+    """One vector of them all."""
+    return tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in tensors], axis=0)
+
+
+def nbytes(variable: tf.Variable) -> int:
+    """What the numbers of a variable take."""
+    return int(variable.shape.num_elements() * variable.dtype.size)

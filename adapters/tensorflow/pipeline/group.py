@@ -1,0 +1,263 @@
+"""The group of one TensorFlow process of a pipeline run."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import time
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters.common.pipeline import profiler as layer_profiler
+from isotrain.adapters.common.pipeline.checks import local_weight_indices, require_built
+from isotrain.adapters.tensorflow.base.variables import named_as
+from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
+from isotrain.adapters.tensorflow.pipeline.modules import split_model
+from isotrain.adapters.tensorflow.pipeline.stage import PipelineContext, TensorFlowStageWork
+from isotrain.adapters.tensorflow.pipeline.weights import StageWeights
+from isotrain.adapters.tensorflow.replica.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.replica.tracing import MicroBatches, Weights, row
+from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
+from isotrain.adapters.tensorflow.trainer.optimizer import WeightUpdate
+from isotrain.adapters.tensorflow.trainer.state import canonical_names, native
+from isotrain.adapters.tensorflow.trainer.weights import weights_of
+from isotrain.plugin import (
+    MODEL_STATE,
+    Action,
+    Batch,
+    ExecutedAction,
+    ModelProfile,
+    PipelineSplit,
+    StateInfo,
+    StateKind,
+    TrainingSpec,
+    Transfer,
+    execute_stage,
+)
+
+
+class PipelineTrainer(ReplicaTrainer):
+    """Has slots once `update.shard_optimizer` tells which weights are of this stage: never those of all."""
+
+    def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> WeightUpdate:
+        return WeightUpdate(spec, trainable, slots_for=list(map(_small, trainable)))
+
+
+def _small(weight: Any) -> Any:
+    """What slots of a weight are named after and typed by, without its numbers."""
+    own = native(weight)
+    return named_as(weight, tf.zeros([1] * own.shape.rank, own.dtype))
+
+
+class _Noted:
+    """When the actions of a step ended, by the clock of the graph."""
+
+    def __init__(self, times: Sequence[tf.Tensor], names: Sequence[str]) -> None:
+        """Notes how that clock stands to that of actions.
+
+        Args:
+            times: In seconds since 1970: when the first began, and when each ended; nothing if not noted.
+            names: Of the actions.
+        """
+        self._times, self._names = times, names
+        self._shift = time.perf_counter() - time.time()
+
+    def taken(self) -> list[ExecutedAction]:
+        """The actions, each of which began when the one before ended."""
+        ends = [float(each) + self._shift for each in self._times]
+        names = self._names if ends else ()
+        return [ExecutedAction(*each) for each in zip(names, ends[:-1], ends[1:], strict=True)]
+
+
+class PipelineReplicaGroup(TensorFlowReplicaGroup):
+    """One stage of one replica, which from step to step has its own weights alone."""
+
+    _communicator: PipelineCommunicator
+
+    def __init__(
+        self, spec: TrainingSpec, communicator: PipelineCommunicator, cut: PipelineSplit
+    ) -> None:
+        """Builds the model, and keeps the optimizer's slots of this stage.
+
+        Args:
+            spec: What to train.
+            communicator: Ties this stage to all others.
+            cut: Of the model.
+        """
+        super().__init__(spec, tf.distribute.get_strategy(), communicator)
+        trainer, stage = self._trainer, communicator.stage
+        require_built(trainer.metrics.unbuilt)
+        model, loss, self._compare = split_model(trainer, spec, cut)
+        self._stages = PipelineContext(model, communicator, loss, trainer)
+        stage_of = model.stage_of_weights(communicator.stages)
+        trainable, others = weights_of(trainer.model, spec)
+        weights = [*trainable, *others]
+        named = dict(zip(canonical_names(weights), map(native, weights), strict=True))
+        self._weights = StageWeights(named, stage_of, communicator)
+        own = local_weight_indices(stage_of, list(map(native, trainable)), stage)
+        self._own = [native(trainable[place]) for place in own]
+        trainer.statistics = list(filter(self._weights.is_own, trainer.statistics))
+        trainer.others = list(filter(self._weights.is_own, trainer.others))
+        self._clips = spec.clip is not None and spec.clip.global_norm is not None
+        self._notes = False
+        self._taken = _Noted((), ())
+        self._traced.function("start alike", self._weights.trace_start)()
+        self.shard_optimizer([own])
+
+    def _build(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> PipelineTrainer:
+        return PipelineTrainer(spec, scope)
+
+    def pipeline_step(
+        self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
+    ) -> tf.Tensor:
+        self._set_rate(learning_rate)
+        notes = self._notes
+        if self._weights.is_gathered:
+            for micro_batch in itertools.islice(
+                (each for each in batch.slices[0] if each.count), 1
+            ):
+                self._compare(micro_batch.inputs)
+        self.reshard_weights()
+
+        def trace(
+            holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
+        ) -> Any:
+            def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
+                slice_weights, stage = row(weights, position), self._communicator.stage
+                work = TensorFlowStageWork(
+                    self._stages, micro_batches[position], slice_weights, holes, notes
+                )
+                with tf.control_dependencies(work.times):
+                    execute_stage(actions[stage], stage, work)
+                self._update_own(
+                    work, None if slice_weights is None else tf.reduce_sum(slice_weights)
+                )
+                loss = self._communicator.sum_over_all([work.share])[0] / self.replicas
+                return loss, work.keepalive_outputs, work.times
+
+            with self._trainer.update.learning_rate(rate):
+                return self._traced.on_replicas(replica, trains=True)[0]
+
+        name = "staged step, noted" if notes else "staged step"
+        loss, _, times = self._on_batch(name, trace, batch, self._rate_tensor)
+        if notes:
+            own = self._communicator.stage
+            self._taken = _Noted(times, _names(actions[own], own))
+        return loss
+
+    def enable_action_timing(self) -> None:
+        self._notes = True
+
+    def last_actions(self) -> Sequence[ExecutedAction]:
+        return self._taken.taken()
+
+    def _update_own(self, work: TensorFlowStageWork, share: tf.Tensor | None) -> None:
+        """Averages this stage's gradients and statistics over the replicas, and updates its weights."""
+        trainer, communicator = self._trainer, self._communicator
+        gradients = work.gradients(self._own)
+        if self.replicas > 1:
+            statistics = trainer.weighted_statistics(share)
+            means = communicator.all_reduce([*gradients, *statistics], "mean")
+            gradients = means[: len(gradients)]
+            trainer.agree_on_statistics(means[len(gradients) :])
+        trainer.update.apply_shard(gradients, self._norm(gradients) if self._clips else None)
+
+    def _norm(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
+        """That of the gradients of all stages."""
+        squares = [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in gradients]
+        return tf.sqrt(self._communicator.sum_over_stages(tf.add_n(squares)))
+
+    def gather_stages(self) -> None:
+        if not self._weights.is_gathered:
+            self._traced.function("join stages", self._weights.trace_gather)()
+            self._weights.mark_gathered()
+
+    def reshard_weights(self) -> None:
+        self._weights.drop_other_stages()
+
+    def profile_layers(self, batch: Batch) -> ModelProfile:
+        model = self._stages.model
+        given = model.inputs(batch.slices[0][0].inputs)
+        return layer_profiler.profile_calls(model.layer_calls(), given, self._passes)
+
+    def _passes(
+        self, compute: layer_profiler.Compute, given: Sequence[tf.Tensor], trained: Sequence[Any]
+    ) -> tuple[Callable[[], list[tf.Tensor]], Callable[[], None]]:
+        def gradients(*tensors: tf.Tensor) -> list[tf.Tensor]:
+            sources = [each for each in (*tensors, *trained) if each.dtype.is_floating]
+            with tf.GradientTape() as tape:
+                tape.watch(sources)
+                roots = [each for each in compute(*tensors) if each.dtype.is_floating]
+            found = tape.gradient(roots, sources)
+            return [each for each in found if each is not None]
+
+        one, two = tf.function(compute, autograph=False), tf.function(gradients, autograph=False)
+
+        def forward() -> list[tf.Tensor]:
+            found = one(*given)
+            self.synchronize_device()
+            return found
+
+        def both() -> None:
+            two(*given)
+            self.synchronize_device()
+
+        return forward, both
+
+    def plan_notes(self) -> list[str]:
+        return super().plan_notes() + self._stages.model.describe(self._communicator.stages)
+
+    def evaluation_step(self, batch: Batch) -> None:
+        chunks, stages = len(self._stages.model.chunks), self._communicator.stages
+        if self._communicator.stage == (chunks - 1) % stages:
+            super().evaluation_step(batch)
+
+    def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        return self._communicator.sum_over_all(tensors)
+
+    @property
+    def is_single_process(self) -> bool:
+        return self.replicas * self._communicator.stages == 1
+
+    def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
+        function = self._traced.function("largest", self._communicator.max_over_all)
+        return [float(number) for number in function(tf.constant(numbers, tf.float64))]
+
+    def barrier(self) -> None:
+        self._traced.function("barrier", lambda: self._totals([tf.ones(())]))()[0].numpy()
+
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
+        found = super().describe_state(kinds, replica=replica)
+        if self._weights.is_gathered:
+            return found
+        here = {name: info for name, info in found.items() if not self.is_remote(name)}
+        return {
+            n: info.on_this_replica_only() if n in self._weights else info
+            for n, info in here.items()
+        }
+
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, np.ndarray]:
+        found = super().read_state(kinds, replica=replica)
+        return {name: value for name, value in found.items() if not self.is_remote(name)}
+
+    def is_remote(self, name: str) -> bool:
+        """Also of a weight of another stage, unless all have been joined."""
+        return self._weights.is_remote(name) or super().is_remote(name)
+
+
+def _names(actions: Sequence[Action], stage: int) -> list[str]:
+    """Of what a stage does, but for sending, which goes on beside it."""
+    return [
+        "wait" if isinstance(each, Transfer) else each.direction
+        for each in actions
+        if not isinstance(each, Transfer) or each.destination == stage
+    ]

@@ -1,0 +1,206 @@
+"""A native model of TensorFlow that applies modules one after the other, cut into chunks between them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import keras
+import numpy as np
+import tensorflow as tf
+
+from isotrain.adapters.common.outputs import OutputSelector
+from isotrain.adapters.common.pipeline.checks import MASK_AT_SPLIT, MASKED_LOSS
+from isotrain.adapters.common.pipeline.interfaces import (
+    PipelineLosses,
+    PipelineModel,
+    no_comparison_needed,
+)
+from isotrain.adapters.common.pipeline.sequential import (
+    Call,
+    Modules,
+    SequentialChunk,
+    SequentialModel,
+)
+from isotrain.adapters.keras import losses as keras_losses
+from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.keras.model import LayerLosses
+from isotrain.adapters.keras.pipeline import KerasPipelineLoss, KerasPipelineModel
+from isotrain.adapters.tensorflow.base.modules import named_modules
+from isotrain.adapters.tensorflow.base.private_api import generators_of
+from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
+from isotrain.adapters.tensorflow.trainer.loss import accepts_training, forward
+from isotrain.adapters.tensorflow.trainer.state import canonical_names, native, to_numpy
+from isotrain.adapters.tensorflow.trainer.weights import weights_of
+from isotrain.plugin import PipelineSplit, TrainingSpec, UnsupportedError
+
+
+class ModuleChunk(SequentialChunk):
+    """Modules of which each takes what the one before gives.
+
+    Attributes:
+        trainable_variables: Of them.
+        with_own: Adds to a loss what layers of a Keras model add to it.
+    """
+
+    def __init__(self, *given: Any, trained: Sequence[tf.Variable], layer: Any | None) -> None:
+        """Takes modules.
+
+        Args:
+            given: What a `SequentialChunk` is given.
+            trained: Their weights.
+            layer: Has them as a layer of Keras, where the model is one.
+        """
+        super().__init__(*given)
+        self.trainable_variables = trained
+        self.with_own: Callable[[Any], Any] = tf.identity
+        if layer is not None:
+            self.with_own = LayerLosses(layer).add_to_loss
+
+    def boundary_tensors(self, known: Mapping[int, Any]) -> list[tf.Tensor]:
+        """What it gives to the chunk behind it.
+
+        Raises:
+            UnsupportedError: That is no tensor, or has a mask, which would not go along.
+        """
+        found = super().boundary_tensors(known)
+        if any(keras_private.mask_of(each) is not None for each in found):
+            raise UnsupportedError(MASK_AT_SPLIT)
+        return found
+
+
+class PipelineModules(SequentialModel):
+    """Modules that a model applies one after the other, cut; and its losses."""
+
+    sequential_class = "a keras.Sequential"
+
+    def __init__(self, trainer: ReplicaTrainer, spec: TrainingSpec, cut: PipelineSplit) -> None:
+        """Cuts a model.
+
+        Raises:
+            SpecError: There are no such modules, too few, or they do not have all weights.
+            UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
+        """
+        model = trainer.model
+        self._trainer = trainer
+        self._is_layer = isinstance(model, keras.Layer)
+        self._accepts_training = accepts_training(model)
+        trainable, others = weights_of(model, spec)
+        self._trainable = {id(native(each)) for each in trainable}
+        self._named = dict(
+            zip(canonical_names([*trainable, *others]), [*trainable, *others], strict=True)
+        )
+        super().__init__(model, cut)
+        self._losses = keras_losses.loss_terms(
+            trainer.losses["train"], spec, OutputSelector.of_keras(model)
+        )
+
+    def _inside(self) -> Modules:
+        return named_modules(self.whole, (tf.Module, keras.Layer))
+
+    def _weights(self) -> Iterable[tuple[str, tf.Variable]]:
+        states = generators_of(self.whole)
+        return [(name, native(each)) for name, each in (self._named | states).items()]
+
+    def _variables(self, module: Any) -> list[tf.Variable]:
+        states = generators_of(module).values() if isinstance(module, tf.Module) else ()
+        return [native(each) for each in (*getattr(module, "variables", ()), *states)]
+
+    def _trained(self, module: Any) -> Sequence[tf.Variable]:
+        return [each for each in self._variables(module) if id(each) in self._trainable]
+
+    def _calling(self, modules: Modules) -> Call:
+        """Modules are told whether they train if the model is told."""
+        told = [(each, self._accepts_training and accepts_training(each)) for _, each in modules]
+
+        def compute(given: Any, training: bool) -> Any:
+            for module, is_so in told:
+                given = module(given, training=training) if is_so else module(given)
+            return given
+
+        return compute
+
+    def _chunk(self, number: int, modules: Modules, is_last: bool) -> ModuleChunk:
+        call = self._calling(modules)
+        layer = SequentialLayer(modules, call) if self._is_layer else None
+        trained = [weight for _, each in modules for weight in self._trained(each)]
+        return ModuleChunk(
+            *(number, modules, is_last, layer or call, self._is_tensor),
+            trained=trained,
+            layer=layer,
+        )
+
+    def _is_tensor(self, given: Any) -> bool:
+        return bool(tf.is_tensor(given))
+
+    def _give_the_same(self, given: Any) -> bool:
+        """Operation by operation: an optimizer of graphs might round one otherwise than the other."""
+        found = []
+        for compute in (forward(self.whole, training=False), self.run_in_turn):
+            with self._trainer.preserving_training_state():
+                found.append(compute(given))
+        if not all(map(tf.is_tensor, found)):
+            return False
+        whole, in_turn = map(to_numpy, found)
+        return whole.shape == in_turn.shape and np.allclose(whole, in_turn, equal_nan=True)
+
+    def of(
+        self, chunk: ModuleChunk, known: Mapping[int, Any], targets: Any
+    ) -> tuple[tf.Tensor, Any]:
+        """The mean loss of a chunk; and of the last one, the predictions.
+
+        Raises:
+            UnsupportedError: It counts targets by more than their number.
+        """
+        if chunk is not self.chunks[-1]:
+            return chunk.with_own(tf.zeros((), keras.config.floatx())), None
+        predictions = known[len(self.chunks)]
+        found = keras_losses.means_and_denominators(
+            self._losses(targets, predictions), chunk.with_own
+        )
+        if found.shape.rank:
+            raise UnsupportedError(MASKED_LOSS)
+        return found, predictions
+
+
+class SequentialLayer(keras.layers.Layer):
+    """Modules of a Keras model, as a layer: so they know whether they train, and add losses."""
+
+    def __init__(self, modules: Modules, call: Call) -> None:
+        super().__init__(autocast=False)
+        self.inner = [each for _, each in modules if isinstance(each, keras.Layer)]
+        self._in_turn = call
+        self.built = True
+
+    def call(self, given: Any, training: bool | None = None) -> Any:
+        """What the modules make of a tensor."""
+        return self._in_turn(given, bool(training))
+
+
+def split_model(
+    trainer: ReplicaTrainer, spec: TrainingSpec, cut: PipelineSplit
+) -> tuple[PipelineModel, PipelineLosses, Callable[[Any], None]]:
+    """Cuts the model of a trainer.
+
+    Returns:
+        It, its losses, and what is told the inputs of a slice: it refuses a model that does not compute what
+        its chunks do.
+
+    Raises:
+        SpecError: It cannot be cut so.
+        UnsupportedError: It cannot be cut, or a layer would be on both sides of a cut.
+    """
+    if _is_listed(trainer.model, spec, cut):
+        modules = PipelineModules(trainer, spec, cut)
+        return modules, modules, modules.check_equivalence
+    model = KerasPipelineModel(trainer.model, cut.chunks, cut.first)
+    return model, KerasPipelineLoss(spec, model, trainer.losses["train"]), no_comparison_needed
+
+
+def _is_listed(model: Any, spec: TrainingSpec, cut: PipelineSplit) -> bool:
+    """Whether it is cut between modules, and not by its graph: native, and says so or has no graph."""
+    if not isinstance(model, keras.Layer):
+        return True
+    has_graph = isinstance(model, keras.Sequential) or keras_private.is_functional(model)
+    says_so = bool(cut.modules) or hasattr(model, "pipeline_modules")
+    return isinstance(spec.model, Mapping) and (says_so or not has_graph)

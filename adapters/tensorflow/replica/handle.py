@@ -1,0 +1,100 @@
+"""The TensorFlow replica that a strategy's computations see while they are traced."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import tensorflow as tf
+from keras import ops
+
+from isotrain.adapters.tensorflow.base.variables import value_of
+from isotrain.adapters.tensorflow.comm.base import Communicator
+from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
+from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
+
+
+class TensorFlowReplica(Replica):
+    """Reads and writes a program's variables; exchanges within the graph.
+
+    Attributes:
+        keepalive_outputs: For whoever traces to return: without them, TensorFlow would leave out a sum of
+            which no part is this replica's, while others wait for its share.
+    """
+
+    ops = ops
+
+    def __init__(self, trainer: ReplicaTrainer, communicator: Communicator) -> None:
+        self.index = communicator.replica_index()
+        self.replicas = communicator.replicas
+        self.keepalive_outputs: list[tf.Tensor] = []
+        self._trainer = trainer
+        self._communicator = communicator
+
+    def read(self, parts: Sequence[StatePart]) -> tf.Tensor:
+        variables = self._variables(parts)
+        if not variables:
+            return tf.zeros(0)
+        widest = max((variable.dtype for variable in variables), key=lambda dtype: dtype.size)
+        flat = [tf.reshape(tf.cast(value_of(v), widest), [-1]) for v in variables]
+        return tf.concat(flat, axis=0)
+
+    def write(self, parts: Sequence[StatePart], vector: tf.Tensor) -> None:
+        _write(self._variables(parts), vector)
+
+    def read_weights(self, places: Sequence[int]) -> tf.Tensor:
+        weights = self._trainer.part("trainable")
+        widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.size)
+        own = [tf.cast(value_of(weights[place]), widest) for place in places]
+        return tf.concat([tf.zeros(0, widest), *(tf.reshape(w, [-1]) for w in own)], axis=0)
+
+    def write_weights(self, places: Sequence[int], vector: tf.Tensor) -> None:
+        weights = self._trainer.part("trainable")
+        _write([weights[place] for place in places], vector)
+
+    def reduce_scatter(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        part, proof = self._communicator.reduce_scatter(vector, sizes)
+        self.keepalive_outputs.append(proof)
+        return part
+
+    def all_gather_shards(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        return self._communicator.all_gather_shards(part, sizes)
+
+    def reduce_scatter_within(
+        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups
+    ) -> tf.Tensor:
+        part, proof = self._communicator.reduce_scatter(vector, sizes, within)
+        self.keepalive_outputs.append(proof)
+        return part
+
+    def all_gather_shards_within(
+        self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups
+    ) -> tf.Tensor:
+        return self._communicator.all_gather_shards(part, sizes, within)
+
+    def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
+        return [variable for part in parts for variable in self._trainer.part(part)]
+
+    def scatter_add(self, places: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
+        return tf.scatter_nd(places[:, tf.newaxis], values, [length])
+
+    def all_reduce(self, tensor: tf.Tensor, op: ReduceOp = "sum") -> tf.Tensor:
+        return self._communicator.all_reduce([tensor], op)[0]
+
+    def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
+        return self._communicator.all_gather(tensor)
+
+    def send_receive(self, tensor: tf.Tensor, destinations: Sequence[int]) -> tf.Tensor:
+        source = list(destinations).index(self.index)
+        return self._communicator.send_receive(tensor, destinations[self.index], source)
+
+    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+        return self._communicator.all_reduce_within(tensor, parts)
+
+    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+        return self._communicator.broadcast_within(tensor, parts)
+
+
+def _write(variables: Sequence[tf.Variable], vector: tf.Tensor) -> None:
+    values = tf.split(vector, [v.shape.num_elements() for v in variables]) if variables else []
+    for variable, value in zip(variables, values, strict=True):
+        variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))

@@ -1,0 +1,86 @@
+"""The group of one TensorFlow process of a fully sharded run, over any exchange."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import tensorflow as tf
+
+from isotrain.adapters.tensorflow.comm.base import Communicator
+from isotrain.adapters.tensorflow.replica.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.replica.tracing import MicroBatches, Weights
+from isotrain.adapters.tensorflow.sharded.trainer import ShardedTrainer
+from isotrain.adapters.tensorflow.trainer.optimizer import Gradients
+from isotrain.plugin import Batch, DeviceMesh, TrainingSpec
+
+
+class ShardedReplicaGroup(TensorFlowReplicaGroup):
+    """One replica, which has a part of every weight and slot between steps."""
+
+    _trainer: ShardedTrainer
+
+    def __init__(
+        self, spec: TrainingSpec, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int
+    ) -> None:
+        """Builds the model, and takes its weights apart; called by every process.
+
+        Args:
+            spec: What to train.
+            communicator: Ties this replica to all others; no strategy knows of them.
+            mesh: How parts lie over the replicas.
+            unit_bytes: Of weights that are joined together, where layers allow it.
+        """
+        self._mesh = mesh
+        self._unit_bytes = unit_bytes
+        super().__init__(spec, tf.distribute.get_strategy(), communicator)
+
+    def _build(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> ShardedTrainer:
+        return ShardedTrainer(spec, self._communicator, self._mesh, self._unit_bytes)
+
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> tf.Tensor:
+        self.reshard_weights()
+        self._set_rate(learning_rate)
+        loss, _ = self._on_batch("step", self._trace_sharded_step, batch, self._rate_tensor)
+        return loss
+
+    def _trace_sharded_step(
+        self, holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
+    ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        keepalive_outputs = self._trainer.weights.keepalive_outputs = []
+        return self._trace_step(holes, micro_batches, weights, rate), list(keepalive_outputs)
+
+    def _reduced(
+        self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
+    ) -> tuple[tf.Tensor, Gradients]:
+        """Those of the parts are means already."""
+        trainer = self._trainer
+        along = [loss, *trainer.weighted_statistics(share)]
+        loss, *statistics = self._communicator.all_reduce(along, "mean")
+        trainer.agree_on_statistics(statistics)
+        return loss, gradients
+
+    def reshard_weights(self) -> None:
+        self._trainer.weights.reshard()
+
+    def unshard_weights(self) -> None:
+        weights = self._trainer.weights
+        if not weights.is_unsharded:
+            self._traced.function("gather weights", self._trainer.trace_unshard)()
+            weights.mark_unsharded()
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        """Gathers the weights for it, and leaves them as they were."""
+        was_whole = self._trainer.weights.is_unsharded
+        self.unshard_weights()
+        try:
+            return super().predict(inputs)
+        finally:
+            if not was_whole:
+                self.reshard_weights()
+
+    def keep_gradients(self) -> bool:
+        return False

@@ -1,0 +1,350 @@
+"""The parts of torch that it does not document and isotrain uses; nothing else touches such parts."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import autograd, nn
+from torch.fx import GraphModule, Node
+from torch.multiprocessing.reductions import StorageWeakRef
+from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
+from torch.optim.optimizer import (
+    _global_optimizer_post_hooks,
+    _global_optimizer_pre_hooks,
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
+from torch.overrides import TorchFunctionMode
+
+from isotrain.adapters.common.private_api import PrivateApiProbe, require
+
+cross_entropy_loss = torch._C._nn.cross_entropy_loss
+foreach_add = torch._foreach_add
+foreach_add_ = torch._foreach_add_
+foreach_addcdiv_ = torch._foreach_addcdiv_
+foreach_addcmul_ = torch._foreach_addcmul_
+foreach_clamp_max = torch._foreach_clamp_max
+foreach_clamp_min = torch._foreach_clamp_min
+foreach_copy_ = torch._foreach_copy_
+foreach_div = torch._foreach_div
+foreach_div_ = torch._foreach_div_
+foreach_lerp_ = torch._foreach_lerp_
+foreach_mul = torch._foreach_mul
+foreach_mul_ = torch._foreach_mul_
+foreach_norm = torch._foreach_norm
+foreach_sqrt_ = torch._foreach_sqrt_
+foreach_sub_ = torch._foreach_sub_
+fused_adam_ = torch._fused_adam_
+
+VALUE_READ_ERROR = "get value out of a tracing tensor"
+"""What an error says, among other things, when a value is asked for of what `traced` writes down."""
+
+
+_OF_LISTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+    "add, a number": (lambda a, b, c: foreach_add(a, 0.5), lambda a, b, c: a + 0.5),
+    "add_, a number": (lambda a, b, c: foreach_add_(a, 0.5), lambda a, b, c: a + 0.5),
+    "add_": (lambda a, b, c: foreach_add_(a, b), lambda a, b, c: a + b),
+    "add, alpha": (lambda a, b, c: foreach_add(a, b, alpha=-0.5), lambda a, b, c: a - b / 2),
+    "add_, alpha": (lambda a, b, c: foreach_add_(a, b, alpha=-0.5), lambda a, b, c: a - b / 2),
+    "addcdiv_": (lambda a, b, c: foreach_addcdiv_(a, b, c, -0.5), lambda a, b, c: a - b / c / 2),
+    "addcmul_": (lambda a, b, c: foreach_addcmul_(a, b, c, -0.5), lambda a, b, c: a - b * c / 2),
+    "clamp_max": (lambda a, b, c: foreach_clamp_max(a, 2.0), lambda a, b, c: a.clamp(max=2.0)),
+    "clamp_min": (lambda a, b, c: foreach_clamp_min(a, 2.0), lambda a, b, c: a.clamp(min=2.0)),
+    "copy_": (lambda a, b, c: foreach_copy_(a, b), lambda a, b, c: b),
+    "div, a number": (lambda a, b, c: foreach_div(a, 2.0), lambda a, b, c: a / 2),
+    "div": (lambda a, b, c: foreach_div(a, b), lambda a, b, c: a / b),
+    "div_, a scalar": (lambda a, b, c: foreach_div_(a, b[0][0]), lambda a, b, c: a / 4),
+    "lerp_": (lambda a, b, c: foreach_lerp_(a, b, 0.25), lambda a, b, c: a + (b - a) / 4),
+    "mul, a scalar": (lambda a, b, c: foreach_mul(a, b[0][0]), lambda a, b, c: a * 4),
+    "mul, scalars": (lambda a, b, c: foreach_mul(a, [b[0][0]] * 2), lambda a, b, c: a * 4),
+    "mul_, a number": (lambda a, b, c: foreach_mul_(a, 0.5), lambda a, b, c: a / 2),
+    "norm": (lambda a, b, c: foreach_norm(a), lambda a, b, c: torch.linalg.vector_norm(a)),
+    "sqrt_": (lambda a, b, c: foreach_sqrt_(a), lambda a, b, c: a.sqrt()),
+    "sub_": (lambda a, b, c: foreach_sub_(a, b), lambda a, b, c: a - b),
+}
+"""By name, what is done to lists of tensors, and the same to one of each."""
+
+
+def _computes_with_lists() -> None:
+    for name, (on_lists, on_each) in _OF_LISTS.items():
+        rows = [[1.0, 4.0], [4.0, 2.0], [2.0, 8.0]]
+        lists = [[torch.tensor(row), torch.tensor(row[:1])] for row in rows]
+        expected = [on_each(*each) for each in zip(*lists, strict=True)]
+        found = on_lists(*lists)
+        if name.partition(",")[0].endswith("_"):
+            found = lists[0]
+        pairs = zip(found, expected, strict=True)
+        require(all(torch.allclose(*pair) for pair in pairs), f"_foreach_{name}, as for each")
+
+
+def _updates_as_adam() -> None:
+    weight, gradient = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -0.5])
+    first, second = torch.zeros(2), torch.zeros(2)
+    fused_adam_(
+        *([weight], [gradient], [first], [second], [], [torch.tensor(1.0)]),
+        lr=0.25,
+        beta1=0.5,
+        beta2=0.5,
+        weight_decay=0.0,
+        eps=0.0,
+        amsgrad=False,
+        maximize=False,
+    )
+    require(torch.allclose(first, gradient / 2), "the mean of gradients in the third argument")
+    require(torch.allclose(second, gradient**2 / 2), "that of their squares in the fourth")
+    require(torch.allclose(weight, torch.tensor([0.75, 2.25])), "a step of Adam")
+
+
+def _takes_the_operation_s_arguments() -> None:
+    scores, classes = torch.eye(3), torch.tensor([0, 2, 1])
+    weights = torch.tensor([1.0, 2.0, 4.0])
+    values = torch.ops.aten.cross_entropy_loss.default
+    for given in ((weights, 0), (weights, 1, 2), (None, 2, -100, 0.25)):
+        same = torch.equal(
+            cross_entropy_loss(scores, classes, *given), values(scores, classes, *given)
+        )
+        require(same, "weights, reduction, ignored class and smoothing, in this order")
+
+
+def has_listeners(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether others are told of an optimizer's steps: its own hooks, those of all, or a profiler."""
+    return bool(
+        optimizer._optimizer_step_pre_hooks
+        or optimizer._optimizer_step_post_hooks
+        or _global_optimizer_pre_hooks
+        or _global_optimizer_post_hooks
+        or autograd.profiler._is_profiler_enabled
+    )
+
+
+def _knows_listeners() -> None:
+    optimizer = torch.optim.SGD([torch.zeros(1)])
+    require(not has_listeners(optimizer), "none of a new optimizer")
+    for register in (
+        optimizer.register_step_pre_hook,
+        optimizer.register_step_post_hook,
+        register_optimizer_step_pre_hook,
+        register_optimizer_step_post_hook,
+    ):
+        handle = register(lambda *given: None)
+        try:
+            require(has_listeners(optimizer), f"what {register.__name__} registers")
+        finally:
+            handle.remove()
+    require(not has_listeners(optimizer), "none that has gone")
+    require(autograd.profiler._is_profiler_enabled is False, "a flag, down while no profiler runs")
+
+
+UNREDUCED_ERROR = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
+"""In what DDP says where it has waited for gradients in vain: the places of the parameters."""
+TOO_FEW_VALUES_ERROR = "Expected more than 1 value per channel when training"
+"""What an error says of a batch normalisation that has one value per channel to normalise."""
+
+
+def is_batch_norm(module: nn.Module) -> bool:
+    """Whether it is a batch normalisation, of any rank."""
+    return isinstance(module, _BatchNorm)
+
+
+def is_dropout(module: nn.Module) -> bool:
+    """Whether it is a dropout of any kind, with a chance above 0."""
+    return isinstance(module, _DropoutNd) and module.p > 0
+
+
+def _tells_modules_apart() -> None:
+    normal = (nn.BatchNorm1d(1), nn.BatchNorm3d(1), nn.SyncBatchNorm(1), nn.LazyBatchNorm2d())
+    dropping = (nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5))
+    require(all(map(is_batch_norm, normal)), "every batch normalisation is a _BatchNorm")
+    require(all(map(is_dropout, dropping)), "every dropout is a _DropoutNd, its chance in `p`")
+    others = (*dropping, nn.LayerNorm(1), nn.Dropout(0.0))
+    require(not any(map(is_batch_norm, others)), "nothing else is a _BatchNorm")
+    require(not any(map(is_dropout, (*normal, nn.Dropout(0.0)))), "nothing else is a _DropoutNd")
+
+
+def _says_what_it_refuses() -> None:
+    try:
+        nn.BatchNorm1d(1)(torch.zeros(1, 1))
+    except ValueError as error:
+        require(TOO_FEW_VALUES_ERROR in str(error), "its words for a single value per channel")
+    else:
+        require(False, "an error for a single value per channel")
+
+
+def compile_in_this_process() -> None:
+    """Has torch's compiler start no processes of its own, which would outlive the run."""
+    from torch._inductor import config
+
+    config.compile_threads = 1
+
+
+def _compiles_in_this_process() -> None:
+    from torch._inductor import config
+
+    before = config.compile_threads
+    require(isinstance(before, int), "a number of threads to compile with")
+    try:
+        compile_in_this_process()
+        require(config.compile_threads == 1, "that number can be set")
+    finally:
+        config.compile_threads = before
+
+
+class _Describing(TorchFunctionMode):
+    """In the place of torch's mode that gives a tensor like each, which takes a third of the time.
+
+    What it gives has the type and the device alone; shape and strides are in `tensor_meta`.
+    """
+
+    shape_env = None
+    """Torch looks at it: no shape is a symbol."""
+
+    def __torch_function__(
+        self,
+        func: Callable[..., Any],
+        types: Sequence[type],
+        args: Sequence[Any] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        kwargs = kwargs or {}
+        if func is torch.empty_strided:
+            return torch.empty(0, dtype=kwargs["dtype"], device=kwargs["device"])
+        return func(*args, **kwargs)
+
+
+def traced(function: Callable[..., Any], *given: torch.Tensor) -> GraphModule:
+    """Writes down what a function does to tensors, in operations as they are called."""
+    from torch._guards import TracingContext, tracing
+    from torch.fx.experimental.proxy_tensor import make_fx
+
+    with tracing(TracingContext(_Describing())):
+        return make_fx(function, pre_dispatch=True)(*given)
+
+
+def is_tracing() -> bool:
+    """Whether `traced` is writing down what is done."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode
+
+    return get_proxy_mode() is not None
+
+
+def node_of(tensor: torch.Tensor) -> Node | None:
+    """The operation that gave a tensor, while `traced` writes; None where it wrote none down."""
+    from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
+
+    mode = get_proxy_mode()
+    found = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if found is None else found.proxy.node
+
+
+def _writes_operations_down() -> None:
+    constant = torch.ones(1, 2)
+    seen: list[Any] = []
+
+    def function(given: torch.Tensor) -> torch.Tensor:
+        seen.extend([is_tracing(), node_of(given), node_of(constant)])
+        return nn.functional.linear(given, constant).relu()
+
+    graph = traced(function, torch.ones(3, 2)).graph
+    tracing, node, none = seen
+    require(tracing and not is_tracing(), "a mode while make_fx traces")
+    require(node.op == "placeholder" and none is None, "the node of what is traced, and no other")
+    called = [each for each in graph.nodes if each.op == "call_function"]
+    expected = [torch.ops.aten.linear.default, torch.ops.aten.relu.default]
+    require([each.target for each in called] == expected, "operations as they are called")
+    kinds = {(each.meta["val"].dtype, each.meta["val"].device.type) for each in called}
+    require(kinds == {(torch.float32, "cpu")}, "the type and the device of results in `val`")
+    shapes = [tuple(each.meta["tensor_meta"].shape) for each in called]
+    require(shapes == [(3, 1)] * 2, "the shapes of results in `tensor_meta`")
+
+
+def _lets_no_value_out() -> None:
+    said = ""
+    try:
+        traced(lambda given: given * float(given.sum()), torch.ones(2))
+    except RuntimeError as error:
+        said = str(error)
+    require(VALUE_READ_ERROR in said, f"an error of make_fx that says {VALUE_READ_ERROR!r}")
+
+
+def is_in_vmap() -> bool:
+    """Whether `torch.vmap` or another transform is calling a function: `traced` sees nothing of it."""
+    return torch._C._functorch.peek_interpreter_stack() is not None
+
+
+def _knows_what_is_mapped() -> None:
+    seen: list[bool] = []
+
+    def function(given: torch.Tensor) -> torch.Tensor:
+        seen.append(is_in_vmap())
+        return given * 2
+
+    torch.vmap(function)(torch.ones(2))
+    traced(function, torch.ones(2))
+    require(seen[0] and not any(seen[1:]), "something on the stack within torch.vmap alone")
+
+
+def schema_of(operation: Any) -> Any:
+    """What torch writes of an operation's arguments and results; None where it is none of torch's."""
+    return getattr(operation, "_schema", None)
+
+
+def _describes_operations() -> None:
+    aten = torch.ops.aten
+    add, adds, view = map(schema_of, (aten.add.Tensor, aten.add_.Tensor, aten.view.default))
+    require(not add.is_mutable and adds.is_mutable, "`is_mutable` where an argument is changed")
+    aliasing = [any(arg.alias_info for arg in each.arguments) for each in (add, adds, view)]
+    require(aliasing == [False, True, True], "`alias_info` of what is changed, or seen by a view")
+    require(schema_of(len) is None, "nothing about other functions")
+
+
+def version_of(tensor: torch.Tensor) -> int:
+    """How often a tensor was changed in place."""
+    return tensor._version
+
+
+def _counts_changes() -> None:
+    tensor = torch.zeros(2)
+    before = version_of(tensor)
+    tensor.sum()
+    require(version_of(tensor) == before, "no change by an operation that only reads")
+    tensor[0] = 1.0
+    tensor.add_(1.0)
+    require(version_of(tensor) == before + 2, "a change by each that writes")
+
+
+def storage_of(tensor: torch.Tensor) -> Hashable:
+    """What tensors that share their memory have alike, and no others as long as it is kept."""
+    return StorageWeakRef(tensor.untyped_storage())
+
+
+def _tells_storages_apart() -> None:
+    tensor = torch.zeros(4)
+    kept = storage_of(tensor)
+    require(kept == storage_of(tensor.view(2, 2).t()), "the same of a view")
+    require(hash(kept) == hash(storage_of(tensor[2:])), "the same of a part")
+    others = []
+    for _ in range(8):
+        tensor = torch.zeros(4)  # in whose place the first was
+        others.append(storage_of(tensor))
+    require(kept not in others, "another of other memory, also once the first is gone")
+
+
+PROBES = (
+    PrivateApiProbe("_C._nn.cross_entropy_loss", _takes_the_operation_s_arguments),
+    PrivateApiProbe("_foreach_*", _computes_with_lists),
+    PrivateApiProbe("_fused_adam_", _updates_as_adam),
+    PrivateApiProbe("_optimizer_step_pre_hooks and other listeners", _knows_listeners),
+    PrivateApiProbe("nn.modules.batchnorm._BatchNorm and dropout._DropoutNd", _tells_modules_apart),
+    PrivateApiProbe("nn.BatchNorm1d's error", _says_what_it_refuses),
+    PrivateApiProbe("_inductor.config.compile_threads", _compiles_in_this_process),
+    PrivateApiProbe("fx.experimental.proxy_tensor and _guards", _writes_operations_down),
+    PrivateApiProbe("fx.experimental.proxy_tensor's error", _lets_no_value_out),
+    PrivateApiProbe("_C._functorch.peek_interpreter_stack", _knows_what_is_mapped),
+    PrivateApiProbe("OpOverload._schema", _describes_operations),
+    PrivateApiProbe("Tensor._version", _counts_changes),
+    PrivateApiProbe("multiprocessing.reductions.StorageWeakRef", _tells_storages_apart),
+)

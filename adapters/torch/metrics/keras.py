@@ -1,0 +1,62 @@
+"""Metrics of Keras as a torch replica group adds them up.
+
+Imported only after `keras_backend.set_backend`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import keras
+import torch
+
+from isotrain.adapters.keras import metrics as keras_metrics
+from isotrain.adapters.torch.metrics.base import LazyMetric
+
+
+class KerasMetric(LazyMetric):
+    """A Keras metric and its variables."""
+
+    def __init__(self, metric: keras.metrics.Metric) -> None:
+        super().__init__()
+        self.name = metric.name
+        self.takes_weights = isinstance(metric, keras_metrics.OutputLossMetric)
+        self._metric = metric
+
+    @property
+    def sums(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
+        """Its variables: some metrics make them when they see the first samples."""
+        return [variable.value.detach() for variable in self._metric.variables]
+
+    def named_sums(self) -> dict[str, torch.Tensor]:
+        names = keras_metrics.sum_names(self._metric)
+        return self._pending or dict(zip(names, self.sums, strict=True))
+
+    @property
+    def is_unbuilt(self) -> bool:
+        return bool(keras_metrics.unbuilt_metrics([self._metric]))
+
+    def ensure_built(self, targets: Any, predictions: Any) -> None:
+        keras_metrics.ensure_built([self._metric], targets, predictions)
+        self.write_pending()
+
+    def update(self, targets: Any, predictions: Any, count: int) -> None:
+        if self._pending:
+            self.ensure_built(targets, predictions)
+        keras_metrics.update_metric(self._metric, targets, predictions)
+
+    def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
+        if self._pending:
+            self.ensure_built(targets, predictions)
+        keras_metrics.update_metric(self._metric, targets, predictions, weights)
+
+    def named_results(self) -> dict[str, float]:
+        return keras_metrics.named_results(self.name, self._metric.result())
+
+    def reset(self) -> None:
+        self._pending = {}
+        self._metric.reset_state()
+
+    def require_sums(self) -> None:
+        keras_metrics.require_sums([self._metric])

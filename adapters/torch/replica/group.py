@@ -1,0 +1,488 @@
+"""The replica group of one torch process, over any exchange."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from isotrain.adapters.common import sharding
+from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
+from isotrain.adapters.torch.base import private_api
+from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
+from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
+from isotrain.adapters.torch.comm.base import Communicator, Wait, all_reduce_mean_flat
+from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
+from isotrain.adapters.torch.replica.handle import TorchReplica
+from isotrain.adapters.torch.replica.loss_weighting import SliceWeights, without_padding_mean
+from isotrain.adapters.torch.replica.metrics import MetricCollection
+from isotrain.adapters.torch.trainer.base import LOCAL_BUFFERS, ReplicaTrainer
+from isotrain.adapters.torch.trainer.build import build_trainer
+from isotrain.adapters.torch.trainer.state import (
+    NamedState,
+    Section,
+    accumulators,
+    generators,
+    preserving_state,
+)
+from isotrain.adapters.weight_files import load_weight_arrays
+from isotrain.plugin import (
+    MODEL_STATE,
+    BackendConfig,
+    Batch,
+    CompressionMethod,
+    Computation,
+    ExportForm,
+    LayerTrait,
+    Phase,
+    ProcessContext,
+    Reduction,
+    ReplicaGroup,
+    Slice,
+    StateInfo,
+    StateKind,
+    TrainingSpec,
+    map_tree,
+)
+
+
+def replica_device(backend_config: BackendConfig, context: ProcessContext) -> torch.device:
+    """The device of this process's replica: its own GPU, or the CPU."""
+    if backend_config.device == "cpu":
+        return torch.device("cpu")
+    device = torch.device("cuda", context.local_rank)
+    torch.cuda.set_device(device)
+    return device
+
+
+class TorchReplicaGroup(ReplicaGroup):
+    """One replica: its trainer, and its exchange with the others.
+
+    Attributes:
+        trainer: The replica.
+        communicator: Ties it to the others.
+        statistics: Its moving statistics, which are averaged in every step.
+    """
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        device: torch.device,
+        connect: Callable[[], Communicator],
+        is_worker: bool = False,
+    ) -> None:
+        """Builds the model, then joins the others.
+
+        Args:
+            spec: What to train.
+            backend_config: What the plan resolved.
+            device: Where this replica lives.
+            connect: Joins the other replicas; called once the model is built.
+            is_worker: Whether it computes what others might as well, in runs that go on without it.
+        """
+        torch.set_num_threads(backend_config.threads)
+        self._spec = spec
+        self._device = device
+        self._is_cpu = device.type == "cpu"
+        self.trainer = self._build(spec, device)
+        self.communicator = connect()
+        self.trainer.set_split(
+            self.communicator.replicas > 1 or spec.gradient_accumulation_steps > 1
+        )
+        self.communicator.wrap(self.trainer)
+        self.trainer.seed_replica(self.communicator.rank)
+        if is_worker:
+            self.trainer.capture_now()
+        self.replicas = self.communicator.replicas
+        self.local_replicas = (self.communicator.rank,)
+        self._replica = TorchReplica(self.trainer, self.communicator)
+        self._rate: float | None = None
+        self._kept: list[torch.Tensor] | None = None
+        self._updates_own = False
+        self.statistics = self.trainer.statistics if self.replicas > 1 else []
+        self._metrics = MetricCollection(self.trainer, len(spec.losses("torch")), device)
+        self._random = generators(device, self.trainer.generators())
+        self._snapshot_guard = SnapshotGuard()
+        self._state = NamedState(self._sections(), self._snapshot_guard)
+
+    def _build(self, spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
+        """Makes the replica."""
+        return build_trainer(spec, device)
+
+    def _sections(self) -> dict[StateKind, Section]:
+        """The state by its kinds."""
+        return {
+            **self.trainer.sections(),
+            "random": self._random,
+            "metrics": accumulators(self._metrics.training),
+            "exchange": Section(self._execution_state, self._write_execution_state),
+        }
+
+    def _execution_state(self) -> dict[str, torch.Tensor]:
+        """What exchange and trainer keep of how they work."""
+        return self.communicator.state() | self.trainer.execution_state()
+
+    def _write_execution_state(self, name: str, value: torch.Tensor) -> None:
+        to_program = name in self.trainer.execution_state() or name.startswith(LOCAL_BUFFERS)
+        write = self.trainer.write_execution_state if to_program else self.communicator.write_state
+        write(name, value)
+
+    @property
+    def model(self) -> Any:
+        """The model of this process's replica."""
+        return self.trainer.model
+
+    def to_device(self, arrays: Any) -> Any:
+        is_one = isinstance(arrays, np.ndarray)
+        return self._to_device(arrays) if is_one else map_tree(self._to_device, arrays)
+
+    def _to_device(self, array: Any) -> torch.Tensor:
+        tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
+        if self._is_cpu:
+            return tensor
+        return tensor.pin_memory().to(self._device, non_blocking=True)
+
+    def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
+        return self.trainer.optimizer_lr_schedule
+
+    def optimizer_rates(self) -> tuple[float, float] | None:
+        return self.trainer.optimizer_rates()
+
+    def weight_finalizer(self) -> Callable[[], None] | None:
+        finalise = self.trainer.weight_finalizer()
+        if finalise is None:
+            return None
+
+        def finalised() -> None:
+            self._snapshot_guard.wait()
+            finalise()
+
+        return finalised
+
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        self._set_learning_rate(learning_rate)
+        trainer, communicator = self.trainer, self.communicator
+        if (warm_up := communicator.warm_up()) is not None:
+            self._warm_up(warm_up, batch.slices[0][0])
+        trainer.zero_gradients()
+        micro_batches = batch.slices[0]
+        slice_weights = SliceWeights(micro_batches, trainer, communicator, is_padding_deferred=True)
+        share: torch.Tensor | None = None
+        if len(micro_batches) > 1:
+            with communicator.no_sync():
+                for index in range(len(micro_batches) - 1):
+                    share = self._backward(slice_weights, index, communicator.module, share)
+        loss, last = self._forward(slice_weights, len(micro_batches) - 1, communicator.module)
+        mean = communicator.reduce_loss_async(_add(share, last))
+        trainer.backward(loss)
+        communicator.wait_gradients()
+        if slice_weights.is_padding_deferred:
+            mean = self._rescale_for_padding(mean())
+        self._update_weights()
+        if self.statistics:
+            all_reduce_mean_flat(communicator, self.statistics, slice_weights.weight)
+        return mean()
+
+    def _rescale_for_padding(self, total: torch.Tensor) -> Wait:
+        """Makes gradients and loss the means over what counts; a CPU does nothing where all counts."""
+        padding_fraction = total[1]
+        if self._is_cpu and not padding_fraction:
+            return lambda: total[0]
+        counted = torch.where(padding_fraction < 1, 1 - padding_fraction, 1.0)
+        weights = self.trainer.trainable.values()
+        if gradients := [local_shard(w.grad) for w in weights if w.grad is not None]:
+            with torch.no_grad():  # parts of gradients are views
+                private_api.foreach_div_(gradients, counted)
+        return lambda: without_padding_mean(total)
+
+    def _warm_up(self, warm_up: AbstractContextManager[Any], micro_batch: Slice) -> None:
+        """Lets the exchange see a backward pass, of which nothing else remains."""
+        with self.preserving_training_state(), warm_up:
+            loss, _ = self.communicator.module(micro_batch.inputs, micro_batch.targets)
+            self.trainer.backward(loss.sum())  # there may be several
+            self.communicator.wait_gradients()
+
+    def _forward(
+        self, slice_weights: SliceWeights, index: int, module: Callable[..., Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Returns what to take gradients of, and this slice's share of the loss."""
+        micro_batch = slice_weights.micro_batches[index]
+        if micro_batch.count:
+            loss, predictions = module(micro_batch.inputs, micro_batch.targets)
+        else:
+            moved = [*self.trainer.statistics, *self.trainer.local_buffers().values()]
+            with restored_after(moved), self.trainer.carry.preserving_state():
+                loss, predictions = module(micro_batch.inputs, micro_batch.targets)
+        self._metrics.train(micro_batch, predictions)
+        return slice_weights.of(index, loss)
+
+    def _backward(
+        self,
+        slice_weights: SliceWeights,
+        index: int,
+        module: Callable[..., Any],
+        before: torch.Tensor | None,
+    ) -> torch.Tensor:
+        """Adds a slice's gradients; returns the share of the loss so far."""
+        loss, share = self._forward(slice_weights, index, module)
+        self.trainer.backward(loss)
+        return _add(before, share)
+
+    def _set_learning_rate(self, rate: float) -> None:
+        if rate != self._rate:
+            self.trainer.set_learning_rate(rate)
+            self._rate = rate
+
+    def local_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        self._set_learning_rate(learning_rate)
+        slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator, local=True)
+        mean = self._local_gradients(slice_weights)
+        if slice_weights.weight > 0:
+            self._update_weights()
+        return mean()
+
+    def _local_gradients(
+        self,
+        slice_weights: SliceWeights,
+        each: Callable[[], AbstractContextManager[Any]] = nullcontext,
+    ) -> Wait:
+        """Leaves this replica's gradients in `.grad`; the mean of the losses travels while the last are made.
+
+        Args:
+            slice_weights: Of the slices.
+            each: Around the passes of each slice.
+        """
+        self.trainer.zero_gradients()
+        module, last = self.trainer.loss_module, len(slice_weights.micro_batches) - 1
+        share: torch.Tensor | None = None
+        for index in range(last):
+            with each():
+                share = self._backward(slice_weights, index, module, share)
+        with each():
+            loss, own = self._forward(slice_weights, last, module)
+            mean = self.communicator.all_reduce_mean_async(_add(share, own))
+            self.trainer.backward(loss)
+        return (lambda: without_padding_mean(mean())) if slice_weights.is_padding_deferred else mean
+
+    def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+        slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator)
+        mean = self._local_gradients(slice_weights)
+        return [self._unscaled_gradients()], mean()
+
+    def _unscaled_gradients(self) -> list[torch.Tensor]:
+        """Copies of the gradients in `.grad`, without the loss scale; zeros where there are none."""
+        scale = self.trainer.loss_scale()
+        return [
+            torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
+            for parameter in self.trainer.trainable.values()
+        ]
+
+    def apply_gradients(
+        self, gradients: Sequence[Sequence[torch.Tensor]], learning_rate: float
+    ) -> None:
+        self._set_learning_rate(learning_rate)
+        scale = self.trainer.loss_scale()
+        for parameter, gradient in zip(self.trainer.trainable.values(), gradients[0], strict=True):
+            parameter.grad = gradient * scale
+        self._update_weights()
+
+    def _update_weights(self) -> None:
+        """Clips and applies the gradients in `.grad`, and keeps a copy where that is asked for."""
+        if self._kept is not None:
+            self._kept = self._unscaled_gradients()
+        self._snapshot_guard.wait_after_forward()
+        self.trainer.apply()
+
+    def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
+        self._updates_own = True
+        self.trainer.shard_optimizer(weights[0])
+        self._rate = None  # another optimizer
+
+    def reduce_scatter_gradients(
+        self, batch: Batch, reduction: Reduction
+    ) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+        bucketed = BucketedGradients(self.trainer, self._replica, reduction)
+        slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator)
+        mean = self._local_gradients(
+            slice_weights, bucketed.during_backward if reduction.each_slice else nullcontext
+        )
+        if not reduction.each_slice:
+            bucketed.reduce_all()
+        return [bucketed.kept], mean()
+
+    def update_shard(
+        self,
+        gradients: Sequence[Sequence[torch.Tensor]],
+        learning_rate: float,
+        norms: Sequence[torch.Tensor] | None,
+    ) -> None:
+        self._set_learning_rate(learning_rate)
+        for parameter, gradient in zip(self.trainer.updated, gradients[0], strict=True):
+            parameter.grad = gradient
+        self._snapshot_guard.wait_after_forward()
+        self.trainer.apply(None if norms is None else norms[0])
+        for parameter in self.trainer.updated:
+            parameter.grad = None
+
+    @contextlib.contextmanager
+    def preserving_training_state(self) -> Iterator[None]:
+        moved = [*self._frozen_here(), *self._metrics.sums()]
+        carry, eagerly = self.trainer.carry.preserving_state(), self.trainer.eagerly()
+        with (
+            restored_after(moved),
+            carry,
+            preserving_state(self._random),
+            eagerly,
+        ):  # eagerly: no record counts it
+            yield
+
+    @contextlib.contextmanager
+    def preserving_state(self) -> Iterator[None]:
+        with (
+            restored_after(self.trainer.self_updating),
+            self.trainer.carry.preserving_state(),
+            preserving_state(self._random),
+        ):
+            yield
+
+    def _frozen_here(self) -> list[torch.Tensor]:
+        """The non-trainable state that this process has as it is now."""
+        return list(self.trainer.frozen.values())
+
+    def keep_gradients(self) -> bool:
+        if not self._updates_own:
+            self._kept = []
+        return not self._updates_own
+
+    def kept_gradients(self) -> list[list[torch.Tensor]]:
+        return super().kept_gradients() if self._kept is None else [self._kept]
+
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        options = {} if static is None else {"static": static}
+        self._snapshot_guard.wait()
+        with torch.no_grad():
+            return [computation(self._replica, *(own for (own,) in values), **options)]
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        return self.communicator.compress(method, rank, start)
+
+    def evaluation_step(self, batch: Batch) -> None:
+        for micro_batch in batch.slices[0]:
+            self._metrics.evaluate(micro_batch)
+
+    def predict(self, inputs: Sequence[Any]) -> list[Any]:
+        return [self.trainer.predict(own) for own in inputs]
+
+    def collect_metrics(self, phase: Phase) -> dict[str, float]:
+        return self._metrics.collect(phase, self._total)
+
+    def _total(self, tensor: torch.Tensor) -> torch.Tensor:
+        """The sum over all processes."""
+        return self.communicator.all_reduce(tensor, "sum")
+
+    def pop_metric_state(self) -> np.ndarray:
+        return self._metrics.take()
+
+    def add_metric_state(self, sums: np.ndarray) -> None:
+        self._metrics.add(sums)
+
+    def traits(self) -> list[LayerTrait]:
+        return self.trainer.traits() + self.trainer.without_gradient()
+
+    def plan_notes(self) -> list[str]:
+        return notes(self._spec, "torch", self.traits()) + self.trainer.model_notes()
+
+    def step_notes(self, batch: Batch) -> list[str]:
+        micro_batch = batch.slices[0][0]
+        with self.trainer.carry.preserving_state():
+            unalike = self.trainer.has_own_denominator(micro_batch.inputs, micro_batch.targets)
+            return (
+                self.trainer.notes(micro_batch.inputs, micro_batch.targets)
+                + [OWN_DENOMINATOR] * unalike
+            )
+
+    def refuses_single_sample(self, batch: Batch) -> str | None:
+        micro_batch = batch.slices[0][0]
+        inputs, targets = map_tree(lambda rows: rows[:1], (micro_batch.inputs, micro_batch.targets))
+        with self.preserving_training_state():
+            return self.trainer.refuses(inputs, targets)
+
+    def reseed(self, replica: int, step: int) -> None:
+        self.trainer.reseed(replica, step)
+
+    def not_checkpointed(self) -> list[str]:
+        return self.trainer.not_checkpointed()
+
+    def describe_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, StateInfo]:
+        self.local_index(replica)
+        found = sharding.mark_local_slots(self._state.describe(kinds), self.trainer.is_local_slot)
+        tied = {n: a for n, a in self.trainer.aliases.items() if n in found}
+        return found | {n: replace(found[n], aliases=names) for n, names in tied.items()}
+
+    def read_state(
+        self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
+    ) -> dict[str, np.ndarray]:
+        self.local_index(replica)
+        return self._state.read(kinds)
+
+    def copy_state(
+        self,
+        kinds: Sequence[StateKind],
+        kept: dict[str, np.ndarray],
+        *,
+        replica: int | None = None,
+    ) -> Callable[[], Mapping[str, np.ndarray]]:
+        self.local_index(replica)
+        return self._state.copy(kinds, kept)
+
+    def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
+        self.local_index(replica)
+        self._snapshot_guard.wait()
+        self._state.write({n: v for n, v in state.items() if not self.is_remote(n)})
+        self._rate = None  # the optimizer may have been given another
+
+    def is_remote(self, name: str) -> bool:
+        return sharding.is_remote(name, self.trainer.is_remote_slot)
+
+    def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
+        return load_weight_arrays(path, self.model)
+
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        self.trainer.export(form, target, inputs)
+
+    def average_parameters(self) -> None:
+        self._snapshot_guard.wait()
+        all_reduce_mean_flat(self.communicator, list(self.trainer.trainable.values()), 1.0)
+
+    def tensor(self, array: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.array(array)).to(self._device)
+
+    def numpy(self, tensor: torch.Tensor) -> np.ndarray:
+        return to_numpy(tensor)
+
+    def barrier(self) -> None:
+        self.communicator.barrier()
+
+    def synchronize_device(self) -> None:
+        self.communicator.require_all_reduced()
+        if self._device.type == "cuda":
+            torch.cuda.synchronize(self._device)
+
+    def close(self) -> None:
+        self.trainer.close()
+        self.communicator.close()
+
+
+def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    return term if total is None else total + term

@@ -1,0 +1,87 @@
+"""The torch replica that a strategy's computations see."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Sequence
+
+import torch
+
+from isotrain.adapters.torch.base.tensor_ops import TorchFunctions
+from isotrain.adapters.torch.comm.base import Communicator
+from isotrain.adapters.torch.trainer.base import ReplicaTrainer
+from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
+
+
+class TorchReplica(Replica):
+    """Reads and writes a program's tensors; exchanges eagerly."""
+
+    def __init__(self, trainer: ReplicaTrainer, communicator: Communicator) -> None:
+        self.index = communicator.rank
+        self.replicas = communicator.replicas
+        self.ops = TorchFunctions(next(iter(trainer.trainable.values())).device)
+        self._trainer = trainer
+        self._communicator = communicator
+
+    def read(self, parts: Sequence[StatePart]) -> torch.Tensor:
+        tensors = self._tensors(parts)
+        if not tensors:
+            return torch.zeros(0, device=next(iter(self._trainer.trainable.values())).device)
+        return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
+
+    def write(self, parts: Sequence[StatePart], vector: torch.Tensor) -> None:
+        _write(self._tensors(parts), vector)
+
+    def read_weights(self, places: Sequence[int]) -> torch.Tensor:
+        weights = list(self._trainer.trainable.values())
+        widest = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
+        own = [weights[place].detach().reshape(-1) for place in places]
+        return torch.cat([weights[0].new_empty(0, dtype=widest), *own])
+
+    def write_weights(self, places: Sequence[int], vector: torch.Tensor) -> None:
+        weights = list(self._trainer.trainable.values())
+        _write([weights[place] for place in places], vector)
+
+    def _tensors(self, parts: Sequence[StatePart]) -> list[torch.Tensor]:
+        return [tensor for part in parts for tensor in self._trainer.part(part)]
+
+    def scatter_add(self, places: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:
+        return values.new_zeros(length).index_add_(0, places, values)
+
+    def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
+        return self._communicator.all_reduce(tensor, op)
+
+    def all_gather(self, tensor: torch.Tensor) -> torch.Tensor:
+        return self._communicator.all_gather(tensor)
+
+    def reduce_scatter(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return self._communicator.reduce_scatter(vector, sizes)
+
+    def all_gather_shards(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return self._communicator.all_gather_shards(part, sizes)
+
+    def reduce_scatter_within(
+        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups
+    ) -> torch.Tensor:
+        return self._communicator.reduce_scatter(vector, sizes, within)
+
+    def all_gather_shards_within(
+        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups
+    ) -> torch.Tensor:
+        return self._communicator.all_gather_shards(part, sizes, within)
+
+    def send_receive(self, tensor: torch.Tensor, destinations: Sequence[int]) -> torch.Tensor:
+        source = list(destinations).index(self.index)
+        return self._communicator.send_receive(tensor, destinations[self.index], source)
+
+    def all_reduce_within(self, tensor: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+        return self._communicator.all_reduce_within(tensor, parts)
+
+    def broadcast_within(self, tensor: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+        return self._communicator.broadcast_within(tensor, parts)
+
+
+def _write(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> None:
+    values = vector.split([tensor.numel() for tensor in tensors])
+    for tensor, value in zip(tensors, values, strict=bool(tensors)):
+        tensor.copy_(value.view_as(tensor))

@@ -1,0 +1,105 @@
+"""What one torch replica measures while it trains and is evaluated: metrics, and the evaluated loss."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+
+from isotrain.adapters.common import resolve
+from isotrain.adapters.torch.base.tensors import to_numpy
+from isotrain.adapters.torch.metrics.base import MeasuredPredictions, Metric, collect
+from isotrain.adapters.torch.replica.loss_weighting import EvaluationLoss
+from isotrain.adapters.torch.trainer.base import ReplicaTrainer
+from isotrain.plugin import Phase, Slice, unweighted
+
+
+class MetricCollection:
+    """The sums of one replica; knows nothing of other replicas.
+
+    Attributes:
+        training: The metrics of training.
+    """
+
+    def __init__(self, trainer: ReplicaTrainer, losses: int, device: torch.device) -> None:
+        """Starts with no samples.
+
+        Args:
+            trainer: The replica.
+            losses: How many the spec has.
+            device: Where to add up.
+        """
+        self._trainer = trainer
+        self.training = trainer.build_metrics("train")
+        self._evaluation = trainer.build_metrics("evaluation")
+        self._evaluated = EvaluationLoss(losses, device)
+
+    def train(self, micro_batch: Slice, predictions: Any) -> None:
+        """Adds a slice that was trained on."""
+        if self.training:
+            _update(self.training, micro_batch, predictions)
+
+    def evaluate(self, micro_batch: Slice) -> None:
+        """Computes loss and predictions of a slice in evaluation mode, and adds it.
+
+        A placeholder is computed only where metrics make their sums by the first samples they see.
+        """
+        if micro_batch.count == 0 and not any(metric.is_unbuilt for metric in self._evaluation):
+            return
+        loss, predictions = self._trainer.evaluate(micro_batch.inputs, micro_batch.targets)
+        if micro_batch.count:
+            self._evaluated.add(loss, micro_batch.count)
+        _update(self._evaluation, micro_batch, predictions)
+
+    def collect(
+        self, phase: Phase, total: Callable[[torch.Tensor], torch.Tensor]
+    ) -> dict[str, float]:
+        """The numbers of all replicas; this one starts anew.
+
+        Args:
+            phase: Whose.
+            total: Sums a tensor over all replicas.
+        """
+        if phase == "train":
+            return collect(self.training, total)
+        return {"loss": self._evaluated.taken(total)} | collect(self._evaluation, total)
+
+    def take(self) -> np.ndarray:
+        """The sums of training in one float64 vector; they start anew."""
+        for metric in self.training:
+            metric.require_sums()
+        sums = [to_numpy(total).ravel() for total in self.sums()]
+        for metric in self.training:
+            metric.reset()
+        return np.concatenate([np.zeros(0), *sums]).astype(np.float64)
+
+    def add(self, sums: np.ndarray) -> None:
+        """Adds the sums of others to those of training."""
+        start = 0
+        for total in self.sums():
+            part = torch.from_numpy(sums[start : start + total.numel()]).to(total)
+            total += part.reshape(total.shape)
+            start += total.numel()
+
+    def sums(self) -> list[torch.Tensor]:
+        """What the metrics of training add up."""
+        return [total for metric in self.training for total in metric.sums]
+
+
+def _update(metrics: Sequence[Metric], micro_batch: Slice, predictions: Any) -> None:
+    if isinstance(predictions, MeasuredPredictions):
+        if micro_batch.count:
+            with torch.no_grad():
+                predictions.add_to(metrics)
+        metrics, predictions = predictions.others(metrics), predictions.predictions
+    resolve.require_predictions(metrics, predictions)
+    plain, _ = unweighted(micro_batch.targets)
+    with torch.no_grad():
+        for metric in metrics:
+            targets = micro_batch.targets if metric.takes_weights else plain
+            if micro_batch.count:
+                metric.update(targets, predictions, micro_batch.count)
+            elif metric.is_unbuilt:
+                metric.ensure_built(targets, predictions)

@@ -1,0 +1,33 @@
+"""Builds the trainer of a model with sharded weights; imports Keras for a portable model alone."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+from torch import nn
+
+from isotrain.adapters.keras import backend as keras_backend
+from isotrain.adapters.torch.sharded.native import ShardedNativeTrainer
+from isotrain.adapters.torch.sharded.trainer import ShardedTrainer
+from isotrain.adapters.torch.trainer.build import built_model
+from isotrain.plugin import SpecError, TrainingSpec
+
+
+def build_sharded(spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
+    """Builds the spec's model on this process's device, to be taken apart.
+
+    Raises:
+        SpecError: The model function returned something else than a model of its kind.
+    """
+    model = built_model(spec, device)
+    if keras_backend.is_keras_instance(model, "Layer"):
+        from isotrain.adapters.torch.sharded.keras import ShardedKerasTrainer
+
+        return ShardedKerasTrainer(spec, model)
+    if isinstance(model, nn.Module) and isinstance(spec.model, Mapping):
+        return ShardedNativeTrainer(spec, model, device)
+    raise SpecError(
+        f"model: the function returned {type(model).__name__!r}, and stage=3 of strategy sharded takes"
+        " Keras models, and those that are said to be torch's own: `model: {torch: ...}`."
+    )

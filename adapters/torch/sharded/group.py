@@ -1,0 +1,82 @@
+"""The group of one torch process of a fully sharded run, over any exchange."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import nullcontext
+
+import torch
+
+from isotrain.adapters.torch.comm.base import Communicator, all_reduce_mean_flat
+from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
+from isotrain.adapters.torch.replica.group import TorchReplicaGroup, replica_device
+from isotrain.adapters.torch.replica.loss_weighting import SliceWeights
+from isotrain.adapters.torch.sharded.build import build_sharded
+from isotrain.adapters.torch.sharded.trainer import ShardedTrainer
+from isotrain.adapters.torch.sharded.weights import ShardedWeights
+from isotrain.plugin import BackendConfig, Batch, ProcessContext, TrainingSpec
+
+
+class ShardedReplicaGroup(TorchReplicaGroup):
+    """One replica, which has a part of every weight and slot between steps."""
+
+    trainer: ShardedTrainer
+
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        connect: Callable[[], Communicator],
+        unit_bytes: int,
+    ) -> None:
+        """Builds the model, joins the others, and takes the weights apart.
+
+        Args:
+            spec: What to train.
+            backend_config: What the plan resolved.
+            context: This process's place.
+            connect: Joins the other replicas; called once the model is built.
+            unit_bytes: Of weights that are joined together, where layers allow it.
+        """
+        super().__init__(spec, backend_config, replica_device(backend_config, context), connect)
+        self.trainer.shard_weights(self.communicator, context.device_mesh, unit_bytes)
+        self._rate = None
+
+    def _build(self, spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
+        return build_sharded(spec, device)
+
+    @property
+    def _weights(self) -> ShardedWeights:
+        return self.trainer.sharded_weights
+
+    def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
+        """Keeps gradients whole from one micro-batch to the next, and takes them over in the last."""
+        self.reshard_weights()
+        trainer, weights = self.trainer, self._weights
+        bucketed = BucketedGradients(trainer, self._replica, weights.reduction)
+        slice_weights = SliceWeights(batch.slices[0], trainer, self.communicator)
+        trainer.zero_gradients()
+        share: torch.Tensor | None = None
+        last = len(slice_weights.micro_batches) - 1
+        for index in range(last + 1):
+            with bucketed.during_backward() if index == last else nullcontext():
+                share = self._backward(slice_weights, index, trainer.loss_module, share)
+        weights.forget()
+        assert share is not None
+        mean = self.communicator.all_reduce_mean_async(share)
+        self.update_shard([weights.in_weight_order(bucketed.kept)], learning_rate, None)
+        if self.statistics:
+            all_reduce_mean_flat(self.communicator, self.statistics, slice_weights.weight)
+        return mean()
+
+    def reshard_weights(self) -> None:
+        if self._weights.is_unsharded:
+            self._snapshot_guard.release()
+            self._weights.reshard()
+
+    def unshard_weights(self) -> None:
+        self._weights.unshard()
+
+    def keep_gradients(self) -> bool:
+        return False

@@ -1,0 +1,77 @@
+"""Builds the trainer of a spec's model, portable or native; imports Keras for the former alone."""
+
+from __future__ import annotations
+
+import random as python_random
+import sys
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from isotrain.adapters.common import resolve
+from isotrain.adapters.keras import backend as keras_backend
+from isotrain.adapters.torch.trainer.base import ReplicaTrainer
+from isotrain.adapters.torch.trainer.native import NativeTrainer
+from isotrain.plugin import SpecError, TrainingSpec
+
+
+def built_model(spec: TrainingSpec, device: torch.device) -> Any:
+    """What the model function returns."""
+    return _seeded(spec, device, resolve.resolve_for_framework(spec.model, "torch", "model"))
+
+
+def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
+    """Builds the spec's model on this process's device.
+
+    Raises:
+        SpecError: The model function returned something that torch cannot train.
+    """
+    model = built_model(spec, device)
+    if keras_backend.is_keras_instance(model, "Layer"):
+        from isotrain.adapters.torch.trainer.keras import KerasTrainer
+
+        return KerasTrainer(spec, model)
+    if isinstance(model, nn.Module):
+        return NativeTrainer(spec, model, device)
+    raise SpecError(
+        f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
+        " torch.nn.Module or a Keras model."
+    )
+
+
+def _seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
+    """Calls the model function with random numbers that depend on the seed alone.
+
+    Keras is prepared before a model is made of it. A function that imports it only when it is called is
+    called again.
+    """
+    if "keras" not in sys.modules:
+        model = _natively_seeded(spec, device, function)
+        if "keras" not in sys.modules:
+            return model
+    from isotrain.adapters.keras import model as keras_model
+    from isotrain.adapters.torch.base.recompute import recomputed
+
+    torch.manual_seed(spec.seed)
+    with torch.device(device):
+        return keras_model.build_model(spec, "torch", recomputed=recomputed)
+
+
+def _natively_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
+    state = python_random.getstate()
+    python_random.seed(spec.seed)
+    torch.manual_seed(spec.seed)
+    try:
+        with torch.device(device):
+            return function(**spec.model_args)
+    except ModuleNotFoundError as error:
+        if error.name != "keras":
+            raise
+        raise SpecError(
+            "model: the function imports Keras, which is not installed. Install it (pip install keras), or"
+            " give a function that returns a torch.nn.Module, for which nobody needs it."
+        ) from error
+    finally:
+        python_random.setstate(state)

@@ -1,0 +1,76 @@
+"""Torch modules in forms that others open."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from isotrain.adapters.torch.base.pytree import filled, leaves
+from isotrain.plugin import ExportForm, SpecError, UnsupportedError
+
+ONNX_HINT = "install what torch exports ONNX with: pip install 'isotrain[onnx]'"
+
+
+def write(module: nn.Module, form: ExportForm, target: Path, inputs: Any | None) -> None:
+    """Writes a module that is in evaluation mode.
+
+    Args:
+        module: What to write.
+        form: As a `state_dict` or for ONNX.
+        target: The file.
+        inputs: Of a few samples; None where they are not known.
+
+    Raises:
+        UnsupportedError: It has no such form, or torch cannot write it.
+        SpecError: The inputs are needed, and not known.
+    """
+    if form == "torch":
+        state = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
+        torch.save(state, target)
+    elif form == "onnx":
+        require_onnx()
+        _write_onnx(module, target, inputs)
+    else:
+        raise UnsupportedError(
+            f"export: a torch module has no form {form!r}; it has torch, safetensors and onnx."
+        )
+
+
+def require_onnx() -> None:
+    """Makes sure that the packages are there with which torch exports ONNX.
+
+    Raises:
+        UnsupportedError: One is not.
+    """
+    missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
+    if missing:
+        raise UnsupportedError(f"export: {' and '.join(missing)} are not installed: {ONNX_HINT}.")
+
+
+def _write_onnx(module: nn.Module, target: Path, inputs: Any | None) -> None:
+    """Exports with a number of samples that stays open."""
+    if inputs is None:
+        raise SpecError(
+            "export: for ONNX of a torch module, samples of its inputs are needed. Give data=... (--data on"
+            " the command line)."
+        )
+    batch = torch.export.Dim("batch")
+    shapes = filled(inputs, ({0: batch} for _ in leaves(inputs)))
+    try:
+        torch.onnx.export(
+            module,
+            (inputs,),
+            str(target),
+            dynamo=True,
+            dynamic_shapes=(shapes,),
+            external_data=False,
+            verbose=False,
+        )
+    except Exception as error:  # of many kinds: whatever the exporter does not know
+        raise UnsupportedError(
+            f"export: torch cannot export this module to ONNX: {type(error).__name__}: {error}"
+        ) from error

@@ -1,0 +1,137 @@
+"""Rules about batches, their shares, the number of samples and the learning rate."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+from isotrain.analysis.check.subject import CheckTarget, Hit, Subject, labels
+from isotrain.core.contracts.layer_traits import Trait
+from isotrain.core.data import sampler
+from isotrain.core.data.refusals import TRANSFORM
+from isotrain.core.planning.single_sample_slices import (
+    batches_with_single_sample,
+    describe_single_samples,
+)
+
+_MUCH = 8.0
+"""The factor from which Goyal et al. (2017) warm up: their base of 256 to batches of 2048 and more."""
+
+
+def local_batch_size(subject: Subject) -> Iterator[Hit]:
+    """A global batch that follows the replicas."""
+    if subject.spec.local_batch_size is None:
+        return
+    for target in subject.several:
+        detail = f"{subject.spec.local_batch_size} x {target.replicas} replicas = {_global(target)}"
+        yield Hit("ISO201", "local_batch_size", detail, (target.label,))
+
+
+def rate(subject: Subject) -> Iterator[Hit]:
+    """A learning rate that does not fit the global batch, or was scaled boldly."""
+    scaling, spec = subject.spec.scaling, subject.spec
+    base = scaling.base_batch_size or spec.local_batch_size
+    for target in subject.targets:
+        batch = _global(target)
+        if base is None or batch == base:
+            continue
+        detail = f"global batch {batch}, base batch {base}"
+        if scaling.rule == "none":
+            yield Hit("ISO202", "scaling", detail, (target.label,))
+            continue
+        factor = scaling.factor(batch)
+        warm_up = spec.schedule.warmup_steps or spec.schedule.warmup_epochs
+        if factor >= _MUCH and not warm_up:
+            yield Hit(
+                "ISO203", "schedule", f"the rate is multiplied by {factor:g}", (target.label,)
+            )
+        if scaling.rule == "linear" and spec.optimizer.is_adaptive:
+            yield Hit("ISO204", "scaling.rule", spec.optimizer.name, (target.label,))
+
+
+def shares(subject: Subject) -> Iterator[Hit]:
+    """Shares of a full global batch that are unequal or empty."""
+    parts = subject.spec.gradient_accumulation_steps
+    samples = dict(subject.with_samples())
+    for target in subject.targets:
+        batch = min(_global(target), samples.get(target, _global(target)))
+        where = (target.label,)
+        if batch < target.replicas:
+            detail = f"{batch} samples for {target.replicas} replicas"
+            yield Hit("ISO206", "replicas", detail, where)
+            continue
+        if batch % target.replicas:
+            detail = f"{batch} samples over {target.replicas} replicas"
+            yield Hit("ISO205", _batch_field(subject), detail, where)
+        sizes = {_share(batch, target, replica) for replica in range(target.replicas)}
+        words = f"local batches of {' and '.join(map(str, sorted(sizes)))} in {parts} parts"
+        if min(sizes) < parts:
+            yield Hit("ISO208", "gradient_accumulation_steps", words, where)
+        elif any(size % parts for size in sizes):
+            yield Hit("ISO207", "gradient_accumulation_steps", words, where)
+
+
+def _share(batch: int, target: CheckTarget, replica: int) -> int:
+    start, stop = sampler.slice_bounds(batch, target.replicas, replica)
+    return stop - start
+
+
+def length(subject: Subject) -> Iterator[Hit]:
+    """How the samples make up epochs."""
+    spec = subject.spec
+    for target, samples in subject.with_samples():
+        batch, where = _global(target), (target.label,)
+        rest = samples % batch
+        detail = f"{samples} samples, global batch {batch}"
+        if samples < batch:
+            code = "ISO213" if spec.drop_remainder else "ISO212"
+            yield Hit(code, _batch_field(subject), detail, where)
+            continue
+        if spec.drop_remainder and rest and not spec.shuffle:
+            yield Hit("ISO215", "drop_remainder", f"the last {rest} of {samples}", where)
+        if not spec.drop_remainder and 0 < rest < target.replicas:
+            words = f"{rest} samples for {target.replicas} replicas"
+            yield Hit("ISO209", _batch_field(subject), words, where)
+        epoch = sampler.steps_per_epoch(samples, batch, spec.drop_remainder)
+        if spec.steps is not None and spec.steps % epoch:
+            yield Hit("ISO211", "steps", f"{spec.steps} steps, {epoch} in an epoch", where)
+
+
+def single_samples(subject: Subject) -> Iterator[Hit]:
+    """Slices of one sample, over which a layer of the model normalises."""
+    for target in subject.targets:
+        probe = subject.probes.get(target.plan.framework)
+        if probe is None:
+            continue
+        sizes = batches_with_single_sample(subject.spec, target.plan, probe.samples)
+        layers = probe.layers(Trait.LOCAL_STATISTICS)
+        if sizes and probe.refuses_single_sample:
+            words = f"{probe.refuses_single_sample}: {describe_single_samples(target.plan, sizes)}"
+            yield Hit("ISO216", _batch_field(subject), words, (target.label,))
+        elif sizes and layers:
+            words = describe_single_samples(target.plan, sizes)
+            yield Hit("ISO217", _batch_field(subject), words, (target.label,), layers)
+
+
+def data(subject: Subject) -> Iterator[Hit]:
+    """Samples whose order is not the spec's affair, or not shuffled, or that a transform mixes."""
+    streamed = [
+        target
+        for target in subject.several
+        if (probe := subject.probes.get(target.plan.framework)) and probe.samples is None
+    ]
+    if streamed:
+        yield Hit("ISO210", "data", "it shards itself", labels(streamed))
+    for framework, probe in subject.probes.items():
+        where = [target for target in subject.several if target.plan.framework == framework]
+        if where and TRANSFORM in probe.refused:
+            yield Hit(TRANSFORM, "transform", probe.refused[TRANSFORM], labels(where))
+    if not subject.spec.shuffle:
+        yield Hit("ISO214", "shuffle", "false", labels(subject.targets))
+
+
+def _global(target: CheckTarget) -> int:
+    return target.plan.global_batch_size
+
+
+def _batch_field(subject: Subject) -> str:
+    return "local_batch_size" if subject.spec.global_batch_size is None else "global_batch_size"

@@ -1,0 +1,201 @@
+"""Rules about backends and the machine, and the targets that can be planned."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from isotrain.analysis.check.subject import CheckTarget, Hit, Subject
+from isotrain.core.contracts.device_mesh import DeviceMesh
+from isotrain.core.contracts.plan import Plan, split_backend
+from isotrain.core.contracts.state import ModelBytes
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.errors import BackendUnavailableError, PlanError
+from isotrain.core.planning.planner import make_plan, missing_capabilities
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
+
+
+def plan_targets(
+    cast: ResolvedSpec, backends: Sequence[str], replicas: Sequence[int | None]
+) -> list[CheckTarget | Hit]:
+    """Plans every pair of backend and replicas; a pair that is refused is a hit.
+
+    Raises:
+        IsotrainError: There is no such backend, collective or strategy.
+    """
+    found: dict[str, CheckTarget | Hit] = {}
+    for backend in backends:
+        name, collective = split_backend(backend)
+        adapter = cast.host.backend(name)
+        adapter.collective_or_default(collective)
+        for count in replicas:
+            try:
+                plan = make_plan(cast, backend=backend, replicas=count)
+            except PlanError as error:
+                label = backend if count is None else f"{backend}@{count}"
+                found[label] = _refused(error, label, cast, backend, count)
+            else:
+                label = f"{backend}@{plan.replicas}"
+                found[label] = CheckTarget(label, adapter, plan)
+    return list(found.values())
+
+
+def _refused(
+    error: PlanError,
+    label: str,
+    cast: ResolvedSpec,
+    backend: str,
+    replicas: int | None,
+) -> Hit:
+    """Finds what is to blame by leaving it out."""
+    name, collective = split_backend(backend)
+    code, field = "ISO501", "backend"
+    if isinstance(error, BackendUnavailableError):
+        code = "ISO401"
+    elif _fits_elsewhere(cast, name, replicas):
+        code, field = "ISO406", "device"
+    elif collective is not None and _fits(cast, name, replicas):
+        code = "ISO402"
+    return Hit(code, field, str(error), (label,))
+
+
+def _fits_elsewhere(cast: ResolvedSpec, backend: str, replicas: int | None) -> bool:
+    if cast.spec.device != "gpu":
+        return False
+    anywhere = ResolvedSpec(cast.spec.replace(device="auto"), cast.host)
+    return _fits(anywhere, backend, replicas)
+
+
+def _fits(cast: ResolvedSpec, backend: str, replicas: int | None) -> bool:
+    try:
+        make_plan(cast, backend=backend, replicas=replicas)
+    except PlanError:
+        return False
+    return True
+
+
+def devices(subject: Subject) -> Iterator[Hit]:
+    """More processes that compute, or threads of theirs, than there are devices or cores."""
+    cores = hardware.cores()
+    for target in subject.targets:
+        plan, where = target.plan, (target.label,)
+        if plan.device != "cpu":
+            continue
+        gpus = 0 if subject.spec.device == "cpu" else target.adapter.accelerators()
+        places, told = plan.device_mesh.total_size, _told(plan)
+        if gpus:
+            yield Hit("ISO403", "replicas", f"{told}, {gpus} GPUs", where)
+        if places > cores:
+            yield Hit("ISO404", "replicas", f"{told}, {cores} cores", where)
+        elif places * plan.threads > cores:
+            words = f"{told} of {plan.threads} threads, {cores} cores"
+            yield Hit("ISO405", "threads", words, where)
+
+
+def _told(plan: Plan) -> str:
+    """How many compute: replicas, or the stages of these."""
+    if plan.device_mesh.total_size == plan.replicas:
+        return f"{plan.replicas} replicas"
+    return f"{plan.device_mesh.total_size} stages of {plan.replicas} replicas"
+
+
+@dataclass(frozen=True)
+class MemoryLimit:
+    """What state has to fit into: this machine, or each of its GPUs.
+
+    Attributes:
+        target: The run.
+        model: Whose state it is.
+        limit_bytes: Bytes that there are.
+    """
+
+    target: CheckTarget
+    model: ModelBytes
+    limit_bytes: int
+
+    @classmethod
+    def of(cls, target: CheckTarget, model: ModelBytes) -> MemoryLimit | None:
+        """That of a run; None where nobody tells how large it is."""
+        if target.plan.device == "cpu":
+            return cls(target, model, hardware.memory_bytes())
+        most = hardware.gpu_memory_bytes()
+        return None if most is None else cls(target, model, most)
+
+    @property
+    def _is_gpu(self) -> bool:
+        return self.target.plan.device != "cpu"
+
+    def bytes_needed(self, strategy: Strategy) -> int:
+        """By the state of a place on a GPU of its own, or of all places of the host that has most."""
+        plan = self.target.plan
+        own = strategy.state_bytes(self.model, plan.replicas).total
+        if self._is_gpu:
+            return own
+        most = max(map(len, plan.hosts)) / plan.replicas
+        return own * math.ceil(self._mesh(strategy).total_size * most)
+
+    def _mesh(self, strategy: Strategy) -> DeviceMesh:
+        plan = self.target.plan
+        return strategy.parallel_layout.for_replicas(plan.replicas).device_mesh_on_hosts(
+            plan.replicas, plan.hosts
+        )
+
+    def notes_if_fitting(self, strategy: Strategy, spec: TrainingSpec) -> list[str] | None:
+        """The backend's notes if a strategy runs in the place of the target's own, and fits; else None."""
+        target = self.target
+        adapter = target.adapter
+        try:
+            mesh = self._mesh(strategy)
+            strategy.configure(spec, replace(target.plan, device_mesh=mesh))
+            notes = adapter.check_layout(spec, strategy.parallel_layout.name)
+        except PlanError:
+            return None
+        if (
+            missing_capabilities(strategy, adapter)
+            or self.bytes_needed(strategy) > self.limit_bytes
+        ):
+            return None
+        if self._is_gpu and mesh.total_size > adapter.accelerators():
+            return None
+        return notes
+
+    def message(self, taken: int) -> str:
+        """That more is taken than there is."""
+        gibs, most = f"{taken / 2**30:.3g} GiB", f"{self.limit_bytes / 2**30:.3g}"
+        if self._is_gpu:
+            return f"each GPU would have to hold {gibs}, and has {most}"
+        return f"{_told(self.target.plan)} take {gibs}, and this machine has {most}"
+
+
+def memory(subject: Subject) -> Iterator[Hit]:
+    """State that takes more than the machine or a GPU has, and the strategies with which it would not."""
+    for target in subject.targets:
+        probe = subject.probes.get(target.plan.framework)
+        room = None if probe is None or probe.model is None else MemoryLimit.of(target, probe.model)
+        if room is None or (taken := room.bytes_needed(subject.strategy)) <= room.limit_bytes:
+            continue
+        found = {
+            given: room.notes_if_fitting(other, subject.spec)
+            for given, other in subject.memory_saving.items()
+        }
+        fitting = {given: notes for given, notes in found.items() if notes is not None}
+        advice = (
+            f"--strategy {' or '.join(fitting)} would fit" if fitting else "no strategy would fit"
+        )
+        caveats = [f" ({given}: {'; '.join(told)})" for given, told in fitting.items() if told]
+        words = f"{room.message(taken)}; {advice}{''.join(caveats)}"
+        yield Hit("ISO407", "model", words, (target.label,))
+
+
+def notes(subject: Subject) -> Iterator[Hit]:
+    """What backends honour in their own way."""
+    for target in subject.targets:
+        options, count = target.plan.options, target.replicas
+        probe = subject.probes.get(target.plan.framework)
+        notes = target.adapter.check(subject.spec, options, replicas=count)
+        notes += target.adapter.check_layout(subject.spec, target.plan.parallel_layout)
+        for note in [*notes, *(probe.notes if probe else ())]:
+            yield Hit("ISO503", "backend", note, (target.label,))

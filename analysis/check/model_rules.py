@@ -1,0 +1,136 @@
+"""Rules about the model's layers, the loss, metrics, optimizer and strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from isotrain.analysis.check.subject import CheckTarget, Hit, Subject, labels
+from isotrain.core.contracts.layer_traits import Trait
+from isotrain.core.data.refusals import LOSS
+from isotrain.core.spec import import_strings
+from isotrain.core.spec.field_types import Component
+
+_SUM = "sum"
+
+
+def layers(subject: Subject) -> Iterator[Hit]:
+    """Layers that depend on the local batch, on random numbers or on their own type."""
+    yield from _about_layers(subject, "ISO101", Trait.LOCAL_STATISTICS, subject.several)
+    yield from _about_layers(subject, "ISO102", Trait.RANDOM, subject.several)
+    if len(subject.frameworks) > 1:
+        yield from _about_layers(subject, "ISO103", Trait.RANDOM, subject.targets)
+    unsynchronised = [
+        target
+        for target in subject.several
+        if target.plan.device not in target.adapter.sync_batchnorm_devices
+    ]
+    yield from _about_layers(subject, "ISO104", Trait.GLOBAL_STATISTICS, unsynchronised)
+    yield from _about_layers(subject, "ISO105", Trait.LOWER_PRECISION, subject.targets)
+    yield from _about_layers(subject, "ISO107", Trait.HIDDEN, subject.targets)
+    if subject.spec.gradient_accumulation_steps > 1:
+        yield from _about_layers(subject, "ISO108", Trait.LOCAL_STATISTICS, subject.targets)
+
+
+def custom_training(subject: Subject) -> Iterator[Hit]:
+    """What the model brings for training, and nobody calls."""
+    for found, where in subject.with_layers(Trait.CUSTOM_TRAINING, subject.targets):
+        yield Hit("ISO109", "model", f"not called: {', '.join(found)}", labels(where))
+
+
+def without_gradient(subject: Subject) -> Iterator[Hit]:
+    """Trainable weights that do not take part in the loss."""
+    for found, where in subject.with_layers(Trait.WITHOUT_GRADIENT, subject.targets):
+        yield Hit("ISO110", "model", f"no gradient: {', '.join(found)}", labels(where))
+
+
+def first_step(subject: Subject) -> Iterator[Hit]:
+    """What went wrong in a first step."""
+    for framework, probe in subject.probes.items():
+        where = [target for target in subject.targets if target.plan.framework == framework]
+        if probe.fault:
+            yield Hit("ISO504", "loss", probe.fault, labels(where))
+
+
+def _about_layers(
+    subject: Subject, code: str, trait: Trait, targets: Iterable[CheckTarget]
+) -> Iterator[Hit]:
+    for found, where in subject.with_layers(trait, targets):
+        count = "1 layer" if len(found) == 1 else f"{len(found)} layers"
+        yield Hit(code, "model", count, labels(where), found)
+
+
+def per_framework(subject: Subject) -> Iterator[Hit]:
+    """Fields whose value is another for another framework of the targets."""
+    spec, frameworks = subject.spec, subject.frameworks
+    fields = {
+        "model": spec.model,
+        "loss": spec.loss,
+        "objective": spec.objective,
+        "optimizer.custom": getattr(spec.optimizer, "custom", None),
+    }
+    for name, value in fields.items():
+        given = _described(value, frameworks)
+        if len(set(given.values())) > 1:
+            detail = ", ".join(f"{framework}: {text}" for framework, text in given.items())
+            code = "ISO106" if name == "model" else "ISO303"
+            yield Hit(code, name, detail, labels(subject.targets))
+
+
+def _described(value: Any, frameworks: Iterable[str]) -> dict[str, str]:
+    """What a table holds for each framework, in words; nothing where it is no table."""
+    if not isinstance(value, Mapping):
+        return {}
+    return {name: _words(value[name]) for name in frameworks if name in value}
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Component):
+        return f"{value.label} {value.options}" if value.options else value.label
+    return import_strings.describe(value)
+
+
+def weight_decay(subject: Subject) -> Iterator[Hit]:
+    """Weight decay of optimizers that frameworks bring themselves."""
+    optimizer = subject.spec.optimizer
+    native = isinstance(subject.spec.model, Mapping) and len(subject.frameworks) > 1
+    if optimizer.weight_decay and native and not optimizer.decay_is_decoupled:
+        detail = f"{optimizer.weight_decay:g} with {optimizer.name}"
+        yield Hit("ISO304", "optimizer.weight_decay", detail, labels(subject.targets))
+
+
+def loss(subject: Subject) -> Iterator[Hit]:
+    """A loss that is no mean over samples, as was seen or as it is named."""
+    spec = subject.spec
+    shared = subject.targets if spec.gradient_accumulation_steps > 1 else subject.several
+    found: dict[str, list[CheckTarget]] = {}
+    for target in shared:
+        detail = _no_mean(subject, target.plan.framework)
+        if detail is not None:
+            found.setdefault(detail, []).append(target)
+    field = "loss" if spec.objective is None else "objective"
+    for detail, targets in found.items():
+        yield Hit("ISO301", field, detail, labels(targets))
+
+
+def _no_mean(subject: Subject, framework: str) -> str | None:
+    probe, losses = subject.probes.get(framework), subject.spec.losses(framework).values()
+    if probe is not None and LOSS in probe.refused:
+        return probe.refused[LOSS]
+    is_summed = any(loss.options.get("reduction") == _SUM for loss in losses)
+    return "reduction: sum" if is_summed else None
+
+
+def metrics(subject: Subject) -> Iterator[Hit]:
+    """Metrics that are a person's own."""
+    if not subject.several:
+        return
+    for index, metric in enumerate(subject.spec.metrics):
+        if metric.is_reference:
+            yield Hit("ISO302", f"metrics.{index}", metric.label, labels(subject.several))
+
+
+def strategy(subject: Subject) -> Iterator[Hit]:
+    """A strategy that is not equal to data parallelism."""
+    if subject.several and not subject.strategy.equals_data_parallel:
+        yield Hit("ISO305", "strategy", subject.spec.strategy.name, labels(subject.several))

@@ -1,0 +1,156 @@
+"""What `isotrain compare`, `report`, `check` and `parity` do; `core/cli/commands` has their arguments."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+from pathlib import Path
+from typing import Any
+
+from isotrain.analysis.compare import store
+from isotrain.analysis.compare.engine import ComparisonEngine
+from isotrain.analysis.compare.result import Comparison, read_comparison
+from isotrain.analysis.compare.settings import REPEATS, STEPS, CompareRequest
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.support import read_spec, waiting
+from isotrain.core.contracts.launcher import LauncherChoice
+from isotrain.core.errors import PlanError
+from isotrain.core.json_format import json_page
+
+
+def compare(options: argparse.Namespace) -> ExitCode:
+    """Compares, and prints what was found; also when it is interrupted.
+
+    Args:
+        options: Of the command line.
+
+    Returns:
+        The exit code; an interruption is passed on.
+    """
+    quiet = options.quiet or options.json
+    engine = ComparisonEngine(read_spec(options), _request(options), _silent if quiet else _tell)
+    try:
+        engine.run()
+    except KeyboardInterrupt:
+        _show(engine, options)
+        raise
+    _show(engine, options)
+    return _exit_code(engine.comparison, options.fail_if_slower)
+
+
+def report(options: argparse.Namespace) -> None:
+    """Makes the report again from what is stored, and prints the tables."""
+    given = Path(options.folder)
+    found = read_comparison(given)
+    folder = given if given.is_dir() else given.parent
+    path = store.publish(found, folder) or found.to_html(folder)  # which says what is missing
+    _print(found, folder, path, options.json)
+
+
+def _request(options: argparse.Namespace) -> CompareRequest:
+    if options.fail_if_slower is not None and options.against is None:
+        raise PlanError("--fail-if-slower compares with an earlier comparison: add --against OLD.")
+    return CompareRequest(
+        backends=options.backend,
+        replicas=options.replicas,
+        strategies=options.strategy,
+        repeats=options.repeat or REPEATS,
+        time_budget=options.time_budget,
+        run_limit=options.run_limit,
+        seed=options.seed,
+        steps=options.steps or STEPS,
+        reference=options.reference,
+        output=options.output,
+        resume=options.resume,
+        against=options.against,
+        margin=options.fail_if_slower or 0.0,
+        interpreters=dict(options.python),
+        launcher=LauncherChoice(options.launcher, dict(options.launcher_option)),
+    )
+
+
+def _show(engine: ComparisonEngine, options: argparse.Namespace) -> None:
+    _print(engine.comparison, engine.folder, engine.report, options.json)
+
+
+def _print(found: Comparison, folder: Path, report: Path | None, as_json: bool) -> None:
+    if as_json:
+        where = {"folder": str(folder), "report": None if report is None else str(report)}
+        print(json_page({**found.to_dict(), **where}), flush=True)
+        return
+    from isotrain.analysis.compare import text
+
+    sys.stdout.write(text.result(found) + "\n" + text.result_paths(folder, report))
+
+
+def _exit_code(found: Comparison, margin: float | None) -> ExitCode:
+    statuses = [cell.status for cell in found.cells]
+    if "failed" in statuses or "finished" not in statuses:
+        return ExitCode.RUN_FAILED
+    if margin is not None and any(change.slower for change in found.changes):
+        return ExitCode.SLOWER
+    return ExitCode.OK
+
+
+def _tell(line: str) -> None:
+    print(line, file=sys.stderr, flush=True)
+
+
+def _silent(line: str) -> None:
+    """Shows nothing."""
+
+
+def check(options: argparse.Namespace) -> ExitCode | None:
+    """Prints what will make results differ."""
+    from isotrain.analysis.check.check import check as checked
+    from isotrain.analysis.check.rule import Severity
+
+    spec = read_spec(options)
+    looking: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    if not options.no_measure:
+        looking = waiting("loading the data and building the model (--no-measure leaves it out)")
+    with looking:
+        result = checked(
+            spec,
+            backends=options.backend,
+            replicas=options.replicas,
+            strategy=options.strategy,
+            ignore=options.ignore,
+            measure=not options.no_measure,
+        )
+    if options.json:
+        print(json_page(result.to_dict()))
+    else:
+        from isotrain.analysis.check import text
+
+        sys.stdout.write(text.result(result))
+    counted = tuple(Severity) if options.strict else (Severity.ERROR, Severity.WARNING)
+    return ExitCode.FINDINGS if any(map(result.with_severity, counted)) else None
+
+
+def parity(options: argparse.Namespace) -> ExitCode:
+    """Compares runs tensor by tensor; the exit code tells what was found."""
+    from isotrain.analysis.parity import check
+
+    found = check.parity(
+        read_spec(options),
+        backends=options.backend,
+        replicas=options.replicas,
+        strategies=options.strategy,
+        steps=options.steps,
+        map=options.map,
+        output=options.output,
+        launcher=options.launcher,
+        launcher_options=dict(options.launcher_option),
+        say=lambda line: print(f"isotrain: {line}", file=sys.stderr, flush=True),
+    )
+    if options.json:
+        print(found.to_json())
+    else:
+        from isotrain.analysis.parity import text
+
+        sys.stdout.write(text.result(found))
+    return {"difference": ExitCode.DIFFERENT, "failed": ExitCode.RUN_FAILED}.get(
+        found.verdict, ExitCode.OK
+    )

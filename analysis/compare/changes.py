@@ -1,0 +1,65 @@
+"""What changed since an earlier comparison."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+from isotrain.analysis.compare import summary
+from isotrain.analysis.compare.records import Cell, Change, ComparisonRecord, Estimate, Repeat
+
+
+def since(
+    old: ComparisonRecord, new: ComparisonRecord, *, margin: float, seed: int
+) -> list[Change]:
+    """Compares every cell, and those that only the old comparison has, with what it was.
+
+    Args:
+        old: The earlier comparison.
+        new: The one of now, its cells summarised.
+        margin: A cell is slower when its throughput, the whole interval of it, is lower by more than
+            this share.
+        seed: Of the bootstrap.
+    """
+    before = {cell.name: cell for cell in old.cells}
+    note = _caveat(old, new)
+    found = []
+    for cell in new.cells:
+        change = _change(before.pop(cell.name, None), cell, margin, seed)
+        found.append(replace(change, note=change.note or note))
+    return found + [Change(name, note="not measured now") for name in before]
+
+
+def _caveat(old: ComparisonRecord, new: ComparisonRecord) -> str | None:
+    """What else differs between the two, so that figures may differ for that reason."""
+    names = ("processor", "cores", "gpus")
+    found = []
+    if any(old.machine.get(name) != new.machine.get(name) for name in names):
+        found.append("another machine then")
+    if {**old.spec, "name": None} != {**new.spec, "name": None}:
+        found.append("another spec then")
+    if old.settings.get("launcher") != new.settings.get("launcher"):
+        found.append("by another launcher then")
+    return "; ".join(found) or None
+
+
+def _change(old: Cell | None, new: Cell, margin: float, seed: int) -> Change:
+    if old is None:
+        return Change(new.name, note="not measured then")
+    if old.status != "finished" or new.status != "finished":
+        return Change(new.name, note=f"{old.status} then, {new.status} now")
+    rate = summary.throughput(new, seed).relative_to(summary.throughput(old, seed + 1)).estimate()
+
+    def relative(value: Callable[[Repeat], float]) -> Estimate:
+        now = summary.per_run(new, [value(run) for run in new.repeats], seed)
+        then = summary.per_run(old, [value(run) for run in old.repeats], seed + 1)
+        return now.relative_to(then).estimate()
+
+    return Change(
+        new.name,
+        samples_per_s=rate,
+        first_step_s=relative(lambda run: run.first_step_s),
+        peak_memory_bytes=relative(lambda run: max(run.peak_memory_bytes)),
+        loss_difference=summary.largest_difference(old, new),
+        slower=rate.high < 1 - margin,
+    )

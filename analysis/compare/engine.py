@@ -1,0 +1,318 @@
+"""Compares backends: plans the cells, makes one run after the other, and keeps what they found."""
+
+from __future__ import annotations
+
+import re
+import shutil
+import time
+from collections.abc import Callable, Collection, Iterable, Sequence
+from dataclasses import asdict, replace
+from pathlib import Path
+
+from isotrain.analysis.compare import changes, store, summary
+from isotrain.analysis.compare.grid import (
+    PlannedCell,
+    available_backends,
+    equal_threads,
+    max_processes_per_host,
+    planned_cells,
+    reason_of,
+)
+from isotrain.analysis.compare.records import Cell, Verdict
+from isotrain.analysis.compare.result import Comparison, read_comparison
+from isotrain.analysis.compare.run_order import RunOrder
+from isotrain.analysis.compare.runner import Runner
+from isotrain.analysis.compare.settings import (
+    CompareRequest,
+    CompareSettings,
+    run_seconds,
+)
+from isotrain.analysis.compare.verdict import decide
+from isotrain.core.contracts.cluster import Allocation
+from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.plan import split_backend
+from isotrain.core.errors import PlanError, did_you_mean, unknown_name
+from isotrain.core.json_records import value
+from isotrain.core.launching.local_launcher import refuse_nesting
+from isotrain.core.launching.scheduler.scheduler_launcher import require_starts_runs
+from isotrain.core.planning.cluster_environment import require_single_process
+from isotrain.core.planning.launcher_support import require_startable
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.spec.loading import SpecLike, load_spec
+from isotrain.core.spec.sections import StrategyChoice
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
+
+_NOT_RUN = "not run yet"
+_NO_TIME = "not run: the time budget was used up before"
+
+OnProgress = Callable[[str], None]
+
+
+class ComparisonEngine:
+    """One comparison while it is made.
+
+    Attributes:
+        comparison: What was found so far.
+        folder: Where it is written.
+        report: The HTML report, once there is one.
+    """
+
+    def __init__(self, spec: SpecLike, request: CompareRequest, on_progress: OnProgress) -> None:
+        """Plans every cell; starts nothing.
+
+        Raises:
+            SpecError: The spec is wrong.
+            PlanError: What is asked for does not fit together.
+        """
+        refuse_nesting()
+        require_single_process("compare")
+        self.report: Path | None = None
+        self._say = on_progress
+        given = load_spec(spec)
+        allocation = _allocation(request, given)
+        slots = 1 if allocation is None else allocation.slots
+        self._runner = Runner(request.interpreters, request.launcher, slots)
+        backends = _backends(request, given)
+        strategies = _strategies(request, given)
+        counts = _replicas(request)
+        self._spec = equal_threads(given, max_processes_per_host(counts, allocation))
+        self._old = read_comparison(Path(request.against)) if request.against else None
+        planned = planned_cells(
+            self._spec,
+            backends=backends,
+            replicas=counts,
+            strategies=strategies,
+            runner=self._runner,
+        )
+        self._targets = {target.name: target for target in planned}
+        self._settings = _settings(request, self._spec, backends, strategies, planned)
+        self._reference = request.reference
+        self.comparison = self._new_comparison()
+        self.folder = self._opened(request)
+        self._made = 1 + max(
+            (r.order for c in self.comparison.cells for r in c.repeats), default=-1
+        )
+
+    def _new_comparison(self) -> Comparison:
+        if self._reference is not None and self._reference not in self._targets:
+            raise PlanError("--reference: " + unknown_name("cell", self._reference, self._targets))
+        return Comparison(
+            name=self._spec.name,
+            spec=self._spec.to_dict(),
+            reference=self._reference,
+            created=time.time(),
+            finished=False,
+            machine=dict(hardware.describe()),
+            settings=asdict(self._settings),
+            cells=[_empty(target) for target in self._targets.values()],
+            verdict=Verdict(None, [], ""),
+        )
+
+    def _opened(self, request: CompareRequest) -> Path:
+        """The folder: a new one, or that of the comparison to go on with."""
+        if not request.resume:
+            return store.new_folder(self._spec.name, request.output)
+        assert request.output is not None
+        folder = Path(request.output).resolve()
+        stored = read_comparison(folder)
+        store.check_same(stored, self.comparison, folder)
+        spent = value(float, stored.settings.get("spent_s"), f"{folder}: settings.spent_s")
+        self._settings = replace(self._settings, spent_s=spent)
+        cells = [_taken_up(old, new) for old, new in zip(stored.cells, self._cells, strict=True)]
+        self.comparison = replace(self.comparison, created=stored.created, cells=cells)
+        return folder
+
+    @property
+    def _cells(self) -> list[Cell]:
+        return self.comparison.cells
+
+    def run(self) -> Comparison:
+        """Makes the runs that are left; the folder is up to date whatever ends this."""
+        self._save()
+        try:
+            while (cell := self._next()) is not None:
+                self._measure(cell)
+                self._save()
+            self._settle()
+        finally:
+            self.report = store.publish(self.comparison, self.folder)
+        return self.comparison
+
+    def _next(self) -> Cell | None:
+        settings = self._settings
+        agenda = RunOrder(settings.repeats, settings.seed, settings.time_budget_s)
+        runnable = [c for c in self._cells if self._targets[c.name].refusal is None]
+        name = agenda.next_cell(runnable, self.comparison.verdict.tied, settings.spent_s)
+        return None if name is None else self.comparison.cell(name)
+
+    def _measure(self, cell: Cell) -> None:
+        """Makes one run of a cell."""
+        target, began = self._targets[cell.name], time.time()
+        start = time.monotonic()
+        slug = re.sub(r"[^A-Za-z0-9.-]+", "-", cell.name)
+        folder = self.folder / store.RUNS_FOLDER / f"{self._made:03}-{slug}"
+        shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
+        try:
+            raw = self._runner.run(
+                self._spec.under(target.strategy),
+                target.backend,
+                target.replicas,
+                self._settings.measurement(evaluate=not cell.repeats),
+                folder,
+            )
+        except Exception as error:  # a backend may be anyone's; the others are to go on
+            found = replace(cell, status="failed", reason=reason_of(error))
+            seconds = time.monotonic() - start
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            seconds = time.monotonic() - start
+            found = summary.with_run(cell, raw, summary.RunTimes(self._made, began, seconds))
+        self._note(found, seconds)
+
+    def _note(self, found: Cell, seconds: float) -> None:
+        self._made += 1
+        self._settings = replace(self._settings, spent_s=self._settings.spent_s + seconds)
+        cells = [found if cell.name == found.name else cell for cell in self._cells]
+        self.comparison = replace(self.comparison, cells=cells, settings=asdict(self._settings))
+        self._say(f"{self._count()} {found.name}: {_outcome(found)} ({seconds:.1f} s)")
+
+    def _count(self) -> str:
+        wanted = self._settings.repeats * sum(t.refusal is None for t in self._targets.values())
+        return f"[{self._made}/{max(wanted, self._made)}]"
+
+    def _save(self) -> None:
+        """Computes anew what follows from the runs, and writes it."""
+        seed, reference = self._settings.seed, self._reference
+        if reference is None:
+            finished = (cell.name for cell in self._cells if cell.status == "finished")
+            reference = next(finished, None)
+        cells = summary.summarize(self._cells, reference, seed)
+        verdict = decide(cells)
+        found = replace(self.comparison, reference=reference, cells=cells, verdict=verdict)
+        since = []
+        if self._old is not None:
+            since = changes.since(self._old, found, margin=self._settings.margin, seed=seed)
+        self.comparison = replace(found, changes=since)
+        store.write(self.comparison, self.folder)
+
+    def _settle(self) -> None:
+        """Notes that nothing is left to do, and which cells there was no time for."""
+        cells = [replace(c, reason=_NO_TIME) if c.reason == _NOT_RUN else c for c in self._cells]
+        wanted = self._settings.repeats
+        complete = all(c.status == "failed" or len(c.repeats) >= wanted for c in self._alive())
+        self.comparison = replace(self.comparison, cells=cells, finished=complete)
+        store.write(self.comparison, self.folder)
+
+    def _alive(self) -> list[Cell]:
+        return [cell for cell in self._cells if self._targets[cell.name].refusal is None]
+
+
+def _allocation(request: CompareRequest, spec: TrainingSpec) -> Allocation | None:
+    """What the launcher has; None: this machine.
+
+    Raises:
+        PlanError: It cannot start runs from here, or starts none by itself, or its options
+            contradict each other or what there is.
+    """
+    launcher = plugin_manager(spec.plugins).launcher(
+        request.launcher.name, request.launcher.options
+    )
+    require_startable(launcher)
+    require_starts_runs(launcher)
+    return launcher.allocation()
+
+
+def _replicas(request: CompareRequest) -> Sequence[int] | None:
+    """Numbers of them; None: as many as the launcher's hosts give."""
+    if request.replicas is None and request.launcher.name == LOCAL:
+        return (1,)
+    return request.replicas
+
+
+def _backends(request: CompareRequest, spec: TrainingSpec) -> list[str]:
+    host = plugin_manager(spec.plugins)
+    if request.backends is None:
+        _require_compared(request.interpreters, host.backends.names())
+        return available_backends(host, request.interpreters)
+    names = {split_backend(backend)[0] for backend in request.backends}
+    _require_compared(request.interpreters, [*request.backends, *names])
+    elsewhere = {split_backend(backend)[0] for backend in request.interpreters}
+    for name in sorted(names - elsewhere):
+        if name not in host.backends.names():
+            raise PlanError(unknown_name("backend", name, host.backends.names()))
+    return list(request.backends)
+
+
+def _require_compared(interpreters: Iterable[str], backends: Collection[str]) -> None:
+    for backend in interpreters:
+        if backend not in backends:
+            meant = did_you_mean(backend, backends)
+            raise PlanError(f"--python {backend}=...: that backend is not compared.{meant}")
+
+
+def _strategies(request: CompareRequest, spec: TrainingSpec) -> list[StrategyChoice]:
+    choices = [StrategyChoice.of(each) for each in request.strategies or [spec.strategy.name]]
+    known = plugin_manager(spec.plugins).strategies.names()
+    for choice in choices:
+        if choice.name not in known:
+            raise PlanError(unknown_name("strategy", choice.name, known))
+    return choices
+
+
+def _settings(
+    request: CompareRequest,
+    spec: TrainingSpec,
+    backends: Sequence[str],
+    strategies: Sequence[StrategyChoice],
+    planned: Sequence[PlannedCell],
+) -> CompareSettings:
+    assert spec.threads is not None
+    return CompareSettings(
+        backends=backends,
+        replicas=list(request.replicas or dict.fromkeys(each.replicas for each in planned)),
+        strategies=[each.label for each in strategies],
+        interpreters=dict(request.interpreters),
+        launcher=None if request.launcher.name == LOCAL else asdict(request.launcher),
+        repeats=request.repeats,
+        time_budget_s=request.time_budget,
+        seed=request.seed,
+        steps=request.steps,
+        threads=spec.threads,
+        margin=request.margin,
+        run_seconds=run_seconds(request, len(planned)),
+    )
+
+
+def _empty(target: PlannedCell) -> Cell:
+    """The cell before its first run."""
+    fails = target.refusal is not None and not target.unsupported
+    return Cell(
+        name=target.name,
+        backend=target.backend_name,
+        collective=_collective(target),
+        replicas=target.replicas,
+        strategy=target.strategy.label,
+        python=target.python,
+        status="failed" if fails else "skipped",
+        reason=target.refusal or _NOT_RUN,
+        plan=dict(target.plan),
+    )
+
+
+def _collective(target: PlannedCell) -> str:
+    asked = split_backend(target.backend)[1] or "auto"
+    return str(target.plan.get("collective", asked))
+
+
+def _taken_up(stored: Cell, new: Cell) -> Cell:
+    """What an earlier start found out about a cell, if it ran it; plans are made anew."""
+    return stored if stored.repeats or (stored.status == "failed" and stored.plan) else new
+
+
+def _outcome(cell: Cell) -> str:
+    if cell.status == "failed":
+        return "failed: " + str(cell.reason).strip().splitlines()[0]
+    last = cell.repeats[-1]
+    rate = sum(last.block_samples) / sum(last.block_seconds)
+    return f"{rate:,.0f} samples/s"

@@ -1,0 +1,149 @@
+"""Which cells a comparison has: every backend with every number of replicas and every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from isotrain.analysis.compare.runner import Runner
+from isotrain.core.contracts.cluster import Allocation
+from isotrain.core.contracts.plan import split_backend
+from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.spec.sections import StrategyChoice
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system import hardware
+
+
+@dataclass(frozen=True)
+class PlannedCell:
+    """One cell to measure.
+
+    Attributes:
+        name: As in `Cell`.
+        backend: `NAME` or `NAME:COLLECTIVE`, as asked for.
+        replicas: How many.
+        strategy: Under which it runs.
+        python: The interpreter, where it is not this program's own.
+        plan: What was resolved; empty where it was refused.
+        refusal: Why it cannot be run.
+        unsupported: Whether the refusal is one that the backend declares.
+    """
+
+    name: str
+    backend: str
+    replicas: int
+    strategy: StrategyChoice
+    python: str | None
+    plan: Mapping[str, Any] = field(default_factory=dict)
+    refusal: str | None = None
+    unsupported: bool = False
+
+    @property
+    def backend_name(self) -> str:
+        """The backend without its collective."""
+        return split_backend(self.backend)[0]
+
+
+def planned_cells(
+    spec: TrainingSpec,
+    *,
+    backends: Sequence[str],
+    replicas: Sequence[int] | None,
+    strategies: Sequence[StrategyChoice],
+    runner: Runner,
+) -> list[PlannedCell]:
+    """Plans every cell, in the order asked for; cells that would do the same are one.
+
+    Args:
+        spec: With the threads of every cell.
+        backends: `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of them; None: as many as the launcher's hosts give.
+        strategies: One or more.
+        runner: Knows the interpreters and the launcher.
+    """
+    found: dict[tuple[Any, ...], PlannedCell] = {}
+    for strategy in strategies:
+        for backend in backends:
+            for count in replicas or (None,):
+                target = _planned(spec, backend, count, strategy, runner)
+                if len(strategies) > 1:
+                    target = replace(target, name=f"{target.name} {strategy.label}")
+                found.setdefault(_identity(target), target)
+    return list(found.values())
+
+
+def _identity(target: PlannedCell) -> tuple[Any, ...]:
+    collective = target.plan.get("collective", target.backend)
+    return target.backend_name, collective, target.replicas, target.strategy.label
+
+
+def _planned(
+    spec: TrainingSpec,
+    backend: str,
+    replicas: int | None,
+    strategy: StrategyChoice,
+    runner: Runner,
+) -> PlannedCell:
+    own = spec.under(strategy)
+    python = runner.interpreter_of(backend)
+    plan: Mapping[str, Any] = {}
+    refusal = None
+    unsupported = False
+    try:
+        plan = runner.plan(own, backend, replicas)
+    except UnsupportedError as error:
+        refusal, unsupported = str(error), True
+    except Exception as error:  # a backend may be anyone's; the others are to go on
+        refusal = reason_of(error)
+    count = replicas or plan.get("replicas", runner.slots)
+    name = f"{backend}@{count}"
+    return PlannedCell(name, backend, count, strategy, python, plan, refusal, unsupported)
+
+
+def reason_of(error: Exception) -> str:
+    """What to tell of an error that a cell met."""
+    return str(error) if isinstance(error, IsotrainError) else f"{type(error).__name__}: {error}"
+
+
+def available_backends(host: PluginManager, interpreters: Mapping[str, str]) -> list[str]:
+    """The backends that can be used here, and those that have an interpreter of their own.
+
+    Raises:
+        PlanError: There is none.
+    """
+    from isotrain.core.planning import listings
+
+    listed = [found["name"] for found in listings.backends(host) if found["available"]]
+    names = [name for name in host.backends.names() if name in listed or name in interpreters]
+    if not names:
+        raise PlanError(
+            "compare: no backend can be used here; `isotrain doctor` tells why. Install one, or name"
+            " an interpreter that has one with --python BACKEND=PATH."
+        )
+    return names
+
+
+def equal_threads(spec: TrainingSpec, places: int) -> TrainingSpec:
+    """Gives every replica of every cell the same number of threads, unless the spec says how many.
+
+    Args:
+        spec: What to train.
+        places: As many as share the cores of a machine, in the cell that has most.
+    """
+    if spec.threads is not None:
+        return spec
+    return spec.replace(threads=max(1, hardware.cores() // places))
+
+
+def max_processes_per_host(replicas: Sequence[int] | None, allocation: Allocation | None) -> int:
+    """How many replicas share the cores of a machine, in the cell that has most.
+
+    Args:
+        replicas: Numbers of them; None: as many as the launcher's hosts give.
+        allocation: What the launcher has; None: this machine.
+    """
+    if allocation is None or allocation.slots == 1:  # a single process may have all of them
+        return max(replicas or (1,))
+    return max(share.slots for share in allocation.host_slots)

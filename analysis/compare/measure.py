@@ -1,0 +1,256 @@
+"""What the processes of a comparison's run do: train, and time themselves."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+from isotrain.core.contracts.job import InternalWork
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.replica import Tensor
+    from isotrain.core.data.batch import Batch
+    from isotrain.core.session.session import Session
+
+_TIMELINE_STEPS = 5
+_EXCHANGE_SECONDS = 0.5
+_MAX_EXCHANGES = 20
+_MIN_EXCHANGES = 3
+
+
+@dataclass(frozen=True)
+class Measurement(InternalWork):
+    """How one run is measured; called with its session on every process.
+
+    Attributes:
+        steps: Training steps whose losses are kept.
+        evaluate: Whether to evaluate after these, where the spec has validation data.
+        blocks: Steady blocks that are enough.
+        block_seconds: How long a block should take.
+        seconds: Limit of the blocks together, for runs that do not become steady or are slow.
+    """
+
+    name: ClassVar[str] = "measure"
+    steps: int
+    evaluate: bool
+    blocks: int
+    block_seconds: float
+    seconds: float
+
+    def __call__(self, session: Session) -> dict[str, Any]:
+        """Measures; returns plain values, on each process its own."""
+        session.disable_progress_reports()
+        feed = _Feed(session)
+        steps = min(self.steps, session.total_steps)
+        losses, (first_step, first_step_time), opening = _first_steps(feed, steps)
+        metrics = self._metrics(session)
+        timer = _Timer(feed)
+        warm_up = _calibrated(timer, self.block_seconds)
+        blocks, steady = self._blocks(timer)
+        memory = _peak_memory()
+        return {
+            "losses": [float(loss) for loss in losses],
+            "metrics": metrics,
+            "first_step_at": first_step,
+            "first_step_time": first_step_time,
+            "opening_s": opening,
+            "opening_steps": steps,
+            "warm_up": _columns(warm_up),
+            "blocks": _columns(blocks),
+            "steady_state_start": steady,
+            "block_steps": timer.steps,
+            "peak_memory_bytes": memory,
+            "timeline": _timeline(feed),
+            "all_reduce_s": _all_reduce_seconds(session),
+            "plan": session.plan.to_dict(),
+            "versions": session.versions,
+        }
+
+    def _metrics(self, session: Session) -> dict[str, float]:
+        """Of the first steps; no part of any timing."""
+        metrics = session.metrics() if session.spec.metrics else {}
+        if self.evaluate and session.can_evaluate:
+            evaluated = session.evaluate()
+            metrics |= {f"validation_{name}": value for name, value in evaluated.items()}
+        return metrics
+
+    def _blocks(self, timer: _Timer) -> tuple[list[_Block], int | None]:
+        """Times blocks until enough of them are steady, or the limit has passed."""
+        from isotrain.analysis.compare.steady_state import steady_state_start
+
+        blocks: list[_Block] = []
+        began = time.perf_counter()
+        while True:
+            blocks.append(timer.block())
+            start = steady_state_start([block.seconds / block.samples for block in blocks])
+            enough = start is not None and len(blocks) - start >= self.blocks
+            late = time.perf_counter() - began > self.seconds
+            if _agreed(timer.session, int(enough or late)):
+                return blocks, start
+
+
+def _first_steps(feed: _Feed, steps: int) -> tuple[list[Tensor], tuple[float, float], float]:
+    """Takes the first steps; gives their losses, when the first of them ended, and how long all took."""
+    group = feed.session.group
+    began = time.perf_counter()
+    losses = [feed.step()[1]]
+    group.synchronize_device()
+    # By the clock that all processes of a machine share, and by that of the events.
+    first = time.monotonic(), time.time()
+    losses += [feed.step()[1] for _ in range(steps - 1)]
+    group.synchronize_device()
+    return losses, first, time.perf_counter() - began
+
+
+class _Feed:
+    """Trains step after step, from the start again where the run ends.
+
+    Attributes:
+        session: The session.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self.session = session
+        self._batches: Iterator[Batch] = session.batches()
+
+    def batch(self) -> Batch:
+        """The next batch."""
+        found = next(self._batches, None)
+        if found is None:
+            self.session.seek(0)
+            self._batches = self.session.batches()
+            found = next(self._batches)
+        return found
+
+    def step(self) -> tuple[int, Tensor]:
+        """Trains on the next batch; returns its samples over all replicas, and its loss."""
+        batch = self.batch()
+        return batch.size, self.session.step(batch)
+
+
+@dataclass(frozen=True)
+class _Block:
+    """Consecutive steps, timed together: the device has finished all work at both ends."""
+
+    steps: int
+    samples: int
+    seconds: float
+    cpu_s: float
+
+
+def _columns(blocks: list[_Block]) -> dict[str, list[float]]:
+    names = [field.name for field in dataclasses.fields(_Block)]
+    return {name: [getattr(block, name) for block in blocks] for name in names}
+
+
+class _Timer:
+    """Times blocks of `steps` steps."""
+
+    def __init__(self, feed: _Feed) -> None:
+        self.session = feed.session
+        self.steps = 1
+        self._feed = feed
+
+    def block(self) -> _Block:
+        """Times one block, all processes at the same time."""
+        group, steps, step = self.session.group, self.steps, self._feed.step
+        samples = 0
+        group.synchronize_device()
+        cpu, began = time.process_time(), time.perf_counter()
+        for _ in range(steps):
+            samples += step()[0]
+        group.synchronize_device()
+        return _Block(steps, samples, time.perf_counter() - began, time.process_time() - cpu)
+
+
+def _calibrated(timer: _Timer, seconds: float) -> list[_Block]:
+    """Finds how many steps make a block of so many seconds; returns the blocks this took."""
+    tried: list[_Block] = []
+    while True:
+        tried.append(timer.block())
+        taken = tried[-1].seconds
+        factor = min(8.0, seconds / max(taken, 1e-9))
+        wanted = max(1, math.ceil(timer.steps * factor))
+        is_near = taken > seconds / 2 and len(tried) > 1
+        timer.steps = _agreed(timer.session, wanted)
+        if _agreed(timer.session, int(is_near or (wanted == 1 and len(tried) > 1))):
+            return tried
+
+
+def _agreed(session: Session, value: int) -> int:
+    """Gives every process the whole number, from 0, that rank 0 has."""
+    if session.group.is_single_process or session.plan.uses_parameter_server:
+        return value
+    return int(session.group.all_reduce_max([float(value if session.is_main else 0)])[0])
+
+
+StepSpan = tuple[str, float, float]
+"""Of a step: its name, and when it began and how long it took, in seconds."""
+
+
+def _timeline(feed: _Feed) -> list[StepSpan]:
+    """The pieces of a typical step, the device waited for before and after it."""
+    from statistics import median_low
+
+    feed.session.group.enable_action_timing()
+    steps = [_step_spans(feed) for _ in range(_TIMELINE_STEPS)]
+    lengths = [sum(pieces[-1][1:]) for pieces in steps]
+    return steps[lengths.index(median_low(lengths))]
+
+
+def _step_spans(feed: _Feed) -> list[StepSpan]:
+    """Input, the step (in stages, what its process did), and what the device still computes then."""
+    group, session = feed.session.group, feed.session
+    group.synchronize_device()
+    began = time.perf_counter()
+    batch = feed.batch()
+    fed = time.perf_counter()
+    session.step(batch)
+    stepped = time.perf_counter()
+    group.synchronize_device()
+    ended = time.perf_counter()
+    actions = [(each.name, each.begin, each.end) for each in group.last_actions()]
+    rest = ("update", actions[-1][2], stepped) if actions else ("step", fed, stepped)
+    times = [("input", began, fed), *actions, rest, ("device", stepped, ended)]
+    return [(name, begin - began, end - begin) for name, begin, end in times]
+
+
+def _all_reduce_seconds(session: Session) -> float | None:
+    """Median seconds of one all-reduce of the gradient's size, by the backend's own verb."""
+    import numpy as np
+
+    group, size = session.group, session.plan.gradient_bytes
+    if group.replicas == 1 or session.plan.uses_parameter_server or not size:
+        return None
+    kind = np.dtype(np.float64 if session.spec.precision == "float64" else np.float32)
+    count = -(-size // kind.itemsize)
+    values = [group.tensor(np.full(count, replica + 1, kind)) for replica in group.local_replicas]
+
+    def once() -> float:
+        session.barrier()
+        group.synchronize_device()
+        began = time.perf_counter()
+        group.all_reduce(values, "sum")
+        group.synchronize_device()
+        return time.perf_counter() - began
+
+    once()  # the first one may compile
+    wanted = int(_EXCHANGE_SECONDS / max(once(), 1e-9))
+    rounds = _agreed(session, min(max(wanted, _MIN_EXCHANGES), _MAX_EXCHANGES))
+    return float(np.median([once() for _ in range(rounds)]))
+
+
+def _peak_memory() -> int:
+    """The most resident memory this process had so far, in bytes.
+
+    Not `getrusage`: its figure starts at that of the process which started this one.
+    """
+    for line in Path("/proc/self/status").read_text(encoding="ascii").splitlines():
+        if line.startswith("VmHWM:"):
+            return int(line.split()[1]) * 1024
+    raise RuntimeError("/proc/self/status tells no VmHWM")

@@ -1,0 +1,91 @@
+"""Which cells belong together in a plot, and how each of them looks."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from isotrain.analysis.compare.plots.canvas import DASHES, MARKERS, SERIES_COLORS, SeriesStyle
+from isotrain.analysis.compare.records import Cell, Estimate
+
+
+@dataclass(frozen=True)
+class Series:
+    """The cells that differ in nothing but the number of replicas.
+
+    Attributes:
+        label: Backend, collective and, where several are compared, strategy.
+        cells: By number of replicas.
+        look: Its colour, marker and dash.
+    """
+
+    label: str
+    cells: list[Cell]
+    look: SeriesStyle
+
+
+def finished(cells: Iterable[Cell]) -> list[Cell]:
+    """Those that have estimates."""
+    return [cell for cell in cells if cell.status == "finished"]
+
+
+def is_finite(estimate: Estimate | None) -> bool:
+    """Whether an estimate can be drawn: the interval may be open, the value not."""
+    return estimate is not None and math.isfinite(estimate.value)
+
+
+def series_of(cells: list[Cell]) -> list[Series]:
+    """Groups cells by backend, collective and strategy.
+
+    One replica exchanges nothing: its cell belongs to every collective of its backend.
+    """
+    keys = list(dict.fromkeys(_key(cell, cells) for cell in cells))
+    several = len({strategy for _, _, strategy in keys}) > 1
+    found = []
+    for index, key in enumerate(keys):
+        members = [cell for cell in cells if _belongs(cell, key)]
+        backend, collective, strategy = key
+        label = backend if collective == "none" else f"{backend}:{collective}"
+        found.append(
+            Series(
+                f"{label} {strategy}" if several else label,
+                sorted(members, key=lambda cell: cell.replicas),
+                SeriesStyle(
+                    SERIES_COLORS[index % len(SERIES_COLORS)],
+                    MARKERS[index % len(MARKERS)],
+                    DASHES[index % len(DASHES)],
+                ),
+            )
+        )
+    return found
+
+
+def _key(cell: Cell, cells: Iterable[Cell]) -> tuple[str, str, str]:
+    collective = cell.collective
+    if cell.replicas == 1:
+        others = (c for c in cells if c.replicas > 1 and _same_backend(c, cell))
+        collective = next((other.collective for other in others), "none")
+    return cell.backend, collective, cell.strategy
+
+
+def _same_backend(one: Cell, other: Cell) -> bool:
+    return (one.backend, one.strategy) == (other.backend, other.strategy)
+
+
+def _belongs(cell: Cell, key: tuple[str, str, str]) -> bool:
+    backend, collective, strategy = key
+    same = (cell.backend, cell.strategy) == (backend, strategy)
+    return same and (cell.replicas == 1 or cell.collective == collective)
+
+
+def styles_of(cells: list[Cell]) -> dict[str, SeriesStyle]:
+    """How each cell looks, by name: colour and marker of its series, a dash by replicas."""
+    replicas = sorted({cell.replicas for cell in cells})
+    looks: dict[str, SeriesStyle] = {}
+    for series in series_of(cells):
+        for cell in series.cells:
+            index = replicas.index(cell.replicas)
+            dash = DASHES[index % len(DASHES)]
+            looks.setdefault(cell.name, SeriesStyle(series.look.color, series.look.marker, dash))
+    return looks

@@ -1,0 +1,122 @@
+"""The plot of a typical step: who does what when."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+from isotrain.analysis.compare.plots.canvas import (
+    FONT_SIZE,
+    INK,
+    MUTED,
+    PAPER,
+    Canvas,
+    legend_height,
+    shortened,
+)
+from isotrain.analysis.compare.records import Cell, Span
+from isotrain.analysis.compare.units import Unit, tick
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+_COLOURS = ("#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00")
+_HATCHES = ("", "////", "||||", "\\\\\\\\", "xxxx", "----")
+_LANE = 15
+_HEADING = 30
+_GAP = 5
+_FOOT = 52
+
+
+def length(cell: Cell) -> float:
+    """Seconds from the start of the step to the end of the last span."""
+    return max((span.start_s + span.seconds for span in cell.timeline), default=0.0)
+
+
+def seconds_by_name(cell: Cell) -> dict[str, float]:
+    """Seconds that each kind of span takes in a step: the mean over the tracks."""
+    tracks = {span.track for span in cell.timeline}
+    total: dict[str, float] = {}
+    for span in cell.timeline:
+        total[span.name] = total.get(span.name, 0.0) + span.seconds
+    return {name: seconds / len(tracks) for name, seconds in total.items()}
+
+
+def lanes(spans: Sequence[Span]) -> list[list[Span]]:
+    """Shares spans out so that in no lane two are at the same time."""
+    found: list[list[Span]] = []
+    for span in sorted(spans, key=lambda span: (span.start_s, -span.seconds)):
+        slack = 1e-6 * span.seconds
+        for lane in found:
+            if lane[-1].start_s + lane[-1].seconds <= span.start_s + slack:
+                lane.append(span)
+                break
+        else:
+            found.append([span])
+    return found
+
+
+def _tracks(cell: Cell) -> dict[str, list[list[Span]]]:
+    names = dict.fromkeys(span.track for span in cell.timeline)
+    return {name: lanes([s for s in cell.timeline if s.track == name]) for name in names}
+
+
+def _height(cell: Cell) -> float:
+    return _HEADING + sum(len(track) * _LANE + _GAP for track in _tracks(cell).values())
+
+
+def draw(cells: Sequence[Cell], unit: Unit, width: int) -> Canvas:
+    """Draws the spans of every cell on one axis of time, one row for each of its tracks.
+
+    Args:
+        cells: Each with a time line.
+        unit: Of the axis.
+        width: In pixels.
+    """
+    names = list(dict.fromkeys(span.name for cell in cells for span in cell.timeline))
+    body, foot = sum(map(_height, cells)), legend_height(names, width)
+    left = 62 if width < 500 else 96
+    canvas = Canvas(width, body + _FOOT + foot)
+    axes = canvas.axes(left, 0, width - left - 12, body)
+    axes.set_ylim(body, 0)
+    axes.yaxis.set_visible(False)
+    axes.xaxis.set_major_formatter(tick)
+    axes.set_xlim(0, max(map(length, cells)) / unit.size * 1.01 or 1.0)
+    axes.set_xlabel(f"{unit.name} after the start of the step", labelpad=6)
+    looks = {name: index % len(_COLOURS) for index, name in enumerate(names)}
+    top = 0.0
+    for cell in cells:
+        heading = shortened(cell.name, int(width / 7.6))
+        paper = {"facecolor": PAPER, "edgecolor": "none", "pad": 0}
+        canvas.text(0, top + 18, heading, color=INK, fontweight="bold", bbox=paper)
+        _draw_cell(canvas, axes, cell, top + _HEADING, unit, looks)
+        top += _height(cell)
+    handles = [
+        axes.bar(0, 0, color=_COLOURS[index], hatch=_HATCHES[index], edgecolor=PAPER)
+        for index in looks.values()
+    ]
+    canvas.legend(canvas.height - foot, handles, names)
+    return canvas
+
+
+def _draw_cell(
+    canvas: Canvas, axes: Axes, cell: Cell, top: float, unit: Unit, looks: Mapping[str, int]
+) -> None:
+    for name, track in _tracks(cell).items():
+        label = shortened(name, 8 if canvas.width < 500 else 13)
+        canvas.text(0, top + len(track) * _LANE / 2, label, color=MUTED, fontsize=FONT_SIZE - 1)
+        for lane in track:
+            for span in lane:
+                index = looks[span.name]
+                axes.barh(
+                    top + _LANE / 2,
+                    span.seconds / unit.size,
+                    left=span.start_s / unit.size,
+                    height=_LANE - 2,
+                    color=_COLOURS[index],
+                    hatch=_HATCHES[index],
+                    edgecolor=PAPER,
+                    linewidth=0.8,
+                )
+            top += _LANE
+        top += _GAP

@@ -1,0 +1,118 @@
+"""A comparison as people hold it: its records, and every way to show them."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from isotrain.analysis.compare import export, text
+from isotrain.analysis.compare.records import (
+    COMPARISON_FILE,
+    ESTIMATES,
+    FORMAT,
+    Cell,
+    Change,
+    ComparisonRecord,
+)
+from isotrain.analysis.compare.report import write as report
+from isotrain.core.errors import IsotrainError
+from isotrain.core.json_records import read_json, record
+from isotrain.core.reporting.tables import data_frame
+
+_LATEST = 4e9
+"""Seconds since 1970: in the year 2096."""
+_MOST = 1e30
+_MAX_REPLICAS = 10**6
+
+
+class Comparison(ComparisonRecord):
+    """Everything that one comparison measured, as tables, as a report and for notebooks."""
+
+    def __repr__(self) -> str:
+        """What is printed of it: the tables that `isotrain compare` prints."""
+        return text.result(self)
+
+    def to_csv(self) -> str:
+        """A row per cell, the ends of every interval in columns of their own."""
+        return export.csv_text(self.cells)
+
+    def to_html(self, folder: str | os.PathLike[str]) -> Path:
+        """Writes the report and its plots into a folder; returns the path of the report."""
+        return report.write_report(self, Path(folder))
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with a row per cell, as in `to_csv`.
+
+        Raises:
+            IsotrainError: pandas is not installed.
+        """
+        return data_frame(export.rows(self.cells))
+
+    def _repr_html_(self) -> str:
+        """The table, for notebooks."""
+        return text.html(self)
+
+
+def from_dict(fields: Mapping[str, Any], where: str = "comparison") -> Comparison:
+    """Makes a comparison of what `Comparison.to_dict` gave.
+
+    Args:
+        fields: By name.
+        where: The file, for messages.
+
+    Raises:
+        IsotrainError: They are not as they were given: names the field.
+    """
+    own = {name: value for name, value in fields.items() if name != "format"}
+    found = record(Comparison, own, where)
+    for field, fault in _faults(found):
+        raise IsotrainError(f"{where}: {field}: {fault}.")
+    return found
+
+
+def _faults(found: Comparison) -> Iterator[tuple[str, str]]:
+    """Values that have the right type, and make no sense together."""
+    cells = {cell.name for cell in found.cells}
+    if len(cells) < len(found.cells):
+        yield "cells", "two of them have one name"
+    named = {"reference": found.reference, "verdict: pick": found.verdict.pick}
+    for field, name in [*named.items(), *(("verdict: tied", each) for each in found.verdict.tied)]:
+        if name is not None and name not in cells:
+            yield field, f"there is no cell {name!r}"
+    if not 0 <= found.created < _LATEST:
+        yield "created", f"expected a time in seconds since 1970, received {found.created!r}"
+    held: dict[str, Sequence[Cell | Change]] = {"cells": found.cells, "changes": found.changes}
+    for kind, holders in held.items():
+        for place, holder in enumerate(holders):
+            for name, fault in _faults_of(holder):
+                yield f"{kind}[{place}]: {name}", fault
+
+
+def _faults_of(holder: Cell | Change) -> Iterator[tuple[str, str]]:
+    for name in ESTIMATES:
+        estimate = getattr(holder, name, None)
+        if estimate is not None and not 0 <= estimate.low <= estimate.high < _MOST:
+            yield name, f"expected an interval of finite numbers from 0 on, received {estimate}"
+    if isinstance(holder, Cell) and not 1 <= holder.replicas < _MAX_REPLICAS:
+        yield "replicas", f"expected a number of replicas, received {holder.replicas}"
+
+
+def read_comparison(path: Path) -> Comparison:
+    """Reads a comparison from its folder, or from the JSON file itself.
+
+    Raises:
+        IsotrainError: It is missing, is not a comparison, or is of another format.
+    """
+    file = path / COMPARISON_FILE if path.is_dir() else path
+    try:
+        fields = read_json(file)
+    except FileNotFoundError:
+        raise IsotrainError(
+            f"there is no comparison at {file}; `isotrain compare SPEC --output DIR` writes one."
+        ) from None
+    if not isinstance(fields, dict) or fields.get("format") != FORMAT:
+        found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
+        raise IsotrainError(f"{file}: expected a comparison of format {FORMAT}, found {found!r}.")
+    return from_dict(fields, str(file))

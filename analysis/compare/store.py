@@ -1,0 +1,114 @@
+"""The folder of a comparison: written so that nothing is lost, read to go on or to report again."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from isotrain.analysis.compare.records import COMPARISON_FILE, ComparisonRecord
+from isotrain.analysis.compare.result import Comparison
+from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.core.system.files import atomic_write
+
+CSV_FILE = "comparison.csv"
+REPORT_PACKAGES = ("jinja2", "matplotlib")
+RUNS_FOLDER = "runs"
+_FREE_SETTINGS = {"repeats", "time_budget_s", "run_seconds", "spent_s", "margin"}
+"""What may differ when a comparison goes on: how much is measured, not how."""
+_MACHINE = ("system", "processor", "cores", "gpus")
+
+
+def new_folder(name: str, folder: str | os.PathLike[str] | None) -> Path:
+    """Makes the folder of a new comparison; `comparisons/<name>-<time>` where none is named.
+
+    Raises:
+        PlanError: It holds files already, or cannot be made.
+    """
+    path = Path(folder) if folder is not None else _free_path(name)
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        taken = any(path.iterdir())
+    except OSError as error:
+        raise PlanError(f"the folder of the comparison cannot be made: {error}.") from error
+    if taken:
+        hint = "go on with it by --resume, or " if (path / COMPARISON_FILE).exists() else ""
+        raise PlanError(f"--output {path}: the folder is not empty; {hint}choose another.")
+    return path.resolve()
+
+
+def _free_path(name: str) -> Path:
+    stem = f"{name}-{time.strftime('%Y%m%d-%H%M%S')}"
+    path, number = Path("comparisons") / stem, 1
+    while path.exists():
+        number += 1
+        path = Path("comparisons") / f"{stem}-{number}"
+    return path
+
+
+def write(comparison: ComparisonRecord, folder: Path) -> None:
+    """Writes `comparison.json`; a reader never sees half of it.
+
+    Raises:
+        RunFailedError: The disk is full, or the folder is gone.
+    """
+    _replace(folder / COMPARISON_FILE, comparison.to_json())
+
+
+def publish(comparison: Comparison, folder: Path) -> Path | None:
+    """Writes what is made from the comparison: the table for spreadsheets, and the report.
+
+    Returns:
+        The path of the report; None where a package that it needs is not installed.
+    """
+    _replace(folder / CSV_FILE, comparison.to_csv())
+    if not all(importlib.util.find_spec(package) for package in REPORT_PACKAGES):
+        return None
+    return comparison.to_html(folder)
+
+
+def _replace(target: Path, text: str) -> None:
+    try:
+        atomic_write(target, text)
+    except OSError as error:
+        raise RunFailedError(f"{target} cannot be written: {error}.") from error
+
+
+def check_same(stored: ComparisonRecord, wanted: ComparisonRecord, folder: Path) -> None:
+    """Refuses to go on with a comparison of something else, or measured in another way.
+
+    Raises:
+        PlanError: Names what differs.
+    """
+    differing = [
+        *_differing("spec", _plain(stored.spec), _plain(wanted.spec)),
+        *_differing("settings", _plain(stored.settings), _plain(wanted.settings)),
+        *_differing(
+            "machine", *({n: c.machine.get(n) for n in _MACHINE} for c in (stored, wanted))
+        ),
+    ]
+    names = [cell.name for cell in stored.cells]
+    if names != [cell.name for cell in wanted.cells]:
+        differing.append(f"cells were {', '.join(names)}")
+    if differing:
+        raise PlanError(
+            f"--resume: {folder} holds a comparison of something else: {'; '.join(differing)}. Ask"
+            " for the same, or start a new comparison in another folder."
+        )
+
+
+def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(json.dumps(value, default=str))
+    return found
+
+
+def _differing(what: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:
+    return [
+        f"{what}.{name} was {one.get(name)!r}, now {two.get(name)!r}"
+        for name in sorted({*one, *two} - _FREE_SETTINGS)
+        if one.get(name) != two.get(name)
+    ]

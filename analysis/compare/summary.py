@@ -1,0 +1,253 @@
+"""From the raw measurements of runs to the estimates of every cell."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from isotrain.analysis.compare.records import (
+    ESTIMATES,
+    MIN_RUNS,
+    Cell,
+    Estimate,
+    Repeat,
+    Span,
+    difference,
+)
+from isotrain.analysis.compare.statistics import Bootstrap, quantile, rate
+from isotrain.core.contracts.plan import plain_differences
+from isotrain.core.json_records import value
+from isotrain.core.pipeline.schedules import PipelineShape, pipeline_bubble
+
+_FORWARD = "forward"
+_PASSES = (_FORWARD, "backward")
+_BETWEEN = ("send", "wait")
+_WAITING = (
+    "stages compute no pass for {share:.0%} of the time that those of a typical step take;"
+    " (p - 1) / (v m + p - 1) predicts {predicted:.0%}, where all take equally long and sending takes nothing"
+)
+
+
+def idle_notes(timeline: Sequence[Span], replicas: int) -> list[str]:
+    """The share of their passes' time in which stages compute none, and what is predicted.
+
+    Args:
+        timeline: Of a typical step; of what has no stages nothing is told.
+        replicas: Whose stages these are.
+    """
+    taken = [span for span in timeline if span.name in (*_PASSES, *_BETWEEN)]
+    if not taken:
+        return []
+    tracks = [[s for s in taken if s.track == track] for track in {span.track for span in taken}]
+    length = max(own[-1].start_s + own[-1].seconds - own[0].start_s for own in tracks)
+    busy = sum(span.seconds for span in taken if span.name in _PASSES)
+    forward = max(sum(span.name == _FORWARD for span in own) for own in tracks)
+    shape = PipelineShape(len(tracks) // replicas, forward)
+    share = 1 - busy / length / len(tracks)
+    return [_WAITING.format(share=share, predicted=pipeline_bubble(shape))]
+
+
+_NOT_STEADY = "{count} of {runs} runs did not become steady within their limit"
+_FEW_RUNS = (
+    "fewer than {least} runs ({runs}) do not tell how runs differ: the intervals are too narrow"
+)
+
+_NO_FIGURES: dict[str, Any] = {
+    **dict.fromkeys(ESTIMATES),
+    "loss_difference": None,
+    "plan_differences": [],
+}
+
+
+@dataclass(frozen=True)
+class RunTimes:
+    """When a run was made.
+
+    Attributes:
+        order: Among all runs of the comparison, from 0.
+        began: Unix time.
+        seconds: How long it took.
+    """
+
+    order: int
+    began: float
+    seconds: float
+
+
+def repeat_of(raw: Mapping[str, Any], times: RunTimes) -> Repeat:
+    """Puts together what the processes of one run measured.
+
+    A block takes as long as its slowest process takes; processor time is added up.
+    """
+    ranks = raw["ranks"]
+    main = ranks[0]
+    blocks = main["blocks"]
+    seconds = [max(own) for own in zip(*(r["blocks"]["seconds"] for r in ranks), strict=True)]
+    cpu = [sum(own) for own in zip(*(r["blocks"]["cpu_s"] for r in ranks), strict=True)]
+    steady = main["steady_state_start"]
+    start = len(seconds) // 2 if steady is None else steady
+    warm_steps = (
+        main["opening_steps"] + sum(main["warm_up"]["steps"]) + sum(blocks["steps"][:start])
+    )
+    warm_seconds = main["opening_s"] + sum(main["warm_up"]["seconds"]) + sum(seconds[:start])
+    step = sum(seconds[start:]) / sum(blocks["steps"][start:])
+    return Repeat(
+        order=times.order,
+        started=times.began,
+        block_steps=main["block_steps"],
+        block_seconds=seconds[start:],
+        warm_up_steps=warm_steps,
+        compile_s=max(0.0, warm_seconds - warm_steps * step),
+        first_step_s=max(r["first_step_at"] for r in ranks) - raw["started"],
+        peak_memory_bytes=[r["peak_memory_bytes"] for r in ranks],
+        cpu_s=sum(cpu[start:]),
+        all_reduce_s=main["all_reduce_s"],
+        block_samples=blocks["samples"][start:],
+        steady=steady is not None,
+        run_s=times.seconds,
+    )
+
+
+def with_run(cell: Cell, raw: Mapping[str, Any], times: RunTimes) -> Cell:
+    """Adds a run to a cell; what it learned is that of its first run."""
+    repeats = [*cell.repeats, repeat_of(raw, times)]
+    cell = replace(cell, status="finished", reason=None, repeats=repeats)
+    if len(repeats) > 1:
+        return cell
+    main = raw["ranks"][0]
+    return replace(
+        cell,
+        collective=main["plan"]["collective"],
+        exchanged_bytes=main["plan"]["exchanged_bytes_per_step"],
+        losses=main["losses"],
+        final_loss=main["losses"][-1],
+        metrics=main["metrics"],
+        timeline=_timeline(raw["ranks"]),
+        plan=main["plan"],
+        versions=main["versions"],
+    )
+
+
+def _timeline(ranks: Sequence[Mapping[str, Any]]) -> list[Span]:
+    """The pieces of a step of every process."""
+    return [
+        Span(f"rank {rank}", name, start, seconds)
+        for rank, found in enumerate(ranks)
+        for name, start, seconds in found["timeline"]
+    ]
+
+
+def summarize(cells: Sequence[Cell], reference: str | None, seed: int) -> list[Cell]:
+    """Gives every finished cell its estimates; the others none.
+
+    Args:
+        cells: With their runs.
+        reference: The cell that losses and plans are compared with.
+        seed: Of the bootstrap.
+    """
+    rates = {c.name: throughput(c, seed) for c in cells if c.status == "finished"}
+    known = next((c for c in cells if c.name == reference and c.status == "finished"), None)
+    return [
+        _related(_estimated(cell, rates[cell.name], seed), _single(cell, cells), rates, known)
+        if cell.name in rates
+        else replace(cell, notes=[], **_NO_FIGURES)
+        for cell in cells
+    ]
+
+
+def throughput(cell: Cell, seed: int) -> Bootstrap:
+    """Samples per second over the steady blocks of all runs."""
+    runs = [np.array([r.block_samples, r.block_seconds], np.float64).T for r in cell.repeats]
+    return Bootstrap.of_runs(runs, rate, _generator(cell, seed))
+
+
+def per_run(cell: Cell, values: Sequence[float], seed: int) -> Bootstrap:
+    """Of a figure that each run has once."""
+    return Bootstrap.of_values(values, _generator(cell, seed))
+
+
+def _generator(cell: Cell, seed: int) -> np.random.Generator:
+    """Every cell has its own numbers, whatever the other cells are."""
+    return np.random.default_rng([seed, zlib.crc32(cell.name.encode())])
+
+
+def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
+    runs = cell.repeats
+    steps = [np.array(r.block_seconds)[:, None] / r.block_steps for r in runs]
+
+    def of_steps(level: float) -> Estimate:
+        return Bootstrap.of_runs(steps, quantile(level), _generator(cell, seed)).estimate()
+
+    def each(values: Sequence[float]) -> Estimate:
+        return per_run(cell, values, seed).estimate()
+
+    all_reduce, bandwidth = _all_reduce(cell, each)
+    return replace(
+        cell,
+        samples_per_s=samples_per_s.estimate(),
+        step_s=of_steps(0.5),
+        step_p95_s=of_steps(0.95),
+        first_step_s=each([r.first_step_s for r in runs]),
+        compile_s=each([r.compile_s for r in runs]),
+        peak_memory_bytes=each([max(r.peak_memory_bytes) for r in runs]),
+        total_memory_bytes=each([sum(r.peak_memory_bytes) for r in runs]),
+        cpu_s_per_sample=each([r.cpu_s / sum(r.block_samples) for r in runs]),
+        all_reduce_s=all_reduce,
+        bus_bandwidth=bandwidth,
+        notes=[*_notes(runs), *idle_notes(cell.timeline, cell.replicas)],
+    )
+
+
+def _all_reduce(
+    cell: Cell, each: Callable[[Sequence[float]], Estimate]
+) -> tuple[Estimate | None, Estimate | None]:
+    """Seconds of an all-reduce, and the bandwidth that this is on every link."""
+    times = [r.all_reduce_s for r in cell.repeats if r.all_reduce_s]
+    if not times:
+        return None, None
+    size = value(float, cell.plan.get("gradient_bytes"), f"{cell.name}: plan.gradient_bytes")
+    carried = 2 * (cell.replicas - 1) / cell.replicas * size
+    return each(times), each([carried / seconds for seconds in times])
+
+
+def _notes(runs: Sequence[Repeat]) -> list[str]:
+    unsteady = sum(not run.steady for run in runs)
+    found = [_NOT_STEADY.format(count=unsteady, runs=len(runs))] if unsteady else []
+    few = _FEW_RUNS.format(runs=len(runs), least=MIN_RUNS)
+    return [*found, few] if len(runs) < MIN_RUNS else found
+
+
+def _single(cell: Cell, cells: Sequence[Cell]) -> str | None:
+    """Name of the cell with one replica of the same backend and strategy."""
+    for other in cells:
+        same = (other.backend, other.strategy) == (cell.backend, cell.strategy)
+        if same and other.replicas == 1 and other.status == "finished":
+            return other.name
+    return None
+
+
+def _related(
+    cell: Cell, single: str | None, rates: Mapping[str, Bootstrap], reference: Cell | None
+) -> Cell:
+    """Relates a cell to one replica of its backend, and to the reference."""
+    speedup = None
+    if single is not None and single != cell.name:
+        speedup = rates[cell.name].relative_to(rates[single])
+    one = Estimate(1.0, 1.0, 1.0) if single == cell.name else None
+    return replace(
+        cell,
+        speedup=speedup.estimate() if speedup else one,
+        efficiency=speedup.scaled(1 / cell.replicas).estimate() if speedup else one,
+        loss_difference=None if reference is None else largest_difference(reference, cell),
+        plan_differences=[] if reference is None else plain_differences(reference.plan, cell.plan),
+    )
+
+
+def largest_difference(reference: Cell, cell: Cell) -> float | None:
+    """The largest relative difference of two cells' losses; infinite where just one is no number."""
+    pairs = list(zip(reference.losses, cell.losses, strict=False))
+    return max((difference(one, two) for one, two in pairs), default=None)

@@ -1,0 +1,80 @@
+"""Which cell to take: the fastest, or no telling."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from isotrain.analysis.compare.records import MIN_RUNS, Cell, Estimate, Verdict
+
+LOSS_TOLERANCE = 1e-3
+"""A relative difference of losses from which on the verdict mentions it."""
+
+
+def decide(cells: Sequence[Cell]) -> Verdict:
+    """Says which of the summarised cells has the highest throughput, as far as that can be told."""
+    ranked = sorted(_finished(cells), key=lambda cell: -_rate(cell).value)
+    if not ranked:
+        return Verdict(None, [], "No cell finished: there is nothing to compare.")
+    first, others = ranked[0], ranked[1:]
+    tied = [cell for cell in others if not _can_tell(first, cell)]
+    if tied:
+        return Verdict(None, [cell.name for cell in (first, *tied)], _no_telling(first, tied))
+    return Verdict(first.name, [], _why(first, others) + _warning(first))
+
+
+def _finished(cells: Sequence[Cell]) -> list[Cell]:
+    return [cell for cell in cells if cell.samples_per_s is not None]
+
+
+def _rate(cell: Cell) -> Estimate:
+    assert cell.samples_per_s is not None
+    return cell.samples_per_s
+
+
+def _can_tell(fast: Cell, slow: Cell) -> bool:
+    """Whether the two differ: their intervals are apart, and know how runs differ."""
+    runs = min(len(fast.repeats), len(slow.repeats))
+    return runs >= MIN_RUNS and not _rate(fast).overlaps(_rate(slow))
+
+
+def _figure(cell: Cell) -> str:
+    found = _rate(cell)
+    value, low, high = map(three_digits, (found.value, found.low, found.high))
+    return f"{cell.name} with {value} samples/s [{low}, {high}]"
+
+
+def three_digits(value: float) -> str:
+    """A figure for people: three digits, or all of the whole number where there are more."""
+    return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
+
+
+def _no_telling(first: Cell, tied: Sequence[Cell]) -> str:
+    if min(len(cell.repeats) for cell in (first, *tied)) < MIN_RUNS:
+        return (
+            f"Cannot tell which is fastest with less than {MIN_RUNS} runs of each. So far"
+            f" {_figure(first)} is ahead of {_figure(tied[0])}."
+        )
+    listed = "; ".join(_figure(cell) for cell in (first, *tied))
+    return (
+        f"Cannot tell which is fastest, their intervals overlap: {listed}. More runs (--repeat,"
+        " --time-budget) may tell them apart."
+    )
+
+
+def _why(first: Cell, others: Sequence[Cell]) -> str:
+    if not others:
+        return f"Only {_figure(first)} finished."
+    ratio = _rate(first).value / _rate(others[0]).value
+    return (
+        f"Fastest is {_figure(first)}: {ratio:.2f} times {_figure(others[0])}, the next, and their"
+        " intervals do not overlap."
+    )
+
+
+def _warning(cell: Cell) -> str:
+    if cell.loss_difference is None or cell.loss_difference <= LOSS_TOLERANCE:
+        return ""
+    return (
+        f" But its losses differ from the reference's by up to {cell.loss_difference:.1%}:"
+        " `isotrain parity` finds out where that begins."
+    )

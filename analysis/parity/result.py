@@ -1,0 +1,44 @@
+"""A check of parity as people hold it: its records, and every way to show them."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from isotrain.analysis.parity import html_report
+from isotrain.analysis.parity.records import ParityRecord, RunRecord, StepRecord
+from isotrain.core.reporting.tables import data_frame
+
+
+class Parity(ParityRecord):
+    """Everything that one check of parity found, as a page, as a table and for notebooks."""
+
+    def __repr__(self) -> str:
+        """In a line; `isotrain.analysis.parity.text` and `to_html` tell all of it."""
+        return f"<Parity {self.verdict}: {self.summary}>"
+
+    def to_html(self) -> str:
+        """One self-contained page."""
+        return html_report.whole(self)
+
+    def to_pandas(self) -> Any:
+        """A `pandas.DataFrame` with a row per run and step.
+
+        Raises:
+            IsotrainError: pandas is not installed.
+        """
+        return data_frame([_row(run, step) for run in self.runs for step in run.steps])
+
+    def _repr_html_(self) -> str:
+        """What a notebook shows."""
+        return html_report.body(self)
+
+
+def _row(run: RunRecord, step: StepRecord) -> dict[str, Any]:
+    fields = dataclasses.asdict(step)
+    flat = {
+        f"{kind}_{stage}": value
+        for kind, key in (("difference", "stages"), ("excess", "excess"))
+        for stage, value in fields.pop(key).items()
+    }
+    return {"run": run.name, "status": run.status, **fields, **flat}

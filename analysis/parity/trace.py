@@ -1,0 +1,216 @@
+"""What every process of a traced run does: train as ever, and take the fingerprints of everything."""
+
+from __future__ import annotations
+
+import socket
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Self
+
+from isotrain.core.contracts.job import InternalWork
+from isotrain.core.errors import PlanError
+from isotrain.core.spec.weight_name_map import MappedTensor, NameMap, require_counterparts
+
+if TYPE_CHECKING:
+    import numpy as np
+
+    from isotrain.core.contracts.plan import Plan
+    from isotrain.core.contracts.replica import Tensor
+    from isotrain.core.contracts.state import StateKind
+    from isotrain.core.data.batch import Batch
+    from isotrain.core.session.session import Session
+
+INITIAL_FILE = "initial.npz"
+_STATE: tuple[tuple[str, StateKind], ...] = (
+    ("weight", "trainable"),
+    ("slot", "optimizer"),
+    ("state", "non-trainable"),
+)
+_STARTING: tuple[StateKind, ...] = ("trainable", "non-trainable")
+Prints = dict[str, list[Any]]
+"""Fingerprints as lists, by common name."""
+
+
+@dataclass(frozen=True)
+class Trace(InternalWork):
+    """What to trace; called with its session on every process of the run.
+
+    Attributes:
+        steps: How many.
+        names: From the model's own names to common ones.
+        initial: A file with the weights and the non-trainable state to start from, by common name; None
+            for this run's own, which rank 0 then leaves in its run directory.
+        asks: Whether the group is to tell how it takes such steps.
+        seen: A file in the folder of `initial`, which every process must see, before that is there; None: all
+            are on the machine that has it.
+    """
+
+    name: ClassVar[str] = "trace"
+    steps: int
+    names: NameMap
+    initial: str | None = None
+    asks: bool = False
+    seen: str | None = None
+
+    def __call__(self, session: Session) -> dict[str, Any]:
+        """Traces.
+
+        Returns:
+            `replicas` of this process, `kept` (whether the gradients after the reduction could be seen),
+            `start` and each of `steps` as fingerprints, `probe` (see `_probe`), `plan`, and the `notes`
+            that were asked for.
+
+        Raises:
+            PlanError: This process does not see the folder.
+        """
+        if self.seen is not None and not Path(self.seen).is_file():
+            host, folder = socket.gethostname(), Path(self.seen).parent
+            raise PlanError(
+                f"parity: {host} does not see {folder}, where every process reads the initial weights of the"
+                " reference. Give --output (output= in Python) a folder that all hosts share."
+            )
+        return _Tracer(session, self).run()
+
+    def fields(self) -> dict[str, Any]:
+        return asdict(self)
+
+    @classmethod
+    def of(cls, fields: Mapping[str, Any]) -> Self:
+        targets = fields["names"]["targets"]
+        names = NameMap({name: MappedTensor(**target) for name, target in targets.items()})
+        return cls(**{**fields, "names": names})
+
+
+def steps_to_trace(plan: Plan, count: int) -> list[int]:
+    """The first steps of a run; the last gives way to the first smaller global batch, if that is later.
+
+    Args:
+        plan: With its samples counted.
+        count: How many steps.
+    """
+    steps = list(range(min(count, plan.total_steps or count)))
+    if plan.samples is None or not plan.steps_per_epoch:
+        return steps
+    smaller = plan.steps_per_epoch - 1
+    is_smaller = plan.samples < plan.steps_per_epoch * plan.global_batch_size
+    if is_smaller and len(steps) > 1 and steps[-1] < smaller < (plan.total_steps or 0):
+        steps[-1] = smaller
+    return steps
+
+
+class _Tracer:
+    """One process's share of a traced run."""
+
+    def __init__(self, session: Session, request: Trace) -> None:
+        self._session = session
+        self._group = session.group
+        self._names = request.names
+        self._asks = request.asks
+        self._notes: list[str] = []
+        self._steps = steps_to_trace(session.plan, request.steps)
+        self._own_start = self._state()
+        self._start_from(request.initial)
+        self._weights = list(session.read_state(("trainable",)))
+        self._kept = self._group.keep_gradients()
+
+    def _start_from(self, initial: str | None) -> None:
+        """Writes the initial state that is given; without one, rank 0 leaves its own in a file."""
+        import numpy as np
+
+        own = {kind: self._session.read_state((kind,)) for kind in _STARTING}
+        if initial is None:
+            common = {
+                f"{kind}/{self._names.common(name)}": self._names.to_common(name, array)
+                for kind, arrays in own.items()
+                for name, array in arrays.items()
+            }
+            if self._session.is_main:
+                np.savez(self._session.run_directory / INITIAL_FILE, **common)  # type: ignore[arg-type]
+            return
+        with np.load(Path(initial), allow_pickle=False) as archive:
+            given = {name: archive[name] for name in archive.files}
+        weights = [n.removeprefix("trainable/") for n in given if n.startswith("trainable/")]
+        require_counterparts(list(own["trainable"]), weights, self._names)
+        for kind, arrays in own.items():
+            keys = {name: f"{kind}/{self._names.common(name)}" for name in arrays}
+            found = {name: given[key] for name, key in keys.items() if key in given}
+            self._session.write_state(
+                {name: self._names.to_model(name, array) for name, array in found.items()}
+            )
+
+    def run(self) -> dict[str, Any]:
+        start = self._state()
+        steps = [self._step(batch) for batch in self._batches()]
+        return {
+            "replicas": list(self._group.local_replicas),
+            "kept": self._kept,
+            "initializer_start": self._own_start,
+            "start": start,
+            "steps": steps,
+            "probe": self._probed,
+            "plan": self._session.plan.to_dict(),
+            "notes": self._notes,
+        }
+
+    def _batches(self) -> Iterator[Batch]:
+        """The batches of the steps to trace, whatever lies between them."""
+        following = -1
+        batches: Iterator[Batch] = iter(())
+        for step in self._steps:
+            if step != following:
+                self._session.seek(step)
+                batches = self._session.batches()
+            yield next(batches)
+            following = step + 1
+
+    def _step(self, batch: Batch) -> dict[str, Any]:
+        with self._group.preserving_training_state():
+            local, loss = self._group.gradients(batch)
+            gradient = [self._gradients(own) for own in local]
+            if batch.step == self._steps[0]:
+                self._probe(batch)
+                self._notes = self._group.step_notes(batch) if self._asks else []
+        trained = self._session.step(batch)
+        reduced = self._group.kept_gradients() if self._kept else []
+        return {
+            "step": batch.step,
+            "size": batch.size,
+            "even": batch.even,
+            "local_batch_sizes": [sum(piece.count for piece in own) for own in batch.slices],
+            "loss": float(trained),
+            "local_loss": float(loss),
+            "learning_rate": self._session.learning_rate(batch.step),
+            "gradient": gradient,
+            "reduced": [self._gradients(own) for own in reduced],
+            **self._state(),
+        }
+
+    def _probe(self, batch: Batch) -> None:
+        """Looks whether the model is random, and what it gives in evaluation mode.
+
+        Leaves in `_probed` the gradients on a batch computed once more, with the random streams where
+        the first time left them, and the batch's loss in evaluation mode.
+        """
+        again, _ = self._group.gradients(batch)
+        self._group.evaluation_step(batch)
+        evaluated = self._group.collect_metrics("evaluation")
+        self._probed = {
+            "again": [self._gradients(own) for own in again],
+            "evaluation_loss": evaluated["loss"],
+        }
+
+    def _gradients(self, tensors: Sequence[Tensor]) -> Prints:
+        arrays = (self._group.numpy(tensor) for tensor in tensors)
+        return self._prints(dict(zip(self._weights, arrays, strict=True)))
+
+    def _state(self) -> dict[str, Prints]:
+        return {stage: self._prints(self._session.read_state((kind,))) for stage, kind in _STATE}
+
+    def _prints(self, arrays: Mapping[str, np.ndarray]) -> Prints:
+        from isotrain.analysis.parity.tensor_sketch import fingerprint
+
+        return {
+            self._names.common(name): fingerprint(self._names.to_common(name, array)).to_list()
+            for name, array in arrays.items()
+        }

@@ -1,0 +1,85 @@
+"""What is in a checkpoint, as JSON values."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from isotrain.core.checkpoints.checkpoint import Checkpoint
+from isotrain.core.checkpoints.folder import folder_at, open_if_checkpoint
+from isotrain.core.checkpoints.tensor_part import StoredTensor
+from isotrain.core.errors import CheckpointError
+
+
+def verify_checkpoints(location: str | os.PathLike[str]) -> Iterator[tuple[str, str | None]]:
+    """Reads every byte of a checkpoint, or of all in a folder or a run directory.
+
+    Yields:
+        Where each is; and what is wrong with it, or None.
+
+    Raises:
+        CheckpointError: There is none, sound or damaged.
+    """
+    try:
+        found = open_if_checkpoint(location)
+    except CheckpointError as error:
+        yield os.fspath(location), str(error)
+        return
+    if found is not None:
+        yield found.location, _fault(found)
+        return
+    folder = folder_at(location)
+    damaged, complete = folder.damaged(), folder.complete()
+    if not (damaged or complete):
+        raise CheckpointError(f"{location}: there is no checkpoint.")
+    for checkpoint in complete:
+        yield checkpoint.location, _fault(checkpoint)
+    for fault in damaged.values():
+        yield folder.location, fault
+
+
+def _fault(checkpoint: Checkpoint) -> str | None:
+    try:
+        checkpoint.verify()
+    except CheckpointError as error:
+        return str(error)
+    return None
+
+
+def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
+    """Describes a checkpoint; reads its records, and none of its numbers.
+
+    Raises:
+        CheckpointError: A record cannot be read, or is not as it was written.
+    """
+    sections = {name: checkpoint.tensors(name) for name in checkpoint.sections()}
+    return {
+        "location": checkpoint.location,
+        "step": checkpoint.step,
+        **{name: _in_plan(checkpoint.run, name) for name in ("backend", "replicas", "strategy")},
+        "versions": _mapping(checkpoint.run.get("versions")),
+        "bytes": sum(each.nbytes for tensors in sections.values() for each in tensors.values()),
+        "sections": [
+            {"name": name, "tensors": [_described(*item) for item in sorted(tensors.items())]}
+            for name, tensors in sections.items()
+        ],
+    }
+
+
+def _described(name: str, tensor: StoredTensor) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": list(tensor.shape),
+        "dtype": tensor.dtype,
+        "bytes": tensor.nbytes,
+        "parts": tensor.parts,
+    }
+
+
+def _in_plan(run: Mapping[str, Any], name: str) -> Any:
+    return _mapping(run.get("plan")).get(name)
+
+
+def _mapping(plain: Any) -> dict[str, Any]:
+    return plain if isinstance(plain, dict) else {}

@@ -1,0 +1,123 @@
+"""Arguments of the commands that find what makes results differ, with the texts of their `--help`."""
+
+from __future__ import annotations
+
+import argparse
+
+from isotrain.core.cli.argument_types import (
+    comma_separated,
+    name_with_options,
+    positive_int,
+    positive_ints,
+)
+from isotrain.core.cli.command import Command
+from isotrain.core.cli.common_options import (
+    add_launcher_arguments,
+    add_spec_arguments,
+    add_strategy_argument,
+)
+
+
+def _add_check_arguments(command: argparse.ArgumentParser) -> None:
+    add_spec_arguments(command)
+    command.add_argument(
+        "--backend",
+        action="append",
+        required=True,
+        metavar="NAME[:COLLECTIVE]",
+        help="what it would run on, such as tf-multiworker:ring; may be repeated",
+    )
+    command.add_argument(
+        "--replicas",
+        type=positive_ints,
+        metavar="N,...",
+        help="with how many, such as 1,2,4 (default: one per usable GPU, or one)",
+    )
+    add_strategy_argument(command)
+    command.add_argument(
+        "--ignore",
+        type=comma_separated,
+        action="extend",
+        default=[],
+        metavar="CODE",
+        help="leave out a finding's code, or a group such as ISO4; may be repeated",
+    )
+    command.add_argument(
+        "--strict", action="store_true", help="end with exit code 4 also when there are only notes"
+    )
+    command.add_argument(
+        "--no-measure",
+        action="store_true",
+        help="start no process to load the data and build the model: quick, and finds less",
+    )
+
+
+def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
+    add_spec_arguments(command)
+    command.add_argument(
+        "--backend",
+        required=True,
+        action="append",
+        metavar="NAME[:COLLECTIVE]",
+        help="what to run on, such as tf-mirrored; repeat it: the first is the reference",
+    )
+    command.add_argument(
+        "--replicas",
+        type=positive_ints,
+        metavar="N,N",
+        help="run each backend with each of these numbers; the first is the reference's (default: 1; with"
+        " --launcher as many as its hosts give)",
+    )
+    command.add_argument(
+        "--strategy",
+        type=name_with_options,
+        action="append",
+        metavar="NAME[,OPTION=VALUE...]",
+        help="run under each of these; repeat it: the first is the reference's (default: the spec's)",
+    )
+    add_launcher_arguments(command)
+    command.add_argument(
+        "--steps",
+        type=positive_int,
+        default=10,
+        metavar="N",
+        help="how many steps to trace (default: 10)",
+    )
+    command.add_argument(
+        "--map", metavar="FILE", help="for native models: which tensor is which; see docs/parity.md"
+    )
+    command.add_argument(
+        "--output", metavar="DIR", help="write parity.json and every fingerprint to this folder"
+    )
+
+
+CHECK = Command(
+    "check",
+    "warn of what makes results differ",
+    "Says before anything is trained what will make results differ between backends or numbers of\n"
+    "replicas, why, and what to do. Ends with exit code 4 when there are errors or warnings.",
+    """\
+examples:
+  isotrain check digits.yaml --backend torch-ddp --replicas 1,2
+  isotrain check digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,4
+  isotrain check digits.yaml --backend tf-multiworker --replicas 8 --ignore ISO101 --ignore ISO4""",
+    add_arguments=_add_check_arguments,
+    module="isotrain.analysis.commands",
+)
+PARITY = Command(
+    "parity",
+    "find where two runs of a spec part, and why",
+    "Runs a few steps of a spec on several backends, numbers of replicas or strategies, compares\n"
+    "gradients, weights, optimizer slots and all other state with those of the first, and says whether what\n"
+    "differs is rounding, and if not, at which step and tensor runs part, and the likely cause.\n"
+    "Ends with exit code 6 where runs part.",
+    """\
+examples:
+  isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored
+  isotrain parity digits.yaml --backend torch-ddp --backend horovod-torch --replicas 1,2 --steps 20
+  isotrain parity digits.yaml --backend torch-ddp --replicas 2 \\
+      --strategy data-parallel --strategy hierarchical
+  isotrain parity native.yaml --backend torch-ddp --backend tf-mirrored --map names.yaml --output parity""",
+    add_arguments=_add_parity_arguments,
+    module="isotrain.analysis.commands",
+)

@@ -1,0 +1,93 @@
+"""What a rank does of the work of another command, whose process has had an engine start it."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from importlib import import_module
+from pathlib import Path
+
+from isotrain.core import api
+from isotrain.core.cli.run_output import (
+    is_result_printed_by_rank_zero,
+    progress_display,
+    returning_files,
+)
+from isotrain.core.contracts.events import RESULT
+from isotrain.core.contracts.job import InternalWork
+from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.errors import PlanError
+from isotrain.core.json_format import prefixed_line
+from isotrain.core.spec.training_spec import TrainingSpec
+
+_WORKS = {
+    "measure": "isotrain.analysis.compare.measure:Measurement",
+    "trace": "isotrain.analysis.parity.trace:Trace",
+}
+"""By the name that each has for itself: where it is."""
+
+
+def parse_internal_work(text: str) -> InternalWork:
+    """Makes the work of what `--internal-work` says.
+
+    Raises:
+        PlanError: It is none that this version knows.
+    """
+    from isotrain.core.launching.scheduler.scheduler_run import WORK  # what most runs do without
+
+    try:
+        fields = json.loads(text)
+        module, _, name = _WORKS[fields.pop(WORK)].partition(":")
+        kind: type[InternalWork] = getattr(import_module(module), name)
+        return kind.of(fields)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise PlanError(
+            "--internal-work: expected what `isotrain compare` or `isotrain parity` of this"
+            " version tells the ranks"
+            f" that it has started; received {text!r:.80}."
+        ) from error
+
+
+def refuse_other_options(options: argparse.Namespace) -> None:
+    """Refuses, beside work that ranks are told to do, what is for who starts a training.
+
+    Raises:
+        PlanError: Some of it was given.
+    """
+    left_out = {
+        "--launcher": LOCAL,
+        "--launcher-option": [],
+        "--dry-run": False,
+        "--resume": None,
+        "--max-restarts": 0,
+        "--port": None,
+    }
+    for name, none in left_out.items():
+        if getattr(options, name.strip("-").replace("-", "_")) != none:
+            raise PlanError(
+                f"{name}: --internal-work is told to ranks that were started already, and is no training."
+                " Leave it out."
+            )
+
+
+def do_internal_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
+    """Does what another command asks of this rank; leaves what all ranks returned in the run directory."""
+    from isotrain.core.launching.run_directory.return_values import save_value
+    from isotrain.core.launching.scheduler.scheduler_run import RETURNED
+
+    work = parse_internal_work(options.internal_work)
+    with progress_display(options) as on_event, returning_files(options, on_event):
+        returned = api.launch(
+            work,
+            spec,
+            backend=options.backend,
+            replicas=options.replicas,
+            run_directory=options.run_dir,
+            on_event=on_event,
+            ranks=options.ranks,
+            interface=options.interface,
+        )
+        if not is_result_printed_by_rank_zero(options):
+            save_value(returned, Path(options.run_dir), RETURNED)
+    if not is_result_printed_by_rank_zero(options):
+        print(prefixed_line({"event": RESULT}, options.line_prefix), flush=True)

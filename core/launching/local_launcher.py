@@ -1,0 +1,102 @@
+"""The local launcher: every process on this machine."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.contracts.events import OnEvent
+from isotrain.core.contracts.job import Job
+from isotrain.core.contracts.launcher import LOCAL, Launcher
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.process import LOCALHOST, VARIABLE, Peer, ProcessContext
+from isotrain.core.errors import IsotrainError
+from isotrain.core.launching.forkserver.process_starter import ProcessStarter
+from isotrain.core.launching.processes.job_pickle import Payload
+from isotrain.core.launching.processes.orphan_guard import OrphanGuard
+from isotrain.core.launching.processes.ports import Ports
+from isotrain.core.launching.processes.rank_process import RankProcess, terminate_all, wait_for_exit
+from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
+from isotrain.core.launching.supervision.supervisor import Supervisor
+
+_EXIT_SECONDS = 5.0
+
+
+class LocalLauncher(Launcher):
+    """Starts every process on this machine."""
+
+    name = LOCAL
+    summary = "processes on this machine"
+
+    def launch(
+        self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
+    ) -> list[Any]:
+        refuse_nesting()
+        starter = ProcessStarter(
+            job.plan, on_event
+        )  # first: a template imports while the rest is made
+        with contextlib.ExitStack() as cleanup:
+            ports = cleanup.enter_context(contextlib.closing(Ports()))
+            places = contexts(job.plan, ports.take(job.plan.ports, first_port), directory)
+            processes = [RankProcess(context) for context in places]
+            for process in processes:
+                cleanup.callback(process.close)
+            if job.spec.checkpoint is not None:
+                cleanup.enter_context(checkpoint_on_signals(processes))
+            payload = cleanup.enter_context(contextlib.closing(Payload(job, directory)))
+            guard = cleanup.enter_context(contextlib.closing(OrphanGuard()))
+            cleanup.callback(terminate_all, processes)
+            for process in processes:
+                guard.watch(process.start(starter.variables, payload, starter.spawn))
+            _watch(processes, job, on_event)
+            # Late: the start need not wait for it.
+            from isotrain.core.launching.run_directory.return_values import load_value
+
+            return [
+                load_value(directory, f"rank-{process.rank}-returned")
+                for process in job.plan.processes
+                if process.has_session
+            ]
+
+
+def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> None:
+    supervisor = Supervisor(
+        processes, job.plan.timeouts, on_event, ignored_log_lines=job.ignored_log_lines
+    )
+    failure = supervisor.run()
+    if failure is not None:
+        raise failure
+    for process in processes:
+        process.allow_exit()
+    wait_for_exit(processes, _EXIT_SECONDS)
+    supervisor.drain()
+
+
+def contexts(plan: Plan, ports: Sequence[int], directory: Path) -> list[ProcessContext]:
+    """Says to every process who it is."""
+    peers = tuple(
+        Peer(each.rank, each.host, LOCALHOST, port, each.local_rank, each.replicas, each.role)
+        for each, port in zip(plan.processes, ports, strict=False)
+    )
+    doors = tuple((LOCALHOST, port) for port in ports[len(peers) :])
+    return [
+        ProcessContext(peer.rank, plan.replicas, str(directory), peers, doors, plan.device_mesh)
+        for peer in peers
+    ]
+
+
+def refuse_nesting() -> None:
+    """Refuses to start a run from inside of a process that belongs to one.
+
+    Raises:
+        IsotrainError: This is such a process.
+    """
+    if VARIABLE in os.environ:
+        raise IsotrainError(
+            "a run was asked for inside of a process that belongs to a run. A module that the run"
+            " imports probably calls isotrain.run when it is imported: put that call under"
+            ' `if __name__ == "__main__":`.'
+        )

@@ -1,0 +1,106 @@
+"""The parallel layout of parameter-server runs."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
+from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout, ProcessRole
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.adapter import Adapter
+    from isotrain.core.contracts.plan import BackendConfig
+    from isotrain.core.contracts.process import ProcessContext
+    from isotrain.core.contracts.replica_group import ReplicaGroup
+    from isotrain.core.contracts.server_connection import ServerConnection
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+
+_HAS = frozenset(
+    {
+        Capability.PARAMETER_SERVER_STEP,
+        Capability.SYNCHRONOUS_STEP,
+        Capability.GRADIENTS,
+        Capability.NAMED_STATE,
+    }
+)
+_WITHOUT_REPLICAS = (
+    Capability.LOCAL_STEP,
+    Capability.APPLY_GRADIENTS,
+    Capability.AVERAGE_PARAMETERS,
+    Capability.SEND_RECEIVE,
+    Capability.COMPUTE,
+    Capability.SUBGROUPS,
+    Capability.BFLOAT16_COLLECTIVES,
+    Capability.UPDATE_SHARD,
+    Capability.REDUCE_SCATTER_GRADIENTS,
+    Capability.PIPELINE_STEP,
+    Capability.UNSHARD_WEIGHTS,
+    Capability.HYBRID_SHARDING,
+)
+PARAMETER_SERVER_CAPABILITIES = Capabilities(
+    _HAS,
+    dict.fromkeys(
+        _WITHOUT_REPLICAS,
+        "one process holds the parameters, and no replicas step or exchange by themselves",
+    ),
+)
+
+
+class ParameterServerLayout(ParallelLayout):
+    """The process of rank 0 holds weights, optimizer and loop; one more for each replica works for it."""
+
+    name = "parameter-server"
+    extra_ports = 1
+
+    def __init__(self, servers: int = 1) -> None:
+        """Spreads the parameters.
+
+        Args:
+            servers: Over how many processes, where the backend has such.
+        """
+        self.servers = servers
+
+    def for_replicas(self, replicas: int) -> ParallelLayout:
+        """A single replica needs nobody to serve it."""
+        return self if replicas > 1 else REPLICATED
+
+    def device_mesh(self, replicas: int) -> DeviceMesh:
+        """The workers along the data axis."""
+        return DeviceMesh({DATA: replicas})
+
+    def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
+        """The coordinator, a worker for each replica, and servers."""
+        everyone = tuple(range(replicas))
+        workers = (ProcessRole((replica,), "worker") for replica in everyone)
+        servers = [ProcessRole((), "server")] * adapter.servers(self.servers)
+        return (ProcessRole(everyone, "coordinator"), *workers, *servers)
+
+    def collective(self, adapter: Adapter, resolved: str) -> str:
+        """With what workers and coordinator exchange."""
+        return adapter.parameter_server_transport
+
+    def open(
+        self,
+        adapter: Adapter,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        server_connection: ServerConnection | None = None,
+    ) -> ReplicaGroup:
+        """Opens the coordinator's group."""
+        assert server_connection is not None, (
+            "a parameter-server run has several processes, which are launched"
+        )
+        return adapter.start_parameter_server(spec, backend_config, server_connection)
+
+    def serve(
+        self,
+        adapter: Adapter,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        server_connection: ServerConnection,
+    ) -> None:
+        """Does what a worker or a server does."""
+        adapter.serve(spec, backend_config, server_connection)

@@ -1,0 +1,43 @@
+"""Served runs for a backend that has none of its own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from isotrain.core.contracts.adapter import Adapter
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.plan import BackendConfig
+    from isotrain.core.contracts.replica_group import ReplicaGroup
+    from isotrain.core.contracts.server_connection import ServerConnection
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+
+class TcpParameterServer(Adapter):
+    """An adapter whose parameter-server runs exchange messages over authenticated TCP.
+
+    The coordinator holds the parameters and sends them to the workers. All of them use `start` with one
+    replica.
+    """
+
+    parameter_server_transport = "tcp"
+
+    def start_parameter_server(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> ReplicaGroup:
+        from isotrain.core.parameter_server.coordinator import tcp_coordinator_group
+
+        return tcp_coordinator_group(
+            server_connection,
+            lambda: self.start(spec, backend_config, server_connection.single_replica_context()),
+        )
+
+    def serve(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> None:
+        from isotrain.core.parameter_server.worker import serve
+
+        serve(
+            server_connection,
+            lambda: self.start(spec, backend_config, server_connection.single_replica_context()),
+        )

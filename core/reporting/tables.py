@@ -1,0 +1,178 @@
+"""Tables for people: drawn in a terminal, Markdown or aligned text elsewhere; nothing is cut off."""
+
+from __future__ import annotations
+
+import io
+import shutil
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+from rich import box
+from rich.cells import cell_len
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from isotrain.core.errors import IsotrainError
+from isotrain.core.system.standard_streams import escape_controls
+
+
+def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
+    """The rows as a `pandas.DataFrame`.
+
+    Raises:
+        IsotrainError: pandas is not installed.
+    """
+    try:
+        import pandas  # type: ignore[import-untyped,import-not-found,unused-ignore]
+    except ImportError as error:
+        raise IsotrainError(
+            f"to_pandas needs pandas, which cannot be imported ({error}). Install it (pip install"
+            " pandas), or use to_dict() or to_json()."
+        ) from None
+    return pandas.DataFrame(rows)
+
+
+_NO_LIMIT = 100_000
+"""Characters in a line of output that no terminal shows."""
+_GAP = 2
+"""Columns of a terminal between two columns of a table."""
+_STYLES = {"yes": "green", "no": "red"}
+
+
+def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """Renders a table; in a terminal that is too narrow, cells are folded.
+
+    Args:
+        columns: Their headings.
+        rows: One text per column; `yes` and `no` are coloured.
+    """
+    rows = [[_one_line(cell) for cell in row] for row in rows]
+    terminal = is_terminal()
+    drawn = Table(
+        box=box.SIMPLE_HEAD if terminal else box.MARKDOWN,
+        header_style="bold",
+        padding=(0, _GAP - 1, 0, 0) if terminal else (0, 1),
+        pad_edge=not terminal,
+    )
+    natural = _widths([columns, *rows])
+    room = _width() - _GAP * len(columns)
+    if sum(natural) > room:
+        columns = [column.replace("-", "-\n") for column in columns]
+        words = [
+            [max(cell.split(), key=len, default="") for cell in row] for row in [columns, *rows]
+        ]
+        natural = _shared_out(room, natural, _widths(words))
+    for column, width in zip(columns, natural, strict=True):
+        drawn.add_column(column, overflow="fold", width=width)
+    for row in rows:
+        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    return _rendered(drawn)
+
+
+def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
+    """The longest text of each column, in columns of a terminal."""
+    return [max(map(cell_len, cells)) for cells in zip(*rows, strict=True)]
+
+
+def _shared_out(room: int, natural: Sequence[int], least: Sequence[int]) -> list[int]:
+    """Widths of columns that do not all fit: whole words first, then what is left by need.
+
+    Args:
+        room: For all of them.
+        natural: What each would take.
+        least: What each needs to keep its words whole.
+    """
+    widths = list(least)
+    while sum(widths) > room and max(widths) > 1:
+        widths[widths.index(max(widths))] -= 1
+    while sum(widths) < room:
+        needs = [want - has for want, has in zip(natural, widths, strict=True)]
+        widths[needs.index(max(needs))] += 1
+    return widths
+
+
+def facts(heading: str | None, rows: Iterable[tuple[str, str]]) -> str:
+    """Renders names and their values below a heading."""
+    grid = Table.grid(padding=(0, 2))
+    grid.add_column(no_wrap=True)
+    grid.add_column(overflow="fold")
+    for name, value in rows:
+        grid.add_row(
+            Text(escape_controls(f"  {name}" if heading else name)), Text(escape_controls(value))
+        )
+    title = [] if heading is None else [_rendered(Text(heading, style="bold"))]
+    return "".join([*title, _rendered(grid)])
+
+
+def paragraph(text: str) -> str:
+    """Renders a text, folded in a terminal."""
+    return _rendered(Text(escape_controls(text)))
+
+
+def number(value: float | int | None) -> str:
+    """A number for people; `not counted` for None."""
+    if value is None:
+        return "not counted"
+    if isinstance(value, int) or value.is_integer():
+        return f"{int(value):,}" if abs(value) >= 10_000 else str(int(value))
+    return f"{value:.6g}"
+
+
+def size(count: float | None) -> str:
+    """A number of bytes for people."""
+    if count is None:
+        return "not counted"
+    amount, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if amount < 1024:
+            break
+        amount, unit = amount / 1024, larger
+    return f"{amount:.4g} {unit}"
+
+
+def text_of(value: Any) -> str:
+    """Any plain value in one line."""
+    if value is None:
+        return "-"
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key}: {text_of(part)}" for key, part in value.items()) or "none"
+    if isinstance(value, list | tuple):
+        return ", ".join(text_of(part) for part in value) or "none"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    return number(value) if isinstance(value, int | float) else str(value)
+
+
+def _one_line(cell: str) -> str:
+    return escape_controls(" ".join(cell.split()))
+
+
+def is_terminal() -> bool:
+    """Whether tables are drawn for a terminal: with colours, and no wider than it is."""
+    return sys.stdout.isatty()
+
+
+def _width() -> int:
+    return shutil.get_terminal_size().columns if is_terminal() else _NO_LIMIT
+
+
+def _rendered(drawn: Table | Text) -> str:
+    """Renders to text, so that writing it is the only thing that can fail."""
+    terminal = is_terminal()
+    stream = io.StringIO()
+    console = Console(
+        file=stream,
+        width=_width(),
+        force_terminal=terminal,
+        color_system="auto" if terminal else None,
+        soft_wrap=False,
+    )
+    console.print(drawn)
+    lines = stream.getvalue().splitlines()
+    while lines and not lines[0].strip():
+        lines.pop(0)
+    while lines and not lines[-1].strip():
+        lines.pop()
+    return "".join(line.rstrip() + "\n" for line in lines)

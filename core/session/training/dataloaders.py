@@ -1,0 +1,147 @@
+"""The batches of a session: for training and for evaluation, and of any step for whoever asks."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.data.batch import Batch
+from isotrain.core.data.dataset import DataSet, as_dataset
+from isotrain.core.data.loader import Loader, ToDevice
+from isotrain.core.data.rebatch import never_on_device
+from isotrain.core.data.refusals import TRANSFORM
+from isotrain.core.data.sources import ShardedStream, source_notes, stream
+from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.subset import class_weighted, split
+from isotrain.core.errors import DataError, IsotrainError
+from isotrain.core.spec import import_strings
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+def load_data(spec: TrainingSpec) -> DataSet:
+    """Calls the spec's data function, or takes the data it holds.
+
+    Raises:
+        DataError: It is no data set.
+    """
+    return _as_the_spec_says(load_dataset(spec.data, spec.data_args), spec)
+
+
+def load_dataset(data: Any, arguments: Mapping[str, Any]) -> DataSet:
+    """Calls a data function with its arguments, or takes data as they are.
+
+    Raises:
+        DataError: It is no data set.
+    """
+    found = import_strings.resolve(data)
+    is_data = hasattr(found, "__getitem__") and not isinstance(found, type)
+    if callable(found) and not is_data:
+        function = functools.partial(found, **arguments)
+        found = function()
+        if isinstance(found, Iterator):  # it can be read once: the function begins each epoch
+            found = stream(function)
+    elif arguments:
+        raise IsotrainError("data_args: they are for a data function, and data is the data itself.")
+    return as_dataset(found)
+
+
+def _as_the_spec_says(data: DataSet, spec: TrainingSpec) -> DataSet:
+    """The data with the spec's validation split and class weights."""
+    if spec.validation_split is not None:
+        if data.validation is not None:
+            raise DataError(
+                "validation_split: the data have a validation part; leave one of them out."
+            )
+        data = DataSet(*split(data.train, spec.validation_split))
+    if spec.class_weight is not None:
+        data = DataSet(class_weighted(data.train, spec.class_weight), data.validation)
+    return data
+
+
+MARK_SECONDS = 1.0
+"""What a run that resumes reads again of its stream, so that it is not asked at each batch where it is."""
+
+
+class DataLoaders:
+    """Makes the loaders of one process.
+
+    Attributes:
+        data: What the run trains on and validates with.
+    """
+
+    def __init__(self, spec: TrainingSpec, plan: Plan, group: ReplicaGroup, data: DataSet) -> None:
+        self.data = data
+        self._spec = spec
+        self._floats = np.dtype("float64" if spec.precision == "float64" else "float32")
+        self._global_batch_size = plan.global_batch_size
+        self._shares_cores = plan.backend_config.device == "cpu"
+        self._group = group
+        self._transform = None if spec.transform is None else import_strings.resolve(spec.transform)
+
+    def notes(self) -> list[str]:
+        """What is not done as the loaders that people gave would have; each once."""
+        sources = (self.data.train, self.data.validation)
+        return list(dict.fromkeys(each for source in sources for each in source_notes(source)))
+
+    def training(self) -> Loader:
+        """The batches of the run, for the replicas that live here."""
+        return self._training(self._group.local_replicas, self._place)
+
+    def samples(self, step: int) -> Batch | None:
+        """What all replicas train on in a step, as NumPy arrays; None where it cannot be read again."""
+        if isinstance(self.data.train, ShardedStream | BatchStream):
+            return None
+        everyone = tuple(range(self._group.replicas))
+        return next(self._training(everyone, None).from_step(step))
+
+    def _training(self, local_replicas: Sequence[int], to_device: ToDevice | None) -> Loader:
+        return Loader(
+            self.data.train,
+            global_batch_size=self._global_batch_size,
+            replicas=self._group.replicas,
+            local_replicas=local_replicas,
+            seed=self._spec.seed,
+            shuffle=self._spec.shuffle,
+            drop_remainder=self._spec.drop_remainder,
+            gradient_accumulation_steps=self._spec.gradient_accumulation_steps,
+            transform=self._transform,
+            tries_transform=self._group.replicas > 1
+            and to_device is not None
+            and not self._spec.silences(TRANSFORM),
+            epochs=self._spec.epochs,
+            steps=self._spec.steps,
+            to_device=to_device,
+            is_on_device=never_on_device if to_device is None else self._group.is_on_device,
+            shares_cores=self._shares_cores,
+            mark_seconds=None if self._spec.checkpoint is None else MARK_SECONDS,
+        )
+
+    def evaluation(self, source: Any) -> Loader:
+        """The batches of a whole data set in its order, for the replicas that live here."""
+        return Loader(
+            source,
+            global_batch_size=self._spec.evaluation.batch or self._global_batch_size,
+            replicas=self._group.replicas,
+            local_replicas=self._group.local_replicas,
+            seed=self._spec.seed,
+            shuffle=False,
+            drop_remainder=False,
+            epochs=1,
+            to_device=self._place,
+            is_on_device=self._group.is_on_device,
+            shares_cores=self._shares_cores,
+        )
+
+    def _place(self, array: np.ndarray) -> Any:
+        return self._group.to_device(self._as_precision(array))
+
+    def _as_precision(self, array: np.ndarray) -> np.ndarray:
+        """Gives floating-point data the width the model computes in; other types stay."""
+        if array.dtype.kind == "f" and array.dtype != self._floats:
+            return array.astype(self._floats)
+        return array

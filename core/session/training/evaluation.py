@@ -1,0 +1,82 @@
+"""Passes over whole data sets that train nothing: evaluation and prediction."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from isotrain.core.contracts.events import Evaluating
+from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.data.batch import Batch
+from isotrain.core.data.sources import ShardedStream, as_source
+from isotrain.core.errors import DataError
+from isotrain.core.session.training.consensus import require_same_samples
+from isotrain.core.session.training.context import SessionContext
+from isotrain.core.session.training.predictions import predict_batch
+
+
+class Evaluator:
+    """Evaluates and predicts with the weights as they are; every process calls it alike."""
+
+    def __init__(self, session_context: SessionContext, reporter: Reporter) -> None:
+        self._group = session_context.group
+        self._strategy = session_context.strategy
+        self._loaders = session_context.loaders
+        self._reporter = reporter
+
+    def evaluate(self, data: Any) -> dict[str, float]:
+        """Computes loss and metrics over a data set; None: the spec's validation data.
+
+        Raises:
+            DataError: There is no validation data.
+        """
+        with self._reporter.doing("evaluate"):
+            source = self._source(data, "evaluate")
+            if self._reporter.rank == 0:
+                self._reporter.emit(Evaluating())
+            with self._strategy.evaluating(self._group), self._group.preserving_state():
+                for batch in self._loaders.evaluation(source):
+                    self._reporter.enter("evaluate")  # anew: timeouts.progress is for each batch
+                    require_same_samples(self._group, batch)
+                    self._group.evaluation_step(batch)
+            return self._group.collect_metrics("evaluation")
+
+    def try_metrics(self, batch: Batch) -> None:
+        """Evaluates one batch, and leaves everything as it was: a metric without numbers is found out.
+
+        Raises:
+            SpecError: There is one.
+        """
+        with self._reporter.doing("try metrics"), self._group.preserving_training_state():
+            with self._strategy.evaluating(self._group):
+                self._group.evaluation_step(batch)
+            self._group.collect_metrics("evaluation")
+
+    def predictions(self, data: Any) -> Iterator[Any]:
+        """Predicts for a data set, one global batch after the other; None: the spec's validation data.
+
+        Raises:
+            DataError: There is no validation data, or a process cannot know which samples the others see.
+            UnsupportedError: What the model gives has no row for each sample.
+        """
+        source = self._source(data, "predict")
+        if isinstance(source, ShardedStream):
+            raise DataError(
+                "predict: a stream that shards itself has no order of samples that predictions could be"
+                " in. Give the samples as arrays, or as a stream of whole batches."
+            )
+        with self._strategy.evaluating(self._group), self._group.preserving_state():
+            for batch in self._loaders.evaluation(source):
+                with self._reporter.doing("predict"):
+                    require_same_samples(self._group, batch)
+                    found = predict_batch(self._group, batch)
+                yield found
+
+    def _source(self, data: Any, call: str) -> Any:
+        source = self._loaders.data.validation if data is None else as_source(data)
+        if source is None:
+            raise DataError(
+                f"{call}: the spec's data has no validation part. Return"
+                " isotrain.DataSet(train, validation) from the data function, or pass data."
+            )
+        return source

@@ -1,0 +1,154 @@
+"""Where initial weights are read from, whatever their form: names, and arrays read when asked for."""
+
+from __future__ import annotations
+
+import os
+import zipfile
+import zlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.checkpoints.checkpoint import Checkpoint
+from isotrain.core.checkpoints.folder import checkpoint_at
+from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
+from isotrain.core.checkpoints.tensor_part import StoredTensor
+from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.data.arrays import as_array
+from isotrain.core.errors import IsotrainError
+from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
+from isotrain.core.spec import import_strings
+from isotrain.core.system.files import is_url
+
+PORTION_BYTES = 2**26
+"""Of state that is read at a time; a larger tensor is read by itself."""
+
+
+def portions(names: Iterable[str], nbytes: Callable[[str], int]) -> Iterator[list[str]]:
+    """Cuts names into portions, in their order.
+
+    Args:
+        names: Of tensors.
+        nbytes: How many bytes that of a name has.
+    """
+    portion, filled = list[str](), 0
+    for name in names:
+        if portion and filled + nbytes(name) > PORTION_BYTES:
+            yield portion
+            portion, filled = [], 0
+        portion.append(name)
+        filled += nbytes(name)
+    if portion:
+        yield portion
+
+
+Weights = Mapping[str, np.ndarray]
+_OTHER_STATE = ("optimizer/", "loss-scale/", "random/", "metrics/", "exchange/")
+
+
+def open_weights(source: Any, group: ReplicaGroup) -> Weights:
+    """Opens what a spec names as a source of weights.
+
+    Args:
+        source: A path or URL; or a callable, or a reference of one.
+        group: Reads the files that are its framework's own.
+
+    Raises:
+        IsotrainError: There is nothing of the kind, or it cannot be read.
+    """
+    if callable(source) or import_strings.syntax_problem(source) is None:
+        return _given_by(import_strings.resolve(source))
+    path = Path(source)
+    if is_url(source) or path.is_dir():
+        return stored_weights(source)
+    if not path.is_file():
+        raise IsotrainError(f"initial_weights: there is no file or folder {source}.")
+    reader: Callable[[Path], Weights] | None = _READERS.get(path.suffix)
+    return group.read_weights_file(path) if reader is None else reader(path)
+
+
+def _given_by(function: Callable[[], Any]) -> Weights:
+    found = function()
+    if not isinstance(found, Mapping):
+        weights = list(getattr(found, "weights", None) or ())
+        if not weights or not all(hasattr(each, "path") for each in weights):
+            raise IsotrainError(
+                f"initial_weights: {import_strings.describe(function)} returned {type(found).__name__!r};"
+                " expected {name: array}, or a Keras model."
+            )
+        found = {each.path: each.numpy() for each in weights}
+        if len(found) < len(weights):
+            raise IsotrainError(
+                f"initial_weights: {import_strings.describe(function)}: several weights of that"
+                " model have one"
+                " name. Give {name: array}."
+            )
+    return {str(name): as_array(value, str(name)) for name, value in found.items()}
+
+
+class StoredWeights(Mapping[str, np.ndarray]):
+    """Weights that a run has left, each of which is read when it is asked for.
+
+    Attributes:
+        dtypes: Of each its own dtype; bfloat16 is read as float32.
+    """
+
+    def __init__(self, dtypes: Mapping[str, str], read: Callable[[str], np.ndarray]) -> None:
+        self.dtypes = dtypes
+        self._read = read
+
+    def __getitem__(self, name: str) -> np.ndarray:
+        return self._read(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.dtypes)
+
+    def __len__(self) -> int:
+        return len(self.dtypes)
+
+
+def stored_weights(location: str) -> StoredWeights:
+    """The final weights of a run, by its directory; else those of the checkpoint that a path or URL means.
+
+    Raises:
+        CheckpointError: There is neither, or it cannot be read.
+    """
+    file = Path(location) / WEIGHTS_FILE
+    return _of_file(file) if file.is_file() else _of_checkpoint(checkpoint_at(location))
+
+
+def _of_file(path: Path) -> StoredWeights:
+    file = SafetensorsFile(path)
+    return StoredWeights(file.dtypes, file.read)
+
+
+def _of_checkpoint(checkpoint: Checkpoint) -> StoredWeights:
+    """The weights in a checkpoint; those of replica 0 where replicas held different ones."""
+    homes, dtypes = {}, {}
+    for section in ("state", "replica-0"):
+        for name, tensor in _tensors(checkpoint, section).items():
+            if not name.startswith(_OTHER_STATE):
+                homes[name], dtypes[name] = section, tensor.dtype
+    return StoredWeights(dtypes, lambda name: checkpoint.read_part(homes[name], name))
+
+
+def _tensors(checkpoint: Checkpoint, section: str) -> Mapping[str, StoredTensor]:
+    return checkpoint.tensors(section) if section in checkpoint.sections() else {}
+
+
+def _npz(path: Path) -> Weights:
+    try:
+        with np.load(path, allow_pickle=False) as archive:
+            return {name: archive[name] for name in archive.files}
+    except (OSError, ValueError, EOFError, AttributeError, zipfile.BadZipFile, zlib.error) as error:
+        raise IsotrainError(
+            f"initial_weights: {os.fspath(path)} cannot be read: {error}."
+        ) from error
+
+
+_READERS: dict[str, Callable[[Path], Weights]] = {
+    ".safetensors": _of_file,
+    ".npz": _npz,
+}

@@ -1,0 +1,362 @@
+"""Reading a training spec from YAML, TOML, JSON or Python."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import sys
+import tomllib
+import weakref
+from collections.abc import Callable, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
+from typing import Any
+
+from isotrain.core.errors import SpecError, did_you_mean
+from isotrain.core.spec import import_strings
+from isotrain.core.spec.field_types import Component
+from isotrain.core.spec.sections import (
+    OPTIMIZERS_ALONE,
+    SCHEDULES_ALONE,
+    StrategyChoice,
+    StrategyLike,
+    keeps_own,
+)
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.spec.validation import SpecModel, as_spec_error
+
+SpecLike = TrainingSpec | Mapping[str, Any] | str | PathLike[str]
+"""What a spec can be given as."""
+
+_LOOKED_UP: weakref.WeakValueDictionary[int, TrainingSpec] = weakref.WeakValueDictionary()
+"""Specs whose imports were looked up, by identity: a changed copy, which may name others, is none."""
+
+_SCRIPT = re.compile(r"\.py:[^:/]+$")
+_VARIABLE = "env:"
+"""Before the name of a variable that has the JSON of a spec."""
+_MOST_LEVELS = 100
+_SHORTHANDS = {
+    "loss": "name",
+    "metrics": "name",
+    "optimizer": "name",
+    "schedule": "name",
+    "strategy": "name",
+    "scaling": "rule",
+    "initial_weights": "source",
+}
+
+
+def load_spec(
+    source: SpecLike,
+    overrides: Sequence[str] = (),
+    *,
+    strategy: StrategyLike | None = None,
+    loggers: Sequence[Mapping[str, Any] | str] = (),
+    check_imports: bool = True,
+) -> TrainingSpec:
+    """Reads and validates a spec; imports nothing that the spec names.
+
+    Args:
+        source: A path (.yaml, .yml, .toml or .json), `path/to/script.py:name`, `env:NAME`, a mapping of
+            fields, or a spec. The script is imported; the name is a spec, a mapping, or a function that
+            returns one. The variable has JSON.
+        overrides: Changes like "optimizer.lr=0.05"; values are YAML, an empty one is null.
+        strategy: In the place of the spec's own, of which the bare name keeps its options.
+        loggers: Besides the spec's own.
+        check_imports: Whether to look for the modules and names that references name.
+
+    Returns:
+        The spec; one that was loaded before as it is. File references of a spec file are relative to its
+        folder.
+
+    Raises:
+        SpecError: The file cannot be read, or lists every problem of the spec.
+    """
+    if isinstance(source, str) and _SCRIPT.search(source):
+        source = _of_script(source)
+    is_changed = bool(overrides or loggers) or strategy is not None
+    if not is_changed and _LOOKED_UP.get(id(source)) is source:
+        return source
+    fields, what, folder = _given(source)
+    for override in overrides:
+        fields = _override(fields, override)
+    if strategy is not None:
+        fields["strategy"] = _chosen(strategy, fields.get("strategy"))
+    if loggers:
+        fields["loggers"] = [*_in_list(fields.get("loggers")), *loggers]
+    fields.pop("$schema", None)
+    with as_spec_error(what):
+        spec = TrainingSpec.model_validate(
+            fields, context={"folder": folder, "check_imports": check_imports}
+        )
+    if check_imports:
+        _LOOKED_UP[id(spec)] = spec
+    return spec
+
+
+def _given(source: SpecLike) -> tuple[dict[str, Any], str, Path]:
+    """The fields of a spec as they were given, what messages call it, and where its files are."""
+    if isinstance(source, str) and source.startswith(_VARIABLE):
+        return _of_variable(source), source, Path.cwd()
+    if isinstance(source, str | PathLike):
+        path = Path(source).expanduser()
+        return _read(path), str(path), path.absolute().parent
+    if not isinstance(source, Mapping | TrainingSpec):
+        kind = type(source).__name__
+        raise SpecError(f"a spec is a path, a mapping or a TrainingSpec; got {kind}")
+    return _as_fields(source), "the spec", Path.cwd()
+
+
+def _chosen(strategy: StrategyLike, own: Any) -> Any:
+    """A strategy in the place of a spec's own."""
+    choice = StrategyChoice.of(strategy)
+    name = own.get("name") if isinstance(own, Mapping) else own
+    return own if keeps_own(choice, name) else _as_fields(choice)
+
+
+def _in_list(loggers: Any) -> Sequence[Any]:
+    """The loggers of a spec, of which one alone may be given without a list."""
+    if isinstance(loggers, list | tuple):
+        return loggers
+    return [] if loggers is None else [loggers]
+
+
+def _of_script(reference: str) -> TrainingSpec | Mapping[str, Any]:
+    """What a script has under a name. Its folder is on the path, and its functions travel, as if it was run.
+
+    Raises:
+        SpecError: It cannot be imported, or that is no spec.
+    """
+    import cloudpickle
+
+    where, _, _ = reference.rpartition(":")
+    folder = str(Path(where).expanduser().resolve().parent)
+    if folder not in sys.path:
+        sys.path.insert(0, folder)
+    found = import_strings.resolve(reference)
+    cloudpickle.register_pickle_by_value(import_strings.load_module(where))
+    if callable(found) and not isinstance(found, TrainingSpec):
+        found = found()
+    if not isinstance(found, TrainingSpec | Mapping):
+        raise SpecError(
+            f"{reference}: it is a {type(found).__name__!r}; expected a TrainingSpec, a mapping of its"
+            " fields, or a function without arguments that returns one of these."
+        )
+    return found
+
+
+def _of_variable(reference: str) -> dict[str, Any]:
+    """What a variable of this process has.
+
+    Raises:
+        SpecError: It is not set, or is no JSON object.
+    """
+    name = reference.removeprefix(_VARIABLE)
+    text = os.environ.get(name)
+    if text is None:
+        raise SpecError(
+            f"{reference}: the variable {name} is not set; expected a spec in it, as JSON."
+        )
+    return _fields_of(_read_json(Path(reference), text), reference)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema (draft 2020-12) of spec files, shorthands included."""
+    schema = TrainingSpec.model_json_schema()
+    fields = schema["properties"]
+    for name, choices in (
+        ("optimizer", OPTIMIZERS_ALONE),
+        ("schedule", SCHEDULES_ALONE),
+        ("strategy", ()),
+        ("scaling", ("none",)),
+        ("initial_weights", ()),
+        ("early_stopping", ()),
+    ):
+        fields[name] = _with_shorthand(fields[name], choices)
+    fields["recompute"]["anyOf"].append({"type": "null"})
+    policy = schema["$defs"]["CheckpointPolicy"]["properties"]
+    policy["keep_best"] = _with_shorthand(policy["keep_best"], ())
+    loggers = fields["loggers"]
+    loggers["items"] = {"anyOf": [{"type": "string"}, loggers["items"]]}
+    fields["loggers"] = _with_shorthand(loggers, ())
+    fields["$schema"] = {"type": "string", "description": "Address of this schema, for editors."}
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **schema}
+
+
+def _with_shorthand(schema: dict[str, Any], choices: Sequence[str]) -> dict[str, Any]:
+    """Also accepts a bare name: one of `choices`, or any when there are none."""
+    outer = {key: schema[key] for key in schema if key in ("default", "description", "title")}
+    inner = {key: value for key, value in schema.items() if key not in outer}
+    name: dict[str, Any] = {"type": "string"}
+    if choices:
+        name["enum"] = list(choices)
+    return {**outer, "anyOf": [name, inner]}
+
+
+def _as_fields(value: Any) -> Any:
+    """The parts of a spec in the form they have in a file; callables and data stay as they are."""
+    if isinstance(value, SpecModel):
+        names = [n for n in type(value).model_fields if n in value.model_fields_set or n == "name"]
+        return {name: _as_fields(getattr(value, name)) for name in names}
+    if isinstance(value, Component):
+        return value.fields
+    if isinstance(value, Mapping):
+        return {key: _as_fields(part) for key, part in value.items()}
+    if isinstance(value, tuple) and any(isinstance(part, Component) for part in value):
+        return [_as_fields(part) for part in value]
+    return value
+
+
+def _override(fields: dict[str, Any], override: str) -> dict[str, Any]:
+    path, equals, text = override.partition("=")
+    keys = path.strip().split(".")
+    if not equals or not all(keys):
+        raise SpecError(
+            f"override {override!r} is not of the form path=value, such as optimizer.lr=0.05"
+        )
+    from isotrain.core.spec import yaml_loader
+
+    try:
+        value = yaml_loader.load(text)
+    except yaml_loader.TextError as error:
+        raise SpecError(f"override {override!r}: the value is not YAML: {error.reason}") from None
+    changed = _put(fields, keys, value, _SHORTHANDS.get(keys[0]), override)
+    assert isinstance(changed, dict)
+    return changed
+
+
+def _put(value: Any, keys: Sequence[str], new: Any, shorthand: str | None, override: str) -> Any:
+    """A copy of `value` in which the place `keys` holds `new`."""
+    if not keys:
+        return new
+    key, rest = keys[0], keys[1:]
+    if value is None:
+        value = [] if key.isdecimal() else {}
+    if isinstance(value, str) and shorthand is not None:
+        value = {shorthand: value}
+    if isinstance(value, Mapping):
+        return {**value, key: _put(value.get(key), rest, new, shorthand, override)}
+    if isinstance(value, list | tuple):
+        items = list(value)
+        if not key.isdecimal() or int(key) > len(items):
+            raise SpecError(
+                f"override {override!r}: {key!r} is no index of a list of {len(items)}; "
+                f"expected 0 to {len(items)} ({len(items)} appends)"
+            )
+        items[int(key) : int(key) + 1] = [
+            _put([*items, None][int(key)], rest, new, shorthand, override)
+        ]
+        return items
+    raise SpecError(f"override {override!r}: {key!r} is below {value!r}, which is not a table")
+
+
+def _read(path: Path) -> dict[str, Any]:
+    reader = _READERS.get(path.suffix.lower())
+    if reader is None:
+        known = ", ".join(_READERS)
+        named = f"; of a script the name of the spec in it, {path.name}:NAME" * (
+            path.suffix == ".py"
+        )
+        raise SpecError(f"spec {str(path)!r}: expected a file that ends in one of {known}{named}")
+    return _fields_of(reader(path, _text(path)), path)
+
+
+def _fields_of(found: Any, where: Path | str) -> dict[str, Any]:
+    """What was read, if it is a table; nothing is an empty one."""
+    if found is None:
+        return {}
+    if not isinstance(found, dict):
+        kind = type(found).__name__
+        raise SpecError(f"{where}: expected a table of fields at the top, got a {kind}")
+    if _levels(found) > _MOST_LEVELS:
+        raise _too_deep(where)
+    return found
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8-sig")
+    except FileNotFoundError:
+        raise SpecError(f"there is no spec file {str(path)!r}.{_near_file(path)}") from None
+    except UnicodeDecodeError as error:
+        raise SpecError(f"{path}: not UTF-8 text (byte {error.start})") from None
+    except OSError as error:
+        raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
+
+
+def _near_file(path: Path) -> str:
+    if not path.parent.is_dir():
+        return f" There is no folder {str(path.parent)!r} either."
+    names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _READERS]
+    return did_you_mean(path.name, names)
+
+
+def _parse_error(path: Path, line: int, column: int, reason: object) -> SpecError:
+    return SpecError(f"{path}, line {line}, column {column}: {reason}")
+
+
+def _read_yaml(path: Path, text: str) -> Any:
+    from isotrain.core.spec import yaml_loader
+
+    try:
+        return yaml_loader.load(text)
+    except yaml_loader.TextError as error:
+        raise _parse_error(path, error.line, error.column, error.reason) from None
+
+
+def _read_toml(path: Path, text: str) -> Any:
+    try:
+        return tomllib.loads(text)
+    except tomllib.TOMLDecodeError as error:
+        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        if place is None:
+            last = text.count("\n") + 1
+            raise _parse_error(path, last, len(text.rsplit("\n", 1)[-1]) + 1, error) from None
+        reason = str(error)[: place.start()].strip()
+        raise _parse_error(path, int(place[1]), int(place[2]), reason) from None
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from None
+    except RecursionError:
+        raise _too_deep(path) from None
+
+
+def _read_json(path: Path, text: str) -> Any:
+    try:
+        return json.loads(text, object_pairs_hook=_unique_keys)
+    except json.JSONDecodeError as error:
+        raise _parse_error(path, error.lineno, error.colno, error.msg) from None
+    except ValueError as error:
+        raise SpecError(f"{path}: {error}") from None
+    except RecursionError:
+        raise _too_deep(path) from None
+
+
+def _too_deep(where: Path | str) -> SpecError:
+    return SpecError(f"{where}: it is nested too deeply; a spec needs no {_MOST_LEVELS} levels")
+
+
+def _levels(value: Any) -> int:
+    """How deeply tables and lists are nested, as far as it matters."""
+    levels, level = 0, [value]
+    while level and levels <= _MOST_LEVELS:
+        inner = [each.values() if isinstance(each, dict) else each for each in level]
+        level = [part for each in inner for part in each if isinstance(part, dict | list)]
+        levels += 1
+    return levels
+
+
+def _unique_keys(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    keys = [key for key, _ in pairs]
+    for key in keys:
+        if keys.count(key) > 1:
+            raise ValueError(f"the key {key!r} is given twice in one object")
+    return dict(pairs)
+
+
+_READERS: dict[str, Callable[[Path, str], Any]] = {
+    ".yaml": _read_yaml,
+    ".yml": _read_yaml,
+    ".toml": _read_toml,
+    ".json": _read_json,
+}

@@ -1,0 +1,59 @@
+"""The built-in training loop, written on the session and on nothing more."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+from isotrain.core.worker.early_stopping import BestEpochTracker
+
+if TYPE_CHECKING:
+    from isotrain.core.data.batch import Batch
+    from isotrain.core.session.session import Session
+
+
+def _nothing() -> None:
+    """For callers who have nothing to do at the end of an epoch."""
+
+
+def fit(session: Session, on_epoch_end: Callable[[], None] = _nothing) -> dict[str, float]:
+    """Trains to the end of the run, with metrics and evaluation at the ends of epochs.
+
+    Checkpoints, the best weights and an early end are as the spec says.
+
+    Args:
+        session: To train in.
+        on_epoch_end: Called after each epoch.
+
+    Returns:
+        The metrics of the last epoch, evaluation's as `validation_<name>`.
+    """
+    metrics: dict[str, float] = session.notes.get("metrics", {})
+    watch = BestEpochTracker(session)
+    if watch.should_stop:
+        session.stop()
+    for batch in session.batches():
+        if batch.step == 0:
+            session.try_metrics(batch)
+        session.step(batch)
+        is_best = False
+        if batch.is_last_of_epoch or session.is_done:
+            metrics = session.notes["metrics"] = _end_epoch(session, batch)
+            on_epoch_end()
+            is_best = watch.update(metrics)
+            if watch.should_stop:
+                session.stop()
+        session.save_if_due(best=is_best, overlap_next_step=True)
+    if watch.restores_best:
+        session.restore_best()
+    return metrics
+
+
+def _end_epoch(session: Session, batch: Batch) -> dict[str, float]:
+    metrics = session.metrics()
+    interval = session.spec.evaluation.every_epochs if session.can_evaluate else 0
+    if interval and (session.is_done or (batch.epoch + 1) % interval == 0):
+        evaluated = session.evaluate()
+        metrics |= {f"validation_{name}": value for name, value in evaluated.items()}
+    session.end_epoch(batch.epoch, metrics)
+    return metrics

@@ -1,0 +1,121 @@
+"""Checks of how runs end that go wrong: a process that is killed, and one that hangs."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import time
+from typing import Any
+
+from isotrain.core.contracts.plan import split_backend
+from isotrain.core.data.sample_rng import SampleRandom
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.session.session import Session
+from isotrain.testing import reference_model
+from isotrain.testing.launching import Notes, Run, try_run
+
+STEP = 3
+"""After it, the last process is killed or hangs."""
+PROGRESS_SECONDS = (3.0, 12.0, 60.0)
+"""Limits of a call; all but the first for a machine so busy that a run ends before it is to hang."""
+PATIENCE_SECONDS = 50.0
+"""For the launcher to notice and to end everybody."""
+
+_OF_ONE_SIZE = {"global_batch_size": 6, "drop_remainder": True}
+"""For slices of one size, frameworks trace and compile once."""
+
+_hanging = False
+
+
+def crash(backend: str, replicas: int) -> None:
+    """When a process is killed, the run ends soon and says which, and how; the others blame a peer."""
+    run = try_run(_killed_late, _spec(backend), backend, replicas)
+    culprit = _told(run, PATIENCE_SECONDS)
+    expected = f"{culprit} was ended by SIGKILL"
+    assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
+    for error in _own_errors(run):
+        raise AssertionError(
+            f"`is_peer_error` takes this for a fault of the process itself: {error}"
+        )
+    run.forget()
+
+
+def hang(backend: str, replicas: int) -> None:
+    """When a process makes no progress, the run ends after the time-out and says which, and where."""
+    for limit in PROGRESS_SECONDS:
+        spec = _spec(backend, transform=stand_still, timeouts={"progress": limit})
+        run = try_run(_hanging_late, spec, backend, replicas)
+        if _moments(run):
+            break
+    culprit = _told(run, limit + PATIENCE_SECONDS)
+    expected = f"{culprit} made no progress for "
+    assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
+    assert "'next batch'" in str(run.failure), f"the call is not named: {run.failure}"
+    run.forget()
+
+
+def stand_still(inputs: Any, targets: Any, random: SampleRandom) -> tuple[Any, Any]:
+    """The spec's transform: changes nothing, and hangs once this process was told to."""
+    if _hanging:
+        time.sleep(600)
+    return inputs, targets
+
+
+def _spec(backend: str, **changes: Any) -> dict[str, Any]:
+    adapter = plugin_manager().backend(split_backend(backend)[0])
+    return reference_model.spec(adapter, epochs=None, steps=100_000, **_OF_ONE_SIZE, **changes)
+
+
+def _killed_late(session: Session) -> None:
+    _train(session)
+    if _is_last(session):
+        _note_the_moment(session)
+        os.kill(os.getpid(), signal.SIGKILL)
+    _train(session, steps=100_000)
+
+
+def _hanging_late(session: Session) -> None:
+    global _hanging
+    _train(session)
+    if _is_last(session):
+        _note_the_moment(session)
+        _hanging = True
+    _train(session, steps=100_000)
+
+
+def _train(session: Session, steps: int = STEP) -> None:
+    for batch in session.batches():
+        session.step(batch)
+        if batch.step >= steps:
+            return
+
+
+def _is_last(session: Session) -> bool:
+    return session.rank == len(session.plan.processes) - 1
+
+
+def _note_the_moment(session: Session) -> None:
+    Notes(session).add("moment", time.time())
+
+
+def _own_errors(run: Run) -> list[str]:
+    """What processes raised that, as they say, is not for want of a peer."""
+    lines = (run.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
+    failed = [event for event in map(json.loads, lines) if event["event"] == "failed"]
+    return [event["message"] for event in failed if not event["is_peer_error"]]
+
+
+def _told(run: Run, limit: float) -> str:
+    """How the error must begin: with the last rank; it is made sure that the run failed in time."""
+    assert run.failure is not None, "the run ended as if nothing had happened"
+    moments = _moments(run)
+    assert moments, f"the run failed before that: {run.failure}"
+    seconds = run.ended - moments[0]
+    assert seconds <= limit, f"it took {seconds:.1f} s to end the run; expected at most {limit:g} s"
+    return f"rank {max(run.notes)} of {max(run.notes) + 1}"
+
+
+def _moments(run: Run) -> list[float]:
+    """When what the check is about happened; empty if the run did not get that far."""
+    return [notes["moment"] for notes in run.notes.values() if "moment" in notes]

@@ -1,0 +1,63 @@
+"""Checks of what a group offers for diagnosis: looking on must change nothing."""
+
+from __future__ import annotations
+
+import contextlib
+
+import numpy as np
+
+from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.data.batch import Batch
+from isotrain.testing import reference_model
+from isotrain.testing.check_context import CheckContext, assert_close, assert_same
+
+
+def gradients_preserve_state(context: CheckContext) -> None:
+    """Gradients computed beside a step, within `preserving_training_state`, change no bit of the run.
+
+    So they do where its body fails.
+    """
+    batches = context.batches(14, 7)
+    ends = []
+    for looks_on in (False, True):
+        context.restart()
+        for batch in batches:
+            if looks_on and batch is batches[0]:  # both counted twice have the same mean
+                _look_on(context.group, batch)
+                with contextlib.suppress(InterruptedError):
+                    _look_on(context.group, batch, InterruptedError())
+            context.group.synchronous_step(batch, reference_model.RATE)
+        ends.append((context.session.read_state(), context.session.metrics()))
+    assert_same(ends[1][0], ends[0][0], "state")
+    assert ends[1][1] == ends[0][1], f"metrics {ends[1][1]}, expected {ends[0][1]}"
+
+
+def _look_on(group: ReplicaGroup, batch: Batch, error: Exception | None = None) -> None:
+    """Computes gradients of which nothing remains."""
+    with group.preserving_training_state():
+        group.gradients(batch)
+        if error is not None:
+            raise error
+
+
+def kept_gradients(context: CheckContext) -> None:
+    """A group that keeps gradients gives the mean over all samples, and trains the same bit for bit."""
+    batches = context.batches(14, 7)
+    ends, kept = [], []
+    for keeps in (False, True):
+        if keeps and not context.group.keep_gradients():
+            return
+        context.restart()
+        for batch in batches:
+            context.group.synchronous_step(batch, reference_model.RATE)
+            kept += context.group.kept_gradients() if keeps else []
+        ends.append(context.session.read_state())
+    assert_same(ends[1], ends[0], "state")
+    oracle, names = reference_model.Oracle.fresh(), context.trainable_names()
+    local = len(context.group.local_replicas)
+    for step, rows in enumerate(np.arange(14).reshape(2, 7)):
+        gradients = oracle.gradients(rows)
+        for own in kept[step * local : (step + 1) * local]:
+            found = dict(zip(names, map(context.group.numpy, own), strict=True))
+            assert_close(found, gradients, f"gradients of step {step}")
+        oracle.update(gradients)

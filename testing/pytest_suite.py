@@ -1,0 +1,123 @@
+"""The whole suite for a plugin's tests, in three lines.
+
+    from isotrain.testing.pytest_suite import backend_suite
+
+    TestMyBackend = backend_suite("my-backend")
+
+This is a module to import and not an entry point of pytest: that would be loaded into every test session of
+every environment that isotrain is installed in.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+import pytest
+
+from isotrain.testing import backend, strategy
+from isotrain.testing.scorecard import Outcome
+
+
+def backend_suite(
+    name: str, *, replicas: Sequence[Any] = (2, 3), without: Collection[str] = ()
+) -> type:
+    """A test class that makes every check of a backend, each a test of its own.
+
+    A check that the backend's capabilities do not allow is skipped, with the reason. All checks on a
+    number of replicas share one run; those that have runs of their own are made once.
+
+    Args:
+        name: `NAME` or `NAME:COLLECTIVE`.
+        replicas: How many, at least 2 each; a `pytest.param` may carry marks.
+        without: Names of checks that are not made, such as `crash` and `hang`: some 10 s each.
+    """
+    endings = {check.name: check for check in backend.CRASH_CHECKS}
+    once = {backend.RESUMES.name, *endings}
+    cells = [
+        pytest.param(count, check.name, marks=marks, id=f"{count}-{check.name}")
+        for place, (count, marks) in enumerate(map(_value_and_marks, replicas))
+        for check in backend.CHECKS
+        if check.name not in without and (place == 0 or check.name not in once)
+    ]
+
+    class Suite:
+        """The checks of one backend."""
+
+        @pytest.mark.parametrize(("replicas", "check"), cells)
+        def test_check(self, replicas: int, check: str) -> None:
+            """It passes, or the backend says why it is not asked."""
+            if check in endings:
+                _tell(backend.crash_outcome(endings[check], name, replicas))
+            elif check in once:
+                _tell(backend.resume_outcome(name))
+            else:
+                _tell(_of_backend(name, replicas)[check])
+
+    return Suite
+
+
+def strategy_suite(
+    name: str,
+    *,
+    options: Mapping[str, Any] | None = None,
+    backends: Sequence[Any] = (None,),
+    replicas: int = 2,
+) -> type:
+    """A test class that makes every check of a strategy, each a test of its own.
+
+    A check of something that the strategy does not promise is skipped, with the reason.
+
+    Args:
+        name: Of the strategy.
+        options: Of the strategy.
+        backends: Where to run it; None stands for the first usable one that has what it requires. A
+            `pytest.param` may carry marks.
+        replicas: At least 2.
+    """
+    given = json.dumps(dict(options or {}))
+    cells = [
+        pytest.param(chosen, check.name, marks=marks, id=f"{chosen or 'any'}-{check.name}")
+        for chosen, marks in map(_value_and_marks, backends)
+        for check in strategy.CHECKS
+    ]
+
+    class Suite:
+        """The checks of one strategy."""
+
+        @pytest.mark.parametrize(("backend", "check"), cells)
+        def test_check(self, backend: str | None, check: str) -> None:
+            """It passes, or the strategy does not promise it."""
+            _tell(_of_strategy(name, given, backend, replicas)[check])
+
+    return Suite
+
+
+def _value_and_marks(given: Any) -> tuple[Any, Any]:
+    """Of a parameter that may be a `pytest.param`."""
+    if hasattr(given, "marks"):
+        return given.values[0], given.marks
+    return given, ()
+
+
+@functools.cache
+def _of_backend(name: str, replicas: int) -> dict[str, Outcome]:
+    card = backend.check_backend(name, replicas=replicas, with_crash_checks=False)
+    return {outcome.check: outcome for outcome in card.outcomes}
+
+
+@functools.cache
+def _of_strategy(name: str, options: str, chosen: str | None, replicas: int) -> dict[str, Outcome]:
+    card = strategy.check_strategy(
+        name, backend=chosen, replicas=replicas, options=json.loads(options)
+    )
+    return {outcome.check: outcome for outcome in card.outcomes}
+
+
+def _tell(outcome: Outcome) -> None:
+    if outcome.verdict == "skipped":
+        pytest.skip(str(outcome.reason))
+    if outcome.verdict == "failed":
+        pytest.fail(f"{outcome.meaning}\n{outcome.reason}", pytrace=False)

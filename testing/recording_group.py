@@ -1,0 +1,117 @@
+"""A replica group that notes which capabilities are used of it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.replica import Computation, Replica
+from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.session.session import Session
+
+NEEDS: Mapping[str, Capability] = {
+    "synchronous_step": Capability.SYNCHRONOUS_STEP,
+    "local_step": Capability.LOCAL_STEP,
+    "gradients": Capability.GRADIENTS,
+    "reduce_scatter_gradients": Capability.REDUCE_SCATTER_GRADIENTS,
+    "apply_gradients": Capability.APPLY_GRADIENTS,
+    "read_state": Capability.NAMED_STATE,
+    "copy_state": Capability.NAMED_STATE,
+    "write_state": Capability.NAMED_STATE,
+    "average_parameters": Capability.AVERAGE_PARAMETERS,
+    "compute": Capability.COMPUTE,
+    "all_reduce": Capability.COMPUTE,
+    "parameter_server_step": Capability.PARAMETER_SERVER_STEP,
+    "pipeline_step": Capability.PIPELINE_STEP,
+    "gather_stages": Capability.PIPELINE_STEP,
+    "profile_layers": Capability.PIPELINE_STEP,
+    "unshard_weights": Capability.UNSHARD_WEIGHTS,
+    "shard_optimizer": Capability.UPDATE_SHARD,
+    "update_shard": Capability.UPDATE_SHARD,
+    "parameter_server_stats": Capability.PARAMETER_SERVER_STEP,
+    "reseed": Capability.PARAMETER_SERVER_STEP,
+}
+"""The methods of a replica group that take a capability; every backend has the others."""
+
+REPLICA_NEEDS: Mapping[str, Capability] = {
+    "send_receive": Capability.SEND_RECEIVE,
+    "all_reduce_within": Capability.SUBGROUPS,
+    "broadcast_within": Capability.SUBGROUPS,
+    "reduce_scatter_within": Capability.SUBGROUPS,
+    "all_gather_shards_within": Capability.SUBGROUPS,
+    "read_weights": Capability.UPDATE_SHARD,
+    "write_weights": Capability.UPDATE_SHARD,
+}
+"""The methods of a replica within a computation that take one besides `compute`."""
+
+_EXCHANGES = {"all_reduce", "all_gather", "reduce_scatter", "all_gather_shards", *REPLICA_NEEDS}
+
+
+class RecordingGroup:
+    """A replica group whose every use of a capability is noted."""
+
+    def __init__(self, group: ReplicaGroup, used: set[Capability]) -> None:
+        self._group = group
+        self._used = used
+
+    def __getattr__(self, name: str) -> Any:
+        if name in NEEDS:
+            self._used.add(NEEDS[name])
+        return getattr(self._group, name)
+
+    def compute(
+        self, computation: Computation, *values: Sequence[Any], static: Hashable = None
+    ) -> list[Any]:
+        """Notes what the computation uses of its replica, when it runs or is traced."""
+        self._used.add(Capability.COMPUTE)
+        return self._group.compute(
+            _RecordingComputation(computation, self._used), *values, static=static
+        )
+
+
+@dataclass(frozen=True)
+class _RecordingComputation:
+    """A computation on a watched replica; equal to another of the same, which is not traced again."""
+
+    computation: Computation
+    used: set[Capability] = field(compare=False)
+
+    def __call__(self, replica: Replica, *values: Any, **options: Any) -> Any:
+        return self.computation(_RecordingReplica(replica, self.used), *values, **options)
+
+
+class _RecordingReplica:
+    def __init__(self, replica: Replica, used: set[Capability]) -> None:
+        self._replica = replica
+        self._used = used
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._replica, name)
+        if name not in _EXCHANGES:
+            return found
+        if name in REPLICA_NEEDS:
+            self._used.add(REPLICA_NEEDS[name])
+
+        def exchange(tensor: Any, *arguments: Any, **options: Any) -> Any:
+            if "bfloat16" in str(getattr(tensor, "dtype", "")):
+                self._used.add(Capability.BFLOAT16_COLLECTIVES)
+            return found(tensor, *arguments, **options)
+
+        return exchange
+
+
+@contextlib.contextmanager
+def recording_capabilities(session: Session, used: set[Capability]) -> Iterator[None]:
+    """Adds to `used` the capabilities that the session's group is used for within.
+
+    Uses are noted and not refused: a refusal on some replicas would leave the others waiting for them.
+    """
+    group = session.group
+    session.group = RecordingGroup(group, used)  # type: ignore[assignment]
+    try:
+        yield
+    finally:
+        session.group = group

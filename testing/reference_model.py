@@ -1,0 +1,235 @@
+"""A training run whose every number NumPy can tell: the model, and the same model in NumPy.
+
+The portable model's prediction is a small network of two layers. Three more parts make visible what a
+backend does, and change nothing of the prediction: `seen`, one weight per sample, whose gradient says
+which samples counted and how much; `noisy`, whose gradient is the dropout mask of a replica where the
+input `noise` is 1 (it is 0 in training); and `statistics`, a batch normalisation that nobody listens to.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.data.dataset import DataSet
+from isotrain.testing.native_kit_models import kit_model_fields
+
+SAMPLES = 22
+GLOBAL_BATCH = 7
+"""Global batches of 7, 7, 7 and 1: uneven over 2 and 3 replicas, and the last leaves replicas empty."""
+EPOCHS = 2
+SEED = 5
+RATE = 0.125
+MOMENTUM = 0.5
+STATISTICS_MOMENTUM = 0.75
+STATISTICS_EPSILON = 1e-3
+"""Keras' own."""
+NOISE = 64
+
+START = {
+    "hidden/kernel": (-0.6877258477999194, -0.18997467317135908),
+    "hidden/bias": (0.0, 0.0),
+    "noisy/kernel": (-0.2456840297502269, 0.23689653674500266),
+    "head/kernel": (0.12588257195027652, 0.6316482344695284),
+    "head/bias": (0.0, 0.0),
+    "seen/embeddings": (-0.0015920311071654508, -0.029448761916009626),
+}
+"""How the initial weights of this model and seed begin."""
+
+Inputs = dict[str, np.ndarray]
+State = dict[str, np.ndarray]
+
+
+def build_model() -> Any:
+    """The portable model."""
+    import keras
+    from keras import layers
+
+    features = keras.Input((4,), name="features")
+    index = keras.Input((), dtype="int32", name="index")
+    noise = keras.Input((NOISE,), name="noise")
+    hidden = layers.Dense(5, activation="tanh", name="hidden")(features)
+    outputs = {
+        "prediction": layers.Dense(3, name="head")(hidden),
+        "seen": layers.Embedding(SAMPLES, 1, name="seen")(index),
+        "noisy": layers.Dense(1, use_bias=False, name="noisy")(layers.Dropout(0.5)(noise)),
+        "statistics": layers.BatchNormalization(
+            momentum=STATISTICS_MOMENTUM, center=False, scale=False, name="statistics"
+        )(features),
+    }
+    return keras.Model({"features": features, "index": index, "noise": noise}, outputs)
+
+
+def objective(model: Any, batch: Any) -> Any:
+    """One loss per sample, and the predictions for the metrics."""
+    from keras import ops
+
+    inputs, targets = batch
+    outputs = {name: ops.cast(value, targets.dtype) for name, value in model(inputs).items()}
+    losses = ops.mean(ops.square(outputs["prediction"] - targets), axis=-1)
+    return losses + outputs["seen"][:, 0] + outputs["noisy"][:, 0], outputs["prediction"]
+
+
+def same_sign(targets: Any, predictions: Any) -> Any:
+    """A metric of a person's own, on tensors of any framework: the fraction of signs that are right."""
+    products = targets * predictions
+    right = (products / abs(products) + 1) / 2
+    return (right[:, 0] + right[:, 1] + right[:, 2]) / 3
+
+
+def samples(count: int = SAMPLES, noise: float = 0.0) -> tuple[Inputs, np.ndarray]:
+    """The first `count` samples: inputs and targets."""
+    generator = np.random.default_rng(11)
+    features = generator.normal(size=(SAMPLES, 4))
+    targets = np.sin(features @ generator.normal(size=(4, 3)))
+    inputs = {
+        "features": features[:count],
+        "index": np.arange(count),
+        "noise": np.full((count, NOISE), noise),
+    }
+    return inputs, targets[:count]
+
+
+def data() -> DataSet:
+    """What is trained on."""
+    return DataSet(samples(), samples(13))
+
+
+def spec(adapter: Adapter | None = None, **changes: Any) -> dict[str, Any]:
+    """The spec of the run in which the checks of a backend are made."""
+    return {
+        "name": "conformance",
+        "model": build_model,
+        "objective": objective,
+        "data": data,
+        "metrics": ["mean_absolute_error", same_sign],
+        "optimizer": {"name": "sgd", "lr": RATE, "momentum": MOMENTUM},
+        "global_batch_size": GLOBAL_BATCH,
+        "epochs": EPOCHS,
+        "seed": SEED,
+        "precision": "float64",
+        "timeouts": {"progress": 100.0},
+        **kit_model_fields(adapter, model="probe_model", objective="probe_objective"),
+        **changes,
+    }
+
+
+def starting_state() -> State:
+    """Weights that depend on nothing but NumPy, so that checks do not lean on the initializers."""
+    generator = np.random.default_rng(3)
+    shapes = {
+        "hidden/kernel": (4, 5),
+        "hidden/bias": (5,),
+        "head/kernel": (5, 3),
+        "head/bias": (3,),
+        "seen/embeddings": (SAMPLES, 1),
+        "noisy/kernel": (NOISE, 1),
+    }
+    return {name: generator.normal(size=shape) / 2 for name, shape in shapes.items()}
+
+
+def epoch_batches(epoch: int, size: int = GLOBAL_BATCH, count: int = SAMPLES) -> list[np.ndarray]:
+    """The samples of each global batch of an epoch, written down once more, from the promise."""
+    sequence = np.random.SeedSequence(SEED, spawn_key=(epoch,))
+    order = np.random.Generator(np.random.PCG64(sequence)).permutation(count)
+    return [order[start : start + size] for start in range(0, count, size)]
+
+
+def all_batches() -> Iterator[np.ndarray]:
+    """The samples of every global batch of the run."""
+    for epoch in range(EPOCHS):
+        yield from epoch_batches(epoch)
+
+
+@dataclass
+class Oracle:
+    """The same model and optimizer in NumPy, on whole global batches.
+
+    Attributes:
+        weights: By canonical name.
+        velocity: Of the momentum, likewise.
+    """
+
+    weights: State
+    velocity: State
+
+    @classmethod
+    def fresh(cls) -> Oracle:
+        """At the start of training."""
+        weights = starting_state()
+        return cls(weights, {name: np.zeros_like(value) for name, value in weights.items()})
+
+    def predictions(self, rows: np.ndarray) -> np.ndarray:
+        """Predictions for the samples `rows`."""
+        logits: np.ndarray = (
+            self._hidden(rows) @ self.weights["head/kernel"] + self.weights["head/bias"]
+        )
+        return logits
+
+    def outputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """All that the model gives in evaluation mode, before training, where every `noise` is 1."""
+        normalized = samples()[0]["features"][rows] / np.sqrt(1.0 + STATISTICS_EPSILON)
+        return {
+            "prediction": self.predictions(rows),
+            "seen": self.weights["seen/embeddings"][rows],
+            "noisy": np.full((len(rows), 1), self.weights["noisy/kernel"].sum()),
+            "statistics": normalized,
+        }
+
+    def _hidden(self, rows: np.ndarray) -> np.ndarray:
+        features = samples()[0]["features"][rows]
+        hidden: np.ndarray = np.tanh(
+            features @ self.weights["hidden/kernel"] + self.weights["hidden/bias"]
+        )
+        return hidden
+
+    def losses(self, rows: np.ndarray) -> np.ndarray:
+        """The loss of each of the samples."""
+        difference = self.predictions(rows) - samples()[1][rows]
+        seen: np.ndarray = self.weights["seen/embeddings"][rows, 0]
+        losses: np.ndarray = np.mean(difference**2, axis=1) + seen
+        return losses
+
+    def metrics(self, rows: np.ndarray) -> dict[str, np.ndarray]:
+        """Each metric of each of the samples."""
+        predictions, targets = self.predictions(rows), samples()[1][rows]
+        return {
+            "mean_absolute_error": np.mean(np.abs(predictions - targets), axis=1),
+            "same_sign": np.mean(np.sign(predictions) == np.sign(targets), axis=1),
+        }
+
+    def gradients(self, rows: np.ndarray) -> State:
+        """The gradient of the mean loss over the samples."""
+        inputs, targets = samples()
+        features, hidden = inputs["features"][rows], self._hidden(rows)
+        outer = 2 * (self.predictions(rows) - targets[rows]) / (3 * len(rows))
+        inner = (outer @ self.weights["head/kernel"].T) * (1 - hidden**2)
+        seen = np.zeros((SAMPLES, 1))
+        seen[rows] = 1 / len(rows)
+        return {
+            "hidden/kernel": features.T @ inner,
+            "hidden/bias": inner.sum(axis=0),
+            "head/kernel": hidden.T @ outer,
+            "head/bias": outer.sum(axis=0),
+            "seen/embeddings": seen,
+            "noisy/kernel": np.zeros((NOISE, 1)),
+        }
+
+    def update(self, gradients: Mapping[str, np.ndarray]) -> None:
+        """One step of gradient descent with momentum."""
+        for name, gradient in gradients.items():
+            self.velocity[name] = MOMENTUM * self.velocity[name] - RATE * gradient
+            self.weights[name] = self.weights[name] + self.velocity[name]
+
+
+def moving_mean(batches: list[np.ndarray]) -> np.ndarray:
+    """The batch normalisation's moving mean after these global batches, from 0."""
+    features, mean = samples()[0]["features"], np.zeros(4)
+    for rows in batches:
+        batch_mean = features[rows].mean(axis=0)
+        mean = STATISTICS_MOMENTUM * mean + (1 - STATISTICS_MOMENTUM) * batch_mean
+    return mean
