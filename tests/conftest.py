@@ -32,12 +32,12 @@ FORK_SERVERS.most = 24  # every framework, portable and native, and small ones u
 _BESIDE: dict[str, tuple[str, ...]] = {}
 if find_spec("horovod") is not None:  # a template of a framework serves all of its backends
     horovod = "isotrain.adapters.horovod"
-    of_torch = ("isotrain.adapters.torch.comm.ddp", f"{horovod}.torch_exchange")
+    of_torch = ("isotrain.adapters.torch.comm.ddp", f"{horovod}.torch_comm")
     _BESIDE = {
         "isotrain.adapters.torch.replica.group": (f"{horovod}.torch_adapter", *of_torch),
         "isotrain.adapters.tensorflow.replica.group": (
             f"{horovod}.tf_adapter",
-            f"{horovod}.tf_exchange",
+            f"{horovod}.tf_comm",
         ),
     }
 share_fork_servers(

@@ -394,9 +394,9 @@ def tensorflow_preload(device: DeviceKind, *modules: str) -> StartMethod:
     if device == "gpu":
         return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
     package = "isotrain.adapters.tensorflow"
-    of_package = (f"{package}.group", f"{package}.native", f"{package}.native_exchange")
-    own = (__name__, *of_package, *modules)
-    return StartMethod((keras_backend.LAZY_IMPORT, "tensorflow", "keras", *own))
+    submodules = ("replica.group", "distribution", "comm.tf_distribute")
+    adapter_modules = (__name__, *(f"{package}.{each}" for each in submodules), *modules)
+    return StartMethod((keras_backend.LAZY_IMPORT, "tensorflow", "keras", *adapter_modules))
 
 
 def tensorflow_private_api_changes() -> Availability | None:
