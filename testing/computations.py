@@ -132,8 +132,8 @@ def computation_in_subgroups(context: CheckContext) -> None:
         _assert_are(context, results, partial(_sum_of_part, parts))
 
 
-def _sum_of_part(parts: Subgroups, replica: int) -> np.ndarray:
-    part = local_subgroup(replica, parts) or (replica,)
+def _sum_of_part(subgroups: Subgroups, replica: int) -> np.ndarray:
+    part = local_subgroup(replica, subgroups) or (replica,)
     total: np.ndarray = np.sum([given(r) for r in part], axis=0) + part[0]
     return total
 

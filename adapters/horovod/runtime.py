@@ -104,7 +104,7 @@ class ProcessSets:
         hvd: Any,
         context: ProcessContext,
         backend_config: BackendConfig,
-        parts: Subgroups = (),
+        subgroups: Subgroups = (),
     ) -> None:
         """Starts Horovod.
 
@@ -112,24 +112,30 @@ class ProcessSets:
             hvd: As for `start`, as are context and setting.
             context: This process's place in the run.
             backend_config: What the plan resolved.
-            parts: For which there are to be sets from the start; on every process the same.
+            subgroups: For which there are to be sets from the start; on every process the same.
         """
         self._hvd = hvd
         self._context = context
         self._backend_config = backend_config
         everyone = tuple(range(context.world_size))
-        shared = dict.fromkeys(tuple(sorted(part)) for part in parts if len(part) > 1)
-        self._sets = {part: hvd.ProcessSet(list(part)) for part in shared if part != everyone}
+        shared = dict.fromkeys(
+            tuple(sorted(subgroup)) for subgroup in subgroups if len(subgroup) > 1
+        )
+        self._sets = {
+            subgroup: hvd.ProcessSet(list(subgroup)) for subgroup in shared if subgroup != everyone
+        }
         start(hvd, context, backend_config, list(self._sets.values()))
 
-    def own(self, parts: Subgroups) -> Any:
+    def own(self, subgroups: Subgroups) -> Any:
         """The set of the part that this process is in; None where it is in none, or alone.
 
         Called by every process with the same parts, while it waits for no exchange.
         """
-        shared = [tuple(sorted(part)) for part in parts if len(part) > 1]
+        shared = [tuple(sorted(subgroup)) for subgroup in subgroups if len(subgroup) > 1]
         everyone = tuple(range(self._hvd.size()))
-        new = [part for part in shared if part != everyone and part not in self._sets]
+        new = [
+            subgroup for subgroup in shared if subgroup != everyone and subgroup not in self._sets
+        ]
         if new:
             self._restart_with(new)
         own = local_subgroup(self._hvd.rank(), shared)

@@ -38,16 +38,16 @@ class HorovodCommunicator(Communicator):
     """
 
     def __init__(
-        self, context: ProcessContext, backend_config: BackendConfig, parts: Subgroups = ()
+        self, context: ProcessContext, backend_config: BackendConfig, subgroups: Subgroups = ()
     ) -> None:
         """Starts Horovod.
 
         Args:
             context: This process's place in the run.
             backend_config: What the plan resolved.
-            parts: Of the processes, within which something is to be exchanged.
+            subgroups: Of the processes, within which something is to be exchanged.
         """
-        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, parts)
+        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, subgroups)
         self.replicas = hvd.size()
         self.local_replicas = (hvd.rank(),)
         self._graph: Any = None
@@ -98,10 +98,10 @@ class HorovodCommunicator(Communicator):
         return f"isotrain_{kind}_{self._operations[kind]}"
 
     def reduce_scatter(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """One Horovod all-to-all; the sum is this replica's own."""
-        process_set = self._set_of(within)
+        process_set = self._set_of(subgroups)
         if process_set is None:
             return tf.identity(vector), vector[:1]
         received, counts = hvd.alltoall(
@@ -115,14 +115,14 @@ class HorovodCommunicator(Communicator):
         return tf.cast(tf.reduce_sum(rows, axis=0), vector.dtype), counts
 
     def all_gather_shards(
-        self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
         """One Horovod all-gather, of parts of any sizes; for one without numbers, a number goes."""
-        process_set = self._set_of(within)
+        process_set = self._set_of(subgroups)
         if process_set is None:
-            return tf.identity(part)
+            return tf.identity(shard)
         has_some = sizes[process_set.rank()]
-        given = part if has_some else self._unforeseen(tf.zeros(1, part.dtype))
+        given = shard if has_some else self._unforeseen(tf.zeros(1, shard.dtype))
         whole = hvd.allgather(
             _sendable(given),
             name=self._own_name(f"join_parts_{process_set.process_set_id}"),
@@ -132,11 +132,11 @@ class HorovodCommunicator(Communicator):
         sent = [max(1, size) for size in sizes]
         parts = tf.split(tf.ensure_shape(whole, [sum(sent)]), sent)
         filled = [own for own, size in zip(parts, sizes, strict=True) if size]
-        return tf.cast(tf.concat(filled, axis=0), part.dtype)
+        return tf.cast(tf.concat(filled, axis=0), shard.dtype)
 
-    def _set_of(self, within: Subgroups) -> Any:
+    def _set_of(self, subgroups: Subgroups) -> Any:
         """The process set of the own part; without any, of all replicas; None where it is alone."""
-        return self._process_sets.own(within or [range(self.replicas)])
+        return self._process_sets.own(subgroups or [range(self.replicas)])
 
     def _unforeseen(self, tensor: tf.Tensor) -> tf.Tensor:
         """The same numbers, which TensorFlow does not know before a step.
@@ -165,9 +165,9 @@ class HorovodCommunicator(Communicator):
         with tf.control_dependencies([check]):
             return tf.cast(tf.reshape(received, tensor.shape), tensor.dtype)
 
-    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         """One Horovod all-reduce in this replica's process set."""
-        process_set = self._process_sets.own(parts)
+        process_set = self._process_sets.own(subgroups)
         if process_set is None:
             return tf.identity(tensor)
         total = hvd.allreduce(
@@ -179,12 +179,12 @@ class HorovodCommunicator(Communicator):
         )
         return tf.cast(total, tensor.dtype)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         """One Horovod broadcast in this replica's process set; several may be under way at once."""
-        process_set = self._process_sets.own(parts)
+        process_set = self._process_sets.own(subgroups)
         if process_set is None:
             return tf.identity(tensor)
-        first = local_subgroup(self.replica_index(), parts)[0]
+        first = local_subgroup(self.replica_index(), subgroups)[0]
         given = hvd.broadcast(
             _sendable(self._unforeseen(tensor)),
             first,

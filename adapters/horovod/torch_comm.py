@@ -95,10 +95,10 @@ class HorovodCommunicator(Communicator):
         return hvd.allgather(row, name=tensor_name("all_gather", value)).to(value.dtype)
 
     def reduce_scatter(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         """One Horovod all-to-all; the sum is this replica's own."""
-        process_set = self._set_of(within)
+        process_set = self._set_of(subgroups)
         if process_set is None:
             return vector.clone()
         rows, _ = hvd.alltoall(
@@ -110,19 +110,19 @@ class HorovodCommunicator(Communicator):
         return rows.view(len(sizes), sizes[process_set.rank()]).sum(0).to(vector.dtype)
 
     def all_gather_shards(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         """One Horovod all-gather, of parts of any sizes."""
-        process_set = self._set_of(within)
+        process_set = self._set_of(subgroups)
         if process_set is None:
-            return part.clone()
-        name = tensor_name(f"all_gather_shards.{process_set.process_set_id}", part)
-        whole = hvd.allgather(to_sendable(part), name=name, process_set=process_set)
-        return whole.to(part.dtype)
+            return shard.clone()
+        name = tensor_name(f"all_gather_shards.{process_set.process_set_id}", shard)
+        whole = hvd.allgather(to_sendable(shard), name=name, process_set=process_set)
+        return whole.to(shard.dtype)
 
-    def _set_of(self, within: Subgroups) -> Any:
+    def _set_of(self, subgroups: Subgroups) -> Any:
         """The process set of the own part; without any, of all replicas; None where it is alone."""
-        return self._process_sets.own(within or [range(self.replicas)])
+        return self._process_sets.own(subgroups or [range(self.replicas)])
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         """One Horovod all-to-all in which all parts but one are empty."""
@@ -133,22 +133,22 @@ class HorovodCommunicator(Communicator):
         _check_one_sender(counts.tolist(), source)
         return received.squeeze(0).to(value.dtype)
 
-    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+    def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         """One Horovod all-reduce in this replica's process set."""
-        process_set = self._process_sets.own(parts)
+        process_set = self._process_sets.own(subgroups)
         if process_set is None:
             return value.clone()
         name = tensor_name(f"all_reduce_within.{process_set.process_set_id}", value)
         total = hvd.allreduce(to_sendable(value), name=name, op=hvd.Sum, process_set=process_set)
         return total.to(value.dtype)
 
-    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+    def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         """One Horovod broadcast in this replica's process set."""
-        process_set = self._process_sets.own(parts)
+        process_set = self._process_sets.own(subgroups)
         if process_set is None:
             return value.clone()
         name = tensor_name(f"broadcast_within.{process_set.process_set_id}", value)
-        root = local_subgroup(self.rank, parts)[0]
+        root = local_subgroup(self.rank, subgroups)[0]
         given = hvd.broadcast(to_sendable(value), root, name=name, process_set=process_set)
         return given.to(value.dtype)
 

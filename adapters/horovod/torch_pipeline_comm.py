@@ -44,8 +44,8 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
         total = self._sum_within(value, "replicas", self._same_stage)
         return total / self.replicas if op == "mean" else total
 
-    def _sum_within(self, value: torch.Tensor, kind: str, parts: Subgroups) -> torch.Tensor:
-        process_set = self._process_sets.own(parts)
+    def _sum_within(self, value: torch.Tensor, kind: str, subgroups: Subgroups) -> torch.Tensor:
+        process_set = self._process_sets.own(subgroups)
         return value.clone() if process_set is None else self._summed(value, kind, process_set)
 
     def _summed(self, value: torch.Tensor, kind: str, process_set: Any) -> torch.Tensor:

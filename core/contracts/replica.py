@@ -123,46 +123,46 @@ class Replica(ABC):
         total = self.all_reduce(vector)
         return total[start : start + sizes[self.index]]
 
-    def all_gather_shards(self, part: Tensor, sizes: Sequence[int]) -> Tensor:
+    def all_gather_shards(self, shard: Tensor, sizes: Sequence[int]) -> Tensor:
         """Joins the parts of all replicas into one vector: an all-gather of parts of any sizes.
 
         Args:
-            part: This replica's, a vector.
+            shard: This replica's, a vector.
             sizes: How many numbers each replica has.
         """
         rest = max(sizes) - sizes[self.index]
-        filled = self.ops.concatenate([part, self.ops.zeros((rest,), part.dtype)])
+        filled = self.ops.concatenate([shard, self.ops.zeros((rest,), shard.dtype)])
         rows = self.all_gather(filled)
         return self.ops.concatenate([rows[i][:size] for i, size in enumerate(sizes)])
 
     def reduce_scatter_within(
-        self, vector: Tensor, sizes: Sequence[int], within: Subgroups
+        self, vector: Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> Tensor:
         """As `reduce_scatter`, over the replicas of one set of several.
 
         Args:
             vector: Of `sum(sizes)` numbers.
             sizes: How many of them each replica of a set gets, one after the other.
-            within: The sets, each of `len(sizes)` replicas; each replica is in one of them.
+            subgroups: The sets, each of `len(sizes)` replicas; each replica is in one of them.
         """
-        place = index_within(self.index, within)
-        start = sum(sizes[:place])
-        return self.all_reduce_within(vector, within)[start : start + sizes[place]]
+        index = index_within(self.index, subgroups)
+        start = sum(sizes[:index])
+        return self.all_reduce_within(vector, subgroups)[start : start + sizes[index]]
 
     def all_gather_shards_within(
-        self, part: Tensor, sizes: Sequence[int], within: Subgroups
+        self, shard: Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> Tensor:
         """As `all_gather_shards`, over the replicas of one set of several.
 
         Args:
-            part: This replica's, a vector.
+            shard: This replica's, a vector.
             sizes: How many numbers each replica of a set has.
-            within: The sets, each of `len(sizes)` replicas; each replica is in one of them.
+            subgroups: The sets, each of `len(sizes)` replicas; each replica is in one of them.
         """
-        place = index_within(self.index, within)
-        before, after = sum(sizes[:place]), sum(sizes[place + 1 :])
-        rest = [self.ops.zeros((size,), part.dtype) for size in (before, after)]
-        return self.all_reduce_within(self.ops.concatenate([rest[0], part, rest[1]]), within)
+        index = index_within(self.index, subgroups)
+        before, after = sum(sizes[:index]), sum(sizes[index + 1 :])
+        rest = [self.ops.zeros((size,), shard.dtype) for size in (before, after)]
+        return self.all_reduce_within(self.ops.concatenate([rest[0], shard, rest[1]]), subgroups)
 
     @abstractmethod
     def send_receive(self, tensor: Tensor, destinations: Sequence[int]) -> Tensor:
@@ -174,22 +174,22 @@ class Replica(ABC):
         """
 
     @abstractmethod
-    def all_reduce_within(self, tensor: Tensor, parts: Subgroups) -> Tensor:
+    def all_reduce_within(self, tensor: Tensor, subgroups: Subgroups) -> Tensor:
         """Sums a tensor over the replicas of each part; one that is in no part keeps its own."""
 
     @abstractmethod
-    def broadcast_within(self, tensor: Tensor, parts: Subgroups) -> Tensor:
+    def broadcast_within(self, tensor: Tensor, subgroups: Subgroups) -> Tensor:
         """Gives each part the tensor of its first replica; one that is in no part keeps its own."""
 
 
-def local_subgroup(replica: int, parts: Subgroups) -> tuple[int, ...]:
+def local_subgroup(replica: int, subgroups: Subgroups) -> tuple[int, ...]:
     """The part that a replica is in; empty where it is in none, or alone."""
-    for part in parts:
-        if replica in part and len(part) > 1:
-            return tuple(part)
+    for subgroup in subgroups:
+        if replica in subgroup and len(subgroup) > 1:
+            return tuple(subgroup)
     return ()
 
 
-def index_within(replica: int, parts: Subgroups) -> int:
+def index_within(replica: int, subgroups: Subgroups) -> int:
     """Which of the replicas of its part a replica is; it is in one of them."""
-    return next(part.index(replica) for part in parts if replica in part)
+    return next(subgroup.index(replica) for subgroup in subgroups if replica in subgroup)

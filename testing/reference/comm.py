@@ -113,14 +113,14 @@ class Communicator:
         total = np.asarray(functools.reduce(np.add, rows))
         return total if op == "sum" else (total / self.replicas).astype(array.dtype)
 
-    def all_reduce_within(self, array: Array, parts: Subgroups) -> Array:
+    def all_reduce_within(self, array: Array, subgroups: Subgroups) -> Array:
         """The sum over the replicas of the own part."""
-        part = local_subgroup(self.replica, parts) or (self.replica,)
+        part = local_subgroup(self.replica, subgroups) or (self.replica,)
         return np.array(functools.reduce(np.add, self._rows(array, part)))
 
-    def broadcast_within(self, array: Array, parts: Subgroups) -> Array:
+    def broadcast_within(self, array: Array, subgroups: Subgroups) -> Array:
         """The array of the first replica of the own part."""
-        part = local_subgroup(self.replica, parts)
+        part = local_subgroup(self.replica, subgroups)
         return np.asarray(self.all_gather(array)[part[0] if part else self.replica])
 
     def barrier(self) -> None:

@@ -60,8 +60,8 @@ class ReferenceReplica(Replica):
         source = list(destinations).index(self.index)
         return np.asarray(self._exchange.all_gather(tensor)[source])
 
-    def all_reduce_within(self, tensor: Array, parts: Subgroups) -> Array:
-        return self._exchange.all_reduce_within(tensor, parts)
+    def all_reduce_within(self, tensor: Array, subgroups: Subgroups) -> Array:
+        return self._exchange.all_reduce_within(tensor, subgroups)
 
-    def broadcast_within(self, tensor: Array, parts: Subgroups) -> Array:
-        return self._exchange.broadcast_within(tensor, parts)
+    def broadcast_within(self, tensor: Array, subgroups: Subgroups) -> Array:
+        return self._exchange.broadcast_within(tensor, subgroups)

@@ -66,9 +66,9 @@ class Twins(SingleReplicaCommunicator):
     replicas = 2
     pairs = 0
 
-    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
-        self.pairs += len(parts[0]) == 1 and tensor.shape == (2,)
-        return tensor * len(parts[0])
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
+        self.pairs += len(subgroups[0]) == 1 and tensor.shape == (2,)
+        return tensor * len(subgroups[0])
 
 
 def unusual(spec: TrainingSpec) -> dict[str, float]:
@@ -114,10 +114,10 @@ class Typed(SingleReplicaCommunicator):
         self.types: set[str] = set()
 
     def reduce_scatter(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
         self.types.add(vector.dtype.name)
-        return super().reduce_scatter(vector, sizes, within)
+        return super().reduce_scatter(vector, sizes, subgroups)
 
 
 def in_bfloat16(spec: TrainingSpec) -> dict[str, Any]:

@@ -91,8 +91,8 @@ class DroppedSlice(_Broken):
 
 
 class _SilentBroadcast(Communicator):
-    def broadcast_within(self, array: np.ndarray, parts: Subgroups) -> np.ndarray:
-        super().broadcast_within(array, parts)
+    def broadcast_within(self, array: np.ndarray, subgroups: Subgroups) -> np.ndarray:
+        super().broadcast_within(array, subgroups)
         return np.array(array)
 
 

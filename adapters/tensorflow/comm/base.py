@@ -42,31 +42,31 @@ class Communicator(ABC):
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
 
     def reduce_scatter(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Sums a vector over all replicas, or those of the own set, each of which gets its part.
 
         Returns:
             The part, which may be empty; and a tensor that is not, and that only the exchange gives.
         """
-        if within:
+        if subgroups:
             total, place = (
-                self.all_reduce_within(vector, within),
-                index_within(self.replica_index(), within),
+                self.all_reduce_within(vector, subgroups),
+                index_within(self.replica_index(), subgroups),
             )
         else:
             total, place = self.all_reduce([vector], "sum")[0], self.replica_index()
         return tf.split(total, sizes)[place], total[:1]
 
     def all_gather_shards(
-        self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
         """Joins the parts of all replicas, or those of the own set, into one vector."""
-        if within:
-            place = index_within(self.replica_index(), within)
-            filled = tf.pad(part, [[sum(sizes[:place]), sum(sizes[place + 1 :])]])
-            return self.all_reduce_within(filled, within)
-        rows = self.all_gather(tf.pad(part, [[0, max(sizes) - sizes[self.replica_index()]]]))
+        if subgroups:
+            place = index_within(self.replica_index(), subgroups)
+            filled = tf.pad(shard, [[sum(sizes[:place]), sum(sizes[place + 1 :])]])
+            return self.all_reduce_within(filled, subgroups)
+        rows = self.all_gather(tf.pad(shard, [[0, max(sizes) - sizes[self.replica_index()]]]))
         return tf.concat([rows[place, :size] for place, size in enumerate(sizes)], axis=0)
 
     @abstractmethod
@@ -74,11 +74,11 @@ class Communicator(ABC):
         """Sends to one replica while receiving a tensor of equal shape from another."""
 
     @abstractmethod
-    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         """Sums over the replicas of each part; one that is in no part keeps its own."""
 
     @abstractmethod
-    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         """Gives each part the tensor of its first replica."""
 
     def close(self) -> None:
@@ -104,10 +104,10 @@ class SingleReplicaCommunicator(Communicator):
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         return tf.identity(tensor)
 
-    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         return tf.identity(tensor)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         return tf.identity(tensor)
 
 

@@ -19,14 +19,14 @@ class MirroredCommunicator(StrategyCommunicator):
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         return tf.identity(self._of_all(tensor)[source])
 
-    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         values = self._of_all(tensor)
-        part = local_subgroup(self.replica_index(), parts)
+        part = local_subgroup(self.replica_index(), subgroups)
         return tf.add_n([values[replica] for replica in part]) if part else tf.identity(tensor)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         values = self._of_all(tensor)
-        part = local_subgroup(self.replica_index(), parts)
+        part = local_subgroup(self.replica_index(), subgroups)
         return tf.identity(values[part[0]] if part else tensor)
 
     def _of_all(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
@@ -78,28 +78,30 @@ class MultiWorkerCommunicator(StrategyCommunicator):
             return tf.identity(received)
 
     def reduce_scatter(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
         """Each sends every other its part: half of what an all-reduce moves."""
-        parts, members = tf.split(vector, list(sizes)), self._members(within)
+        parts, members = tf.split(vector, list(sizes)), self._members(subgroups)
         own = parts[members.index(self.replica_index())]
         received = self._exchanged("sum parts", members, parts, [own] * len(members))
         with tf.control_dependencies(received):
             return tf.add_n(received), tf.ones(())
 
     def all_gather_shards(
-        self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
         """Each sends every other its own."""
-        members = self._members(within)
-        like = [tf.zeros(size, part.dtype) for size in sizes]
-        given = [part] * len(members)
+        members = self._members(subgroups)
+        like = [tf.zeros(size, shard.dtype) for size in sizes]
+        given = [shard] * len(members)
         return tf.concat(self._exchanged("join parts", members, given, like), axis=0)
 
-    def _members(self, within: Subgroups) -> tuple[int, ...]:
+    def _members(self, subgroups: Subgroups) -> tuple[int, ...]:
         """The replicas of the own set; without any, all."""
         own = self.replica_index()
-        return (local_subgroup(own, within) or (own,)) if within else tuple(range(self.replicas))
+        return (
+            (local_subgroup(own, subgroups) or (own,)) if subgroups else tuple(range(self.replicas))
+        )
 
     def _exchanged(
         self,
@@ -131,29 +133,29 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         )
         return tf.ensure_shape(received, like.shape)
 
-    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         def add(keys: dict[str, int], root: int) -> tf.Tensor:
             return tf.raw_ops.CollectiveReduceV2(
                 input=tensor, ordering_token=[], merge_op="Add", final_op="Id", **keys, **self._hint
             )
 
-        return self._within("sum", tensor, parts, add)
+        return self._within("sum", tensor, subgroups, add)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         def share(keys: dict[str, int], root: int) -> tf.Tensor:
             own = self.replica_index() == root
             return self._send(tensor, keys) if own else self._receive(tensor, keys)
 
-        return self._within("broadcast", tensor, parts, share)
+        return self._within("broadcast", tensor, subgroups, share)
 
     def _within(
         self,
         kind: str,
         tensor: tf.Tensor,
-        parts: Subgroups,
+        subgroups: Subgroups,
         operation: Callable[[dict[str, int], int], tf.Tensor],
     ) -> tf.Tensor:
-        part = local_subgroup(self.replica_index(), parts)
+        part = local_subgroup(self.replica_index(), subgroups)
         if not part:
             return tf.identity(tensor)
         return tf.ensure_shape(operation(self._keys(kind, part, tensor), part[0]), tensor.shape)

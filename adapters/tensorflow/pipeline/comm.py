@@ -62,9 +62,9 @@ class PipelineCommunicator(Communicator):
         """The sum over the stages of this replica."""
         return self._processes.all_reduce_within(tensor, self._same_replica)
 
-    def _sums(self, tensors: Sequence[tf.Tensor], parts: Subgroups) -> list[tf.Tensor]:
+    def _sums(self, tensors: Sequence[tf.Tensor], subgroups: Subgroups) -> list[tf.Tensor]:
         def add(packed: list[tf.Tensor]) -> list[tf.Tensor]:
-            return [self._processes.all_reduce_within(each, parts) for each in packed]
+            return [self._processes.all_reduce_within(each, subgroups) for each in packed]
 
         return in_buckets(tensors, self.bucket_bytes, add)
 
@@ -86,11 +86,11 @@ class PipelineCommunicator(Communicator):
         """What another stage of this replica sends: a tensor like another."""
         return self._broadcast(like, ((self._first + stage, self._place),))
 
-    def _broadcast(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def _broadcast(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         """The tensor of the first of each part, bit by bit: TensorFlow's collectives lack bfloat16."""
         if tensor.dtype != tf.bfloat16:
-            return self._processes.broadcast_within(tensor, parts)
-        bits = self._processes.broadcast_within(tf.bitcast(tensor, tf.float16), parts)
+            return self._processes.broadcast_within(tensor, subgroups)
+        bits = self._processes.broadcast_within(tf.bitcast(tensor, tf.float16), subgroups)
         return tf.bitcast(bits, tf.bfloat16)
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -99,10 +99,10 @@ class PipelineCommunicator(Communicator):
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
         raise _unsupported_collective()
 
-    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         raise _unsupported_collective()
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
+    def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         raise _unsupported_collective()
 
     def close(self) -> None:

@@ -56,20 +56,20 @@ class TensorFlowReplica(Replica):
         self.keepalive_outputs.append(proof)
         return part
 
-    def all_gather_shards(self, part: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
-        return self._communicator.all_gather_shards(part, sizes)
+    def all_gather_shards(self, shard: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
+        return self._communicator.all_gather_shards(shard, sizes)
 
     def reduce_scatter_within(
-        self, vector: tf.Tensor, sizes: Sequence[int], within: Subgroups
+        self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> tf.Tensor:
-        part, proof = self._communicator.reduce_scatter(vector, sizes, within)
+        part, proof = self._communicator.reduce_scatter(vector, sizes, subgroups)
         self.keepalive_outputs.append(proof)
         return part
 
     def all_gather_shards_within(
-        self, part: tf.Tensor, sizes: Sequence[int], within: Subgroups
+        self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> tf.Tensor:
-        return self._communicator.all_gather_shards(part, sizes, within)
+        return self._communicator.all_gather_shards(shard, sizes, subgroups)
 
     def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
         return [variable for part in parts for variable in self._trainer.part(part)]
@@ -87,11 +87,11 @@ class TensorFlowReplica(Replica):
         source = list(destinations).index(self.index)
         return self._communicator.send_receive(tensor, destinations[self.index], source)
 
-    def all_reduce_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
-        return self._communicator.all_reduce_within(tensor, parts)
+    def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
+        return self._communicator.all_reduce_within(tensor, subgroups)
 
-    def broadcast_within(self, tensor: tf.Tensor, parts: Subgroups) -> tf.Tensor:
-        return self._communicator.broadcast_within(tensor, parts)
+    def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
+        return self._communicator.broadcast_within(tensor, subgroups)
 
 
 def _write(variables: Sequence[tf.Variable], vector: tf.Tensor) -> None:

@@ -64,13 +64,13 @@ class Communicator(ABC):
 
     @abstractmethod
     def reduce_scatter(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         """Sums a vector over all replicas, or those of the own set, each of which gets its part."""
 
     @abstractmethod
     def all_gather_shards(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         """Joins the parts of all replicas, or those of the own set, into one vector."""
 
@@ -79,11 +79,11 @@ class Communicator(ABC):
         """Sends to one replica while receiving a tensor of equal shape from another."""
 
     @abstractmethod
-    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+    def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         """Sums over the replicas of each part, into a new tensor."""
 
     @abstractmethod
-    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+    def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         """Gives each part the tensor of its first replica."""
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
@@ -143,22 +143,22 @@ class SingleReplicaCommunicator(Communicator):
         return value.clone().unsqueeze(0)
 
     def reduce_scatter(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         return vector.clone()
 
     def all_gather_shards(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        return part.clone()
+        return shard.clone()
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         return value.clone()
 
-    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+    def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         return value.clone()
 
-    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+    def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         return value.clone()
 
     def barrier(self) -> None:

@@ -180,10 +180,10 @@ class DDPCommunicator(ProcessGroupCommunicator):
             raise _unused(missing)
 
     def reduce_scatter(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         """Each sends every other its part: Gloo's own reduce-scatter moves twice as much."""
-        members = self._members(within)
+        members = self._members(subgroups)
         rows = vector.new_empty((len(members), sizes[members.index(self.rank)]))
         self._swap(members, vector.contiguous().split(list(sizes)), list(rows))
         total, *others = rows
@@ -192,16 +192,18 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return total
 
     def all_gather_shards(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        members, whole = self._members(within), part.new_empty(sum(sizes))
-        self._swap(members, [part.contiguous()] * len(members), whole.split(list(sizes)))
+        members, whole = self._members(subgroups), shard.new_empty(sum(sizes))
+        self._swap(members, [shard.contiguous()] * len(members), whole.split(list(sizes)))
         return whole
 
-    def _members(self, within: Subgroups) -> Sequence[int]:
+    def _members(self, subgroups: Subgroups) -> Sequence[int]:
         """The replicas of the own set; without any, all."""
         return (
-            (local_subgroup(self.rank, within) or (self.rank,)) if within else range(self.replicas)
+            (local_subgroup(self.rank, subgroups) or (self.rank,))
+            if subgroups
+            else range(self.replicas)
         )
 
     def _swap(
@@ -240,24 +242,26 @@ class DDPCommunicator(ProcessGroupCommunicator):
         _complete(transfers)
         return result
 
-    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
-        result, process_group = value.clone(), self._process_group(parts)
+    def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
+        result, process_group = value.clone(), self._process_group(subgroups)
         if process_group is not None:
             dist.all_reduce(result, group=process_group)
         return result
 
-    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
-        result, process_group = value.clone(), self._process_group(parts)
+    def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
+        result, process_group = value.clone(), self._process_group(subgroups)
         if process_group is not None:
-            dist.broadcast(result, local_subgroup(self.rank, parts)[0], group=process_group)
+            dist.broadcast(result, local_subgroup(self.rank, subgroups)[0], group=process_group)
         return result
 
-    def _process_group(self, parts: Subgroups) -> Any:
+    def _process_group(self, subgroups: Subgroups) -> Any:
         """This replica's process group among those of the parts; all replicas make each, once."""
-        for part in map(tuple, parts):
-            if len(part) > 1 and part not in self._process_groups:
-                self._process_groups[part] = dist.new_group(list(part), timeout=self._timeout)
-        return self._process_groups.get(local_subgroup(self.rank, parts))
+        for subgroup in map(tuple, subgroups):
+            if len(subgroup) > 1 and subgroup not in self._process_groups:
+                self._process_groups[subgroup] = dist.new_group(
+                    list(subgroup), timeout=self._timeout
+                )
+        return self._process_groups.get(local_subgroup(self.rank, subgroups))
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         if method == "topk" or (method == "bf16" and self._device.type == "cpu"):

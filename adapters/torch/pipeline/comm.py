@@ -138,19 +138,19 @@ class PipelineCommunicator(Communicator):
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         raise unsupported_collective()
 
-    def all_reduce_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+    def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         raise unsupported_collective()
 
-    def broadcast_within(self, value: torch.Tensor, parts: Subgroups) -> torch.Tensor:
+    def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         raise unsupported_collective()
 
     def reduce_scatter(
-        self, value: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, value: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         raise unsupported_collective()
 
     def all_gather_shards(
-        self, value: torch.Tensor, sizes: Sequence[int], within: Subgroups = ()
+        self, value: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         raise unsupported_collective()
 

@@ -57,28 +57,28 @@ class TorchReplica(Replica):
     def reduce_scatter(self, vector: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
         return self._communicator.reduce_scatter(vector, sizes)
 
-    def all_gather_shards(self, part: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
-        return self._communicator.all_gather_shards(part, sizes)
+    def all_gather_shards(self, shard: torch.Tensor, sizes: Sequence[int]) -> torch.Tensor:
+        return self._communicator.all_gather_shards(shard, sizes)
 
     def reduce_scatter_within(
-        self, vector: torch.Tensor, sizes: Sequence[int], within: Subgroups
+        self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> torch.Tensor:
-        return self._communicator.reduce_scatter(vector, sizes, within)
+        return self._communicator.reduce_scatter(vector, sizes, subgroups)
 
     def all_gather_shards_within(
-        self, part: torch.Tensor, sizes: Sequence[int], within: Subgroups
+        self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> torch.Tensor:
-        return self._communicator.all_gather_shards(part, sizes, within)
+        return self._communicator.all_gather_shards(shard, sizes, subgroups)
 
     def send_receive(self, tensor: torch.Tensor, destinations: Sequence[int]) -> torch.Tensor:
         source = list(destinations).index(self.index)
         return self._communicator.send_receive(tensor, destinations[self.index], source)
 
-    def all_reduce_within(self, tensor: torch.Tensor, parts: Subgroups) -> torch.Tensor:
-        return self._communicator.all_reduce_within(tensor, parts)
+    def all_reduce_within(self, tensor: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
+        return self._communicator.all_reduce_within(tensor, subgroups)
 
-    def broadcast_within(self, tensor: torch.Tensor, parts: Subgroups) -> torch.Tensor:
-        return self._communicator.broadcast_within(tensor, parts)
+    def broadcast_within(self, tensor: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
+        return self._communicator.broadcast_within(tensor, subgroups)
 
 
 def _write(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> None:

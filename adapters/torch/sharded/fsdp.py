@@ -64,10 +64,12 @@ class FSDPCommunicator(DDPCommunicator):
             mesh_dim_names=("replicate", "shard"),
         )
 
-    def _group_among(self, parts: Subgroups) -> Any:
+    def _group_among(self, subgroups: Subgroups) -> Any:
         """This replica's process group, which may be of it alone; all replicas make each."""
-        made = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
-        return next(group for group, part in zip(made, parts, strict=True) if self.rank in part)
+        made = [dist.new_group(list(subgroup), timeout=self._timeout) for subgroup in subgroups]
+        return next(
+            group for group, subgroup in zip(made, subgroups, strict=True) if self.rank in subgroup
+        )
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
         if not isinstance(trainer, NativeTrainer):

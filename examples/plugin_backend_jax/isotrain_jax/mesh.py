@@ -249,9 +249,9 @@ class Hosts(NamedTuple):
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
-def all_gather_shards(part: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
+def all_gather_shards(shard: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
     """The whole of which each replica has a part along an axis; its gradient is summed over all of them."""
-    return lax.all_gather(part, AXIS, axis=axis, axis_index_groups=hosts.parts, tiled=True)
+    return lax.all_gather(shard, AXIS, axis=axis, axis_index_groups=hosts.parts, tiled=True)
 
 
 def sum_part(value: jax.Array, axis: int, parts: Subgroups | None = None) -> jax.Array:
@@ -296,14 +296,14 @@ def of_first(value: jax.Array) -> jax.Array:
     return broadcast_within(value, [range(lax.axis_size(AXIS))])
 
 
-def all_reduce_within(value: jax.Array, parts: Subgroups) -> jax.Array:
+def all_reduce_within(value: jax.Array, subgroups: Subgroups) -> jax.Array:
     """Sums over the replicas of each part; one that is in no part keeps its own."""
-    return lax.psum(value, AXIS, axis_index_groups=_groups(parts))
+    return lax.psum(value, AXIS, axis_index_groups=_groups(subgroups))
 
 
-def broadcast_within(value: jax.Array, parts: Subgroups) -> jax.Array:
+def broadcast_within(value: jax.Array, subgroups: Subgroups) -> jax.Array:
     """Gives each part the array of its first replica, bit by bit: the others add zero bits."""
-    groups = _groups(parts)
+    groups = _groups(subgroups)
     first = jnp.isin(lax.axis_index(AXIS), jnp.array([group[0] for group in groups]))
     is_truth = value.dtype == jnp.bool_
     bits = value.astype(jnp.uint8) if is_truth else _as_bits(value)
@@ -311,11 +311,11 @@ def broadcast_within(value: jax.Array, parts: Subgroups) -> jax.Array:
     return given.astype(value.dtype) if is_truth else lax.bitcast_convert_type(given, value.dtype)
 
 
-def _groups(parts: Subgroups) -> list[list[int]]:
+def _groups(subgroups: Subgroups) -> list[list[int]]:
     """The parts, and every replica that is in none as a part of its own."""
-    members = {replica for part in parts for replica in part}
+    members = {replica for subgroup in subgroups for replica in subgroup}
     alone = [[replica] for replica in range(lax.axis_size(AXIS)) if replica not in members]
-    return [*map(list, parts), *alone]
+    return [*map(list, subgroups), *alone]
 
 
 def _as_bits(value: jax.Array) -> jax.Array:

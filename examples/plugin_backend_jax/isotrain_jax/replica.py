@@ -70,8 +70,8 @@ class JaxReplica(Replica):
     def send_receive(self, tensor: jax.Array, destinations: Sequence[int]) -> jax.Array:
         return mesh.permute(tensor, tuple(destinations))
 
-    def all_reduce_within(self, tensor: jax.Array, parts: Subgroups) -> jax.Array:
-        return mesh.all_reduce_within(tensor, parts)
+    def all_reduce_within(self, tensor: jax.Array, subgroups: Subgroups) -> jax.Array:
+        return mesh.all_reduce_within(tensor, subgroups)
 
-    def broadcast_within(self, tensor: jax.Array, parts: Subgroups) -> jax.Array:
-        return mesh.broadcast_within(tensor, parts)
+    def broadcast_within(self, tensor: jax.Array, subgroups: Subgroups) -> jax.Array:
+        return mesh.broadcast_within(tensor, subgroups)

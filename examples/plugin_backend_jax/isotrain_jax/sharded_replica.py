@@ -116,32 +116,32 @@ class ShardedReplica(JaxReplica):
     def send_receive(self, tensor: jax.Array, destinations: Sequence[int]) -> jax.Array:
         return self._exchanges.make(mesh.permute, tensor, tuple(destinations))
 
-    def all_reduce_within(self, tensor: jax.Array, parts: Subgroups) -> jax.Array:
+    def all_reduce_within(self, tensor: jax.Array, subgroups: Subgroups) -> jax.Array:
         if not tensor.size:
             return tensor
-        return self._exchanges.make(mesh.all_reduce_within, tensor, _hashable(parts))
+        return self._exchanges.make(mesh.all_reduce_within, tensor, _hashable(subgroups))
 
-    def broadcast_within(self, tensor: jax.Array, parts: Subgroups) -> jax.Array:
-        return self._exchanges.make(mesh.broadcast_within, tensor, _hashable(parts))
+    def broadcast_within(self, tensor: jax.Array, subgroups: Subgroups) -> jax.Array:
+        return self._exchanges.make(mesh.broadcast_within, tensor, _hashable(subgroups))
 
     def reduce_scatter(self, vector: jax.Array, sizes: Sequence[int]) -> jax.Array:
         total = self._exchanges.make(_sum_of_part, vector, tuple(sizes))
         return total[: sizes[self.index]]
 
     def reduce_scatter_within(
-        self, vector: jax.Array, sizes: Sequence[int], within: Subgroups
+        self, vector: jax.Array, sizes: Sequence[int], subgroups: Subgroups
     ) -> jax.Array:
-        total = self._exchanges.make(_sum_of_part, vector, tuple(sizes), _hashable(within))
-        return total[: sizes[index_within(self.index, within)]]
+        total = self._exchanges.make(_sum_of_part, vector, tuple(sizes), _hashable(subgroups))
+        return total[: sizes[index_within(self.index, subgroups)]]
 
-    def all_gather_shards(self, part: jax.Array, sizes: Sequence[int]) -> jax.Array:
-        return self._exchanges.make(_whole, _filled(part, max(sizes)), tuple(sizes))
+    def all_gather_shards(self, shard: jax.Array, sizes: Sequence[int]) -> jax.Array:
+        return self._exchanges.make(_whole, _filled(shard, max(sizes)), tuple(sizes))
 
     def all_gather_shards_within(
-        self, part: jax.Array, sizes: Sequence[int], within: Subgroups
+        self, shard: jax.Array, sizes: Sequence[int], subgroups: Subgroups
     ) -> jax.Array:
-        filled = _filled(part, max(sizes))
-        return self._exchanges.make(_whole, filled, tuple(sizes), _hashable(within))
+        filled = _filled(shard, max(sizes))
+        return self._exchanges.make(_whole, filled, tuple(sizes), _hashable(subgroups))
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -180,5 +180,5 @@ def _whole(part: jax.Array, sizes: tuple[int, ...], within: Subgroups | None = N
     return jnp.concatenate([rows[place, :size] for place, size in enumerate(sizes)])
 
 
-def _hashable(parts: Subgroups) -> tuple[tuple[int, ...], ...]:
-    return tuple(map(tuple, parts))
+def _hashable(subgroups: Subgroups) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, subgroups))
