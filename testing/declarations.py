@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.availability import Availability
-from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability
 from isotrain.core.contracts.parallel_layout import REPLICATED
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.spec.loading import load_spec

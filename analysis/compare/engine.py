@@ -28,8 +28,7 @@ from isotrain.analysis.compare.settings import (
     run_seconds,
 )
 from isotrain.analysis.compare.verdict import decide
-from isotrain.core.contracts.cluster import Allocation
-from isotrain.core.contracts.launcher import LOCAL
+from isotrain.core.contracts.launcher import LOCAL, Allocation
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import PlanError, did_you_mean, unknown_name
 from isotrain.core.json_records import value

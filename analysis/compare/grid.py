@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isotrain.analysis.compare.runner import Runner
-from isotrain.core.contracts.cluster import Allocation
+from isotrain.core.contracts.launcher import Allocation
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.plugins.manager import PluginManager

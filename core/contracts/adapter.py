@@ -14,10 +14,10 @@ from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
 from isotrain.core.pipeline.partition import PipelineSplit
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.availability import Availability, Examination
+    from isotrain.core.contracts.capabilities import Availability, Examination
     from isotrain.core.contracts.plan import BackendConfig, Plan
+    from isotrain.core.contracts.process import ServerConnection
     from isotrain.core.contracts.replica_group import ReplicaGroup
-    from isotrain.core.contracts.server_connection import ServerConnection
     from isotrain.core.contracts.state import OptimizerStateNames
     from isotrain.core.spec.training_spec import TrainingSpec
 

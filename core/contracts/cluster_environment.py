@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import ClassVar
+from typing import ClassVar, TypeVar
 
 from isotrain.core.errors import ClusterInfoError
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,44 @@ class ClusterInfo:
         _require_below("node rank", self.node_rank, "hosts", len(self.hosts) or None, self)
 
 
+@dataclass(frozen=True)
+class ProcessSlot:
+    """Where one process is.
+
+    Attributes:
+        host: The name of its machine.
+        local_rank: Among the processes of its host.
+    """
+
+    host: str
+    local_rank: int
+
+
+@dataclass(frozen=True)
+class ClusterLayout:
+    """Where the processes of a run are, and what each has there.
+
+    Attributes:
+        launcher: That has started them.
+        process_slots: Of each process, by rank.
+        cores: That each may use.
+        gpus: That each can see; None: nobody tells before they start.
+        notes: On how they talk with each other, for people.
+    """
+
+    launcher: str
+    process_slots: tuple[ProcessSlot, ...]
+    cores: int
+    gpus: int | None
+    notes: tuple[str, ...] = ()
+
+    @property
+    def max_processes_per_host(self) -> int:
+        """Processes on the host that has most."""
+        hosts = [spot.host for spot in self.process_slots]
+        return max(map(hosts.count, {*hosts}))
+
+
 class ClusterEnvironment(ABC):
     """Tells who a process is, if one engine started it.
 
@@ -104,3 +144,92 @@ def _require_below(
             f" {', '.join(place.variables_read)} say; expected at least 0 and less than {size}. Unset these"
             " variables if you set them, or start the processes anew."
         )
+
+
+class EnvReader:
+    """Reads variables that an engine sets, and notes which. One that is set to nothing is not set."""
+
+    def __init__(self, engine: str, variables: Mapping[str, str]) -> None:
+        self._engine = engine
+        self._variables = variables
+        self._read: dict[str, None] = {}
+
+    @property
+    def variables_read(self) -> tuple[str, ...]:
+        """The names of the set variables that were asked for so far, in order."""
+        return tuple(self._read)
+
+    def all_set(self, *names: str) -> bool:
+        """Whether the engine has set these variables: all of them, or none.
+
+        Raises:
+            ClusterInfoError: Some of them are set, and others are not.
+        """
+        found = [name for name in names if self.text(name) is not None]
+        missing = [name for name in names if name not in found]
+        if found and missing:
+            raise ClusterInfoError(
+                f"{self._engine}: {_are_set(found)}, but not {' and '.join(missing)}; expected all of"
+                f" {', '.join(names)}, as this engine sets them, or none. Set what is missing, or unset"
+                " the others."
+            )
+        return bool(found)
+
+    def text(self, name: str) -> str | None:
+        """The text of a variable; None: it is not set."""
+        found = self._variables.get(name, "").strip()
+        if not found:
+            return None
+        self._read[name] = None
+        return found
+
+    def required_text(self, name: str) -> str:
+        """The text of a variable without which the place is not whole.
+
+        Raises:
+            ClusterInfoError: It is not set.
+        """
+        found = self.text(name)
+        if found is None:
+            self.all_set(*self._read, name)
+        return found or ""
+
+    def number(self, name: str) -> int | None:
+        """The whole number, of at least 0, that a variable is set to; None: it is not set.
+
+        Raises:
+            ClusterInfoError: It is set to something else.
+        """
+        found = self.text(name)
+        if found is None:
+            return None
+        if not (found.isascii() and found.isdecimal()):
+            raise ClusterInfoError(
+                f"{self._engine}: {name} is {found!r}; expected a whole number of at least 0."
+            )
+        return int(found)
+
+    def required_number(self, name: str) -> int:
+        """The number of a variable without which the place is not whole.
+
+        Raises:
+            ClusterInfoError: It is not set, or to something else.
+        """
+        self.required_text(name)
+        return self.number(name) or 0
+
+    def required_list(self, name: str, read: Callable[[str], list[T]]) -> tuple[T, ...]:
+        """What `host_list` or `counts_per_host` reads in a variable without which the place is not whole.
+
+        Raises:
+            ClusterInfoError: It is not set, or to something else.
+        """
+        text = self.required_text(name)
+        try:
+            return tuple(read(text))
+        except ClusterInfoError as error:
+            raise ClusterInfoError(f"{self._engine}: {name}: {error}") from error
+
+
+def _are_set(names: list[str]) -> str:
+    return f"{' and '.join(names)} {'is' if len(names) == 1 else 'are'} set"

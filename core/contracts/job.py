@@ -5,11 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, ClassVar, Self
+from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.plugin_selection import PluginChoice
-from isotrain.core.spec.training_spec import TrainingSpec
+if TYPE_CHECKING:
+    from isotrain.core.contracts.plan import Plan
+    from isotrain.core.spec.training_spec import TrainingSpec
 
 Work = Callable[[Any], Any]
 """Called on every process with its session; what it returns is given back to the caller."""
@@ -36,6 +36,23 @@ class InternalWork(ABC):
     def of(cls, fields: Mapping[str, Any]) -> Self:
         """Makes it again from what `fields` gave."""
         return cls(**fields)
+
+
+@dataclass(frozen=True, eq=False)
+class PluginChoice:
+    """What was asked for in one process; it travels to the processes of a run.
+
+    Attributes:
+        asked: Modules and files of `--plugin`.
+        blocked: Names of plugins to leave out.
+        registered: Name to plugin, by `isotrain.register`, in order.
+        installed: What installed packages offer, once somebody has looked; None: nobody has.
+    """
+
+    asked: tuple[str, ...] = ()
+    blocked: tuple[str, ...] = ()
+    registered: tuple[tuple[str, object], ...] = ()
+    installed: tuple[Any, ...] | None = None
 
 
 @dataclass(frozen=True)

@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from isotrain.core.contracts.availability import Availability
+from isotrain.core.contracts.capabilities import Availability
 
 
 class Logger:

@@ -14,9 +14,8 @@ from isotrain.core.errors import UnsupportedError
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
     from isotrain.core.contracts.plan import BackendConfig
-    from isotrain.core.contracts.process import ProcessContext
+    from isotrain.core.contracts.process import ProcessContext, ServerConnection
     from isotrain.core.contracts.replica_group import ReplicaGroup
-    from isotrain.core.contracts.server_connection import ServerConnection
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -48,7 +47,7 @@ class ParallelLayout(ABC):
     extra_ports: int = 0
 
     @property
-    def where(self) -> str:
+    def message_prefix(self) -> str:
         """How texts begin that are about groups of it."""
         return f"in {self.name} runs "
 
@@ -127,7 +126,7 @@ class ReplicatedLayout(ParallelLayout):
     """Every replica holds the weights, and steps."""
 
     name = "replicated"
-    where = ""
+    message_prefix = ""
 
     def device_mesh(self, replicas: int) -> DeviceMesh:
         """All of them along the data axis."""

@@ -6,10 +6,10 @@ import contextlib
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from isotrain.core.contracts.layer_traits import LayerTrait, Trait
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.state import MODEL_STATE, ExportForm, StateInfo, StateKind
 from isotrain.core.data.batch import Batch
@@ -20,6 +20,41 @@ from isotrain.core.pipeline.profile import ModelProfile
 
 if TYPE_CHECKING:
     import numpy as np  # imported below where it is needed: plans, which start sooner without it, need none
+
+
+class Trait(StrEnum):
+    """One thing that a layer does in training."""
+
+    LOCAL_STATISTICS = "local-statistics"
+    """Normalises with the mean and variance of the samples it is called with."""
+    GLOBAL_STATISTICS = "global-statistics"
+    """Asks to normalise with those of the global batch."""
+    RANDOM = "random"
+    """Draws random numbers from the framework's generator."""
+    LOWER_PRECISION = "lower-precision"
+    """Computes in fewer bits than the spec's precision."""
+    CUSTOM_TRAINING = "custom-training"
+    """Brings a step, loss or optimizer of its own for training, which is not called."""
+    WITHOUT_GRADIENT = "without-gradient"
+    """Is a trainable weight that the last step gave no gradient."""
+    HIDDEN = "hidden"
+    """May do any of these: nobody can look inside."""
+
+
+@dataclass(frozen=True)
+class LayerTrait:
+    """A trait of one layer.
+
+    Attributes:
+        trait: What it does.
+        layer: Its name in the model; of `CUSTOM_TRAINING` what is not called, of `WITHOUT_GRADIENT` the
+            weight.
+        kind: Its class.
+    """
+
+    trait: Trait
+    layer: str
+    kind: str
 
 
 class LayoutSteps:

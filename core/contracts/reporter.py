@@ -15,8 +15,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from typing import NamedTuple
 
-from isotrain.core.contracts.event_queue import EventQueue
-from isotrain.core.contracts.events import Heartbeat, ProcessEvent, Warned
+from isotrain.core.contracts.events import EventQueue, Heartbeat, ProcessEvent, Warned
 from isotrain.core.errors import EndedError
 
 HEARTBEAT_SECONDS = 0.5

@@ -13,11 +13,9 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isotrain.core.contracts.layer_traits import LayerTrait
-from isotrain.core.contracts.process import rank_of
+from isotrain.core.contracts.process import ServerConnection, rank_of
 from isotrain.core.contracts.replica import Computation, StatePart, Tensor
-from isotrain.core.contracts.replica_group import Phase, ReplicaGroup
-from isotrain.core.contracts.server_connection import ServerConnection
+from isotrain.core.contracts.replica_group import LayerTrait, Phase, ReplicaGroup
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, UnsupportedError, unknown_name

@@ -8,8 +8,8 @@ from isotrain.core.contracts.adapter import Adapter
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.plan import BackendConfig
+    from isotrain.core.contracts.process import ServerConnection
     from isotrain.core.contracts.replica_group import ReplicaGroup
-    from isotrain.core.contracts.server_connection import ServerConnection
     from isotrain.core.spec.training_spec import TrainingSpec
 
 

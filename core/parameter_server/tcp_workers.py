@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.process import rank_of, worker_of
-from isotrain.core.contracts.server_connection import ServerConnection
+from isotrain.core.contracts.process import ServerConnection, rank_of, worker_of
 from isotrain.core.errors import PeerLostError
 from isotrain.core.parameter_server.work_queue import WorkItem
 from isotrain.core.parameter_server.worker_pool import (

@@ -7,9 +7,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from isotrain.core.contracts.events import Ready
+from isotrain.core.contracts.process import ServerConnection
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
-from isotrain.core.contracts.server_connection import ServerConnection
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.parameter_server.flat_state import (
     STATISTICS,

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import time
 
-from isotrain.core.contracts.process import worker_of
-from isotrain.core.contracts.server_connection import ServerConnection
+from isotrain.core.contracts.process import ServerConnection, worker_of
 from isotrain.core.errors import PeerLostError
 from isotrain.core.parameter_server.worker_pool import (
     LostWorker,

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from isotrain.core.contracts.events import WorkerLost
-from isotrain.core.contracts.process import rank_of
-from isotrain.core.contracts.server_connection import ServerConnection
+from isotrain.core.contracts.process import ServerConnection, rank_of
 from isotrain.core.errors import PeerLostError
 from isotrain.core.parameter_server.work_queue import WorkItem
 

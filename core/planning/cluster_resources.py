@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.cluster import Allocation, ClusterLayout, ProcessSlot
+from isotrain.core.contracts.cluster_environment import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.launcher import Allocation
 from isotrain.core.contracts.plan import ProcessPlan
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError, UnsupportedError

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.plugin_selection import PluginChoice
+from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.system import hardware

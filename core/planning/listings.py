@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.availability import Availability
+from isotrain.core.contracts.capabilities import Availability
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.plugins.manager import PluginManager
 

@@ -7,9 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.availability import Availability
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.cluster import ClusterLayout
+from isotrain.core.contracts.capabilities import Availability, Capability
+from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.contracts.parallel_layout import ProcessRole
 from isotrain.core.contracts.plan import Plan, ProcessPlan, replicas_by_host, split_backend
@@ -185,7 +184,7 @@ def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) 
     """Says why the backend lacks what the strategy requires of groups of its parallel_layout."""
     parallel_layout = strategy.parallel_layout
     found = adapter.capabilities_for(parallel_layout.name).missing(strategy.requires)
-    return [f"{parallel_layout.where}it has {missing}" for missing in found]
+    return [f"{parallel_layout.message_prefix}it has {missing}" for missing in found]
 
 
 def _require_exchange(options: Collection[str], strategy: Strategy, adapter: Adapter) -> None:

@@ -15,9 +15,9 @@ import pluggy
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment
+from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError, unknown_name
 from isotrain.core.plugins import hookspecs, selection

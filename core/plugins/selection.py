@@ -7,7 +7,7 @@ import functools
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from isotrain.core.contracts.plugin_selection import PluginChoice
+from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.plugins import plugin
 from isotrain.core.plugins.plugin import Candidate, as_plugin, registration_hook
 

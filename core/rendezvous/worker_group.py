@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.cluster import ClusterLayout, ProcessSlot
-from isotrain.core.contracts.cluster_environment import ClusterInfo
+from isotrain.core.contracts.cluster_environment import ClusterInfo, ClusterLayout, ProcessSlot
 from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
-from isotrain.core.contracts.cluster import ClusterLayout
-from isotrain.core.contracts.cluster_environment import ClusterInfo
+from isotrain.core.contracts.cluster_environment import ClusterInfo, ClusterLayout
 from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from isotrain.core.contracts.server_connection import ServerConnection
+from isotrain.core.contracts.process import ServerConnection
 from isotrain.core.data.pytree import Weighted
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.transport import auth

@@ -160,7 +160,7 @@ def run_job_in_worker(
     Returns:
         What the work has returned; None in a process that has no session.
     """
-    from isotrain.core.contracts.server_connection import ServerConnection
+    from isotrain.core.contracts.process import ServerConnection
     from isotrain.core.json_format import json_page
     from isotrain.core.session.session import Session
     from isotrain.core.session.weights.initial_weights import REPORT_FILE

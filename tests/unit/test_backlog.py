@@ -2,8 +2,15 @@
 
 from __future__ import annotations
 
-from isotrain.core.contracts.event_queue import EventQueue
-from isotrain.core.contracts.events import EpochEnded, Event, Output, Progress, Steps, Warned
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Event,
+    EventQueue,
+    Output,
+    Progress,
+    Steps,
+    Warned,
+)
 
 
 def progress(done: int) -> Progress:

@@ -19,10 +19,9 @@ from isotrain.analysis.check.codes import GROUPS, RULES
 from isotrain.analysis.check.findings import CheckResult
 from isotrain.analysis.check.rule import Severity
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.availability import Availability, Examination
-from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
 from isotrain.core.contracts.device_mesh import DeviceMesh
-from isotrain.core.contracts.layer_traits import LayerTrait, Trait
+from isotrain.core.contracts.replica_group import LayerTrait, Trait
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import (
     IsotrainError,

@@ -321,7 +321,7 @@ def test_an_unavailable_backend(folder: Path) -> None:
     (folder / "plugin" / "elsewhere.py").write_text(
         textwrap.dedent("""
         from isotrain.adapters.torch.adapter import TorchDDP
-        from isotrain.core.contracts.availability import Availability
+        from isotrain.core.contracts.capabilities import Availability
         from isotrain.core.plugins.hookspecs import hookimpl
 
         class Elsewhere(TorchDDP):

@@ -15,8 +15,8 @@ import isotrain
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.device_mesh import DeviceMesh
 from isotrain.core.contracts.events import FilePart, event_of
+from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.launcher import RankCommand, Submission
-from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.run_directory import remote_run_files
 from isotrain.core.launching.scheduler import scheduler_process, scheduler_run

@@ -13,9 +13,8 @@ from unit.environment_cases import SRUN
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.cluster import Allocation, HostSlots
-from isotrain.core.contracts.launcher import Launcher, LauncherChoice
-from isotrain.core.contracts.plugin_selection import PluginChoice
+from isotrain.core.contracts.job import PluginChoice
+from isotrain.core.contracts.launcher import Allocation, HostSlots, Launcher, LauncherChoice
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.launching.scheduler.scheduler_run import rank_command
 from isotrain.core.planning import launcher_support

@@ -14,11 +14,10 @@ from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.core import api
 from isotrain.core.contracts import adapter as contract
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.availability import Availability, Examination
-from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.cluster import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
+from isotrain.core.contracts.cluster_environment import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.plan import Plan, differences, split_backend
-from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import (
     BackendUnavailableError,

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.contracts.plugin_selection import PluginChoice
+from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError
 from isotrain.core.plugins import selection

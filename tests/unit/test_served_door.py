@@ -14,9 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.process import Peer, ProcessContext
+from isotrain.core.contracts.process import Peer, ProcessContext, ServerConnection
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.contracts.server_connection import ServerConnection
 from isotrain.core.data.pytree import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.parameter_server.worker import serve

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.cluster import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.cluster_environment import ClusterLayout, ProcessSlot
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state import ModelBytes, StateBytes
 from isotrain.core.contracts.strategy import StrategyState

@@ -7,10 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.cluster import Allocation
 from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
-from isotrain.core.contracts.launcher import Launcher, RankCommand, Submission
+from isotrain.core.contracts.launcher import Allocation, Launcher, RankCommand, Submission
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.scheduler.scheduler_run import rank_command, run_on_scheduler

@@ -23,10 +23,9 @@ from isotrain.core.contracts.events import (
     Output,
     event_of,
 )
-from isotrain.core.contracts.job import InternalWork, Job, Work
+from isotrain.core.contracts.job import InternalWork, Job, PluginChoice, Work
 from isotrain.core.contracts.launcher import RankCommand, Submission
 from isotrain.core.contracts.plan import Plan, backend_label
-from isotrain.core.contracts.plugin_selection import PluginChoice
 from isotrain.core.errors import PlanError, RunFailedError, error_named
 from isotrain.core.json_format import json_line, json_page
 from isotrain.core.launching.run_directory.remote_run_files import FileReceiver, is_returned_file

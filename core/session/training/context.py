@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.process import ProcessContext
+from isotrain.core.contracts.process import ProcessContext, ServerConnection
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
-from isotrain.core.contracts.server_connection import ServerConnection
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
