@@ -1,4 +1,4 @@
-"""How one torch replica exchanges with the others: the contract, and the null object for one replica."""
+"""Communicators of torch replicas: the interface, and the null object for a run of one replica."""
 
 from __future__ import annotations
 
@@ -14,16 +14,19 @@ from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.plugin import CompressionMethod, IsotrainError, ReduceOp, Subgroups, unknown_name
 
 Wait = Callable[[], torch.Tensor]
+"""Waits for an asynchronous collective and returns its result, as torch's `Work.wait` does."""
 
 
 class Communicator(ABC):
-    """The ties of one replica (one process) to the others.
+    """Collectives between one replica (one process) and the others.
+
+    Every method is collective, called by all replicas in the same order, unless its docstring says *Local*.
 
     Attributes:
-        replicas: Replicas in the run.
-        rank: This one's index.
-        module: What to call for a forward pass whose gradients will be exchanged:
-            `module(inputs, targets)` gives loss (see `ReplicaTrainer.loss_module`) and predictions.
+        replicas: Number of replicas in the run.
+        rank: Index of this replica.
+        module: Forward pass whose gradients will be all-reduced, as DDP's wrapped module:
+            `module(inputs, targets)` returns the loss (shapes: see `LossModule`) and the predictions.
     """
 
     replicas: int
@@ -32,100 +35,135 @@ class Communicator(ABC):
 
     @abstractmethod
     def wrap(self, trainer: ReplicaTrainer) -> None:
-        """Makes all replicas' weights those of replica 0, and arranges for gradients to be exchanged."""
+        """Broadcasts the weights of replica 0, and sets up the all-reduce of gradients."""
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[Any]:
-        """Within it, backward passes only add to the local gradients."""
+        """Context in which backward passes only accumulate local gradients (DDP's `no_sync`). Local."""
 
     @abstractmethod
     def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
-        """Starts the mean of a scalar over all replicas; the result is given when waited for."""
+        """Starts the mean over all replicas of a scalar, or of a vector `[2]` (see `SliceWeights`)."""
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """As `all_reduce_mean_async`, for the loss of a synchronised step, before its backward pass."""
+        """Starts the mean of the loss of a synchronous step, before its backward pass: scalar or `[2]`."""
         return self.all_reduce_mean_async(share)
 
     @abstractmethod
     def wait_gradients(self) -> None:
-        """Returns once every parameter's `.grad` is the mean over all replicas."""
+        """Waits until every parameter's `.grad` is the mean over all replicas."""
 
     def require_all_reduced(self) -> None:
-        """Raises a SpecError if the last step's gradients, which it reduces natively, are not all reduced."""
+        """Checks that the native all-reduce of the last step covered all gradients. Local.
+
+        Raises:
+            SpecError: A weight got no gradient.
+        """
         return
 
     @abstractmethod
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """Reduces one tensor over all replicas, into a new tensor."""
+        """All-reduces a tensor of any shape; returns a new tensor of its shape and dtype."""
 
     @abstractmethod
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
-        """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
+        """Stacks the tensors of all replicas: returns shape `[replicas, *value.shape]`."""
 
     @abstractmethod
     def reduce_scatter(
         self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """Sums a vector over all replicas, or those of the own set, each of which gets its part."""
+        """Reduce-scatter: sums vectors, and returns this replica's shard of the sum.
+
+        Args:
+            vector: Local addend, shape `[sum(sizes)]`.
+            sizes: Shard length of each member, in order.
+            subgroups: Subgroups within which to reduce; empty for all replicas.
+
+        Returns:
+            Shape `[sizes[index]]`, with `index` this replica's index among the members.
+        """
 
     @abstractmethod
     def all_gather_shards(
         self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """Joins the parts of all replicas, or those of the own set, into one vector."""
+        """All-gather of shards of different lengths.
+
+        Args:
+            shard: Local shard, shape `[sizes[index]]`, with `index` this replica's index among the members.
+            sizes: Shard length of each member, in order.
+            subgroups: Subgroups within which to gather; empty for all replicas.
+
+        Returns:
+            The concatenated shards, shape `[sum(sizes)]`.
+        """
 
     @abstractmethod
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
-        """Sends to one replica while receiving a tensor of equal shape from another."""
+        """Sends a tensor to one replica and receives one of equal shape and dtype from another."""
 
     @abstractmethod
     def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
-        """Sums over the replicas of each part, into a new tensor."""
+        """Sums a tensor of any shape over this replica's subgroup; returns a new tensor."""
 
     @abstractmethod
     def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
-        """Gives each part the tensor of its first replica."""
+        """Returns the tensor of the first replica of this replica's subgroup; any shape, equal on all."""
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
-        """Arranges for gradients to be exchanged compressed; False if it cannot."""
+        """Makes later gradient all-reduces compressed. Local.
+
+        Args:
+            method: Compression method.
+            rank: Rank of PowerSGD's matrix approximation.
+            start: Uncompressed steps before PowerSGD begins.
+
+        Returns:
+            False if this communicator does not have the method; nothing has changed then.
+        """
         return False
 
     def state(self) -> dict[str, torch.Tensor]:
-        """What it keeps from step to step, by name."""
+        """State that outlives a step, by name; for checkpoints. Local."""
         return {}
 
     def write_state(self, name: str, value: torch.Tensor) -> None:
-        """Sets one of these.
+        """Restores one entry of `state`. Local.
 
         Raises:
-            IsotrainError: It keeps nothing of that name.
+            IsotrainError: There is no state of that name.
         """
         raise IsotrainError(unknown_name("state", f"exchange/{name}", self.state()))
 
     def warm_up(self) -> AbstractContextManager[Any] | None:
-        """Within it, a backward pass lets the exchange arrange itself; None where it needs none."""
+        """Context for a backward pass that lets DDP rebuild its buckets; None if not needed. Local."""
         return None
 
     @abstractmethod
     def barrier(self) -> None:
-        """Returns once every replica has called it."""
+        """Waits until every replica has called it."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the group of replicas."""
+        """Leaves the process group."""
 
 
 class SingleReplicaCommunicator(Communicator):
-    """The null object: one replica, no process group, no ports."""
+    """Null object: one replica, no process group, no ports."""
 
     replicas = 1
 
     def __init__(self, rank: int = 0) -> None:
-        """Is alone as this replica, whose random numbers it draws."""
+        """Stands for a group of one.
+
+        Args:
+            rank: Index of the replica, from which its random seed is derived.
+        """
         self.rank = rank
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
-        self.module = trainer.loss_module.forward  # no exchange hangs on the module's hooks
+        self.module = trainer.loss_module.forward  # no collective hangs on the module's hooks
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return contextlib.nullcontext()
@@ -171,22 +209,24 @@ class SingleReplicaCommunicator(Communicator):
 def all_reduce_mean_flat(
     communicator: Communicator, tensors: Sequence[torch.Tensor], weight: float
 ) -> None:
-    """Replaces tensors, in place, by their weighted mean over all replicas, in one exchange a dtype.
+    """Replaces tensors, in place, by their weighted mean over all replicas. Collective.
+
+    They are flattened into one vector for each dtype, and so cost one all-reduce for each dtype.
 
     Args:
-        communicator: The ties to the other replicas.
-        tensors: The same shapes on every replica.
-        weight: This replica's weight; the mean of all replicas' weights is 1.
+        communicator: Communicator of the replica.
+        tensors: Tensors of any shapes and dtypes, the same on every replica.
+        weight: Weight of this replica; the mean of all replicas' weights is 1.
     """
-    by_type: dict[torch.dtype, list[torch.Tensor]] = {}
+    by_dtype: dict[torch.dtype, list[torch.Tensor]] = {}
     for tensor in tensors:
-        by_type.setdefault(tensor.dtype, []).append(tensor)
+        by_dtype.setdefault(tensor.dtype, []).append(tensor)
     with torch.no_grad():
-        for members in by_type.values():
-            flat = torch.cat([member.reshape(-1) for member in members])
+        for same_dtype in by_dtype.values():
+            flat = torch.cat([each.reshape(-1) for each in same_dtype])
             if weight != 1.0:
                 flat.mul_(weight)
             mean = communicator.all_reduce(flat, "mean")
-            parts = mean.split([member.numel() for member in members])
-            for member, part in zip(members, parts, strict=True):
-                member.copy_(part.view_as(member))
+            means = mean.split([each.numel() for each in same_dtype])
+            for each, value in zip(same_dtype, means, strict=True):
+                each.copy_(value.view_as(each))

@@ -1,4 +1,4 @@
-"""The exchange of `torch-ddp`: torch's process group and DistributedDataParallel."""
+"""The communicator of `torch-ddp`: torch's process group and DistributedDataParallel."""
 
 from __future__ import annotations
 
@@ -34,19 +34,19 @@ _ARGUMENTS = inspect.signature(DistributedDataParallel).parameters
 _BUCKETS_REBUILT = "buckets_rebuilt"
 _POWERSGD = "powersgd/"
 _BUCKET_MIB = 1
-"""At which DistributedDataParallel closes its first bucket, unless it is told another size of buckets."""
+"""Size (MiB) at which DistributedDataParallel closes its first bucket, unless `bucket_cap_mb` is less."""
 _NO_BROADCAST: dict[str, Any] = {
     "forward_sync_buffers" if "forward_sync_buffers" in _ARGUMENTS else "broadcast_buffers": False,
     "init_sync": False,
 }
-"""That nothing is broadcast, in the words of the torch that is installed: 2.13 warns of the old ones."""
+"""Arguments that turn all broadcasts off, as the installed torch names them: 2.13 warns of the old names."""
 
 
-class _NamingUnused(DistributedDataParallel):
-    """Names the weights that got no gradient in the step before, where torch raises with their numbers.
+class _DDPNamingUnused(DistributedDataParallel):
+    """DistributedDataParallel whose error for unused parameters has their names, not their indices.
 
     Attributes:
-        names: The weights' names, by the identity of their parameters.
+        names: Weight names by the `id` of their parameters.
     """
 
     names: dict[int, str]
@@ -55,24 +55,24 @@ class _NamingUnused(DistributedDataParallel):
         try:
             return super().forward(*inputs, **options)
         except RuntimeError as error:
-            found = private_api.UNREDUCED_ERROR.search(str(error))
-            if found is None:
+            match = private_api.UNREDUCED_ERROR.search(str(error))
+            if match is None:
                 raise
             trained = [each for each in self.module.parameters() if each.requires_grad]
-            missing = (trained[int(place)] for place in found[1].split())
-            raise _unused([self.names[id(each)] for each in missing]) from error
+            missing = (trained[int(index)] for index in match[1].split())
+            raise _unused_error([self.names[id(each)] for each in missing]) from error
 
 
-def _unused(names: Sequence[str]) -> SpecError:
+def _unused_error(names: Sequence[str]) -> SpecError:
     return SpecError(
         f"model: {', '.join(names)}: the loss does not depend on {len(names)} trainable"
-        " weights. Freeze them or leave them out; or, where they take part now and then, set"
+        " weights. Freeze or remove them; or, if only some steps use them, set"
         " backend_options: {torch-ddp: {find_unused_parameters: true}}."
     )
 
 
 class DDPCommunicator(ProcessGroupCommunicator):
-    """Gradients are averaged by DistributedDataParallel while the backward pass runs."""
+    """Communicator whose gradients DistributedDataParallel averages during the backward pass."""
 
     def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
         start_process_group(backend_config, context)
@@ -81,12 +81,12 @@ class DDPCommunicator(ProcessGroupCommunicator):
         self._device_ids = [context.local_rank] if backend_config.device == "gpu" else None
         self._options = ddp_options(backend_config.options)
         self._timeout = timedelta(seconds=backend_config.timeout)
-        self._in_parts = SHARD in context.device_mesh.sizes
+        self._is_sharded = SHARD in context.device_mesh.sizes
         self._process_groups: dict[tuple[int, ...], Any] = {}
-        self._mean: torch.Tensor | None = None
+        self._loss_mean: torch.Tensor | None = None
         self._powersgd: PowerSGD | None = None
         self._has_rebuilt_buckets = False
-        self._had_rebuilt_buckets = False
+        self._restored_rebuilt_buckets = False
         self._waits_for_all = False
         self._is_reduced = False
 
@@ -94,31 +94,33 @@ class DDPCommunicator(ProcessGroupCommunicator):
         self._trainer = trainer
         self._loss_in_gradients = False
         self._broadcast_initial_values(trainer)
-        if self._in_parts:
+        if self._is_sharded:
             self.module = trainer.loss_module.forward
             return
-        unused, static = (
+        finds_unused, is_static = (
             self._options[name] for name in ("find_unused_parameters", "static_graph")
         )
-        self._expects_all = self._waits_for_all = not (unused or static)
-        # Buckets are filled in the order in which gradients come, or else in that of parameters, of which
-        # the first are exchanged last.
-        as_they_come = static or not unused
+        self._expects_all = self._waits_for_all = not (finds_unused or is_static)
+        # Buckets are filled in the order in which gradients become ready, or else in that of the parameters,
+        # of which the first are all-reduced last.
+        in_ready_order = is_static or not finds_unused
         self._loss = LossInGradients(
             trainer.loss_module,
             self._device,
-            _widest(trainer),
+            _loss_dtype(trainer),
             1 + trainer.may_ignore_padding,
-            at_end=as_they_come,
+            at_end=in_ready_order,
         )
-        # Two terms have no order; of more, all replicas' sums shall have that of a loop by hand.
-        bucket = min(_BUCKET_MIB, self._options.get("bucket_cap_mb", _BUCKET_MIB))
+        # Two terms have no order; for more, sums shall have the order of a hand-written loop.
+        first_bucket_mib = min(_BUCKET_MIB, self._options.get("bucket_cap_mb", _BUCKET_MIB))
         self._loss_in_gradients = (
             self.replicas <= 2
             or self._device.type != "cpu"
-            or (as_they_come and self._loss.keeps_summation_order(self.replicas, bucket))
+            or (
+                in_ready_order and self._loss.keeps_summation_order(self.replicas, first_bucket_mib)
+            )
         )
-        self.module = _NamingUnused(
+        self.module = _DDPNamingUnused(
             self._loss if self._loss_in_gradients else trainer.loss_module,
             device_ids=self._device_ids,
             **_NO_BROADCAST,
@@ -127,7 +129,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         self.module.names = {id(each): name for name, each in trainer.trainable.items()}
 
     def _broadcast_initial_values(self, trainer: ReplicaTrainer) -> None:
-        """Gives all replicas what replica 0 has: DDP itself takes neither all types nor all layouts."""
+        """Broadcasts replica 0's tensors: DDP's own broadcast takes neither all dtypes nor all layouts."""
         broadcast_initial_values(
             trainer.tensors(), self._device, lambda vector: dist.broadcast(vector, 0)
         )
@@ -147,19 +149,19 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return wait
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """Lets the loss travel with the gradients, where it can."""
+        """Sends the loss along with the gradients (`LossInGradients`), or else in its own all-reduce."""
         if not self._loss_in_gradients:
             return self.all_reduce_mean_async(share)
         scale = self._trainer.loss_scale()  # the update may change it
 
         def wait() -> torch.Tensor:
-            assert self._mean is not None
-            return self._mean if scale == 1.0 else self._mean / scale
+            assert self._loss_mean is not None
+            return self._loss_mean if scale == 1.0 else self._loss_mean / scale
 
         return wait
 
     def wait_gradients(self) -> None:
-        self._mean = self._loss.taken()
+        self._loss_mean = self._loss.pop_mean()
         self._has_rebuilt_buckets = self._is_reduced = True
         if self._expects_all:
             self._expects_all = False
@@ -170,22 +172,22 @@ class DDPCommunicator(ProcessGroupCommunicator):
             self._require_gradients()
 
     def _require_gradients(self) -> None:
-        """Looks whether DDP waits in vain: it has then not averaged what it keeps beside them either.
+        """Refuses weights without gradients: DDP waits for them, and has not averaged their bucket either.
 
         Raises:
             SpecError: A weight got no gradient.
         """
         missing = [trait.layer for trait in self._trainer.without_gradient()]
         if missing:
-            raise _unused(missing)
+            raise _unused_error(missing)
 
     def reduce_scatter(
         self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """Each sends every other its part: Gloo's own reduce-scatter moves twice as much."""
+        """Reduce-scatter by an all-to-all of shards: Gloo's own reduce-scatter moves twice as much."""
         members = self._members(subgroups)
         rows = vector.new_empty((len(members), sizes[members.index(self.rank)]))
-        self._swap(members, vector.contiguous().split(list(sizes)), list(rows))
+        self._all_to_all(members, vector.contiguous().split(list(sizes)), list(rows))
         total, *others = rows
         for row in others:
             total += row
@@ -194,42 +196,49 @@ class DDPCommunicator(ProcessGroupCommunicator):
     def all_gather_shards(
         self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        members, whole = self._members(subgroups), shard.new_empty(sum(sizes))
-        self._swap(members, [shard.contiguous()] * len(members), whole.split(list(sizes)))
-        return whole
+        members, gathered = self._members(subgroups), shard.new_empty(sum(sizes))
+        self._all_to_all(members, [shard.contiguous()] * len(members), gathered.split(list(sizes)))
+        return gathered
 
     def _members(self, subgroups: Subgroups) -> Sequence[int]:
-        """The replicas of the own set; without any, all."""
+        """Ranks of this replica's subgroup; all ranks if there are no subgroups."""
         return (
             (local_subgroup(self.rank, subgroups) or (self.rank,))
             if subgroups
             else range(self.replicas)
         )
 
-    def _swap(
+    def _all_to_all(
         self,
         members: Sequence[int],
         sent: Sequence[torch.Tensor],
         received: Sequence[torch.Tensor],
     ) -> None:
-        """Gives each of some replicas one tensor, and receives one of each, itself included; empty ones stay.
+        """All-to-all by point-to-point transfers; empty tensors are not sent.
 
-        Gloo takes no tensor of a GPU for that: they go by way of the host.
+        Gloo cannot send tensors of a GPU: they are copied through host memory.
+
+        Args:
+            members: Ranks that take part, this one included.
+            sent: Tensor for each member, any shapes.
+            received: Output tensor for each member, of the shape and dtype that it sends; overwritten.
         """
-        own = members.index(self.rank)
-        received[own].copy_(sent[own])
+        index = members.index(self.rank)
+        received[index].copy_(sent[index])
         by_host = self._device.type != "cpu" and dist.get_backend() == dist.Backend.GLOO
-        found = [torch.empty_like(each, device="cpu") for each in received] if by_host else received
-        given = [each.cpu() for each in sent] if by_host else sent
-        others = [(place, other) for place, other in enumerate(members) if place != own]
-        _complete(
+        outputs = (
+            [torch.empty_like(each, device="cpu") for each in received] if by_host else received
+        )
+        inputs = [each.cpu() for each in sent] if by_host else sent
+        peers = [(i, peer) for i, peer in enumerate(members) if i != index]
+        _run_p2p(
             [
-                *(dist.P2POp(dist.isend, given[i], r) for i, r in others if given[i].numel()),
-                *(dist.P2POp(dist.irecv, found[i], r) for i, r in others if found[i].numel()),
+                *(dist.P2POp(dist.isend, inputs[i], r) for i, r in peers if inputs[i].numel()),
+                *(dist.P2POp(dist.irecv, outputs[i], r) for i, r in peers if outputs[i].numel()),
             ]
         )
-        for place, _ in others if by_host else []:
-            received[place].copy_(found[place])
+        for i, _ in peers if by_host else []:
+            received[i].copy_(outputs[i])
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
         if destination == source == self.rank:
@@ -239,7 +248,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
             dist.P2POp(dist.isend, value.contiguous(), destination),
             dist.P2POp(dist.irecv, result, source),
         ]
-        _complete(transfers)
+        _run_p2p(transfers)
         return result
 
     def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
@@ -255,7 +264,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return result
 
     def _process_group(self, subgroups: Subgroups) -> Any:
-        """This replica's process group among those of the parts; all replicas make each, once."""
+        """This replica's process group; None if it is in no subgroup. Collective: all create all, once."""
         for subgroup in map(tuple, subgroups):
             if len(subgroup) > 1 and subgroup not in self._process_groups:
                 self._process_groups[subgroup] = dist.new_group(
@@ -265,7 +274,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         if method == "topk" or (method == "bf16" and self._device.type == "cpu"):
-            return False  # torch has no hook for the one, and lets the other run on NCCL only
+            return False  # torch has no hook for topk, and runs bf16's on NCCL only
         self._loss_in_gradients = False  # the hook would compress the loss too
         if method == "powersgd":
             self._powersgd = PowerSGD(rank, start)
@@ -274,28 +283,28 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return True
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Whether DDP has arranged its buckets, which it does by the first backward pass; and PowerSGD's."""
-        buckets_rebuilt = torch.tensor(self._has_rebuilt_buckets or self._had_rebuilt_buckets)
-        own = {} if self._powersgd is None else self._powersgd.read()
+        """Whether DDP has rebuilt its buckets, as after its first backward pass; and PowerSGD's state."""
+        buckets_rebuilt = torch.tensor(self._has_rebuilt_buckets or self._restored_rebuilt_buckets)
+        powersgd = {} if self._powersgd is None else self._powersgd.read()
         return {
             _BUCKETS_REBUILT: buckets_rebuilt,
-            **{_POWERSGD + name: value for name, value in own.items()},
+            **{_POWERSGD + name: value for name, value in powersgd.items()},
         }
 
     def write_state(self, name: str, value: torch.Tensor) -> None:
-        """Sets one of these; buckets that are arranged stay so."""
+        """Restores one entry of `state`; buckets that DDP has rebuilt already stay so."""
         if name == _BUCKETS_REBUILT:
-            self._had_rebuilt_buckets = bool(value)
+            self._restored_rebuilt_buckets = bool(value)
         elif self._powersgd is not None and name.startswith(_POWERSGD):
             self._powersgd.write(name.removeprefix(_POWERSGD), value, self._device)
         else:
             super().write_state(name, value)
 
     def warm_up(self) -> AbstractContextManager[Any] | None:
-        """Where a run goes on whose buckets were arranged: in others, sums round in another way."""
-        if self._has_rebuilt_buckets or not self._had_rebuilt_buckets:
+        """Needed once where a resumed run had rebuilt buckets: in the first ones, sums round otherwise."""
+        if self._has_rebuilt_buckets or not self._restored_rebuilt_buckets:
             return None
-        return nullcontext() if self._powersgd is None else self._powersgd.set_aside()
+        return nullcontext() if self._powersgd is None else self._powersgd.paused()
 
     def barrier(self) -> None:
         self.all_reduce(torch.zeros(1, device=self._device), "sum").item()
@@ -305,7 +314,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return torch.device("cpu" if self._device_ids is None else f"cuda:{self._device_ids[0]}")
 
     def close(self) -> None:
-        """Leaves the process group, after DDP is gone: its threads must not outlive the group."""
+        """Destroys the process group, after DDP is gone: its threads must not outlive the group."""
         self.barrier()
         self.__dict__.pop("module", None)
         self._process_groups.clear()
@@ -313,20 +322,20 @@ class DDPCommunicator(ProcessGroupCommunicator):
         dist.destroy_process_group()
 
 
-def _complete(transfers: list[dist.P2POp]) -> None:
-    """Sends and receives; returns when all is done."""
+def _run_p2p(transfers: list[dist.P2POp]) -> None:
+    """Runs point-to-point transfers as one batch, and waits for all."""
     for work in dist.batch_isend_irecv(transfers) if transfers else []:
         work.wait()
 
 
-def _widest(trainer: ReplicaTrainer) -> torch.dtype:
-    """The type in which the loss travels: the weights', and never one of 16 bits."""
-    wide = any(weight.dtype == torch.float64 for weight in trainer.trainable.values())
-    return torch.float64 if wide else torch.float32
+def _loss_dtype(trainer: ReplicaTrainer) -> torch.dtype:
+    """Dtype in which the loss is all-reduced: that of the weights, but never one of 16 bits."""
+    has_float64 = any(weight.dtype == torch.float64 for weight in trainer.trainable.values())
+    return torch.float64 if has_float64 else torch.float32
 
 
 def _communication_hook(method: CompressionMethod, powersgd: PowerSGD | None) -> tuple[Any, Any]:
-    """One of torch's own communication hooks, and its state."""
+    """One of torch's DDP communication hooks: its state, and the hook."""
     from torch.distributed.algorithms.ddp_comm_hooks import default_hooks
 
     if powersgd is not None:
@@ -334,11 +343,11 @@ def _communication_hook(method: CompressionMethod, powersgd: PowerSGD | None) ->
     return None, getattr(default_hooks, f"{method}_compress_hook")
 
 
-def ddp_options(given: Mapping[str, Any]) -> dict[str, Any]:
-    """DistributedDataParallel's options: what a good hand-written script sets, and the spec's."""
+def ddp_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """DistributedDataParallel's arguments: those of a good hand-written script, and the spec's options."""
     return {
         "gradient_as_bucket_view": True,
         "static_graph": False,
         "find_unused_parameters": False,
-        **given,
+        **options,
     }

@@ -1,4 +1,4 @@
-"""The loss that travels with the gradients instead of in a collective of its own."""
+"""Averages the loss in DDP's gradient all-reduce instead of in a collective of its own."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from isotrain.adapters.torch.trainer.base import LossModule
 
 
 class LossInGradients(nn.Module):
-    """An objective with one more parameter, whose gradient is the loss: what averages gradients averages it.
+    """A loss module with one more parameter, whose gradient is the loss.
 
-    The parameter stays 0, so neither the loss nor its other gradients change. It gets its gradient after all
-    others.
+    DDP's all-reduce of gradients thereby averages the loss too. The parameter stays 0, so neither the loss
+    nor its other gradients change. Its gradient is the last one to become ready.
     """
 
     loss_module: LossModule
@@ -24,64 +24,65 @@ class LossInGradients(nn.Module):
         loss_module: LossModule,
         device: torch.device,
         dtype: torch.dtype,
-        numbers: int,
+        length: int,
         *,
         at_end: bool,
     ) -> None:
-        """Wraps an objective.
+        """Wraps a loss module.
 
         Args:
-            loss_module: Gives loss and predictions, as `ReplicaTrainer.loss_module` does.
-            device: Of the parameter.
-            dtype: Of the parameter: that of the others, to travel in one message with them.
-            numbers: 2 where the loss may leave out padding: then also which part of the targets that is.
-            at_end: Whether it comes after the others in the order of parameters, too.
+            loss_module: Module that returns loss and predictions.
+            device: Device of the added parameter.
+            dtype: Dtype of the added parameter; the weights' dtype puts it into one bucket with them.
+            length: Length of the added parameter, a vector: 1 for the mean loss; 2 where padding may be left
+                out, for the fraction of padding among the targets too.
+            at_end: Whether the added parameter is the last one in `parameters()` (else the first).
         """
         super().__init__()
         # of one dimension: torch's PowerSGD takes no parameters without any
-        carrier = nn.Parameter(torch.zeros(numbers, device=device, dtype=dtype))
-        # a module of its own: parameters of this one come before those of what is in it
+        carrier = nn.Parameter(torch.zeros(length, device=device, dtype=dtype))
+        # a child module: a module's own parameters come before those of its children
         modules = {"loss_module": loss_module, "carrying": nn.ParameterList([carrier])}
         for name, module in modules.items() if at_end else reversed(modules.items()):
             self.add_module(name, module)
         self._carrier = (carrier,)  # in a tuple, torch finds it once
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """As the objective."""
+        """Returns loss and predictions of the loss module; the loss is a scalar or `[mean, padding]`."""
         (carrier,) = self._carrier
-        held, *beside = carrier.unbind()  # before the rest: gradients come in the reverse order
+        for_mean, *for_padding = carrier.unbind()  # first: gradients come in the reverse order
         loss, predictions = self.loss_module(inputs, targets)
-        if not beside or not loss.dim():
-            return torch.addcmul(loss, held, loss.detach()), predictions
-        mean, part = loss
-        carrying = mean + held * mean.detach() + beside[0] * part
-        return torch.stack([carrying, part]), predictions
+        if not for_padding or not loss.dim():
+            return torch.addcmul(loss, for_mean, loss.detach()), predictions
+        mean, padding = loss
+        carrying = mean + for_mean * mean.detach() + for_padding[0] * padding
+        return torch.stack([carrying, padding]), predictions
 
-    def taken(self) -> torch.Tensor | None:
-        """What the backward passes since the last call, and the exchange after them, have made of it."""
+    def pop_mean(self) -> torch.Tensor | None:
+        """Takes the all-reduced loss of the last step: a scalar, or `[2]`; None without a backward pass."""
         (carrier,) = self._carrier
         mean, carrier.grad = carrier.grad, None
         return None if mean is None else mean.squeeze().clone()
 
     def keeps_summation_order(self, replicas: int, bucket_mib: float) -> bool:
-        """Whether gradients with which it travels are added up in the same order as without it.
+        """Whether gradients are summed in the same order as without the added parameter.
 
-        Gloo's ring cuts a message into two segments for each replica, in each of which another one begins the
-        sums. One more number at the end makes them longer only where the others fill them all.
+        Gloo's ring all-reduce cuts a message into two segments per replica, and the sum of each segment
+        begins on another replica. One more number at the end moves the cuts only where the segments are full.
 
         Args:
-            replicas: That exchange.
-            bucket_mib: At which DistributedDataParallel closes its first bucket. Smaller gradients lie in
-                one; of larger ones it is known only after a step which are in the last.
+            replicas: Number of replicas in the all-reduce.
+            bucket_mib: Size (MiB) at which DistributedDataParallel closes its first bucket. Smaller gradients
+                lie in one bucket; for larger ones the last bucket's content is known only after a step.
         """
         embeddings = (nn.Embedding, nn.EmbeddingBag)
         if any(isinstance(each, embeddings) and each.sparse for each in self.loss_module.modules()):
-            return False  # sparse gradients travel apart
+            return False  # sparse gradients are all-reduced separately
         (carrier,) = self._carrier
-        beside = [
+        sizes = [
             weight.numel()
             for weight in self.loss_module.parameters()
             if weight.requires_grad and weight.dtype == carrier.dtype
         ]
-        fits = sum(beside) * carrier.element_size() < bucket_mib * (1 << 20)
-        return fits and -sum(beside) % (2 * replicas) >= carrier.numel()
+        fits = sum(sizes) * carrier.element_size() < bucket_mib * (1 << 20)
+        return fits and -sum(sizes) % (2 * replicas) >= carrier.numel()

@@ -1,4 +1,4 @@
-"""PowerSGD as torch's own communication hook for DistributedDataParallel has it, and what that remembers."""
+"""PowerSGD gradient compression: torch's DDP communication hook, and its state for checkpoints."""
 
 from __future__ import annotations
 
@@ -14,61 +14,61 @@ from isotrain.plugin import IsotrainError, unknown_name
 
 _SEED = 0
 _STEPS = "steps"
-_MEMORIES = {"residual": "error_dict", "left": "p_memory_dict", "right": "q_memory_dict"}
+_STATE_DICTS = {"residual": "error_dict", "left": "p_memory_dict", "right": "q_memory_dict"}
 
 
 class PowerSGD:
-    """The hook and its state: steps so far, and for each bucket its residual and both factors."""
+    """torch's PowerSGD hook with its state: steps done; per bucket the error feedback, P and Q."""
 
     def __init__(self, rank: int, start: int) -> None:
-        """Remembers nothing yet.
+        """Creates the hook, with an empty state.
 
         Args:
-            rank: Of the matrices that are sent.
-            start: Uncompressed steps before it begins.
+            rank: Rank of the matrix approximation.
+            start: Uncompressed steps before compression begins.
         """
         self.hook = powerSGD_hook.powerSGD_hook
         self.state = powerSGD_hook.PowerSGDState(
             None,
             matrix_approximation_rank=rank,
             start_powerSGD_iter=start,
-            min_compression_rate=1,  # whatever becomes smaller
+            min_compression_rate=1,  # compress whatever becomes smaller
             random_seed=_SEED,
         )
 
     def read(self) -> dict[str, torch.Tensor]:
-        """What it remembers, by name."""
-        found = {_STEPS: torch.tensor(self.state.iter)}
-        for kind, attribute in _MEMORIES.items():
+        """State by name: `steps`, an int64 scalar, and `KIND/BUCKET`, the tensors of each bucket."""
+        tensors = {_STEPS: torch.tensor(self.state.iter)}
+        for kind, attribute in _STATE_DICTS.items():
             for bucket, tensor in sorted(getattr(self.state, attribute).items()):
-                found[f"{kind}/{bucket}"] = tensor
-        return found
+                tensors[f"{kind}/{bucket}"] = tensor
+        return tensors
 
     def write(self, name: str, value: torch.Tensor, device: torch.device) -> None:
-        """Sets one of these, which need not be there yet.
+        """Restores one entry of `read`, which need not exist yet.
 
         Raises:
-            IsotrainError: It remembers nothing of that name.
+            IsotrainError: There is no state of that name.
         """
         kind, _, bucket = name.partition("/")
         if name == _STEPS:
-            self._go_to(int(value))
-        elif kind in _MEMORIES and bucket.isdecimal():
-            getattr(self.state, _MEMORIES[kind])[int(bucket)] = value.to(device)
+            self._set_step(int(value))
+        elif kind in _STATE_DICTS and bucket.isdecimal():
+            getattr(self.state, _STATE_DICTS[kind])[int(bucket)] = value.to(device)
         else:
-            raise IsotrainError(unknown_name("memory of PowerSGD", name, (_STEPS, *_MEMORIES)))
+            raise IsotrainError(unknown_name("PowerSGD state", name, (_STEPS, *_STATE_DICTS)))
 
-    def _go_to(self, steps: int) -> None:
-        """Sets the steps so far; before its start it has drawn no factors, and remembers nothing."""
+    def _set_step(self, steps: int) -> None:
+        """Sets the steps done; before compression begins there are no factors, and no error feedback."""
         self.state.iter = steps
         if steps <= self.state.start_powerSGD_iter:
             self.state.rng = np.random.RandomState(_SEED)
-            for attribute in _MEMORIES.values():
+            for attribute in _STATE_DICTS.values():
                 getattr(self.state, attribute).clear()
 
     @contextlib.contextmanager
-    def set_aside(self) -> Iterator[None]:
-        """Within it, gradients travel as before its start; it remembers nothing of them."""
+    def paused(self) -> Iterator[None]:
+        """Context in which gradients are all-reduced uncompressed, and the state does not change."""
         steps, self.state.iter = self.state.iter, 0
         try:
             yield
@@ -76,16 +76,16 @@ class PowerSGD:
             self.state.iter = steps
 
 
-def _remembers() -> None:
-    memory = PowerSGD(1, 2)
-    require(int(memory.read()[_STEPS]) == 0, "its steps in `iter`, from 0 on")
-    for kind in _MEMORIES:
-        memory.write(f"{kind}/0", torch.ones(1), torch.device("cpu"))
-    require(len(memory.read()) == 1 + len(_MEMORIES), "what it remembers of each bucket")
-    memory.write(_STEPS, torch.tensor(1), torch.device("cpu"))
-    require(len(memory.read()) == 1, "nothing that it remembers before it begins")
-    require(isinstance(memory.state.rng, np.random.RandomState), "NumPy's generator in `rng`")
+def _probe_state() -> None:
+    powersgd = PowerSGD(1, 2)
+    require(int(powersgd.read()[_STEPS]) == 0, "the steps in `iter`, from 0 on")
+    for kind in _STATE_DICTS:
+        powersgd.write(f"{kind}/0", torch.ones(1), torch.device("cpu"))
+    require(len(powersgd.read()) == 1 + len(_STATE_DICTS), "the state of each bucket")
+    powersgd.write(_STEPS, torch.tensor(1), torch.device("cpu"))
+    require(len(powersgd.read()) == 1, "no state before compression begins")
+    require(isinstance(powersgd.state.rng, np.random.RandomState), "NumPy's generator in `rng`")
 
 
-PROBES = (PrivateApiProbe("PowerSGDState's attributes", _remembers),)
-"""Parts of torch that it does not document, besides those of `private`."""
+PROBES = (PrivateApiProbe("PowerSGDState's attributes", _probe_state),)
+"""Probes of undocumented parts of torch, besides those of `torch.base.private_api`."""

@@ -1,4 +1,4 @@
-"""torch's process groups: how a process joins one, and what an exchange does over one."""
+"""torch's default process group, and collectives over process groups."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ _OPERATIONS = {"sum": dist.ReduceOp.SUM, "mean": dist.ReduceOp.SUM, "max": dist.
 
 
 def start_process_group(backend_config: BackendConfig, context: ProcessContext) -> None:
-    """Joins torch's default process group; a local run listens on loopback only.
+    """Joins torch's default process group. Called by every process; a local run listens on loopback only.
 
     Raises:
-        PlanError: The port of the rendezvous is taken.
+        PlanError: The rendezvous port is in use.
     """
     wait_for_rank_zero(context)
     host, port = context.rendezvous
@@ -47,11 +47,11 @@ def start_process_group(backend_config: BackendConfig, context: ProcessContext) 
 
 
 def _listen(host: str, port: int) -> int:
-    """Opens the store's listening socket on one address; torch alone would listen on all of them."""
+    """Opens the TCPStore's listening socket on one address: torch itself would listen on all of them."""
     listener = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
     listener.setsockopt(
         socket.SOL_SOCKET, socket.SO_REUSEADDR, 1
-    )  # a run before may be fading away
+    )  # a previous run's connections may be in TIME_WAIT
     try:
         listener.bind((host, port))
         listener.listen(1024)
@@ -59,16 +59,16 @@ def _listen(host: str, port: int) -> int:
         listener.close()
         raise PlanError(
             f"rank 0 cannot listen on {host}:{port}: {error.strerror}. Choose another"
-            " port, or leave the choice to isotrain."
+            " port, or let isotrain choose one."
         ) from error
     return listener.detach()
 
 
 class ProcessGroupCommunicator(Communicator):
-    """Reduces and gathers over a process group; it is abstract in all else."""
+    """Abstract communicator with `all_reduce` and `all_gather` over a torch process group."""
 
     _peers: Any = None
-    """The process group of all replicas; None: torch's default one."""
+    """Process group of all replicas; None for torch's default group."""
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         result = value.clone()
