@@ -233,12 +233,12 @@ def _gloo_variables(context: ProcessContext, backend_config: BackendConfig) -> d
         "HOROVOD_SIZE": str(context.world_size),
         "HOROVOD_LOCAL_RANK": str(context.local_rank),
         "HOROVOD_LOCAL_SIZE": str(context.local_world_size),
-        "HOROVOD_CROSS_RANK": str(with_this_slot.index(context.own.host)),
+        "HOROVOD_CROSS_RANK": str(with_this_slot.index(context.local_peer.host)),
         "HOROVOD_CROSS_SIZE": str(len(with_this_slot)),
-        "HOROVOD_HOSTNAME": context.own.host,
+        "HOROVOD_HOSTNAME": context.local_peer.host,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": _interface(context.own.address),
+        "HOROVOD_GLOO_IFACE": _interface(context.local_peer.address),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(backend_config.timeout))),
     }
 

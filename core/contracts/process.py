@@ -84,7 +84,7 @@ class ProcessContext:
     device_mesh: DeviceMesh = field(default_factory=DeviceMesh)
 
     @functools.cached_property
-    def own(self) -> Peer:
+    def local_peer(self) -> Peer:
         """This process, as the others know it."""
         return next(peer for peer in self.peers if peer.rank == self.rank)
 
@@ -101,22 +101,22 @@ class ProcessContext:
     @property
     def local_rank(self) -> int:
         """Of this process on its host."""
-        return self.own.local_rank
+        return self.local_peer.local_rank
 
     @property
     def local_world_size(self) -> int:
         """Processes on this host."""
-        return sum(peer.host == self.own.host for peer in self.peers)
+        return sum(peer.host == self.local_peer.host for peer in self.peers)
 
     @property
     def local_replicas(self) -> tuple[int, ...]:
         """Indices of the replicas that live in this process."""
-        return self.own.replicas
+        return self.local_peer.replicas
 
     @property
     def role(self) -> Role:
         """What it does; see `Role`."""
-        return self.own.role
+        return self.local_peer.role
 
     @property
     def has_session(self) -> bool:
@@ -169,7 +169,7 @@ class ServerConnection:
 
     def single_replica_context(self) -> ProcessContext:
         """The context of a group with one replica: no process group, no port."""
-        own = replace(self.context.own, local_rank=self.replica, replicas=(self.replica,))
+        own = replace(self.context.local_peer, local_rank=self.replica, replicas=(self.replica,))
         return replace(self.context, replicas=1, peers=(own,), device_mesh=DeviceMesh({DATA: 1}))
 
 

@@ -127,7 +127,7 @@ class StateInfo:
         nbytes: Bytes that it takes on this replica.
         offset: Where this replica's part begins in the whole, an index along each axis; None where every
             replica has all of it. What is whole here, and elsewhere not at all, is a part too.
-        part: The shape of that part; None likewise.
+        shard_shape: Shape of this replica's shard; None likewise.
         aliases: Other names that the model has for it, where weights are tied.
     """
 
@@ -135,17 +135,17 @@ class StateInfo:
     dtype: str
     nbytes: int
     offset: tuple[int, ...] | None = None
-    part: tuple[int, ...] | None = None
+    shard_shape: tuple[int, ...] | None = None
     aliases: tuple[str, ...] = ()
 
     def on_this_replica_only(self) -> StateInfo:
         """That it is whole here, and elsewhere not at all."""
-        return replace(self, offset=(0,) * len(self.shape), part=self.shape)
+        return replace(self, offset=(0,) * len(self.shape), shard_shape=self.shape)
 
     @property
-    def whole_bytes(self) -> int:
+    def full_nbytes(self) -> int:
         """That the whole of it takes."""
-        if self.part in (None, self.shape):
+        if self.shard_shape in (None, self.shape):
             return self.nbytes
         bits = re.search(r"\d+", self.dtype)
         return self.size * (int(bits[0]) // 8 if bits else 1)

@@ -59,7 +59,7 @@ class RankZeroLauncher:
         meeting.close_server()
         job = replace(job, key=meeting.key.derive("parameter-server run"))
         line, channels = LocalReporter(0), meeting.channels
-        own = LocalProcess(line, agreed.context.own, directory)
+        own = LocalProcess(line, agreed.context.local_peer, directory)
         others = [
             RemoteProcess(channels[peer.rank], peer, directory) for peer in agreed.context.peers[1:]
         ]

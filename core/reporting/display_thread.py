@@ -9,16 +9,8 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager
 from typing import Any, Generic
 
-from isotrain.core.contracts.events import (
-    MOST_BYTES,
-    Event,
-    EventQueue,
-    Item,
-    LauncherNote,
-    OnEvent,
-    OnPlainEvent,
-    Steps,
-)
+from isotrain.core.contracts.events import Event, LauncherNote, OnEvent, OnPlainEvent, Steps
+from isotrain.core.contracts.reporter import MOST_BYTES, EventQueue, Item
 
 _INTERRUPTED_SECONDS = 2.0
 """That the display has to show the rest when this program is interrupted."""

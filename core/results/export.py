@@ -233,7 +233,7 @@ def _take(session: Session, location: str) -> None:
             f"{location}: it has no weights for {len(missing)} of {len(needed)} names of this model,"
             f" {missing[0]!r} first. Was the model changed since the run?"
         )
-    for portion in portions(needed, lambda name: needed[name].whole_bytes):
+    for portion in portions(needed, lambda name: needed[name].full_nbytes):
         session.write_state({name: stored[name] for name in portion})
 
 

@@ -415,7 +415,7 @@ def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> 
     with next_session(session, "saved", spec(KINDS["hybrid 3"], fields)) as session:
         stopped(session)
         described = session.group.describe_state(("trainable", "optimizer")).items()
-        held = {name: [*(info.offset or ()), *(info.part or ())] for name, info in described}
+        held = {name: [*(info.offset or ()), *(info.shard_shape or ())] for name, info in described}
         session.save(folder)
         session.evaluate()  # brings all weights together, which go again in the next step
         session.save(f"{folder}-whole")
@@ -526,7 +526,7 @@ def _joined_by_layers(session: Session) -> dict[str, Any]:
     group.write_state({name: whole + 1})
     group.reshard_weights()
     (info,) = [i for n, i in group.describe_state(("trainable",)).items() if n == name]
-    rows = slice(info.offset[0], info.offset[0] + info.part[0])
+    rows = slice(info.offset[0], info.offset[0] + info.shard_shape[0])
     found["set"] = group.read_state(("trainable",))[name] - whole[rows]
     if session.rank:
         return found

@@ -73,7 +73,7 @@ def work(session: Session, folder: str) -> dict[str, Any]:
     cases.stopped(session)
     found = {"bytes": {"here": live_bytes(), **described_bytes(session)}}
     described = session.group.describe_state().items()
-    found["parts"] = {name: [info.offset, info.part] for name, info in described}
+    found["parts"] = {name: [info.offset, info.shard_shape] for name, info in described}
     session.save(folder)
     session.evaluate()  # brings all weights together, which go again in the next step
     found["ended"] = ended(session)
@@ -81,7 +81,7 @@ def work(session: Session, folder: str) -> dict[str, Any]:
         session.restore(Path(folder))
         session.save(folder + SHARES)
         described = session.group.describe_state(("optimizer",)).items()
-        found["slots"] = {n: info.nbytes for n, info in described if info.part == info.shape}
+        found["slots"] = {n: info.nbytes for n, info in described if info.shard_shape == info.shape}
         found["shares"] = ended(session)
     return found
 
@@ -107,7 +107,7 @@ def described_bytes(session: Session) -> dict[str, int]:
     described = session.group.describe_state().values()
     return {
         "told": sum(info.nbytes for info in described),
-        "all": sum(info.whole_bytes for info in described),
+        "all": sum(info.full_nbytes for info in described),
     }
 
 

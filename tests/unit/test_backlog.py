@@ -2,15 +2,8 @@
 
 from __future__ import annotations
 
-from isotrain.core.contracts.events import (
-    EpochEnded,
-    Event,
-    EventQueue,
-    Output,
-    Progress,
-    Steps,
-    Warned,
-)
+from isotrain.core.contracts.events import EpochEnded, Event, Output, Progress, Steps, Warned
+from isotrain.core.contracts.reporter import EventQueue
 
 
 def progress(done: int) -> Progress:

@@ -14,7 +14,7 @@ import pytest
 import isotrain
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.device_mesh import DeviceMesh
-from isotrain.core.contracts.events import FilePart, event_of
+from isotrain.core.contracts.events import FilePart, event_from_dict
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.launcher import RankCommand, Submission
 from isotrain.core.errors import PlanError
@@ -122,7 +122,9 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
         (there / name).write_bytes(part)
     (here / "long").write_bytes(b"of a start before")
     parts: list[FilePart] = []
-    remote_run_files.return_files(there, lambda told: parts.append(cast(FilePart, event_of(told))))
+    remote_run_files.return_files(
+        there, lambda told: parts.append(cast(FilePart, event_from_dict(told)))
+    )
     names, follow = parts[:2], parts[2:]
     assert [part.name for part in names] == ["empty", "long"]
     assert [part.name for part in follow] == ["empty", *["long"] * 4]

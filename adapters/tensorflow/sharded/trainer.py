@@ -202,7 +202,7 @@ class ShardedState(NamedState):
             return info
         cut, own = self._sharded_weights.shard_specs[place], self._sharded_weights.shard_index
         offset, part = tuple(cut.shard_offset(own)), tuple(cut.shard_shape(own))
-        return replace(info, shape=tuple(cut.shape), offset=offset, part=part)
+        return replace(info, shape=tuple(cut.shape), offset=offset, shard_shape=part)
 
     def write(self, state: Mapping[str, np.ndarray], place: int | None = None) -> None:
         known = self._found((*self._weights, *self._kinds))

@@ -182,4 +182,4 @@ def _described(tensor: TensorOrShard) -> StateInfo:
     if own is tensor:
         return info
     offset = tuple(axis.start for axis in shard_slices(tensor))
-    return replace(info, offset=offset, part=tuple(own.shape))
+    return replace(info, offset=offset, shard_shape=tuple(own.shape))

@@ -49,7 +49,7 @@ class RankProcess:
     def __init__(self, context: ProcessContext) -> None:
         """Opens the pipes; `start` starts it."""
         self.context = context
-        self.peer = context.own
+        self.peer = context.local_peer
         self.log = rank_log(Path(context.run_directory), context.rank)
         self._output: IO[bytes] | None = None
         self.events, self._writing = os.pipe()

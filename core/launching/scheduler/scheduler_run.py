@@ -21,7 +21,7 @@ from isotrain.core.contracts.events import (
     LauncherNote,
     OnEvent,
     Output,
-    event_of,
+    event_from_dict,
 )
 from isotrain.core.contracts.job import InternalWork, Job, PluginChoice, Work
 from isotrain.core.contracts.launcher import RankCommand, Submission
@@ -285,7 +285,7 @@ def _follow(
         elif told["event"] in (RESULT, CommandFailed.kind):
             last = last or told
             engine.expect_end()
-        elif isinstance(event := event_of(told), FilePart):
+        elif isinstance(event := event_from_dict(told), FilePart):
             files.take(event)
         elif isinstance(event, Output) and event.rank:
             append_to_log(directory, event.rank, event.text)
@@ -309,7 +309,7 @@ def _event(line: str, mark: str) -> dict[str, Any] | None:
 
 def _raise_if_error(told: Mapping[str, Any]) -> None:
     """Raises again what was raised on rank 0."""
-    event = event_of(told)
+    event = event_from_dict(told)
     if isinstance(event, CommandFailed):
         error = error_named(event.error, event.message)
         if isinstance(error, RunFailedError):

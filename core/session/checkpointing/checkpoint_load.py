@@ -165,7 +165,7 @@ def _read_portion(
     parts = {n: described[n] for n in names if n in described and described[n].offset is not None}
     whole = saved.checkpoint.read("state", [name for name in names if name not in parts])
     return whole | {
-        name: saved.checkpoint.read_part("state", name, info.offset, info.part)
+        name: saved.checkpoint.read_part("state", name, info.offset, info.shard_shape)
         for name, info in parts.items()
     }
 

@@ -117,7 +117,7 @@ def _measured(
     return ModelStats(
         samples=None if isinstance(train, ShardedStream) else len(train),
         parameters=sum(weight.size for weight in weights),
-        gradient_bytes=sum(weight.whole_bytes for weight in weights),
+        gradient_bytes=sum(weight.full_nbytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],
         notes=setup_notes(spec, group, initial, loaders),
         model=model_bytes(spec, group),
@@ -131,11 +131,11 @@ def model_bytes(spec: TrainingSpec, group: ReplicaGroup) -> ModelBytes:
     """
     trained = group.describe_state(("trainable",)).values()
     fixed = group.describe_state(("non-trainable",)).values()
-    weights = tuple(info.whole_bytes for info in trained)
-    made = sum(info.whole_bytes for info in group.describe_state(("optimizer",)).values())
+    weights = tuple(info.full_nbytes for info in trained)
+    made = sum(info.full_nbytes for info in group.describe_state(("optimizer",)).values())
     own = isinstance(spec.optimizer, CustomOptimizer)
     slots = round(made / max(1, sum(weights))) if own else len(spec.optimizer.slots)
-    return ModelBytes(weights, sum(info.whole_bytes for info in fixed), slots)
+    return ModelBytes(weights, sum(info.full_nbytes for info in fixed), slots)
 
 
 def setup_notes(

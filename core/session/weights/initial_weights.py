@@ -108,7 +108,7 @@ def _load(
     for kind, patterns in (("include", wanted.include), ("exclude", wanted.exclude)):
         _require_fitting(kind, patterns, [*known, *source])
     faults = []
-    for portion in portions(present, lambda name: known[name].whole_bytes):
+    for portion in portions(present, lambda name: known[name].full_nbytes):
         state = {name: _read(wanted, names, source, name, origins[name]) for name in portion}
         wrong = {name for name in portion if state[name].shape != known[name].shape}
         faults += [f"{n}: {state[n].shape}, here {known[n].shape}" for n in portion if n in wrong]
