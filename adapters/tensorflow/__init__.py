@@ -1,1 +1,1 @@
-"""The tensorflow adapters."""
+"""Adapters for TensorFlow: `tf-mirrored` and `tf-multiworker`."""

@@ -1,4 +1,4 @@
-"""Declares `tf-mirrored` and `tf-multiworker`; imports TensorFlow only when a run starts."""
+"""The adapters `tf-mirrored` and `tf-multiworker`; they import TensorFlow only when a run starts."""
 
 from __future__ import annotations
 
@@ -54,10 +54,10 @@ TENSORFLOW_LOG_LINES = (
     "To enable the following instructions",
     r"([0-9: .-]+)?[IW]([0-9]{4} [0-9:. ]+)? ",
 )
-"""Remarks and warnings that TensorFlow writes whatever it does; see `Adapter.ignored_log_lines`."""
+"""Patterns of messages that TensorFlow logs in every run; see `Adapter.ignored_log_lines`."""
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
-_MIRRORED = Capabilities.none("a variable of a MirroredStrategy is on every replica alike")
+_MIRRORED = Capabilities.none("every replica of a MirroredStrategy has a copy of each variable")
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -86,8 +86,8 @@ class _TensorFlowAdapter(Adapter):
     optimizer_state_names = KerasOptimizerStateNames()
     replicated_options = frozenset({_BUCKET_OPTION})
     options = {
-        _BUCKET_OPTION: "tensors of less than half as many bytes are joined into buckets of this many"
-        " before they are exchanged (4194304)",
+        _BUCKET_OPTION: "tensors of less than half this many bytes are packed into buckets of this many"
+        " before the all-reduce (4194304)",
     }
     sync_batchnorm_devices = frozenset({"cpu", "gpu"})
     cpu_collective: ClassVar[str]
@@ -101,9 +101,9 @@ class _TensorFlowAdapter(Adapter):
         import tensorflow as tf
 
         versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-        fault = tensorflow_private_api_changes() or keras_backend.private_api_changes()
-        if fault:
-            return Examination(fault, versions=versions)
+        changes = tensorflow_private_api_changes() or keras_backend.private_api_changes()
+        if changes:
+            return Examination(changes, versions=versions)
         gpus = len(tf.config.list_physical_devices("GPU"))
         collectives = {
             name: nccl_availability(gpus) if name == "nccl" else Availability(True)
@@ -122,8 +122,8 @@ class _TensorFlowAdapter(Adapter):
             return "nccl" if device == "gpu" else self.cpu_collective
         if name == "nccl" and device == "cpu":
             raise UnsupportedError(
-                f"{self.name}:nccl exchanges between GPUs, and this run uses CPUs (TensorFlow itself"
-                " would go on with another collective and only warn). Use"
+                f"{self.name}:nccl communicates between GPUs, and this run uses CPUs (TensorFlow itself"
+                " would fall back to another collective with only a warning). Use"
                 f" {self.name}:{self.cpu_collective}, or device: gpu on a machine with NVIDIA GPUs"
                 " and a CUDA build of TensorFlow."
             )
@@ -157,40 +157,42 @@ class _TensorFlowAdapter(Adapter):
         distribution.use_threads(backend_config.threads * len(context.local_replicas))
         if context.replicas == 1:
             distribution.use_local_gpu(backend_config, context)
-            alone = SingleReplicaCommunicator(*context.local_replicas)
-            return TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
+            single = SingleReplicaCommunicator(*context.local_replicas)
+            return TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), single)
         strategy = self.build_strategy(spec, backend_config, context)
         limit = bucket_bytes(backend_config.options, self.name)
-        ties = self.connect(backend_config, context, limit)
-        return TensorFlowReplicaGroup(spec, strategy, ties, self.initial_values(strategy, context))
+        communicator = self.connect(backend_config, context, limit)
+        return TensorFlowReplicaGroup(
+            spec, strategy, communicator, self.initial_values(strategy, context)
+        )
 
     def initial_values(
         self, strategy: tf.distribute.Strategy, context: ProcessContext
     ) -> InitialValues | None:
-        """What makes the variables in the place of the native strategy, if anything does."""
+        """What creates the variables instead of the `tf.distribute` strategy; None: the strategy does."""
         return None
 
     @abstractmethod
     def connect(
         self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int
     ) -> communicator.Communicator:
-        """Makes the ties between several replicas."""
+        """Builds the communicator of a run with several replicas. Collective."""
 
     @abstractmethod
     def build_strategy(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> tf.distribute.Strategy:
-        """Makes the native strategy of several replicas."""
+        """Builds the `tf.distribute` strategy of a run with several replicas. Collective."""
 
 
 class TFMirrored(_TensorFlowAdapter):
-    """tf.distribute.MirroredStrategy."""
+    """Backend over `tf.distribute.MirroredStrategy`."""
 
     name = "tf-mirrored"
     summary = "TensorFlow MirroredStrategy, one process for all replicas of a machine"
     collectives = {
         "auto": "nccl on GPUs, one-device on CPUs",
-        "hierarchical-copy": "reduces in two halves and copies back; even numbers of replicas",
+        "hierarchical-copy": "reduces in two halves and copies back; needs an even number of replicas",
         "one-device": "reduces on one device and copies back",
         "nccl": "NVIDIA's collectives, for GPUs",
     }
@@ -203,7 +205,7 @@ class TFMirrored(_TensorFlowAdapter):
         "sharded": _MIRRORED,
         "fully-sharded": _MIRRORED,
         "pipeline": Capabilities.none(
-            "all its replicas live in one process, and stages need one each"
+            "all its replicas live in one process, and each stage needs its own"
         ),
     }
     cpu_collective = "one-device"
@@ -219,8 +221,8 @@ class TFMirrored(_TensorFlowAdapter):
         name = super().resolve_collective(requested, device=device, replicas=replicas)
         if name == "hierarchical-copy" and replicas % 2 == 1 and replicas > 1:
             raise UnsupportedError(
-                f"tf-mirrored:hierarchical-copy adds up pairs of replicas, and TensorFlow leaves out"
-                f" the last of an odd number without a word; this run has {replicas}. Use"
+                f"tf-mirrored:hierarchical-copy adds up pairs of replicas, and TensorFlow silently leaves"
+                f" out the last of an odd number; this run has {replicas} replicas. Use"
                 " tf-mirrored:one-device, or an even number of replicas."
             )
         return name
@@ -241,7 +243,7 @@ class TFMirrored(_TensorFlowAdapter):
 
 
 class TFMultiWorker(_TensorFlowAdapter):
-    """tf.distribute.MultiWorkerMirroredStrategy."""
+    """Backend over `tf.distribute.MultiWorkerMirroredStrategy`."""
 
     name = "tf-multiworker"
     summary = "TensorFlow MultiWorkerMirroredStrategy, one process per replica"
@@ -265,8 +267,8 @@ class TFMultiWorker(_TensorFlowAdapter):
         notes = super().check(spec, options, replicas=replicas)
         if replicas > 1:
             notes.append(
-                "tf-multiworker: TensorFlow's server listens on every network interface, whatever"
-                " address it is given; keep its ports behind a firewall."
+                "tf-multiworker: TensorFlow's server listens on every network interface, not only on"
+                " the configured address; keep its ports behind a firewall."
             )
         return notes
 
@@ -274,7 +276,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         return sharded_notes() if parallel_layout == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """An optimal all-reduce, or what a fully sharded run sends."""
+        """Bytes that a replica sends per step, by a ring all-reduce or the fully sharded collectives."""
         if plan.parallel_layout == "fully-sharded":
             return fully_sharded_bytes(plan, times=plan.gradient_accumulation_steps)
         return super().exchanged_bytes(plan, spec)
@@ -284,8 +286,8 @@ class TFMultiWorker(_TensorFlowAdapter):
     ) -> dict[str, str]:
         return tensorflow_environment_variables(device, threads)
 
-    def servers(self, asked: int) -> int:
-        return asked
+    def servers(self, requested: int) -> int:
+        return requested
 
     def start_parameter_server(
         self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
@@ -313,14 +315,16 @@ class TFMultiWorker(_TensorFlowAdapter):
         keras_backend.set_backend("tensorflow")
         from isotrain.adapters.tensorflow import distribution
         from isotrain.adapters.tensorflow.comm import tf_distribute
-        from isotrain.adapters.tensorflow.sharded import group as parted
+        from isotrain.adapters.tensorflow.sharded import group as sharded
 
         distribution.use_threads(backend_config.threads)
         distribution.multi_worker_strategy(
             backend_config, context, spec.timeouts.start
         )  # for its server
-        ties = tf_distribute.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
-        return parted.ShardedReplicaGroup(spec, ties, context.device_mesh, unit_bytes)
+        communicator = tf_distribute.ProcessCommunicator(
+            context, backend_config, DEFAULT_BUCKET_BYTES
+        )
+        return sharded.ShardedReplicaGroup(spec, communicator, context.device_mesh, unit_bytes)
 
     def start_pipeline(
         self,
@@ -340,8 +344,8 @@ class TFMultiWorker(_TensorFlowAdapter):
             backend_config, context, spec.timeouts.start
         )  # for its server
         processes = tf_distribute.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
-        ties = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
-        return pipeline_group.PipelineReplicaGroup(spec, ties, cut)
+        communicator = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
+        return pipeline_group.PipelineReplicaGroup(spec, communicator, cut)
 
     def build_strategy(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
@@ -366,17 +370,17 @@ class TFMultiWorker(_TensorFlowAdapter):
 
 
 def sharded_notes() -> list[str]:
-    """What a plan says of weights in parts on TensorFlow."""
+    """Plan notes on fully sharded runs on TensorFlow."""
     return [
-        "layers with weights are computed again in the backward pass, for which these are joined once more"
+        "layers with weights are recomputed in the backward pass, for which their weights are gathered again"
     ]
 
 
 def tensorflow_environment_variables(device: DeviceKind, threads: int) -> dict[str, str]:
-    """Variables that every process with TensorFlow replicas starts with.
+    """Environment variables of every process with TensorFlow replicas.
 
     Args:
-        device: What the replicas run on.
+        device: Device type of the replicas.
         threads: Compute threads of the whole process.
     """
     variables = {
@@ -390,7 +394,12 @@ def tensorflow_environment_variables(device: DeviceKind, threads: int) -> dict[s
 
 
 def tensorflow_preload(device: DeviceKind, *modules: str) -> StartMethod:
-    """What a process with TensorFlow replicas imports, `modules` besides; GPUs are left to fresh ones."""
+    """Start method of processes with TensorFlow replicas: forked with modules imported; fresh for GPUs.
+
+    Args:
+        device: Device type of the replicas.
+        modules: Modules to import besides those of this package.
+    """
     if device == "gpu":
         return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
     package = "isotrain.adapters.tensorflow"
@@ -400,7 +409,7 @@ def tensorflow_preload(device: DeviceKind, *modules: str) -> StartMethod:
 
 
 def tensorflow_private_api_changes() -> Availability | None:
-    """Which private parts of TensorFlow are no longer as they were, if any; imports TensorFlow."""
+    """Names the private APIs of TensorFlow that have changed; None: none has. Imports TensorFlow."""
     import tensorflow as tf
 
     from isotrain.adapters.tensorflow.base import private_api as private
@@ -409,7 +418,7 @@ def tensorflow_private_api_changes() -> Availability | None:
 
 
 def tensorflow_availability() -> Availability:
-    """Whether TensorFlow and Keras are installed; imports neither."""
+    """Whether TensorFlow and Keras are installed. Imports neither."""
     for package in ("tensorflow", "keras"):
         if importlib.util.find_spec(package) is None:
             return Availability(False, None, f"{package} is not installed", INSTALL_HINT)
@@ -430,22 +439,22 @@ def _installed_version() -> str | None:
 
 
 def nccl_availability(gpus: int) -> Availability:
-    """Whether TensorFlow's NCCL collectives can work with so many visible GPUs."""
+    """Whether TensorFlow's NCCL collectives can work with this number of visible GPUs."""
     if gpus:
         return Availability(True)
     return Availability(False, None, "TensorFlow sees no NVIDIA GPU", "use auto")
 
 
 def bucket_bytes(options: Mapping[str, Any], backend: str) -> int:
-    """Reads the size of the buckets in which gradients are exchanged from a backend's options.
+    """Bucket size in bytes for the gradient all-reduce, from a backend's options.
 
     Raises:
-        PlanError: It is no whole number of at least 1.
+        PlanError: The size is not an integer of at least 1.
     """
     size = options.get(_BUCKET_OPTION, DEFAULT_BUCKET_BYTES)
     if not isinstance(size, int) or isinstance(size, bool) or size < 1:
         raise PlanError(
-            f"backend_options.{backend}.{_BUCKET_OPTION}: expected a whole number of bytes of at"
-            f" least 1, got {size!r}."
+            f"backend_options.{backend}.{_BUCKET_OPTION}: expected an integer number of bytes of at"
+            f" least 1, received {size!r}."
         )
     return size

@@ -1,4 +1,4 @@
-"""What the installed TensorFlow was built with, read from its files; does not import it."""
+"""Build options of the installed TensorFlow, read from its files; does not import it."""
 
 from __future__ import annotations
 
@@ -8,11 +8,11 @@ from pathlib import Path
 
 
 def is_cuda_build() -> bool:
-    """Whether the installed TensorFlow was built for NVIDIA GPUs; does not import it."""
-    found = importlib.util.find_spec("tensorflow")
-    if found is None or found.origin is None:
+    """Whether the installed TensorFlow was built for NVIDIA GPUs."""
+    spec = importlib.util.find_spec("tensorflow")
+    if spec is None or spec.origin is None:
         return False
-    build_info = Path(found.origin).parent / "python" / "platform" / "build_info.py"
+    build_info = Path(spec.origin).parent / "python" / "platform" / "build_info.py"
     try:
         text = build_info.read_text(encoding="utf-8")
     except OSError:

@@ -1,4 +1,4 @@
-"""Makes the `tf.distribute` strategies, and claims the devices that they run on."""
+"""Builds the `tf.distribute` strategies, and configures the devices that they run on."""
 
 from __future__ import annotations
 
@@ -23,26 +23,26 @@ _CROSS_DEVICE_OPS = {
 }
 _COMMUNICATION = tf.distribute.experimental.CommunicationImplementation
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
-"""Variables that send gRPC through a proxy, also to this machine."""
+"""Environment variables that send gRPC through a proxy, also to this machine."""
 _NO_PROXY = "no_grpc_proxy"
-"""Where it is set, gRPC does not look at `no_proxy`."""
+"""Overrides `no_proxy` for gRPC."""
 
 
 def use_threads(threads: int) -> None:
-    """Sets the size of this process's compute pool; warns where TensorFlow already runs with another."""
+    """Sets the size of the compute thread pool; warns where TensorFlow already runs with another."""
     try:
         tf.config.threading.set_intra_op_parallelism_threads(threads)
     except RuntimeError:
-        given = tf.config.threading.get_intra_op_parallelism_threads()
+        current = tf.config.threading.get_intra_op_parallelism_threads()
         warnings.warn(
-            f"TensorFlow already runs with {given} threads in this process, and not with the"
-            f" {threads} of the plan. Start a process of its own with isotrain.run or launch.",
+            f"TensorFlow already runs with {current} threads in this process instead of the plan's"
+            f" {threads}. Start a new process with isotrain.run or isotrain.launch.",
             stacklevel=2,
         )
 
 
 def use_local_gpu(backend_config: BackendConfig, context: ProcessContext) -> None:
-    """Leaves this process the GPU of its local rank, and no more of its memory than it needs.
+    """Makes only the GPU of the local rank visible to this process, with memory growth.
 
     Raises:
         PlanError: There are fewer GPUs than processes on this host.
@@ -53,7 +53,7 @@ def use_local_gpu(backend_config: BackendConfig, context: ProcessContext) -> Non
     if context.local_rank >= len(gpus):
         raise PlanError(
             f"process {context.rank} needs GPU {context.local_rank} of its host, and TensorFlow sees"
-            f" {len(gpus)}. Use at most one replica per GPU, or device: cpu."
+            f" {len(gpus)} GPUs. Use at most one replica per GPU, or device: cpu."
         )
     tf.config.set_visible_devices(gpus[context.local_rank], "GPU")
     tf.config.experimental.set_memory_growth(gpus[context.local_rank], True)
@@ -62,7 +62,11 @@ def use_local_gpu(backend_config: BackendConfig, context: ProcessContext) -> Non
 def mirrored_strategy(
     backend_config: BackendConfig, context: ProcessContext
 ) -> tf.distribute.Strategy:
-    """One replica per device of this process: GPUs, or logical CPUs."""
+    """Strategy with one replica per device of this process: GPUs, or logical CPUs.
+
+    Raises:
+        PlanError: This process has fewer devices than local replicas.
+    """
     count = len(context.local_replicas)
     kind = backend_config.device.upper()
     if kind == "CPU":
@@ -74,8 +78,8 @@ def mirrored_strategy(
     if available < count:
         raise PlanError(
             f"tf-mirrored: {count} replicas need as many {kind} devices, and this process has"
-            f" {available}. Devices are laid out once per process, before TensorFlow's first"
-            " operation: start each run in a process of its own (isotrain.run does)."
+            f" {available}. TensorFlow fixes its devices once per process, at its first operation:"
+            " start each run in a new process (isotrain.run does)."
         )
     return tf.distribute.MirroredStrategy(
         [f"{kind}:{index}" for index in range(count)],
@@ -95,10 +99,15 @@ def split_cpu(count: int) -> None:
 def multi_worker_strategy(
     backend_config: BackendConfig, context: ProcessContext, start_timeout: float
 ) -> tf.distribute.Strategy:
-    """One replica in each process. Called by every process; returns once all have called it.
+    """Strategy with one replica per process. Collective: returns once every process has called it.
 
-    TensorFlow's own limit on a collective stays off: it keeps a thread asleep for that long after every
+    TensorFlow's own timeout of collectives stays off: it keeps a thread asleep for that long after every
     single one, tens of thousands in a minute of small steps. The launcher watches the progress instead.
+
+    Args:
+        backend_config: Device, collective and options of this run.
+        context: Rank and peers of this process.
+        start_timeout: Seconds until the process is aborted.
     """
     use_local_gpu(backend_config, context)
     gpus = 1 if backend_config.device == "gpu" else 0
@@ -110,14 +119,14 @@ def multi_worker_strategy(
 
 
 def addresses_of(peers: Iterable[Peer]) -> tuple[str, ...]:
-    """Where their servers listen, as TensorFlow writes it."""
+    """Addresses (`host:port`) of the peers' servers."""
     return tuple(f"{peer.address}:{peer.port}" for peer in peers)
 
 
 def bypass_proxies(peers: Iterable[Peer]) -> None:
-    """Has gRPC connect the processes of a run without a proxy; all else that it connects to goes as before.
+    """Has gRPC connect to the processes of a run without a proxy; other hosts stay as configured.
 
-    gRPC reads the variables whenever it connects, as long as this process lives.
+    gRPC reads the variables on every connection, so they stay set for the life of this process.
     """
     if not any(map(os.environ.get, _PROXIES)):
         return
@@ -130,7 +139,7 @@ def bypass_proxies(peers: Iterable[Peer]) -> None:
 def _cluster_strategy(
     addresses: tuple[str, ...], rank: int, gpus: int, collective: str
 ) -> tf.distribute.Strategy:
-    """Made once in a process: TensorFlow has one server, and to start it anew would cut off the peers."""
+    """Cached: TensorFlow has one server per process, and starting it anew would disconnect the peers."""
     resolver = tf.distribute.cluster_resolver.SimpleClusterResolver(
         tf.train.ClusterSpec({"worker": list(addresses)}),
         task_type="worker",
@@ -147,7 +156,7 @@ def _cluster_strategy(
 
 @contextlib.contextmanager
 def abort_after(seconds: float) -> Iterator[None]:
-    """Ends the process, with a traceback, if its body takes longer.
+    """Aborts the process, with a traceback, if the body takes longer than this number of seconds.
 
     The body may wait in native code for a peer that never starts; nothing else can interrupt it.
     """
@@ -159,7 +168,7 @@ def abort_after(seconds: float) -> Iterator[None]:
 
 
 def is_peer_error(error: BaseException) -> bool:
-    """Whether an error of TensorFlow says that another process is gone, or did not answer in time."""
+    """Whether a TensorFlow error means that another process is gone, or did not answer in time."""
     classes = (
         *(tf.errors.UnavailableError, tf.errors.DeadlineExceededError),
         *(tf.errors.CancelledError, tf.errors.AbortedError),

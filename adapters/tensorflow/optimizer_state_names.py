@@ -1,4 +1,4 @@
-"""How Keras' optimizers keep the slots of the spec's for TensorFlow's variables; imports no Keras."""
+"""Names of optimizer state on TensorFlow, as Keras' optimizers have it; imports no Keras."""
 
 from __future__ import annotations
 
@@ -10,13 +10,13 @@ _NAMES = {"adamw": "adam_w", "rmsprop": "rm_sprop"}
 
 
 class KerasOptimizerStateNames(OptimizerStateNames):
-    """`OPTIMIZER/WEIGHT_SLOT`, as the spec means them."""
+    """Names of the form `OPTIMIZER/WEIGHT_SLOT`, as Keras gives them to TensorFlow's variables."""
 
     def slot(self, optimizer: str, weight: str, slot: str) -> Sequence[str]:
         path, number, count = weight.replace("/", "_").partition("#")
-        start = f"{_name(optimizer)}/{path}"
+        prefix = f"{_name(optimizer)}/{path}"
         # A tf.Variable's own name ends with `:0`; a Keras variable's does not.
-        return [f"{start}{end}_{slot}{number}{count}" for end in ("_0", "")]
+        return [f"{prefix}{suffix}_{slot}{number}{count}" for suffix in ("_0", "")]
 
     def steps(self, optimizer: str, weight: str) -> str | None:
         return f"{_name(optimizer)}/iteration"

@@ -1,8 +1,8 @@
-"""Served runs by TensorFlow's ParameterServerStrategy: variables on servers, closures on workers.
+"""Parameter-server runs on TensorFlow's ParameterServerStrategy: variables on servers, closures on workers.
 
-A closure assigns to no variable: it gives back gradients, and what it would have done to moving statistics
-and metrics. The coordinator alone writes to the servers, so that a closure which TensorFlow repeats, because
-its worker was lost, counts once.
+A closure assigns to no variable: it returns gradients and the changes of moving statistics and metrics.
+The coordinator alone writes to the servers, so that a closure which TensorFlow retries, because its worker
+was lost, counts once.
 """
 
 from __future__ import annotations
@@ -38,30 +38,32 @@ from isotrain.plugin import (
 
 _PROTOCOL = "grpc"
 _JOBS = {"coordinator": "chief", "worker": "worker", "server": "ps"}
-"""What a process of each role is called in TensorFlow's cluster."""
+"""Process role -> job name in TensorFlow's cluster."""
 
 
 def start_coordinator(
     spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
 ) -> CoordinatorGroup:
-    """Connects to workers and servers, and builds the model on the servers."""
+    """Connects the coordinator to workers and servers, and builds the model on the servers."""
     _prepare(backend_config, server_connection)
     tf.config.set_visible_devices([], "GPU")
-    attendance = WorkerLiveness(server_connection)
-    attendance.await_all()
+    liveness = WorkerLiveness(server_connection)
+    liveness.await_all()
     with distribution.abort_after(server_connection.start_timeout):
         strategy = tf.distribute.ParameterServerStrategy(_resolver(server_connection))
         coordinator = tf.distribute.coordinator.ClusterCoordinator(strategy)
-    own = _OnServers(spec, tf.distribute.get_strategy(), SingleReplicaCommunicator(), strategy)
-    _require_stateless(own.model, own.trainer.statistics)
+    group = _CoordinatorReplicaGroup(
+        spec, tf.distribute.get_strategy(), SingleReplicaCommunicator(), strategy
+    )
+    _require_stateless(group.model, group.trainer.statistics)
     with strategy.scope():
         version = tf.Variable(0, dtype=tf.int64, trainable=False)
-    workforce = _Cluster(coordinator, own, version, attendance, server_connection)
-    return CoordinatorGroup(own, server_connection.context.replicas, workforce)
+    pool = _ClosurePool(coordinator, group, version, liveness, server_connection)
+    return CoordinatorGroup(group, server_connection.context.replicas, pool)
 
 
 def serve(backend_config: BackendConfig, server_connection: ServerConnection) -> None:
-    """Runs a worker's or server's part of TensorFlow's cluster until the coordinator is gone."""
+    """Runs a worker's or server's `tf.distribute.Server` until the coordinator is gone."""
     _prepare(backend_config, server_connection)
     if server_connection.context.role == "worker":
         distribution.use_local_gpu(backend_config, server_connection.single_replica_context())
@@ -73,11 +75,11 @@ def serve(backend_config: BackendConfig, server_connection: ServerConnection) ->
         inter_op_parallelism_threads=_waiting_threads(server_connection),
     )
     server = tf.distribute.Server(_cluster(server_connection), job, task, _PROTOCOL, threads)
-    wire = connect(server_connection)
+    connection = connect(server_connection)
     try:
         server_connection.reporter.emit(events.Ready())
         server_connection.reporter.enter("serve")
-        wire.receive()
+        connection.receive()
     except ConnectionLostError:
         return
     finally:
@@ -91,7 +93,7 @@ def _prepare(backend_config: BackendConfig, server_connection: ServerConnection)
 
 
 def _waiting_threads(server_connection: ServerConnection) -> int:
-    """So many operations may wait for other processes at once; with one, TensorFlow waits for ever."""
+    """Inter-op threads: so many operations may wait for other processes; with one, TensorFlow deadlocks."""
     return 2 * server_connection.context.world_size
 
 
@@ -104,10 +106,10 @@ def _cluster(server_connection: ServerConnection) -> tf.train.ClusterSpec:
 
 
 def _task(server_connection: ServerConnection) -> tuple[str, int]:
-    """The name and number that a process has in TensorFlow's cluster."""
+    """Job name and task index of a process in TensorFlow's cluster."""
     context = server_connection.context
-    alike = [peer.rank for peer in context.peers if peer.role == context.role]
-    return _JOBS[context.role], alike.index(context.rank)
+    ranks = [peer.rank for peer in context.peers if peer.role == context.role]
+    return _JOBS[context.role], ranks.index(context.rank)
 
 
 def _resolver(
@@ -122,40 +124,40 @@ def _require_stateless(model: Any, statistics: Collection[tf.Variable]) -> None:
     """Refuses a model whose forward pass writes to the servers.
 
     Raises:
-        UnsupportedError: It is a tf.Module with weights of its own to move.
+        UnsupportedError: The model is a tf.Module with untrained weights, which it may update itself.
     """
     if statistics and not isinstance(model, keras.Layer):
         raise UnsupportedError(
-            "tf-multiworker: a worker of a parameter server must not move a model's weights in its"
+            "tf-multiworker: a worker of a parameter-server run must not update weights in its"
             " forward pass, and this tf.Module has weights that are not trained. Use a Keras model."
         )
 
 
-class _OnServers(TensorFlowReplicaGroup):
-    """The coordinator's own replica, whose variables are on the servers."""
+class _CoordinatorReplicaGroup(TensorFlowReplicaGroup):
+    """The coordinator's replica group, whose variables are on the servers."""
 
     def close(self) -> None:
-        """Keeps the traced functions: to forget one, TensorFlow asks every worker, also a suspended one."""
+        """Keeps the traced functions: to free one, TensorFlow asks every worker, also a suspended one."""
 
 
-class _Cluster(WorkerPool):
-    """Workers that TensorFlow hands closures to; which of them does what, it does not tell."""
+class _ClosurePool(WorkerPool):
+    """Worker pool over a ClusterCoordinator, which does not tell which worker runs which closure."""
 
     def __init__(
         self,
         coordinator: tf.distribute.coordinator.ClusterCoordinator,
-        own: TensorFlowReplicaGroup,
+        group: TensorFlowReplicaGroup,
         version: tf.Variable,
-        attendance: WorkerLiveness,
+        liveness: WorkerLiveness,
         server_connection: ServerConnection,
     ) -> None:
         self._coordinator = coordinator
         self._version = version
-        self._trainer = own.trainer
-        self._attendance = attendance
-        self.lost = attendance.lost
-        self._waiting = ThreadPoolExecutor(server_connection.context.replicas, "isotrain-closure")
-        self._under_way: dict[int, tuple[WorkItem, Future[Any]]] = {}
+        self._trainer = group.trainer
+        self._liveness = liveness
+        self.lost = liveness.lost
+        self._fetching = ThreadPoolExecutor(server_connection.context.replicas, "isotrain-closure")
+        self._in_flight: dict[int, tuple[WorkItem, Future[Any]]] = {}
         self._lost_items: list[WorkItem] = []
         self._function = tf.function(self._trace, autograph=False)
 
@@ -165,29 +167,29 @@ class _Cluster(WorkerPool):
             return version, *self._trainer.stateless_contribution(micro_batches, weights, shift)
 
     def free(self) -> Collection[int]:
-        return self._attendance.present - self._under_way.keys()
+        return self._liveness.present - self._in_flight.keys()
 
     def hand_out(self, worker: int, item: WorkItem, version: int) -> None:
         micro_batches = [micro_batch for micro_batch in item.slices if micro_batch.count]
-        given = [
+        slices = [
             map_tree(_tensor, (micro_batch.inputs, micro_batch.targets))
             for micro_batch in micro_batches
         ]
         weights = tf.constant([micro_batch.weight for micro_batch in micro_batches], tf.float64)
         shift = seed_offset_of(item.replica, item.step)
-        remote = self._coordinator.schedule(self._function, args=(given, weights, shift))
-        self._under_way[worker] = item, self._waiting.submit(remote.fetch)
+        remote = self._coordinator.schedule(self._function, args=(slices, weights, shift))
+        self._in_flight[worker] = item, self._fetching.submit(remote.fetch)
 
     def collect(self, patience: float) -> list[WorkResult]:
-        self._attendance.poll()
-        futures = [future for _, future in self._under_way.values()]
+        self._liveness.poll()
+        futures = [future for _, future in self._in_flight.values()]
         wait(futures, patience, FIRST_COMPLETED)
-        done = [slot for slot, (_, future) in self._under_way.items() if future.done()]
-        found = [self._answer(*self._under_way.pop(slot)) for slot in done]
-        return [answer for answer in found if answer is not None]
+        done = [worker for worker, (_, future) in self._in_flight.items() if future.done()]
+        results = [self._result(*self._in_flight.pop(worker)) for worker in done]
+        return [result for result in results if result is not None]
 
-    def _answer(self, item: WorkItem, future: Future[Any]) -> WorkResult | None:
-        """What a closure gave; None, and its item is given back, if that was lost with its worker."""
+    def _result(self, item: WorkItem, future: Future[Any]) -> WorkResult | None:
+        """Result of a finished closure; None, and its item is lost, if its worker was."""
         error = future.exception()
         if error is not None and distribution.is_peer_error(error):
             self._lost_items.append(item)
@@ -196,7 +198,7 @@ class _Cluster(WorkerPool):
         return WorkResult(item, None, int(version), float(loss), np.asarray(change), metrics)
 
     def lost_items(self) -> list[WorkItem]:
-        """Those whose result was lost before it was fetched; closures that have none TensorFlow repeats."""
+        """Items whose result was lost before it was fetched; TensorFlow retries unfinished closures."""
         items, self._lost_items = self._lost_items, []
         return items
 
@@ -204,9 +206,9 @@ class _Cluster(WorkerPool):
         self._version.assign(version)
 
     def close(self) -> None:
-        self._waiting.shutdown(wait=False)
+        self._fetching.shutdown(wait=False)
         del self._coordinator
-        self._attendance.close()
+        self._liveness.close()
 
 
 def _tensor(array: np.ndarray | None) -> tf.Tensor | None:

@@ -623,7 +623,7 @@ def test_options_are_checked() -> None:
         return adapter.check(spec, adapter.check_options(spec), replicas=2)
 
     assert len(notes({"bucket_bytes": 1024})) == 1
-    with pytest.raises(PlanError, match="at least 1, got 0"):
+    with pytest.raises(PlanError, match="at least 1, received 0"):
         notes({"bucket_bytes": 0})
     with pytest.raises(PlanError, match="bucket_bytes"):
         notes({"bucket_byte": 1024})

@@ -1,4 +1,4 @@
-"""How a TensorFlow replica exchanges with the others: the contract, and its form over tf.distribute."""
+"""Collectives of a TensorFlow replica: the communicator interface, and its form over tf.distribute."""
 
 from __future__ import annotations
 
@@ -12,77 +12,91 @@ from isotrain.plugin import ReduceOp, Subgroups, index_within
 
 
 class Communicator(ABC):
-    """The ties of the replicas of one process to all others.
+    """Collectives of the replicas of one process with all others.
 
-    All but `close` are called while a `tf.function` is traced, within a replica, by every replica
+    All methods but `close` are called while a `tf.function` is traced, within a replica, by every replica
     at the same point.
 
     Attributes:
-        replicas: Replicas in the run.
-        local_replicas: The indices of those in this process.
+        replicas: Number of replicas in the run.
+        local_replicas: Indices of the replicas in this process.
     """
 
     replicas: int
     local_replicas: tuple[int, ...]
 
     def local_index(self) -> int:
-        """Which of the local replicas is being traced, from 0."""
+        """Index of the replica that is being traced among the local replicas. Local."""
         return 0
 
     def replica_index(self) -> int:
-        """The index of the replica that is being traced."""
+        """Index of the replica that is being traced among all replicas. Local."""
         return self.local_replicas[self.local_index()]
 
     @abstractmethod
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
-        """Reduces each tensor over all replicas; many small ones cost little more than one."""
+        """Reduces each tensor, any shape, over all replicas; small ones travel together. Collective."""
 
     @abstractmethod
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
+        """Stacks the tensors of all replicas: shape `[replicas, *shape]`. Collective."""
 
     def reduce_scatter(
         self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Sums a vector over all replicas, or those of the own set, each of which gets its part.
+        """Reduce-scatter over all replicas, or over this replica's subgroup. Collective.
+
+        Args:
+            vector: Vector, shape `[sum(sizes)]`.
+            sizes: Length of each replica's shard of the sum.
+            subgroups: Subgroups; empty: all replicas.
 
         Returns:
-            The part, which may be empty; and a tensor that is not, and that only the exchange gives.
+            This replica's shard, which may be empty; and a non-empty tensor that depends on the collective.
         """
         if subgroups:
-            total, place = (
+            total, index = (
                 self.all_reduce_within(vector, subgroups),
                 index_within(self.replica_index(), subgroups),
             )
         else:
-            total, place = self.all_reduce([vector], "sum")[0], self.replica_index()
-        return tf.split(total, sizes)[place], total[:1]
+            total, index = self.all_reduce([vector], "sum")[0], self.replica_index()
+        return tf.split(total, sizes)[index], total[:1]
 
     def all_gather_shards(
         self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
-        """Joins the parts of all replicas, or those of the own set, into one vector."""
+        """All-gather of shards of different lengths, over all replicas or one subgroup. Collective.
+
+        Args:
+            shard: This replica's shard, a vector.
+            sizes: Length of each replica's shard.
+            subgroups: Subgroups; empty: all replicas.
+
+        Returns:
+            The concatenated shards, shape `[sum(sizes)]`.
+        """
         if subgroups:
-            place = index_within(self.replica_index(), subgroups)
-            filled = tf.pad(shard, [[sum(sizes[:place]), sum(sizes[place + 1 :])]])
-            return self.all_reduce_within(filled, subgroups)
+            index = index_within(self.replica_index(), subgroups)
+            padded = tf.pad(shard, [[sum(sizes[:index]), sum(sizes[index + 1 :])]])
+            return self.all_reduce_within(padded, subgroups)
         rows = self.all_gather(tf.pad(shard, [[0, max(sizes) - sizes[self.replica_index()]]]))
-        return tf.concat([rows[place, :size] for place, size in enumerate(sizes)], axis=0)
+        return tf.concat([rows[index, :size] for index, size in enumerate(sizes)], axis=0)
 
     @abstractmethod
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
-        """Sends to one replica while receiving a tensor of equal shape from another."""
+        """Sends to one replica while receiving a tensor of equal shape from another. Collective."""
 
     @abstractmethod
     def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """Sums over the replicas of each part; one that is in no part keeps its own."""
+        """Sums over the replicas of each subgroup; a replica in none keeps its own tensor. Collective."""
 
     @abstractmethod
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """Gives each part the tensor of its first replica."""
+        """Broadcasts in each subgroup from its first replica; a replica in none keeps its own. Collective."""
 
     def close(self) -> None:
-        """Leaves the group of replicas; called by every process, outside of any function."""
+        """Leaves the group of replicas; called by every process, outside of any `tf.function`."""
         return None
 
 
@@ -92,7 +106,11 @@ class SingleReplicaCommunicator(Communicator):
     replicas = 1
 
     def __init__(self, replica: int = 0) -> None:
-        """Is alone as this replica, whose random numbers it draws."""
+        """Takes the index of the only replica.
+
+        Args:
+            replica: Replica index, which determines the random numbers that are drawn.
+        """
         self.local_replicas = (replica,)
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
@@ -112,15 +130,15 @@ class SingleReplicaCommunicator(Communicator):
 
 
 class StrategyCommunicator(Communicator):
-    """Exchanges with the native all-reduce of a `tf.distribute` strategy."""
+    """Communicator over the native all-reduce of a `tf.distribute` strategy."""
 
     def __init__(self, replicas: int, local_replicas: tuple[int, ...], bucket_bytes: int) -> None:
-        """Ties replicas together.
+        """Sets the replicas and the bucket size.
 
         Args:
-            replicas: In the run.
-            local_replicas: Indices of those in this process.
-            bucket_bytes: Tensors below this size are joined into buckets of this size.
+            replicas: Number of replicas in the run.
+            local_replicas: Indices of the replicas in this process.
+            bucket_bytes: Bucket size in bytes; tensors below half of it are packed into buckets.
         """
         self.replicas = replicas
         self.local_replicas = local_replicas
@@ -155,18 +173,18 @@ def in_buckets(
     bucket_bytes: int,
     reduce: Callable[[list[tf.Tensor]], list[tf.Tensor]],
 ) -> list[tf.Tensor]:
-    """Reduces tensors that are first joined, by type, into flat buckets.
+    """Reduces tensors that are first packed, by dtype, into flat buckets.
 
     Args:
-        tensors: Of any types and static shapes.
-        bucket_bytes: A bucket is closed before it would exceed this.
+        tensors: Tensors of any dtypes and static shapes.
+        bucket_bytes: Bucket size in bytes; a bucket is closed before it would exceed it.
         reduce: Reduces a list of tensors elementwise.
     """
     buckets = plan_buckets(tensors, bucket_bytes)
-    packed = [_packed([tensors[i] for i in bucket]) for bucket in buckets]
+    packed = [_packed([tensors[index] for index in bucket]) for bucket in buckets]
     results: list[Any] = [None] * len(tensors)
-    for bucket, whole in zip(buckets, reduce(packed), strict=True):
-        parts = _unpacked(whole, [tensors[i] for i in bucket])
+    for bucket, reduced in zip(buckets, reduce(packed), strict=True):
+        parts = _unpacked(reduced, [tensors[index] for index in bucket])
         for index, part in zip(bucket, parts, strict=True):
             results[index] = part
     return results
@@ -175,8 +193,8 @@ def in_buckets(
 def plan_buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[int]]:
     """Groups the indices of the tensors into buckets, in order.
 
-    Tensors of half a bucket and more, and of unknown size, stay alone: they are not copied, and those
-    between them go together.
+    A tensor of half a bucket or more, or of unknown size, is a bucket of its own: it is not copied. The
+    smaller ones between them share buckets.
     """
     buckets: list[list[int]] = []
     open_buckets: dict[tf.DType, tuple[list[int], int]] = {}
@@ -200,8 +218,8 @@ def _packed(tensors: list[tf.Tensor]) -> tf.Tensor:
     return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
 
 
-def _unpacked(whole: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+def _unpacked(bucket: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
     if len(tensors) == 1:
-        return [tf.reshape(whole, tf.shape(tensors[0]))]
-    flat = tf.split(whole, [tensor.shape.num_elements() for tensor in tensors])
+        return [tf.reshape(bucket, tf.shape(tensors[0]))]
+    flat = tf.split(bucket, [tensor.shape.num_elements() for tensor in tensors])
     return [tf.reshape(part, tensor.shape) for part, tensor in zip(flat, tensors, strict=True)]

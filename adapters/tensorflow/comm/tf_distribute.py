@@ -1,4 +1,4 @@
-"""What the two `tf.distribute` strategies of several replicas exchange each in their own way."""
+"""Communicators of the two `tf.distribute` strategies with several replicas."""
 
 from __future__ import annotations
 
@@ -14,22 +14,24 @@ from isotrain.plugin import BackendConfig, ProcessContext, Subgroups, local_subg
 
 
 class MirroredCommunicator(StrategyCommunicator):
-    """All replicas live in this process, which sees the tensors of all while it traces."""
+    """Communicator of a MirroredStrategy: all replicas live in this process and are traced together."""
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
-        return tf.identity(self._of_all(tensor)[source])
+        return tf.identity(self._local_tensors(tensor)[source])
 
     def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        values = self._of_all(tensor)
-        part = local_subgroup(self.replica_index(), subgroups)
-        return tf.add_n([values[replica] for replica in part]) if part else tf.identity(tensor)
+        values = self._local_tensors(tensor)
+        subgroup = local_subgroup(self.replica_index(), subgroups)
+        return (
+            tf.add_n([values[replica] for replica in subgroup]) if subgroup else tf.identity(tensor)
+        )
 
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        values = self._of_all(tensor)
-        part = local_subgroup(self.replica_index(), subgroups)
-        return tf.identity(values[part[0]] if part else tensor)
+        values = self._local_tensors(tensor)
+        subgroup = local_subgroup(self.replica_index(), subgroups)
+        return tf.identity(values[subgroup[0]] if subgroup else tensor)
 
-    def _of_all(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+    def _local_tensors(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
         def collect(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Sequence[tf.Tensor]:
             return strategy.experimental_local_results(value)
 
@@ -37,7 +39,7 @@ class MirroredCommunicator(StrategyCommunicator):
 
 
 class MultiWorkerCommunicator(StrategyCommunicator):
-    """One replica in each process: TensorFlow's own collective operations, between some of them."""
+    """Communicator with one replica per process; TensorFlow's raw collectives serve subgroups."""
 
     def __init__(
         self, context: ProcessContext, backend_config: BackendConfig, bucket_bytes: int
@@ -51,7 +53,7 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         self._operations: Counter[Any] = Counter()
 
     def _keys(self, kind: str, members: tuple[int, ...], tensor: tf.Tensor) -> dict[str, int]:
-        """The keys by which TensorFlow pairs one operation over its processes.
+        """The keys by which TensorFlow matches one collective over its processes.
 
         They follow from what the operation is and from how many like it the traced graph has so far, so
         that processes that traced other graphs before agree on them.
@@ -68,61 +70,77 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         }
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
-        """Two broadcasts among two replicas, both under way at once: each waits for its other end."""
-        own = self.replica_index()
-        if destination == source == own:
+        """Two broadcasts between two replicas, concurrent: each waits for its other end."""
+        rank = self.replica_index()
+        if destination == source == rank:
             return tf.identity(tensor)
-        sent = self._send(tensor, self._keys("send", (own, destination), tensor))
-        received = self._receive(tensor, self._keys("send", (source, own), tensor))
+        sent = self._send(tensor, self._keys("send", (rank, destination), tensor))
+        received = self._receive(tensor, self._keys("send", (source, rank), tensor))
         with tf.control_dependencies([sent]):
             return tf.identity(received)
 
     def reduce_scatter(
         self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Each sends every other its part: half of what an all-reduce moves."""
-        parts, members = tf.split(vector, list(sizes)), self._members(subgroups)
-        own = parts[members.index(self.replica_index())]
-        received = self._exchanged("sum parts", members, parts, [own] * len(members))
+        """Every replica sends every other its shard: half of what an all-reduce moves."""
+        shards, members = tf.split(vector, list(sizes)), self._members(subgroups)
+        local_shard = shards[members.index(self.replica_index())]
+        received = self._all_to_all("reduce-scatter", members, shards, [local_shard] * len(members))
         with tf.control_dependencies(received):
             return tf.add_n(received), tf.ones(())
 
     def all_gather_shards(
         self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
-        """Each sends every other its own."""
+        """Every replica sends every other its own shard."""
         members = self._members(subgroups)
         like = [tf.zeros(size, shard.dtype) for size in sizes]
-        given = [shard] * len(members)
-        return tf.concat(self._exchanged("join parts", members, given, like), axis=0)
+        outgoing = [shard] * len(members)
+        return tf.concat(self._all_to_all("all-gather", members, outgoing, like), axis=0)
 
     def _members(self, subgroups: Subgroups) -> tuple[int, ...]:
-        """The replicas of the own set; without any, all."""
-        own = self.replica_index()
+        """The replicas of this replica's subgroup; without subgroups, all replicas."""
+        rank = self.replica_index()
         return (
-            (local_subgroup(own, subgroups) or (own,)) if subgroups else tuple(range(self.replicas))
+            (local_subgroup(rank, subgroups) or (rank,))
+            if subgroups
+            else tuple(range(self.replicas))
         )
 
-    def _exchanged(
+    def _all_to_all(
         self,
         kind: str,
         members: tuple[int, ...],
-        given: Sequence[tf.Tensor],
+        outgoing: Sequence[tf.Tensor],
         like: Sequence[tf.Tensor],
     ) -> list[tf.Tensor]:
-        """Sends each of some replicas a tensor, and gives those that came; empty ones do not travel."""
-        own, sent = self.replica_index(), []
-        found = [given[i] if r == own else like[i] for i, r in enumerate(members)]
-        with tf.control_dependencies(given):  # what is to come takes memory once it is asked for
-            for place, other in enumerate(members):
-                if other != own and given[place].shape[0]:
-                    keys = self._keys(kind, (own, other), given[place])
-                    sent.append(self._send(given[place], keys))
-                if other != own and like[place].shape[0]:
-                    keys = self._keys(kind, (other, own), like[place])
-                    found[place] = self._receive(like[place], keys)
+        """All-to-all over some replicas; empty tensors are not sent.
+
+        Args:
+            kind: Kind of the collective, for its keys.
+            members: Replica indices.
+            outgoing: Tensor to send to each member.
+            like: Shape and dtype of the tensor to receive from each member.
+
+        Returns:
+            The tensor received from each member.
+        """
+        rank, sent = self.replica_index(), []
+        received = [
+            outgoing[index] if member == rank else like[index]
+            for index, member in enumerate(members)
+        ]
+        # A receive allocates its memory as soon as it is issued.
+        with tf.control_dependencies(outgoing):
+            for index, other in enumerate(members):
+                if other != rank and outgoing[index].shape[0]:
+                    keys = self._keys(kind, (rank, other), outgoing[index])
+                    sent.append(self._send(outgoing[index], keys))
+                if other != rank and like[index].shape[0]:
+                    keys = self._keys(kind, (other, rank), like[index])
+                    received[index] = self._receive(like[index], keys)
         with tf.control_dependencies(sent):
-            return [tf.identity(tensor) for tensor in found]
+            return [tf.identity(tensor) for tensor in received]
 
     def _send(self, tensor: tf.Tensor, keys: dict[str, int]) -> tf.Tensor:
         return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **keys, **self._hint)
@@ -139,30 +157,32 @@ class MultiWorkerCommunicator(StrategyCommunicator):
                 input=tensor, ordering_token=[], merge_op="Add", final_op="Id", **keys, **self._hint
             )
 
-        return self._within("sum", tensor, subgroups, add)
+        return self._run_in_subgroup("sum", tensor, subgroups, add)
 
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        def share(keys: dict[str, int], root: int) -> tf.Tensor:
-            own = self.replica_index() == root
-            return self._send(tensor, keys) if own else self._receive(tensor, keys)
+        def broadcast(keys: dict[str, int], root: int) -> tf.Tensor:
+            is_root = self.replica_index() == root
+            return self._send(tensor, keys) if is_root else self._receive(tensor, keys)
 
-        return self._within("broadcast", tensor, subgroups, share)
+        return self._run_in_subgroup("broadcast", tensor, subgroups, broadcast)
 
-    def _within(
+    def _run_in_subgroup(
         self,
         kind: str,
         tensor: tf.Tensor,
         subgroups: Subgroups,
         operation: Callable[[dict[str, int], int], tf.Tensor],
     ) -> tf.Tensor:
-        part = local_subgroup(self.replica_index(), subgroups)
-        if not part:
+        subgroup = local_subgroup(self.replica_index(), subgroups)
+        if not subgroup:
             return tf.identity(tensor)
-        return tf.ensure_shape(operation(self._keys(kind, part, tensor), part[0]), tensor.shape)
+        return tf.ensure_shape(
+            operation(self._keys(kind, subgroup, tensor), subgroup[0]), tensor.shape
+        )
 
 
 class ProcessCommunicator(MultiWorkerCommunicator):
-    """Exchanges within parts of all processes, each as if it were a replica; no strategy knows of them."""
+    """Communicator over all processes, each as if it were a replica; no strategy knows of them."""
 
     def __init__(
         self, context: ProcessContext, backend_config: BackendConfig, bucket_bytes: int
@@ -183,5 +203,5 @@ class ProcessCommunicator(MultiWorkerCommunicator):
 
 
 def _key(*facts: Any) -> int:
-    """A positive number of 31 bits, the same in every process."""
+    """A hash of 31 bits, positive and the same in every process."""
     return zlib.crc32(repr(facts).encode()) >> 1

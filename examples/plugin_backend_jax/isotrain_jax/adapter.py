@@ -95,7 +95,7 @@ class JaxMesh(TcpParameterServer):
         "sharded": sharded_group(_REPLICATED),
         "fully-sharded": _FULLY_SHARDED,
         "pipeline": Capabilities.none(
-            "all its replicas live in one process, and stages need one each"
+            "all its replicas live in one process, and each stage needs its own"
         ),
     }
 
