@@ -28,7 +28,9 @@ from shared_templates import share_fork_servers  # noqa: E402
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-FORK_SERVERS.most = 24  # every framework, portable and native, and small ones under other variables
+FORK_SERVERS.capacity = (
+    24  # every framework, portable and native, and small ones under other variables
+)
 _BESIDE: dict[str, tuple[str, ...]] = {}
 if find_spec("horovod") is not None:  # a template of a framework serves all of its backends
     horovod = "isotrain.adapters.horovod"

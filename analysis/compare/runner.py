@@ -205,6 +205,6 @@ def _ask(python: str, task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
 
 def _no_answer(error: ChildEndedError, python: str) -> str:
     hint = ""
-    if "No module named" in error.said and "isotrain" in error.said:
+    if "No module named" in error.output and "isotrain" in error.output:
         hint = f" Install isotrain {VERSION} there: {python} -m pip install isotrain."
-    return f"{python} ended {error.how} before it answered; it said: {error.said}.{hint}"
+    return f"{python} ended {error.how} before it answered; its output: {error.output}.{hint}"

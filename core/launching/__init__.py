@@ -1,1 +1,1 @@
-"""Starting the processes of a run on this machine, watching them, and ending them."""
+"""Starts, supervises and ends the processes of a run, on this machine or through a scheduler."""

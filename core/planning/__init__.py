@@ -1,1 +1,1 @@
-"""From a spec to a plan; what there is, and what works on this machine."""
+"""Resolves a spec into a plan; lists what is registered, and diagnoses what works on this machine."""

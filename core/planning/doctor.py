@@ -151,7 +151,7 @@ def _findings(process: ChildProcess, group: _Group, limit: float) -> dict[str, d
         found: dict[str, dict[str, Any]] = process.answer()
         return found
     except ChildEndedError as error:
-        raised = f"loading it ended the process {error.how}; it said: {error.said}"
+        raised = f"loading it ended the process {error.how}; its output: {error.output}"
         return {name: {"raised": raised} for name in group}
 
 

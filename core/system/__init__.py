@@ -1,1 +1,1 @@
-"""What is known of this machine and this interpreter, without any framework."""
+"""Operating system helpers (files, processes, hardware, interpreter), without any framework."""

@@ -1,25 +1,25 @@
-"""Waiting for others: how long is left, of which no pause of this process or its machine takes much."""
+"""A deadline that does not count suspensions of this process or its machine."""
 
 from __future__ import annotations
 
 import time
 
-_MOST_SECONDS = 0.5
-"""Of the time between two looks, which whoever waits takes more often than that."""
+_MAX_CHECK_SECONDS = 0.5
+"""Most that counts of the time between two checks; waiting code checks more often than that."""
 
 
 class Deadline:
-    """Seconds that are left to wait; while the machine stood still, nobody did what is waited for."""
+    """A timeout that ignores suspensions: while the machine is suspended, peers make no progress either."""
 
     def __init__(self, seconds: float) -> None:
-        """Begins to wait."""
-        self._left = seconds
-        self._looked = time.monotonic()
+        """Starts the timeout."""
+        self._remaining = seconds
+        self._checked = time.monotonic()
 
     @property
     def is_over(self) -> bool:
-        """Whether nothing is left. To be asked several times a second."""
+        """Whether the timeout has passed. Must be read several times a second."""
         now = time.monotonic()
-        self._left -= min(now - self._looked, _MOST_SECONDS)
-        self._looked = now
-        return self._left <= 0
+        self._remaining -= min(now - self._checked, _MAX_CHECK_SECONDS)
+        self._checked = now
+        return self._remaining <= 0

@@ -1,4 +1,4 @@
-"""Files that a reader never sees half of."""
+"""File helpers: atomic writes, folders, URLs, and whether a path is on a network file system."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from typing import IO
 
 from isotrain.core.errors import PlanError
 
-_TABLE = Path("/proc/self/mountinfo")
-_SHARED = frozenset(
+_MOUNT_TABLE = Path("/proc/self/mountinfo")
+_NETWORK_FILE_SYSTEMS = frozenset(
     {
         *("nfs", "nfs4", "lustre", "gpfs", "beegfs", "ceph", "cifs", "smb3", "afs"),
         *("glusterfs", "orangefs", "pvfs2", "panfs", "wekafs", "fuse.glusterfs", "fuse.ceph"),
@@ -22,42 +22,43 @@ _SHARED = frozenset(
 
 
 def is_shared(path: Path) -> bool:
-    """Whether a path, which need not be there yet, is on a file system that several machines have."""
+    """Whether a path is on a network file system, which several machines share. It need not exist yet."""
     try:
-        table = _TABLE.read_text(encoding="utf-8", errors="surrogateescape")
+        table = _MOUNT_TABLE.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
         return False
-    return kind_of(path.resolve(), table) in _SHARED
+    return file_system_type(path.resolve(), table) in _NETWORK_FILE_SYSTEMS
 
 
-def kind_of(path: Path, table: str) -> str:
-    """The kind of file system that an absolute path is on.
+def file_system_type(path: Path, table: str) -> str:
+    """The type of the file system that a path is on, such as `ext4`; empty if unknown.
 
     Args:
-        path: Without links.
-        table: As in /proc/self/mountinfo; of several file systems at one place the last counts.
+        path: Absolute path without symbolic links.
+        table: Content of /proc/self/mountinfo; of several mounts on one mount point the last counts.
     """
-    depth, found = 0, ""
+    depth, type_name = 0, ""
     for line in table.splitlines():
         left, _, right = line.partition(" - ")
-        where = Path(_unescaped(left.split(" ")[4]))
-        if path.is_relative_to(where) and len(where.parts) >= depth:
-            depth, found = len(where.parts), right.split(" ")[0]
-    return found
+        mount_point = Path(_unescaped(left.split(" ")[4]))
+        if path.is_relative_to(mount_point) and len(mount_point.parts) >= depth:
+            depth, type_name = len(mount_point.parts), right.split(" ")[0]
+    return type_name
 
 
 def _unescaped(text: str) -> str:
-    for code, sign in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
-        text = text.replace(code, sign)
+    """Text of mountinfo with its octal escapes resolved."""
+    for escape, character in (("\\040", " "), ("\\011", "\t"), ("\\012", "\n"), ("\\134", "\\")):
+        text = text.replace(escape, character)
     return text
 
 
 def make_folder(folder: Path, what: str) -> Path:
-    """Makes a folder where there is none yet.
+    """Creates a folder and its parents, if missing, and returns it.
 
     Args:
-        folder: To be there.
-        what: Begins the message of the error: the folder as the person knows it.
+        folder: The folder.
+        what: Subject of the error message: the folder as the user knows it.
 
     Raises:
         PlanError: It cannot be made.
@@ -71,12 +72,12 @@ def make_folder(folder: Path, what: str) -> Path:
 
 @contextlib.contextmanager
 def removed_on_failure(folder: Path) -> Iterator[None]:
-    """Should its body fail, takes a folder, and those above it, away again where there was none.
+    """Context that, if its body raises, removes a folder and those parents that did not exist before.
 
-    One that something was put into meanwhile stays.
+    A folder that is not empty stays.
     """
-    way = (folder, *folder.parents)
-    missing = list(itertools.takewhile(lambda each: not each.exists(), way))
+    path = (folder, *folder.parents)
+    missing = list(itertools.takewhile(lambda each: not each.exists(), path))
     try:
         yield
     except BaseException:
@@ -90,19 +91,19 @@ _URL = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
 
 
 def is_url(location: str) -> bool:
-    """Whether a location is a URL."""
+    """Whether a location is a URL, such as `s3://bucket/folder`."""
     return _URL.match(location) is not None
 
 
 @contextlib.contextmanager
 def atomic_file(target: Path) -> Iterator[IO[bytes]]:
-    """Opens a file beside `target`, which takes that place once all of it is written.
+    """Opens a temporary file beside `target`, which is renamed to `target` when the body has succeeded.
 
     Args:
-        target: Replaced if it is there.
+        target: File to create or replace.
 
     Raises:
-        OSError: It cannot be written; `target` is as it was, as after any other exception.
+        OSError: It cannot be written; `target` is unchanged, as after any other exception.
     """
     partial = target.with_name(f"{target.name}.partial")
     try:
@@ -114,32 +115,32 @@ def atomic_file(target: Path) -> Iterator[IO[bytes]]:
 
 
 def atomic_write(target: Path, content: str | bytes) -> None:
-    """Writes a file that a reader sees as it was before, or whole.
+    """Writes a file atomically: a reader sees the old content or the new one.
 
     Args:
-        target: Replaced if it is there.
-        content: Bytes, or text for UTF-8.
+        target: File to create or replace.
+        content: Bytes, or text to encode as UTF-8.
 
     Raises:
-        OSError: It cannot be written; `target` is as it was.
+        OSError: It cannot be written; `target` is unchanged.
     """
     with atomic_file(target) as stream:
         stream.write(content.encode() if isinstance(content, str) else content)
 
 
-def rewrite_lines(target: Path, kept: Callable[[bytes], bytes | None]) -> None:
-    """Writes a file of lines anew, one at a time, however long it is.
+def rewrite_lines(target: Path, replace_line: Callable[[bytes], bytes | None]) -> None:
+    """Rewrites a file line by line, atomically.
 
-    A last line that was never finished is left out: whoever wrote it was killed, or had no room.
+    A last line without a newline is dropped: its writer was killed, or the disk was full.
 
     Args:
-        target: It must be there.
-        kept: Is given a line with its end; returns what stands in its place, or None for nothing.
+        target: Existing file.
+        kept: Maps a line with its newline to its replacement, or to None to drop it.
 
     Raises:
-        OSError: It cannot be read or written; `target` is as it was.
+        OSError: It cannot be read or written; `target` is unchanged.
     """
     with target.open("rb") as lines, atomic_file(target) as stream:
         for line in lines:
-            if line.endswith(b"\n") and (found := kept(line)) is not None:
-                stream.write(found)
+            if line.endswith(b"\n") and (replacement := replace_line(line)) is not None:
+                stream.write(replacement)

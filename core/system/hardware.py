@@ -1,4 +1,4 @@
-"""What this machine has, found out without any framework."""
+"""Hardware of this machine (CPU cores, memory, NVIDIA GPUs), detected without any framework."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from pathlib import Path
 
 
 def cores() -> int:
-    """CPU cores that this process may use."""
+    """Number of CPU cores in this process's affinity mask."""
     return len(os.sched_getaffinity(0))
 
 
 def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:
-    """NVIDIA GPUs of this machine that `CUDA_VISIBLE_DEVICES` lets a process see."""
+    """Number of NVIDIA GPUs that a process with these environment variables sees (`CUDA_VISIBLE_DEVICES`)."""
     present = len([path for path in Path("/dev").glob("nvidia[0-9]*") if path.name[6:].isdigit()])
     mask = variables.get("CUDA_VISIBLE_DEVICES")
     if mask is None:
@@ -25,19 +25,19 @@ def visible_gpus(variables: Mapping[str, str] = os.environ) -> int:
 
 
 def gpu_memory_bytes(variables: Mapping[str, str] = os.environ) -> int | None:
-    """Memory of the smallest NVIDIA GPU that `CUDA_VISIBLE_DEVICES` lets a process see; None if unknown."""
+    """Bytes of memory of the smallest visible NVIDIA GPU (`CUDA_VISIBLE_DEVICES`); None if unknown."""
     mask = variables.get("CUDA_VISIBLE_DEVICES")
-    seen = [] if mask is None else [f"--id={mask}"]
-    asked = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", *seen]
+    ids = [] if mask is None else [f"--id={mask}"]
+    command = ["nvidia-smi", "--query-gpu=memory.total", "--format=csv,noheader,nounits", *ids]
     try:
-        told = subprocess.run(asked, capture_output=True, text=True, timeout=30, check=True).stdout
-        return min(int(line) for line in told.split()) * 2**20
+        done = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+        return min(int(mebibytes) for mebibytes in done.stdout.split()) * 2**20
     except (OSError, subprocess.SubprocessError, ValueError):
         return None
 
 
 def describe() -> dict[str, str | int | float]:
-    """The machine in a few words, for a run's record."""
+    """The machine as plain values, for `versions.json` of a run."""
     return {
         "system": " ".join(os.uname()[index] for index in (0, 2, 4)),
         "python": platform.python_version(),
@@ -49,11 +49,12 @@ def describe() -> dict[str, str | int | float]:
 
 
 def memory_bytes() -> int:
-    """Memory of the machine."""
+    """Bytes of physical memory of this machine."""
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def _processor() -> str:
+    """Model name of the CPU, or its architecture if unknown."""
     try:
         lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     except OSError:

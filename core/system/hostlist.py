@@ -1,4 +1,4 @@
-"""The short forms in which schedulers write hosts and counts of processes."""
+"""Parsers of the compact host lists and count lists that schedulers write (SLURM, Flux)."""
 
 from __future__ import annotations
 
@@ -14,41 +14,40 @@ _COUNT = re.compile(r"(?P<count>\d+)(?:\(x(?P<times>\d+)\))?", re.ASCII)
 
 
 def host_list(text: str) -> list[str]:
-    """The hosts that a list such as `n[01-03,07],gpu-a[1-2]-ib` stands for, in its order.
+    """Expands a host list of SLURM or Flux, such as `n[01-03,07],gpu-a[1-2]-ib`, in its order.
 
-    Numbers keep the width of the first of their range; several brackets in a name count like digits, the last
-    one fastest. SLURM and Flux write hosts so.
+    Numbers keep the width of the first of their range; of several brackets in a name the last varies fastest.
 
     Raises:
-        ClusterInfoError: It is no such list.
+        ClusterInfoError: The text is no host list.
     """
-    found: list[str] = []
+    hosts: list[str] = []
     position = 0
     while True:
-        parts, position = _name(text, position)
-        found += map("".join, itertools.product(*parts))
+        parts, position = _parse_name(text, position)
+        hosts += map("".join, itertools.product(*parts))
         if position == len(text):
-            return found
+            return hosts
         position += 1
 
 
 def counts_per_host(text: str) -> list[int]:
-    """The numbers that a list such as `2(x3),1` stands for: one for each host. SLURM writes so.
+    """Expands a count list of SLURM, such as `2(x3),1` for `[2, 2, 2, 1]`: one count per host.
 
     Raises:
-        ClusterInfoError: It is no such list.
+        ClusterInfoError: The text is no count list.
     """
-    found: list[int] = []
+    counts: list[int] = []
     for part in text.split(","):
         match = _COUNT.fullmatch(part.strip())
         if match is None:
             raise ClusterInfoError(f"{text!r} is no list of counts; expected such as 2(x3),1.")
-        found += [int(match["count"])] * int(match["times"] or 1)
-    return found
+        counts += [int(match["count"])] * int(match["times"] or 1)
+    return counts
 
 
-def _name(text: str, position: int) -> tuple[list[list[str]], int]:
-    """The parts of the name that begins at a position, each with its alternatives, and where it ends."""
+def _parse_name(text: str, position: int) -> tuple[list[list[str]], int]:
+    """The alternatives of each part of the name that begins at a position, and the position after it."""
     parts: list[list[str]] = []
     while (match := _PART.match(text, position)) is not None:
         parts.append([match["text"]] if match["text"] else list(_numbers(match["ranges"], text)))
@@ -59,6 +58,7 @@ def _name(text: str, position: int) -> tuple[list[list[str]], int]:
 
 
 def _numbers(ranges: str, text: str) -> Iterator[str]:
+    """Numbers of a bracket's ranges, zero-padded; `text` is the whole list, for the error."""
     for part in ranges.split(","):
         match = _RANGE.fullmatch(part.strip())
         if match is None:

@@ -1,7 +1,7 @@
-"""What a new interpreter is started with to go on with a function, and is told in its first line of input.
+"""Starts an interpreter that calls a function: its command line, and its startup line on standard input.
 
-That has the path and the arguments which modules of a person may read when they are imported. What it is
-not to share with everybody who looks at a command line comes that way too.
+The startup line has `sys.path` and `sys.argv`, which user modules may read when they are imported, and the
+arguments that other users of the machine must not see on a command line.
 """
 
 from __future__ import annotations
@@ -15,64 +15,64 @@ from pathlib import Path
 from typing import Any
 
 
-def is_of_interpreter(path: str) -> bool:
-    """Whether a file or folder is part of it, and not of what a person wrote."""
+def is_in_prefix(path: str) -> bool:
+    """Whether a path is in the prefix of this interpreter (standard library, installed packages)."""
     folders = {sys.prefix, sys.base_prefix, sys.exec_prefix}
     return any(Path(os.path.abspath(path)).is_relative_to(folder) for folder in folders)
 
 
-_PROGRAM = (
-    "import json, sys; told = json.loads(sys.stdin.buffer.readline());"
-    " told['path'][:0] = sys.path if told['is_beside'] else (); sys.path[:] = told['path'];"
-    " from isotrain.core.system.interpreter import main; main(told)"
+_BOOTSTRAP = (
+    "import json, sys; startup = json.loads(sys.stdin.buffer.readline());"
+    " startup['path'][:0] = sys.path if startup['is_extra_path'] else (); sys.path[:] = startup['path'];"
+    " from isotrain.core.system.interpreter import main; main(startup)"
 )
 
 
-def command_line(function: str, *given: Any, python: str | None = None) -> list[str]:
-    """What starts an interpreter that calls a function once it was told its first line.
+def command_line(function: str, *arguments: Any, python: str | None = None) -> list[str]:
+    """The command of an interpreter that reads its startup line and then calls a function.
 
     Args:
-        function: `module:name`; seen by everybody on this machine, as is what it is given.
-        given: Its first arguments, of JSON.
-        python: Another environment's interpreter; None: this one.
+        function: `module:name` of the function. All users of this machine can see it.
+        arguments: Its first arguments, JSON values. All users of this machine can see them.
+        python: Interpreter of another environment; None: this one.
     """
-    return [python or sys.executable, "-P", "-c", _PROGRAM, function, json.dumps(given)]
+    return [python or sys.executable, "-P", "-c", _BOOTSTRAP, function, json.dumps(arguments)]
 
 
-def first_line(
-    *given: Any, beside: Sequence[str] | None = None, argv: Sequence[str] | None = None
+def startup_line(
+    *arguments: Any, extra_path: Sequence[str] | None = None, argv: Sequence[str] | None = None
 ) -> bytes:
-    """What it is told.
+    """The startup line, one line of JSON for the standard input of the new interpreter.
 
     Args:
-        given: The function's further arguments, of JSON.
-        beside: Where modules are found too that are not where it finds them by itself; None: they are
-            found where this program finds them, and nowhere else.
+        arguments: Further arguments of the function, JSON values.
+        extra_path: Folders to append to the interpreter's own `sys.path`; None: it gets this program's
+            `sys.path` instead.
         argv: Its `sys.argv`; None: this program's.
     """
-    told = {
-        "path": list(sys.path if beside is None else beside),
-        "is_beside": beside is not None,
+    startup = {
+        "path": list(sys.path if extra_path is None else extra_path),
+        "is_extra_path": extra_path is not None,
         "argv": list(sys.argv if argv is None else argv),
-        "given": given,
+        "arguments": arguments,
     }
-    return json.dumps(told).encode() + b"\n"
+    return json.dumps(startup).encode() + b"\n"
 
 
-def main(told: Mapping[str, Any]) -> None:
-    """Goes on with the function of the command line, once modules are found."""
-    function, given = sys.argv[1:]
-    take_over(told)
-    load_function(function)(*json.loads(given), *told["given"])
+def main(startup: Mapping[str, Any]) -> None:
+    """Applies the startup line, and calls the function that the command line names."""
+    function, arguments = sys.argv[1:]
+    apply_startup(startup)
+    load_function(function)(*json.loads(arguments), *startup["arguments"])
 
 
-def take_over(told: Mapping[str, Any]) -> None:
-    """Has modules find the path and the arguments that were told; also in a process that was forked."""
-    sys.path[:] = told["path"]
-    sys.argv[:] = told["argv"]
+def apply_startup(startup: Mapping[str, Any]) -> None:
+    """Sets `sys.path` and `sys.argv` from a decoded startup line; also used in a forked process."""
+    sys.path[:] = startup["path"]
+    sys.argv[:] = startup["argv"]
 
 
 def load_function(function: str) -> Any:
-    """What `module:name` names."""
+    """Imports the function named `module:name`."""
     module, _, name = function.partition(":")
     return getattr(importlib.import_module(module), name)

@@ -1,7 +1,8 @@
-"""Whether and how child processes have ended, while their numbers are still theirs.
+"""Exit of this process and of child processes, exit codes, and small process-wide contexts.
 
-`Popen.poll` and `Popen.wait` give the number of an ended process back, and that of its group with the last of
-its members: a signal to them may then end somebody else's.
+`Popen.poll` and `Popen.wait` reap an ended process. Its process id, and with the last member that of its
+process group, may then be reused, and a signal to it would hit a stranger. `exit_code` and `wait_for_end` do
+not reap.
 """
 
 from __future__ import annotations
@@ -23,10 +24,10 @@ from typing import Any
 
 @contextlib.contextmanager
 def gc_paused() -> Iterator[None]:
-    """No cyclic garbage collection inside.
+    """Context without cyclic garbage collection.
 
-    Importing a framework makes over a million objects that live as long as the process, and the
-    collector would go through all of them again and again: about a sixth of the import's time.
+    Importing a framework makes over a million objects that live as long as the process. The collector would
+    traverse all of them again and again, which takes about a sixth of the import's time.
     """
     was_enabled = gc.isenabled()
     gc.disable()
@@ -38,7 +39,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def fork_obstacle() -> str | None:
-    """Why this system cannot fork the processes of a run, or None."""
+    """Why this system cannot run a fork server; None if it can."""
     if sys.platform != "linux":
         return f"frameworks cannot be forked on {sys.platform}"
     try:
@@ -48,42 +49,42 @@ def fork_obstacle() -> str | None:
     return None
 
 
-_LINES = 5
+_TAIL_LINES = 5
 
 
 def signal_name(number: int) -> str:
-    """Such as `SIGABRT`; most real-time signals have no name."""
+    """Name of a signal, such as `SIGABRT`; most real-time signals have none."""
     try:
         return signal.Signals(number).name
     except ValueError:
         return f"signal {number}"
 
 
-def last_words(text: str) -> str:
-    """The last lines of what a process wrote, as one; "nothing" if there are none."""
+def output_tail(text: str) -> str:
+    """The last five lines of a process's output, joined into one; "nothing" if there are none."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
-    return " / ".join(lines[-_LINES:]) or "nothing"
+    return " / ".join(lines[-_TAIL_LINES:]) or "nothing"
 
 
 _EXIT_SECONDS = 5.0
-_WORK_SECONDS = 3.0
-"""Of these: for work that waits for peers to see that they are gone, which ends it."""
+_JOIN_SECONDS = 3.0
+"""The part of `_EXIT_SECONDS` that a thread has to notice that its peers are gone, and to end."""
 
 
 class _Process:
-    """This process."""
+    """State of this process."""
 
-    has_worked = False
+    has_used_framework = False
 
 
 def note_framework_use() -> None:
-    """Notes that a framework is about to run in this process, which has a program of its own."""
-    _Process.has_worked = True
+    """Notes that a framework is about to run in this process, which is the user's own program."""
+    _Process.has_used_framework = True
 
 
 def exit_process(code: int) -> None:
-    """Ends this process without tearing the interpreter down."""
-    _heed_signals_no_more()
+    """Exits with `os._exit` after the `atexit` functions, without finalizing the interpreter."""
+    _ignore_signals()
     atexit._run_exitfuncs()
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(OSError, ValueError):
@@ -91,75 +92,78 @@ def exit_process(code: int) -> None:
     os._exit(code)
 
 
-def _heed_signals_no_more() -> None:
-    """Lets no signal raise from here on, as a second Ctrl-C would in what is called at the end."""
+def _ignore_signals() -> None:
+    """Ignores signals that have a Python handler, so that a second Ctrl-C does not raise during the exit."""
     for number in (signal.SIGINT, signal.SIGTERM, signal.SIGHUP):
         if callable(signal.getsignal(number)):
-            with contextlib.suppress(ValueError):  # another thread than the main one
+            with contextlib.suppress(ValueError):  # only the main thread may set handlers
                 signal.signal(number, signal.SIG_IGN)
 
 
 def exit_after_work(code: int) -> None:
-    """As `exit_process`, if a framework has run here; else nothing."""
-    if _Process.has_worked:
+    """Calls `exit_process` if a framework has run in this process; otherwise does nothing."""
+    if _Process.has_used_framework:
         exit_process(code)
 
 
 def exit_after_failure(work: threading.Thread) -> None:
-    """Sees to it that this process, whose run has failed, ends, and with its own exit code.
+    """Registers an exit handler so that this process ends with its own exit code after its run has failed.
 
-    Threads of frameworks wait for peers that are gone; one that comes back to an interpreter that is
-    torn down aborts the process. So it leaves without tearing down if an error ends it; else its work
-    has a little time at the end.
+    Threads of frameworks may wait for peers that are gone; one that returns into a finalized interpreter
+    aborts the process. So the process exits without finalization if an uncaught error ends it; otherwise the
+    run's thread gets a few seconds to end.
 
     Args:
-        work: The thread that the run was worked on.
+        work: Thread on which the run's work was done.
     """
-    atexit.register(_end, work)
+    atexit.register(_exit_within_limit, work)
 
 
-def _end(work: threading.Thread) -> None:
-    atexit.unregister(_end)
-    _heed_signals_no_more()
-    if isinstance(getattr(sys, "last_value", None), Exception):  # was shown: nobody has caught it
+def _exit_within_limit(work: threading.Thread) -> None:
+    atexit.unregister(_exit_within_limit)
+    _ignore_signals()
+    if isinstance(getattr(sys, "last_value", None), Exception):  # uncaught: its traceback was shown
         exit_process(1)
     if work.is_alive():
-        nowhere = os.open(os.devnull, os.O_WRONLY)
-        faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=nowhere)
-        work.join(_WORK_SECONDS)
+        devnull = os.open(os.devnull, os.O_WRONLY)
+        faulthandler.dump_traceback_later(_EXIT_SECONDS, exit=True, file=devnull)
+        work.join(_JOIN_SECONDS)
 
 
 @contextlib.contextmanager
 def environ_set(variables: Mapping[str, str]) -> Iterator[None]:
-    """Sets environment variables of this process, and puts the former values back."""
-    former = {name: os.environ.get(name) for name in variables}
+    """Context in which environment variables of this process are set; restores them at its end."""
+    previous = {name: os.environ.get(name) for name in variables}
     os.environ.update(variables)
     try:
         yield
     finally:
-        for name, value in former.items():
+        for name, value in previous.items():
             if value is None:
                 os.environ.pop(name, None)
             else:
                 os.environ[name] = value
 
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 
 def exit_code(process: subprocess.Popen[Any]) -> int | None:
-    """None while it runs; negative when a signal ended it. It keeps its number until `process.wait()`."""
+    """Exit code without reaping; None while it runs, negative if a signal ended it.
+
+    The process keeps its process id until `process.wait()`.
+    """
     if process.returncode is not None:
         return process.returncode
     try:
         ended = os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT)
-    except ChildProcessError:  # somebody else in this program has collected it
+    except ChildProcessError:  # other code in this program has reaped it
         return process.poll()
     return None if ended is None else exit_code_from(ended)
 
 
 def wait_for_end(process: subprocess.Popen[Any], seconds: float | None = None) -> None:
-    """Returns when it has ended, and keeps its number; or after so many seconds."""
+    """Waits for a process to end, without reaping it; `seconds` at most (None: no limit)."""
     if process.returncode is not None:
         return
     if seconds is None:
@@ -168,23 +172,23 @@ def wait_for_end(process: subprocess.Popen[Any], seconds: float | None = None) -
         return
     deadline = time.monotonic() + seconds
     while exit_code(process) is None and time.monotonic() < deadline:
-        time.sleep(_LOOK_SECONDS)
+        time.sleep(_POLL_SECONDS)
 
 
 def exit_code_from(ended: os.waitid_result) -> int:
-    """The exit code of a process that has ended; negative when a signal ended it."""
+    """Exit code from the result of `os.waitid`; negative if a signal ended the process."""
     return ended.si_status if ended.si_code == os.CLD_EXITED else -ended.si_status
 
 
-def poll_readable(descriptors: Collection[int], patience: float | None) -> list[int]:
-    """Those from which something can be read, the end included.
+def poll_readable(descriptors: Collection[int], timeout: float | None) -> list[int]:
+    """Polls file descriptors, and returns those that are readable or at their end.
 
     Args:
-        descriptors: To look at.
-        patience: Seconds to wait for the first; None: for ever.
+        descriptors: File descriptors.
+        timeout: Seconds to wait for the first; None: no limit.
     """
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)
-    milliseconds = None if patience is None else patience * 1000
+    milliseconds = None if timeout is None else timeout * 1000
     return [descriptor for descriptor, _ in poll.poll(milliseconds)]

@@ -1,4 +1,4 @@
-"""How much a process has done, as the system sees it."""
+"""Activity of a process (CPU time, waiting for a core, bytes read), to tell a busy one from a stuck one."""
 
 from __future__ import annotations
 
@@ -11,9 +11,10 @@ _READ_BYTES_PER_SECOND = 1e6
 
 
 def activity(pid: int) -> float:
-    """Seconds of processor time it has used or waited for, plus a second for each megabyte it has read.
+    """Activity of a process in seconds: CPU time used or waited for, and a second per megabyte read.
 
-    One that waits for a processor on a busy machine, and hardly gets one, is not idle.
+    Waiting counts because a process that hardly gets a core of a busy machine is not idle. 0 if the process
+    is gone.
     """
     with contextlib.suppress(psutil.Error):
         process = psutil.Process(pid)
@@ -24,21 +25,20 @@ def activity(pid: int) -> float:
 
 
 def activity_of_bytes(count: float) -> float:
-    """A second for each megabyte."""
+    """Activity in seconds of reading so many bytes: a second per megabyte."""
     return count / _READ_BYTES_PER_SECOND
 
 
 def waits(pid: int) -> dict[int, float]:
-    """Seconds in which each of its threads was ready, and had no processor; none where no system tells."""
-    told = Path(f"/proc/{pid}/task").glob("*/schedstat")
-    return {int(each.parent.name): _waited_by(each) / 1e9 for each in told}
+    """Seconds that each thread was runnable without a core, by thread id; empty without schedstat."""
+    files = Path(f"/proc/{pid}/task").glob("*/schedstat")
+    return {int(file.parent.name): _waited_nanoseconds(file) / 1e9 for file in files}
 
 
-def _waited_by(schedstat: Path) -> int:
-    """Nanoseconds of a thread."""
+def _waited_nanoseconds(schedstat: Path) -> int:
     try:
         _, nanoseconds, _ = schedstat.read_text(encoding="ascii").split()
-    except (OSError, ValueError):  # it has ended, or the system does not tell
+    except (OSError, ValueError):  # the thread has ended, or the kernel has no figures
         return 0
     return int(nanoseconds)
 
@@ -46,6 +46,6 @@ def _waited_by(schedstat: Path) -> int:
 def _bytes_read(process: psutil.Process) -> float:
     try:
         counters = process.io_counters()
-    except (AttributeError, psutil.Error):  # not every system tells
+    except (AttributeError, psutil.Error):  # not on every system
         return 0.0
     return float(counters.read_bytes + counters.read_chars)

@@ -1,4 +1,4 @@
-"""Standard streams whose lines go out whole."""
+"""Standard streams: closed, full or unencodable ones, line buffering, text that is safe for a terminal."""
 
 from __future__ import annotations
 
@@ -13,46 +13,49 @@ from typing import IO
 
 
 def replace_closed_streams() -> None:
-    """Lets standard streams that this program was started without read and write nothing.
+    """Opens `/dev/null` in place of standard streams that this program was started without.
 
-    A file that is opened later would get the number of one, and whatever is printed to it.
+    Otherwise a file that is opened later would get the descriptor of one, and everything printed to it.
     """
     for number, (name, mode) in enumerate([("stdin", "r"), ("stdout", "w"), ("stderr", "w")]):
         try:
             os.fstat(number)
         except OSError:
-            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # it gets the lowest number
+            os.set_inheritable(os.open(os.devnull, os.O_RDWR), True)  # the lowest free descriptor
         if getattr(sys, name) is None:
             setattr(sys, name, open(number, mode, encoding="utf-8", closefd=False))  # noqa: SIM115
 
 
 def write_every_character() -> None:
-    """Lets standard output show what its encoding lacks as `\\u2013`, as standard error does."""
+    """Has standard output escape characters that its encoding lacks (`\\u2013`), as standard error does."""
     out = sys.stdout
     if isinstance(out, io.TextIOWrapper) and not out.encoding.lower().startswith("utf"):
         out.reconfigure(errors="backslashreplace")
 
 
 def discard_what_cannot_be_written() -> None:
-    """Flushes standard output and error; one that takes no more takes what the interpreter's end flushes."""
+    """Flushes standard output and error; redirects one that cannot be written to `/dev/null`.
+
+    Otherwise the flush at the interpreter's end would fail.
+    """
     for stream in (sys.stdout, sys.stderr):
         try:
             stream.flush()
         except OSError:
-            nowhere = os.open(os.devnull, os.O_WRONLY)
-            os.dup2(nowhere, stream.fileno())
-            os.close(nowhere)
+            devnull = os.open(os.devnull, os.O_WRONLY)
+            os.dup2(devnull, stream.fileno())
+            os.close(devnull)
 
 
 PIPE_BYTES = 1 << 20
-"""Linux gives anybody so much; a new pipe holds a sixteenth of it."""
+"""Largest pipe that Linux allows unprivileged users by default; a new pipe holds a sixteenth of it."""
 
 
 def enlarge_pipe(pipe: int | IO[bytes] | IO[str]) -> None:
-    """Has a pipe hold 1 MiB, so that who prints goes on for a while though nobody reads.
+    """Enlarges the buffer of a pipe to 1 MiB, so that its writer is not blocked soon when its reader pauses.
 
     Args:
-        pipe: Either end; with what is no pipe, or where the user has too many of them, nothing happens.
+        pipe: Either end. Nothing happens if it is no pipe, or if the user has too many large pipes.
     """
     with contextlib.suppress(OSError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -62,40 +65,40 @@ _COLOUR = re.compile(r"(\x1b\[[0-9;]*m)")
 
 
 def escape_controls(text: str) -> str:
-    """The text with what no terminal shows written out, such as `\\x1b`: it would be heeded as a command."""
+    """Text with control characters escaped (`\\x1b`), which a terminal would obey as commands."""
     return "".join(
         each if each.isprintable() or each in "\n\t" else repr(each)[1:-1] for each in text
     )
 
 
 def visible_output(text: str, *, colours: bool) -> str:
-    """What a program has printed, as `escape_controls` has it, and lines that it drew anew below each other.
+    """Output of a program with control characters escaped, and with carriage returns as newlines.
 
     Args:
         text: Whole lines.
-        colours: Whether its colours stay, for a terminal; they are left out otherwise.
+        colours: Whether colour codes stay, for a terminal; otherwise they are removed.
     """
-    below = text.replace("\r\n", "\n").replace("\r", "\n")
-    if "\x1b" not in below and below.isascii() and below.replace("\n", "").isprintable():
-        return below
-    pieces = _COLOUR.split(below)
-    shown = [part if place % 2 else escape_controls(part) for place, part in enumerate(pieces)]
-    return "".join(shown if colours else shown[::2])
+    lines = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\x1b" not in lines and lines.isascii() and lines.replace("\n", "").isprintable():
+        return lines
+    parts = _COLOUR.split(lines)  # text and colour codes in turn
+    escaped = [part if index % 2 else escape_controls(part) for index, part in enumerate(parts)]
+    return "".join(escaped if colours else escaped[::2])
 
 
 @contextlib.contextmanager
 def line_buffered() -> Iterator[None]:
-    """Within it, each line of standard output and error goes out at once when it ends, and in one piece.
+    """Context in which standard output and error write each line at once and in one piece.
 
-    Also where PYTHONUNBUFFERED is set, by which the pieces of a line would go out one by one: what several
-    streams write to one log stands line by line.
+    With PYTHONUNBUFFERED the pieces of a line would be written one by one, and lines of several streams would
+    mix in one log.
     """
     streams = [s for s in (sys.stdout, sys.stderr) if isinstance(s, io.TextIOWrapper)]
-    before = [(stream, stream.line_buffering, stream.write_through) for stream in streams]
+    former_modes = [(stream, stream.line_buffering, stream.write_through) for stream in streams]
     for stream in streams:
         stream.reconfigure(line_buffering=True, write_through=False)
     try:
         yield
     finally:
-        for stream, by_line, at_once in before:
+        for stream, by_line, at_once in former_modes:
             stream.reconfigure(line_buffering=by_line, write_through=at_once)

@@ -1,4 +1,4 @@
-"""Calling a function in an interpreter of its own: what it returns comes back, or how it ended instead."""
+"""Calls a function in a new interpreter, and reads its return value, its error, or how the process ended."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from typing import Any, NoReturn
 from isotrain.core.system.files import atomic_write
 from isotrain.core.system.interpreter import (
     command_line,
-    first_line,
-    is_of_interpreter,
+    is_in_prefix,
     load_function,
+    startup_line,
 )
-from isotrain.core.system.process import exit_code, last_words, signal_name, wait_for_end
+from isotrain.core.system.process import exit_code, output_tail, signal_name, wait_for_end
 
 END_SECONDS = 10.0
-"""What a process has to end by itself before it is killed."""
+"""Time for a child to end by itself before it is killed."""
 _MAIN = "isotrain.core.system.subprocess_call:main"
 
 
@@ -34,8 +34,8 @@ class ChildRaisedError(Exception):
     """The function raised an error.
 
     Attributes:
-        kind: The name of its class.
-        message: Its text.
+        kind: Class name of the error.
+        message: Text of the error.
     """
 
     def __init__(self, kind: str, message: str) -> None:
@@ -45,27 +45,27 @@ class ChildRaisedError(Exception):
 
 
 class ChildEndedError(Exception):
-    """The process ended before it answered.
+    """The process ended before it returned a value or an error.
 
     Attributes:
-        how: Such as `by SIGABRT` or `with exit code 3`.
-        said: The last lines of what it wrote, as one; "nothing" if there are none.
+        how: How it ended, such as `by SIGABRT` or `with exit code 3`.
+        output: The last lines of its output, joined into one; "nothing" if there are none.
     """
 
-    def __init__(self, how: str, said: str) -> None:
-        super().__init__(f"it ended {how}; it said: {said}")
+    def __init__(self, how: str, output: str) -> None:
+        super().__init__(f"it ended {how}; its output: {output}")
         self.how = how
-        self.said = said
+        self.output = output
 
 
 class ChildProcess:
-    """An interpreter, in a session of its own, that calls one function with plain values.
+    """A new interpreter, in its own session, that calls one function with a JSON value.
 
-    It sees this program's `sys.argv`, which modules of a person may read when they are imported, and
-    ends when this process is gone: first like Ctrl-C, so that what it has started is ended too.
+    It has this program's `sys.argv`, which user modules may read when they are imported. It ends when this
+    process is gone: first as by Ctrl-C, so that processes which it has started are ended too.
 
     Attributes:
-        log: The file with what it writes.
+        log: File with its standard output and error.
     """
 
     def __init__(
@@ -77,15 +77,15 @@ class ChildProcess:
         python: str | None = None,
         variables: Mapping[str, str] | None = None,
     ) -> None:
-        """Starts it.
+        """Starts the interpreter.
 
         Args:
-            function: `module:name` of what to call.
-            value: Its argument, of JSON.
-            files: Its answer and its log are written to this path with the endings `.json` and `.log`.
-            python: Another environment's interpreter, which imports what it finds there, and else what
-                this program finds outside of its own environment; None: this one with the same path.
-            variables: Set for it, beside this process's own.
+            function: `module:name` of the function.
+            value: Its argument, a JSON value.
+            files: Path to which `.json` is appended for its answer, and `.log` for its log.
+            python: Interpreter of another environment, which imports from there, and then from the folders
+                outside of this program's environment; None: this interpreter with the same `sys.path`.
+            variables: Environment variables to set besides those of this process.
         """
         self._answer = files.with_name(f"{files.name}.json")
         self.log = files.with_name(f"{files.name}.log")
@@ -99,11 +99,11 @@ class ChildProcess:
                 env={**os.environ, **(variables or {})},
                 start_new_session=True,
             )
-        beside = None if python is None else _own_folders()
-        self._tell(first_line(function, value, str(self._answer), beside=beside))
+        extra_path = None if python is None else _user_folders()
+        self._send(startup_line(function, value, str(self._answer), extra_path=extra_path))
 
-    def _tell(self, call: bytes) -> None:
-        """Hands the call over; the pipe stays open, and its end tells that this process is gone."""
+    def _send(self, call: bytes) -> None:
+        """Sends the startup line. The pipe stays open: its end shows the child that this process is gone."""
         assert self._process.stdin is not None
         with contextlib.suppress(BrokenPipeError):
             self._process.stdin.write(call)
@@ -111,7 +111,7 @@ class ChildProcess:
 
     @property
     def seconds(self) -> float:
-        """How long ago it was started."""
+        """Seconds since it was started."""
         return time.monotonic() - self._started
 
     @property
@@ -120,20 +120,20 @@ class ChildProcess:
         return exit_code(self._process) is not None
 
     def wait(self) -> None:
-        """Returns when it has ended."""
+        """Waits until it has ended."""
         wait_for_end(self._process)
 
-    def end(self, patience: float = 0.0) -> None:
-        """Ends it and its process group for sure; call it also when it has ended by itself.
+    def end(self, timeout: float = 0.0) -> None:
+        """Kills its process group and reaps it; must be called also after it has ended by itself.
 
         Args:
-            patience: Seconds that it has to end what it has started.
+            timeout: Seconds after SIGTERM in which it can end the processes that it has started.
         """
-        if self._process.returncode is None:  # its number is still its own
+        if self._process.returncode is None:  # not reaped: its process id is still its own
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                if patience and not self.is_done:
+                if timeout and not self.is_done:
                     os.kill(self._process.pid, signal.SIGTERM)
-                    wait_for_end(self._process, patience)
+                    wait_for_end(self._process, timeout)
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         assert self._process.stdin is not None
@@ -141,43 +141,41 @@ class ChildProcess:
             self._process.stdin.close()
 
     def answer(self) -> Any:
-        """What the function returned; once the process has ended.
+        """The function's return value. Call it once the process has ended.
 
         Raises:
-            ChildRaisedError: It raised an error.
+            ChildRaisedError: The function raised an error.
             ChildEndedError: The process ended before it returned.
         """
         try:
             answer = json.loads(self._answer.read_text(encoding="utf-8"))
         except FileNotFoundError:
-            said = last_words(self.log.read_text(encoding="utf-8", errors="replace"))
+            output = output_tail(self.log.read_text(encoding="utf-8", errors="replace"))
             code = exit_code(self._process)
-            assert code is not None, "call it when the process has ended"
-            raise ChildEndedError(_ending(code), said) from None
+            assert code is not None, "answer() before the process has ended"
+            raise ChildEndedError(_describe_exit(code), output) from None
         self._answer.unlink()
         if "raised" in answer:
             raise ChildRaisedError(answer["raised"], answer["message"])
         return answer["returned"]
 
 
-def _ending(code: int) -> str:
+def _describe_exit(code: int) -> str:
     return f"by {signal_name(-code)}" if code < 0 else f"with exit code {code}"
 
 
-def _own_folders() -> Sequence[str]:
-    """Where this program finds modules that belong to no environment: a person's own."""
-    return [each for each in map(os.path.abspath, sys.path) if not is_of_interpreter(each)]
+def _user_folders() -> Sequence[str]:
+    """Folders of `sys.path` outside of the interpreter's prefix: those of user modules."""
+    return [each for each in map(os.path.abspath, sys.path) if not is_in_prefix(each)]
 
 
 def main(function: str, value: Any, answer: str) -> NoReturn:
-    """The child's program: calls the function, writes its answer whole, and ends."""
+    """Main program of the child: calls the function, writes the answer file atomically, and exits."""
     signal.signal(signal.SIGTERM, _unwind)
     is_orphan = threading.Event()
-    threading.Thread(
-        target=_end_with_the_caller, args=(_take_stdin(), is_orphan), daemon=True
-    ).start()
+    threading.Thread(target=_end_with_caller, args=(_take_stdin(), is_orphan), daemon=True).start()
     try:
-        atomic_write(Path(answer), json.dumps(_attempt(function, value), default=str))
+        atomic_write(Path(answer), json.dumps(_call(function, value), default=str))
     finally:
         sys.stdout.flush()
         sys.stderr.flush()
@@ -187,21 +185,21 @@ def main(function: str, value: Any, answer: str) -> NoReturn:
 
 
 def _take_stdin() -> int:
-    """Keeps the pipe to the caller from what the function runs, for which there is no input."""
+    """Duplicates the pipe to the caller, and gives the function and its children `/dev/null` as input."""
     pipe = os.dup(sys.stdin.fileno())
-    with open(os.devnull, "rb") as nothing:
-        os.dup2(nothing.fileno(), sys.stdin.fileno())
+    with open(os.devnull, "rb") as devnull:
+        os.dup2(devnull.fileno(), sys.stdin.fileno())
     return pipe
 
 
 def _unwind(number: int, frame: FrameType | None) -> NoReturn:
-    """Ends like Ctrl-C, so that what the function has started is ended too."""
+    """Signal handler that raises KeyboardInterrupt, so that the function ends what it has started."""
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     raise KeyboardInterrupt
 
 
-def _end_with_the_caller(pipe: int, is_orphan: threading.Event) -> None:
-    """Waits until the caller is gone, whatever this process does meanwhile."""
+def _end_with_caller(pipe: int, is_orphan: threading.Event) -> None:
+    """Thread: waits until the caller is gone, then ends this process and its process group."""
     while os.read(pipe, 1):
         pass
     is_orphan.set()
@@ -214,7 +212,7 @@ def _end_group() -> None:
     os.killpg(os.getpgrp(), signal.SIGKILL)
 
 
-def _attempt(function: str, value: Any) -> dict[str, Any]:
+def _call(function: str, value: Any) -> dict[str, Any]:
     try:
         return {"returned": load_function(function)(value)}
     except Exception as error:

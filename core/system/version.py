@@ -1,4 +1,4 @@
-"""Which isotrain this is."""
+"""The version of isotrain, and those of the packages that a run uses."""
 
 from __future__ import annotations
 
@@ -6,23 +6,22 @@ import platform
 from collections.abc import Iterable
 from importlib import metadata
 
-_OWN = ("isotrain", "numpy")
+_ALWAYS_LISTED = ("isotrain", "numpy")
 
 
 def versions(packages: Iterable[str]) -> dict[str, str]:
-    """Versions of Python and of the packages that take part in a run.
+    """Versions of Python, isotrain, NumPy and a backend's packages.
 
     Args:
-        packages: Those of its backend, by the names of their distributions; who is not installed is left
-            out.
+        packages: Distribution names of the backend's packages; those that are not installed are left out.
     """
-    found = {"python": platform.python_version()}
-    for package in (*_OWN, *packages):
+    installed = {"python": platform.python_version()}
+    for package in (*_ALWAYS_LISTED, *packages):
         try:
-            found[package] = metadata.version(package)
+            installed[package] = metadata.version(package)
         except metadata.PackageNotFoundError:
             continue
-    return found
+    return installed
 
 
 VERSION = "0.1.0"

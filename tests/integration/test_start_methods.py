@@ -318,7 +318,7 @@ def test_a_template_that_cannot_import(tmp_path: Path, monkeypatch: pytest.Monke
         told: list[Mapping[str, Any]] = []
         assert launch(parameters, tmp_path / name, told.append) == [10, 10]
         (note,) = (event["text"] for event in told if event["event"] == "note")
-        assert "every process starts by itself" in note
+        assert "every process starts with a fresh interpreter" in note
         assert "No module named 'no_such_module'" in note
 
 
@@ -489,7 +489,7 @@ def test_a_run_whose_template_cannot_fork(
     monkeypatch.setattr(ForkServer, "fork", runs_out)
     told: list[Mapping[str, Any]] = []
     if begun:
-        says = r"after 1 of them were: the template .* Too many"
+        says = r"after 1 were: their fork server failed: .* Too many"
         with FORK_SERVERS.only_new(), pytest.raises(RunFailedError, match=says):
             launch(parameters, tmp_path, told.append)
     else:
@@ -556,7 +556,7 @@ def templates() -> set[int]:
     return {
         child.pid
         for child in psutil.Process().children()
-        if is_alive(child.pid) and "template_process" in " ".join(child.cmdline())
+        if is_alive(child.pid) and "forkserver.server" in " ".join(child.cmdline())
     }
 
 

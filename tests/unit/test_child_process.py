@@ -91,7 +91,7 @@ def test_an_error_is_told_by_its_name(call: Call) -> None:
 def test_how_it_ended_is_told(call: Call, text: str, how: str, said: str) -> None:
     with pytest.raises(ChildEndedError) as found:
         ended(call("builtins:eval", text)).answer()
-    assert (found.value.how, found.value.said) == (how, said)
+    assert (found.value.how, found.value.output) == (how, said)
 
 
 def written(path: Path) -> str:

@@ -536,7 +536,7 @@ MOUNTS = """\
     ],
 )
 def test_the_kind_of_file_system_is_that_of_the_innermost_and_last(path: str, kind: str) -> None:
-    assert files.kind_of(Path(path), MOUNTS) == kind
+    assert files.file_system_type(Path(path), MOUNTS) == kind
     assert not files.is_shared(Path("/proc/self"))
 
 

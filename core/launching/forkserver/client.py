@@ -1,10 +1,17 @@
-"""A template: a process that has imported a framework, from which those of runs are forked."""
+"""Client of a fork server: a process that has imported a framework and forks the rank processes of runs.
+
+The idea is that of multiprocessing's ``forkserver`` start method with ``set_forkserver_preload``. That one is
+not used, because it has one server per program, with the environment variables that the program had when
+it was started. Here ``OMP_NUM_THREADS`` and ``KERAS_BACKEND`` differ per plan and must be set before the
+framework is imported, so there is one server for each environment (see `pool`). Edited modules are noticed,
+and the server is replaced (`ForkServer.is_current`). A failed import is reported with the server's output,
+not ignored. The kernel kills all forked processes when the launching process dies (``PR_SET_PDEATHSIG``).
+"""
 
 from __future__ import annotations
 
 import contextlib
 import os
-import select
 import signal
 import socket
 import struct
@@ -21,32 +28,33 @@ from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching.forkserver import protocol
 from isotrain.core.launching.forkserver.process_handle import ProcessArgs
 from isotrain.core.system.deadline import Deadline
-from isotrain.core.system.interpreter import command_line, first_line
-from isotrain.core.system.process import last_words
+from isotrain.core.system.interpreter import command_line, startup_line
+from isotrain.core.system.process import output_tail, poll_readable
 from isotrain.core.system.process_activity import activity
 
 _MAIN = "isotrain.core.launching.forkserver.server:main"
-_HOME = str(Path(sys.modules["isotrain"].__path__[0]).parent)
-_LOOK_SECONDS = 0.2
-_EFFORT_SECONDS = 0.05
+_PACKAGE_PARENT = str(Path(sys.modules["isotrain"].__path__[0]).parent)
+_POLL_SECONDS = 0.2
+_ACTIVITY_SECONDS = 0.05
 ANSWER_SECONDS = 5.0
-"""In which one takes a request and answers it; one that is suspended does neither."""
-_ROOM = " " * (1 << 16)
-"""Where a forked process shows its place, see `template_process`; longer ones are cut."""
+"""Default limit for a fork server to accept a request and to reply; one that is suspended does neither."""
+_VARIABLE_PADDING = " " * (1 << 16)
+"""Space for the process context that a forked process shows in its environment, see `server`; longer ones
+are cut."""
 
 
 class ForkServerError(Exception):
-    """A template cannot be used; says why."""
+    """A fork server cannot be used; the message says why."""
 
 
 class ForkServer:
-    """The launcher's end of a template, which lives until `retire` or until this process ends.
+    """A fork server process, and the launcher's end of its socket.
 
-    The template imports with the path that its interpreter starts with: never a module of the
-    script's folder, nor from where this program has added.
+    The fork server lives until `retire` or until this process ends. It imports with the `sys.path` that its
+    interpreter starts with: never from the script's folder, nor from folders that this program has added.
 
     Attributes:
-        is_ready: Whether it has been heard to have imported everything.
+        is_ready: Whether the fork server has reported that its imports are done.
     """
 
     def __init__(
@@ -55,178 +63,185 @@ class ForkServer:
         variables: Mapping[str, str],
         answer_seconds: float = ANSWER_SECONDS,
     ) -> None:
-        """Starts it, and does not wait for it.
+        """Starts the fork server, and does not wait for its imports.
 
         Args:
-            imports: Modules to import.
-            variables: All of its variables.
-            answer_seconds: In which it takes a request and answers it.
+            imports: Modules to import, in this order.
+            variables: Its complete environment.
+            answer_seconds: Limit to accept a request and to reply.
+
+        Raises:
+            OSError: It cannot be started.
         """
         self._answer_seconds = answer_seconds
-        self._door, theirs = socket.socketpair()
-        with theirs, contextlib.ExitStack() as undoing:
-            undoing.enter_context(self._door)
-            limit = struct.pack("@ll", int(answer_seconds), int(answer_seconds % 1 * 1_000_000))
-            self._door.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
-            self._said = undoing.enter_context(tempfile.TemporaryFile())
-            self._process = self._started(theirs.fileno(), imports, variables)
-            undoing.pop_all()  # `end` closes them
+        self._socket, child_socket = socket.socketpair()
+        with child_socket, contextlib.ExitStack() as cleanup:
+            cleanup.enter_context(self._socket)
+            timeval = struct.pack("@ll", int(answer_seconds), int(answer_seconds % 1 * 1_000_000))
+            self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, timeval)
+            self._output = cleanup.enter_context(tempfile.TemporaryFile())
+            self._process = self._start_process(child_socket.fileno(), imports, variables)
+            cleanup.pop_all()  # `end` closes them
         self._lock = threading.RLock()
-        self._living: set[int] = set()
-        """Processes that were not released yet."""
-        self._codes: dict[int, int] = {}
-        """How processes have ended, by number."""
+        self._children: set[int] = set()
+        """Process ids of forked processes that are not released yet."""
+        self._exit_codes: dict[int, int] = {}
+        """Exit codes of ended processes, by process id."""
         self._answers: list[dict[str, Any]] = []
         self.is_ready = False
         self._is_retired = False
-        self._is_mute = False
+        self._is_unresponsive = False
         self._is_gone = False
 
-    def _started(
-        self, door: int, imports: Sequence[str], variables: Mapping[str, str]
+    def _start_process(
+        self, child_descriptor: int, imports: Sequence[str], variables: Mapping[str, str]
     ) -> subprocess.Popen[bytes]:
         process = subprocess.Popen(
-            command_line(_MAIN, door, os.getpid(), list(imports)),
+            command_line(_MAIN, child_descriptor, os.getpid(), list(imports)),
             stdin=subprocess.PIPE,
-            stdout=self._said,
-            stderr=self._said,
-            env={**variables, VARIABLE: _ROOM},
-            pass_fds=[door],
+            stdout=self._output,
+            stderr=self._output,
+            env={**variables, VARIABLE: _VARIABLE_PADDING},
+            pass_fds=[child_descriptor],
             start_new_session=True,
         )
         assert process.stdin is not None
-        with contextlib.suppress(BrokenPipeError), process.stdin as told:
-            told.write(first_line(beside=[_HOME], argv=["-c"]))
+        with contextlib.suppress(BrokenPipeError), process.stdin as stdin:
+            stdin.write(startup_line(extra_path=[_PACKAGE_PARENT], argv=["-c"]))
         return process
 
     @property
     def pid(self) -> int:
-        """Its number."""
+        """Process id of the fork server."""
         return self._process.pid
 
     def is_current(self) -> bool:
-        """Whether it still is what a new one would be: no file that it imported has changed."""
+        """Whether no file that it imported has changed since, so that a new fork server would be the same."""
         with self._lock, contextlib.suppress(ForkServerError):
             self._read(0)
             if self.is_ready:
-                return not self._asked({"changed": []}, self._answer_seconds)["changed"]
+                return not self._request({"changed": []}, self._answer_seconds)["changed"]
             return not self._is_gone
         return False
 
-    def fork(self, beginning: ProcessArgs, silence: float, limit: float) -> ForkedProcess:
-        """Forks a process.
+    def fork(
+        self, arguments: ProcessArgs, idle_seconds: float, import_seconds: float
+    ) -> ForkedProcess:
+        """Waits for the imports, and forks a rank process.
 
         Args:
-            beginning: What to give it.
-            silence: Seconds in which the template may do nothing at all while it imports.
-            limit: Seconds that it may import.
+            arguments: Environment and descriptors of the new process.
+            idle_seconds: Limit without any CPU time or reading while it imports, and limit for its reply.
+            import_seconds: Limit for the imports.
 
         Raises:
             ForkServerError: It could not import, cannot fork, or is gone.
         """
-        folder = os.open(".", os.O_PATH | os.O_DIRECTORY)
+        working_directory = os.open(".", os.O_PATH | os.O_DIRECTORY)
         try:
             with self._lock:
-                self._await_imports(silence, limit)
-                descriptors = (*beginning.streams, *beginning.inherited, folder)
-                request = {"fork": dict(beginning.variables)}
-                answer = self._asked(request, silence, descriptors)
+                self._await_imports(idle_seconds, import_seconds)
+                descriptors = (*arguments.streams, *arguments.inherited, working_directory)
+                request = {"fork": dict(arguments.variables)}
+                answer = self._request(request, idle_seconds, descriptors)
                 if "refused" in answer:
                     raise ForkServerError(f"it cannot fork: {answer['refused']}")
-                self._living.add(answer["forked"])
+                self._children.add(answer["forked"])
         finally:
-            os.close(folder)
+            os.close(working_directory)
         return ForkedProcess(answer["forked"], self)
 
     def exit_code(self, pid: int) -> int | None:
-        """Of a process that it forked: when the template dies, the system kills them all."""
+        """Exit code of a forked process; None while it runs. All are killed when the fork server dies."""
         with self._lock:
             self._read(0)
-            return self._codes.get(pid, -signal.SIGKILL if self._is_gone else None)
+            return self._exit_codes.get(pid, -signal.SIGKILL if self._is_gone else None)
 
     def release(self, pid: int) -> None:
-        """Lets the system forget a process, once it has ended; the last one may free the template."""
+        """Reaps an ended process. A retired fork server ends with the last of its processes."""
         with self._lock:
             with contextlib.suppress(ForkServerError):
-                self._asked({"release": pid}, self._answer_seconds)
-            self._living.remove(pid)
-            self._codes.pop(pid, None)
+                self._request({"release": pid}, self._answer_seconds)
+            self._children.remove(pid)
+            self._exit_codes.pop(pid, None)
             self._end_if_idle()
 
     def retire(self) -> None:
-        """Ends it as soon as none of its processes is left."""
+        """Ends the fork server as soon as none of its processes is left."""
         with self._lock:
             self._is_retired = True
             self._end_if_idle()
 
     def forget(self) -> None:
-        """Lets go of it in a process that was forked from this one, and does not own it."""
+        """Closes the descriptors in a process forked from this one, which does not own the fork server."""
         self._is_gone = True
-        self._process.returncode = 0  # nobody's child here: not to be waited for
-        self._door.close()
-        self._said.close()
+        self._process.returncode = 0  # no child of this process: must not be waited for
+        self._socket.close()
+        self._output.close()
 
     def _end_if_idle(self) -> None:
-        if self._is_retired and not self._living:
+        if self._is_retired and not self._children:
             self.end()
 
     def end(self) -> None:
-        """Ends it at once, and all that it forked with it; it has nothing to lose."""
+        """Kills the fork server at once, and with it all processes that it forked."""
         self._is_gone = self._is_retired = True
         self._process.kill()
         self._process.wait()
-        self._door.close()
-        self._said.close()
+        self._socket.close()
+        self._output.close()
 
-    def _await_imports(self, silence: float, limit: float) -> None:
-        began = active = time.monotonic()
-        done = 0.0
+    def _await_imports(self, idle_seconds: float, import_seconds: float) -> None:
+        started = active_at = time.monotonic()
+        last_activity = 0.0
         while not self.is_ready:
-            self._read(_LOOK_SECONDS)
+            self._read(_POLL_SECONDS)
             now = time.monotonic()
-            if (more := activity(self.pid)) - done >= _EFFORT_SECONDS:
-                done, active = more, now
+            if (current := activity(self.pid)) - last_activity >= _ACTIVITY_SECONDS:
+                last_activity, active_at = current, now
             if self._is_retired:
                 raise ForkServerError("it was ended while it imported")
             if self._is_gone:
-                raise ForkServerError(f"it ended while it imported; it said: {self._words()}")
-            if now - active > silence or now - began > limit:
+                raise ForkServerError(
+                    f"it ended while it imported; its output: {self._output_tail()}"
+                )
+            if now - active_at > idle_seconds or now - started > import_seconds:
                 self._process.kill()
-                raise ForkServerError(f"it was not ready after {now - began:.0f} s")
+                raise ForkServerError(f"it was not ready after {now - started:.0f} s")
 
-    def _asked(
-        self, request: Mapping[str, Any], patience: float, descriptors: Sequence[int] = ()
+    def _request(
+        self, request: Mapping[str, Any], timeout: float, descriptors: Sequence[int] = ()
     ) -> dict[str, Any]:
-        """Sends a request and waits for its answer.
+        """Sends a request and waits for its reply.
 
-        Where none comes, nothing can be asked any more: a late answer would be taken for that of
-        another request. Processes that live on it are left alone.
+        After a timeout no more requests are sent: a late reply would be taken for that of another request.
+        Its running processes are left alone.
         """
-        if self._is_gone or self._is_mute:
+        if self._is_gone or self._is_unresponsive:
             raise ForkServerError("it is gone, or does not answer")
-        waiting = Deadline(patience)
+        deadline = Deadline(timeout)
         try:
-            protocol.send(self._door, request, descriptors)
-            while not self._answers and not self._is_gone and not waiting.is_over:
-                self._read(_LOOK_SECONDS)
+            protocol.send(self._socket, request, descriptors)
+            while not self._answers and not self._is_gone and not deadline.is_over:
+                self._read(_POLL_SECONDS)
             return self._answers.pop()
         except (OSError, IndexError) as error:
-            self._silence()
+            self._stop_requests()
             raise ForkServerError("it is gone, or does not answer") from error
         except BaseException:
-            self._silence()
+            self._stop_requests()
             raise
 
-    def _silence(self) -> None:
-        """Asks it nothing any more, and ends it with the last process that lives on it."""
-        self._is_mute = True
+    def _stop_requests(self) -> None:
+        """Sends no more requests; the fork server ends with the last of its processes."""
+        self._is_unresponsive = True
         self.retire()
 
-    def _read(self, patience: float) -> None:
-        """Takes over what it has told, waiting at most so many seconds for the first of it."""
-        while not self._is_gone and _is_readable(self._door, patience):
+    def _read(self, timeout: float) -> None:
+        """Handles all messages received so far; waits at most `timeout` seconds for the first."""
+        while not self._is_gone and poll_readable([self._socket.fileno()], timeout):
             try:
-                received = protocol.receive(self._door)
+                received = protocol.receive(self._socket)
             except OSError:
                 received = None
             except BaseException:
@@ -235,45 +250,39 @@ class ForkServer:
             if received is None:
                 self._is_gone = True
             else:
-                self._note(received[0])
-            patience = 0
+                self._handle_message(received[0])
+            timeout = 0
 
-    def _note(self, message: dict[str, Any]) -> None:
+    def _handle_message(self, message: dict[str, Any]) -> None:
         if "ready" in message:
             self.is_ready = True
         elif "ended" in message:
-            self._codes[message["ended"]] = message["code"]
+            self._exit_codes[message["ended"]] = message["code"]
         else:
             self._answers.append(message)
 
-    def _words(self) -> str:
-        """The end of what it has said, in one line."""
-        self._said.seek(0)
-        return last_words(self._said.read().decode(errors="replace"))
-
-
-def _is_readable(door: socket.socket, patience: float) -> bool:
-    poll = select.poll()
-    poll.register(door, select.POLLIN)
-    return bool(poll.poll(patience * 1000))
+    def _output_tail(self) -> str:
+        """The last lines of its output, joined into one."""
+        self._output.seek(0)
+        return output_tail(self._output.read().decode(errors="replace"))
 
 
 class ForkedProcess:
-    """A process that a template has forked.
+    """A process that a fork server has forked; a `ProcessHandle`.
 
     Attributes:
-        pid: Its number.
+        pid: Process id.
     """
 
-    def __init__(self, pid: int, template: ForkServer) -> None:
+    def __init__(self, pid: int, fork_server: ForkServer) -> None:
         self.pid = pid
-        self._template = template
+        self._fork_server = fork_server
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative when a signal ended it."""
-        return self._template.exit_code(self.pid)
+        """Exit code; None while it runs, negative if a signal ended it."""
+        return self._fork_server.exit_code(self.pid)
 
     def release(self) -> None:
-        """Lets the system forget it, once it has ended."""
-        self._template.release(self.pid)
+        """Reaps the process, once it has ended."""
+        self._fork_server.release(self.pid)

@@ -1,4 +1,4 @@
-"""The templates of this program: they live on between its runs, and end with it."""
+"""Cache of fork servers: they live on between the runs of this program, and end with it."""
 
 from __future__ import annotations
 
@@ -13,121 +13,126 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from isotrain.core.launching.forkserver.client import ANSWER_SECONDS, ForkServer, ForkServerError
-from isotrain.core.system.interpreter import is_of_interpreter
+from isotrain.core.system.interpreter import is_in_prefix
 
-_REFUSED_SECONDS = 60.0
-"""One that could not import is not tried again at once: it may have taken long to fail."""
-_READ_BY_NO_IMPORT = frozenset(
+_RETRY_SECONDS = 60.0
+"""How long no fork server is started after one like it failed to import: failing may take long."""
+_IGNORED_VARIABLES = frozenset(
     ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "ISOTRAIN_START")
 )
-"""Variables that shells and test runners change all the time, and one that plans read."""
+"""Variables that no import reads. Shells and test runners change most of them; planning reads the last."""
 
 
 _Key = tuple[Hashable, frozenset[str], Hashable]
-"""The occasion, what is imported, and the circumstances."""
+"""Scope (see `ForkServerPool.only_new`), imported modules, and environment (see `_environment_key`)."""
 
 
 class ForkServerPool:
-    """Starts templates when they are first needed, one for each set of circumstances.
+    """LRU cache of fork servers, one for each set of imports and environment; started on first use.
 
     Attributes:
-        most: How many are kept: each has a framework in memory. The one that was not used for longest goes.
-        answer_seconds: In which those that are started from now on take a request and answer it.
+        capacity: Number of fork servers kept: each has a framework in memory. The least recently used is
+            retired.
+        answer_seconds: Limit for new fork servers to accept a request and to reply.
     """
 
-    def __init__(self, most: int = 4, answer_seconds: float = ANSWER_SECONDS) -> None:
-        self.most = most
+    def __init__(self, capacity: int = 4, answer_seconds: float = ANSWER_SECONDS) -> None:
+        self.capacity = capacity
         self.answer_seconds = answer_seconds
         self._lock = threading.RLock()
-        self._found: dict[_Key, ForkServer] = {}
-        self._refused: dict[_Key, tuple[str, float]] = {}
-        """Why there can be none, and until when nobody tries again (`time.monotonic`)."""
+        self._fork_servers: dict[_Key, ForkServer] = {}
+        self._failures: dict[_Key, tuple[str, float]] = {}
+        """Why a fork server failed, and the `time.monotonic` before which none like it is started."""
         self._is_closed = False
-        self._occasion: Hashable = None
-        """For what runs are started: part of what tells templates apart."""
+        self._scope: Hashable = None
+        """Part of the key; changed by `only_new`."""
 
     def get(self, imports: Sequence[str], variables: Mapping[str, str]) -> ForkServer:
-        """Gives a template, started just now if there is none; it may still import.
+        """Returns a fork server with these imports and environment; starts it if there is none.
 
         Args:
-            imports: What it imports.
-            variables: All variables that it imports under.
+            imports: Modules to import; they may still be importing when this returns.
+            variables: The complete environment of the imports.
 
         Raises:
-            ForkServerError: There can be none.
+            ForkServerError: None can be started.
         """
-        key = (self._occasion, frozenset(imports), _circumstances(variables))
-        former = self._found.get(key)
-        if former is not None and not former.is_current():  # without the lock: it may be slow
-            self.drop(former)
+        key = (self._scope, frozenset(imports), _environment_key(variables))
+        existing = self._fork_servers.get(key)
+        if existing is not None and not existing.is_current():  # without the lock: it may be slow
+            self.drop(existing)
         with self._lock:
-            self._refuse(key)
-            given = self._found.pop(key, None) or _started(imports, variables, self.answer_seconds)
-            self._found[key] = given
-            surplus = [self._found.pop(each) for each in list(self._found)[: -self.most]]
+            self._require_startable(key)
+            fork_server = self._fork_servers.pop(key, None)
+            fork_server = fork_server or _start(imports, variables, self.answer_seconds)
+            self._fork_servers[key] = fork_server
+            oldest_keys = list(self._fork_servers)[: -self.capacity]
+            surplus = [self._fork_servers.pop(oldest) for oldest in oldest_keys]
         for each in surplus:
             each.retire()
-        return given
+        return fork_server
 
-    def _refuse(self, key: _Key) -> None:
+    def _require_startable(self, key: _Key) -> None:
         if self._is_closed:
             raise ForkServerError("this program is ending")
-        reason, until = self._refused.get(key, ("", 0.0))
+        reason, until = self._failures.get(key, ("", 0.0))
         if time.monotonic() < until:
             raise ForkServerError(reason)
 
-    def drop(self, template: ForkServer, reason: str | None = None) -> None:
-        """Keeps a template from being used again.
+    def drop(self, fork_server: ForkServer, reason: str | None = None) -> None:
+        """Removes a fork server from the cache and retires it.
 
         Args:
-            template: One that is broken, or no longer what a new one would be.
-            reason: Why one like it would be broken too, if it could not even import: for a while,
-                none is started.
+            fork_server: A broken or outdated fork server.
+            reason: Why it failed, if a new one would fail alike. If it could not even import, none like it is
+                started for a while.
         """
         with self._lock:
-            for key, found in list(self._found.items()):
-                if found is template:
-                    del self._found[key]
-                    if reason is not None and not template.is_ready:
-                        self._refused[key] = reason, time.monotonic() + _REFUSED_SECONDS
-        template.retire()
+            for key, cached in list(self._fork_servers.items()):
+                if cached is fork_server:
+                    del self._fork_servers[key]
+                    if reason is not None and not fork_server.is_ready:
+                        self._failures[key] = reason, time.monotonic() + _RETRY_SECONDS
+        fork_server.retire()
 
     @contextlib.contextmanager
     def only_new(self) -> Iterator[None]:
-        """Has runs meanwhile start templates of their own, which end with it; the others are kept."""
-        before, self._occasion = self._occasion, object()
-        own = self._occasion
+        """Context in which runs start new fork servers, retired at its end. Cached ones are kept."""
+        outer_scope, self._scope = self._scope, object()
+        scope = self._scope
         try:
             yield
         finally:
-            self._occasion = before
+            self._scope = outer_scope
             with self._lock:
-                keys = [key for key in self._found if key[0] is own]
-                ended = [self._found.pop(key) for key in keys]
-            for template in ended:
-                template.retire()
+                keys = [key for key in self._fork_servers if key[0] is scope]
+                ended = [self._fork_servers.pop(key) for key in keys]
+            for fork_server in ended:
+                fork_server.retire()
 
     def pids(self) -> list[int]:
-        """Numbers of the templates that are kept."""
+        """Process ids of the cached fork servers."""
         with self._lock:
-            return [template.pid for template in self._found.values()]
+            return [fork_server.pid for fork_server in self._fork_servers.values()]
 
     def close(self) -> None:
-        """Ends all of them, for good."""
+        """Ends all fork servers, and starts no more."""
         with self._lock:
             self._is_closed = True
-            for template in self._found.values():
-                template.end()
+            for fork_server in self._fork_servers.values():
+                fork_server.end()
 
     def forget(self) -> None:
-        """In a process that was forked from this program: they belong to the program alone."""
-        for template in self._found.values():
-            template.forget()
-        self._found = {}
-        self._lock = threading.RLock()  # a thread that is not here may have held the other
+        """Empties the cache in a process forked from this program, which does not own the fork servers."""
+        for fork_server in self._fork_servers.values():
+            fork_server.forget()
+        self._fork_servers = {}
+        self._lock = (
+            threading.RLock()
+        )  # a thread that does not exist here may have held the other one
 
 
-def _started(
+def _start(
     imports: Sequence[str], variables: Mapping[str, str], answer_seconds: float
 ) -> ForkServer:
     try:
@@ -136,28 +141,28 @@ def _started(
         raise ForkServerError(str(error)) from error
 
 
-def _circumstances(variables: Mapping[str, str]) -> Hashable:
-    """What a process that starts by itself would be given besides its run, or find installed."""
+def _environment_key(variables: Mapping[str, str]) -> Hashable:
+    """Everything that a fresh process would inherit or find installed, and that could alter its imports."""
     limits = [getattr(resource, name) for name in sorted(dir(resource)) if name.startswith("RLIM")]
     return (
         sys.executable,
-        frozenset((k, v) for k, v in variables.items() if k not in _READ_BY_NO_IMPORT),
+        frozenset((k, v) for k, v in variables.items() if k not in _IGNORED_VARIABLES),
         frozenset(os.sched_getaffinity(0)),
         tuple(resource.getrlimit(each) for each in limits if each >= 0),
         os.getpriority(os.PRIO_PROCESS, 0),
-        _mask(),
-        tuple(map(_changed, filter(is_of_interpreter, sys.path))),
+        _umask(),
+        tuple(map(_modified_at, filter(is_in_prefix, sys.path))),
     )
 
 
-def _mask() -> str:
-    """The permissions that new files are denied, read without setting them."""
+def _umask() -> str:
+    """The umask, read without setting it."""
     lines = Path("/proc/self/status").read_text(encoding="ascii", errors="replace").splitlines()
     return next((line for line in lines if line.startswith("Umask")), "")
 
 
-def _changed(folder: str) -> tuple[str, int]:
-    """When something was last installed into, or removed from, a folder."""
+def _modified_at(folder: str) -> tuple[str, int]:
+    """A folder and its mtime in ns: when something was last installed into it or removed from it."""
     try:
         return folder, os.stat(folder).st_mtime_ns
     except OSError:

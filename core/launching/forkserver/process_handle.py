@@ -1,4 +1,4 @@
-"""What a new process of a run is given, and how whoever started it knows it afterwards."""
+"""Arguments of a new rank process, and the handle to a started one."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ _MAIN = "isotrain.core.worker.worker:main"
 
 @dataclass(frozen=True)
 class ProcessArgs:
-    """What a new process of a run is given.
+    """Arguments of a new rank process.
 
     Attributes:
-        variables: All of its variables.
-        streams: Descriptors of its standard input, output and error.
-        inherited: Descriptors for its events, its status page and the job's arrays.
+        variables: Complete environment.
+        streams: Descriptors of standard input, output and error.
+        inherited: Descriptors of the event pipe, the status page and the file with the job's arrays.
     """
 
     variables: Mapping[str, str]
@@ -29,50 +29,54 @@ class ProcessArgs:
 
 
 class ProcessHandle(Protocol):
-    """A process that was started; until `release` it keeps its number, also when it has ended."""
+    """A started process. It keeps its process id until `release`, also after it has ended."""
 
     @property
     def pid(self) -> int:
-        """Its number, and that of its session and process group."""
+        """Process id, which is also its session id and process group id."""
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative when a signal ended it."""
+        """Exit code; None while it runs, negative if a signal ended it."""
 
     def release(self) -> None:
-        """Lets the system forget it, once it has ended."""
+        """Reaps the process, once it has ended."""
 
 
 Spawn = Callable[[ProcessArgs], ProcessHandle]
-"""A way to start a process."""
+"""Starts a process: forked by a fork server, or with an interpreter of its own."""
 
 
 class SpawnedProcess:
-    """A process that has started by itself, as a child of this one.
+    """A rank process with a fresh interpreter, a child of this process; a `ProcessHandle`.
 
     Attributes:
-        pid: Its number.
+        pid: Process id.
     """
 
-    def __init__(self, beginning: ProcessArgs) -> None:
-        """Starts it."""
-        stdin, stdout, stderr = beginning.streams
+    def __init__(self, arguments: ProcessArgs) -> None:
+        """Starts the process.
+
+        Raises:
+            OSError: It cannot be started.
+        """
+        stdin, stdout, stderr = arguments.streams
         self._process = subprocess.Popen(
-            command_line(_MAIN, *beginning.inherited),
+            command_line(_MAIN, *arguments.inherited),
             stdin=stdin,
             stdout=stdout,
             stderr=stderr,
-            env=beginning.variables,
-            pass_fds=beginning.inherited,
+            env=arguments.variables,
+            pass_fds=arguments.inherited,
             start_new_session=True,
         )
         self.pid = self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative when a signal ended it."""
+        """Exit code; None while it runs, negative if a signal ended it."""
         return exit_code(self._process)
 
     def release(self) -> None:
-        """Waits for its end."""
+        """Waits for its end and reaps it."""
         self._process.wait()

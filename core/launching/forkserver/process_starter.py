@@ -1,4 +1,4 @@
-"""Starts the processes of one run in the way that its plan says."""
+"""Starts the rank processes of a run with its plan's start method: fork server or fresh interpreter."""
 
 from __future__ import annotations
 
@@ -21,87 +21,88 @@ from isotrain.core.launching.forkserver.process_handle import (
 
 
 def start_fork_server(plan: Plan) -> None:
-    """Begins to start the template of a plan, where it has one, before a launcher is there to ask for it.
+    """Starts the fork server of a plan, if it has one, before its launcher exists.
 
-    It imports while the rest is made ready. Where it cannot be started the launcher finds out, and says so.
+    It imports while the rest of the run is prepared. If it cannot be started, the launcher tries again and
+    notes the error.
     """
-    if (
-        plan.start_method.way == "forked" and VARIABLE not in os.environ
-    ):  # else the launcher refuses
+    # inside of a run the launcher will refuse to start another one
+    if plan.start_method.way == "forked" and VARIABLE not in os.environ:
         with contextlib.suppress(ForkServerError):
             pool.FORK_SERVERS.get(plan.start_method.imports, _variables(plan))
 
 
 def _variables(plan: Plan) -> Mapping[str, str]:
-    """Of every process, but for those that tell it its place."""
+    """Environment of every rank process, without the variables that differ per rank."""
     return {**os.environ, **plan.environment_variables, "PYTHONUNBUFFERED": "1"}
 
 
 class ProcessStarter:
-    """Starts processes; the first thing that a launcher makes, for a template imports meanwhile.
+    """Starts rank processes. A launcher creates it first, so that the fork server imports meanwhile.
 
     Attributes:
-        variables: Of every process, but for those that tell it its place.
+        variables: Environment of every rank process, without the variables that differ per rank.
     """
 
     def __init__(self, plan: Plan, on_event: OnEvent) -> None:
-        """Begins to start a template, where the plan says so and there is none yet.
+        """Starts the fork server of the plan, if it has one that is not running yet.
 
         Args:
-            plan: Says how.
-            on_event: Told where processes start in another way than the plan says.
+            plan: Plan with the start method and the timeouts.
+            on_event: Receives a note if fresh interpreters are started although the plan has a fork server.
         """
         self.variables = _variables(plan)
         self._timeouts = plan.timeouts
         self._on_event = on_event
-        self._begun = 0
-        self._template: ForkServer | None = None
+        self._started_count = 0
+        self._fork_server: ForkServer | None = None
         if plan.start_method.way == "forked":
             try:
                 imports = plan.start_method.imports
-                self._template = pool.FORK_SERVERS.get(imports, self.variables)
+                self._fork_server = pool.FORK_SERVERS.get(imports, self.variables)
             except ForkServerError as error:
-                self._remark(error)
+                self._note_fallback(error)
 
-    def spawn(self, beginning: ProcessArgs) -> ProcessHandle:
-        """Starts a process; by itself where the template turned out to be broken at the first one.
+    def spawn(self, arguments: ProcessArgs) -> ProcessHandle:
+        """Starts a rank process; with a fresh interpreter if the fork server failed at the first one.
 
         Raises:
             RunFailedError: It cannot be started.
         """
         try:
-            begun = self._forked(beginning) or SpawnedProcess(beginning)
+            handle = self._fork(arguments) or SpawnedProcess(arguments)
         except (OSError, ForkServerError) as error:
             raise RunFailedError(
-                f"a process of the run cannot be started, after {self._begun} of them were: {error}."
+                f"a process of the run cannot be started, after {self._started_count} were: {error}."
                 " The run was ended. See whether this machine has memory left, and how many"
                 " processes and open files it allows (`ulimit -a`)."
             ) from error
-        self._begun += 1
-        return begun
+        self._started_count += 1
+        return handle
 
-    def _forked(self, beginning: ProcessArgs) -> ProcessHandle | None:
-        """Forks a process; None where they start by themselves.
+    def _fork(self, arguments: ProcessArgs) -> ProcessHandle | None:
+        """Forks a rank process; None if this run has no usable fork server.
 
         Raises:
-            ForkServerError: The template is broken, and others of the run live or lived on it.
+            ForkServerError: The fork server failed after it had forked other ranks of the run.
         """
-        if self._template is None:
+        if self._fork_server is None:
             return None
         try:
-            return self._template.fork(
-                beginning, self._timeouts["silence"], self._timeouts["start"]
+            return self._fork_server.fork(
+                arguments, self._timeouts["silence"], self._timeouts["start"]
             )
         except ForkServerError as error:
-            pool.FORK_SERVERS.drop(self._template, str(error))
-            if self._begun:
-                raise ForkServerError(
-                    f"the template they are forked from failed: {error}"
-                ) from error
-            self._template = None
-            self._remark(error)
+            pool.FORK_SERVERS.drop(self._fork_server, str(error))
+            if self._started_count:
+                raise ForkServerError(f"their fork server failed: {error}") from error
+            self._fork_server = None
+            self._note_fallback(error)
             return None
 
-    def _remark(self, error: ForkServerError) -> None:
-        text = f"every process starts by itself, for the one to fork from cannot be used: {error}"
+    def _note_fallback(self, error: ForkServerError) -> None:
+        text = (
+            "every process starts with a fresh interpreter, because the fork server cannot be used:"
+            f" {error}"
+        )
         self._on_event(LauncherNote(time=time.time(), text=text))

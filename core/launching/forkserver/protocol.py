@@ -1,4 +1,7 @@
-"""How a launcher and its template talk: messages of JSON over a socket, descriptors beside them."""
+"""Messages between a launcher and its fork server: length-prefixed JSON over a Unix socket.
+
+File descriptors travel with a message as ancillary data (``SCM_RIGHTS``).
+"""
 
 from __future__ import annotations
 
@@ -9,31 +12,38 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
-_MOST_DESCRIPTORS = 16
+_MAX_DESCRIPTORS = 16
 
 
-def send(door: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()) -> None:
-    """Sends a message, and descriptors with it.
+def send(
+    connection: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()
+) -> None:
+    """Sends a message with descriptors.
+
+    Args:
+        connection: Unix stream socket.
+        message: JSON values.
+        descriptors: File descriptors, duplicated into the receiver; at most 16.
 
     Raises:
-        OSError: The other end is gone.
+        OSError: The peer is gone, or takes nothing within the socket's timeout.
     """
     body = json.dumps(message).encode()
-    socket.send_fds(door, [_LENGTH.pack(len(body))], list(descriptors))
-    door.sendall(body)
+    socket.send_fds(connection, [_LENGTH.pack(len(body))], list(descriptors))
+    connection.sendall(body)
 
 
-def receive(door: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
-    """Waits for a message; None where the other end is gone."""
+def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:
+    """Waits for a message and its descriptors; None if the peer is gone."""
     length, descriptors, _, _ = socket.recv_fds(
-        door, _LENGTH.size, _MOST_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL
+        connection, _LENGTH.size, _MAX_DESCRIPTORS, socket.MSG_CMSG_CLOEXEC | socket.MSG_WAITALL
     )
     if len(length) < _LENGTH.size:
         return None
     body = bytearray()
     (size,) = _LENGTH.unpack(length)
     while len(body) < size:
-        chunk = door.recv(size - len(body))
+        chunk = connection.recv(size - len(body))
         if not chunk:
             return None
         body += chunk

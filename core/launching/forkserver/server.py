@@ -1,4 +1,4 @@
-"""The program of a template: imports a framework, runs nothing of it, and is forked."""
+"""Main program of a fork server: imports a framework, runs nothing of it, and forks rank processes."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from typing import Any, NoReturn
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching.forkserver import protocol
 from isotrain.core.plugins.manager import BUILTINS
-from isotrain.core.system.interpreter import is_of_interpreter, take_over
+from isotrain.core.system.interpreter import apply_startup, is_in_prefix
 from isotrain.core.system.process import exit_code_from
 
-_OWN_IMPORTS = (
+_WORKER_IMPORTS = (
     "isotrain.core.worker.worker",
     "isotrain.core.worker.entry_points",
     "isotrain.core.session.session",
@@ -32,79 +32,90 @@ _OWN_IMPORTS = (
     "isotrain.core.launching.run_directory.return_values",
     "isotrain.core.plugins.resolved_spec",
 )
-"""What every process of a run needs of isotrain, whatever its backend."""
+"""Modules of isotrain that every rank process needs, whatever its backend."""
 _STREAMS = 3
-_GIVEN = 7
-"""Descriptors of a request to fork: streams, what is inherited, and the working directory."""
-_DIE_WITH_PARENT = 1  # PR_SET_PDEATHSIG
+_FORK_DESCRIPTORS = 7
+"""Number of descriptors of a fork request: three streams, three inherited ones, the working directory."""
+_PR_SET_PDEATHSIG = 1  # from <sys/prctl.h>
 _LAUNCHER = "launcher"
-_DOOR = "door"
+_SOCKET = "socket"
 
 
-def main(door: int, launcher: int, imports: Sequence[str]) -> None:
+def main(descriptor: int, launcher: int, imports: Sequence[str]) -> None:
     """Imports, then forks for as long as the launcher lives.
 
     Args:
-        door: Descriptor of the socket to the launcher.
-        launcher: The launcher's number.
-        imports: What the adapter declares.
+        descriptor: Descriptor of the socket to the launcher.
+        launcher: Process id of the launcher.
+        imports: Modules that the adapter declares in its `StartMethod`.
     """
-    _die_with(launcher)  # an import may hold the interpreter for long, and notice nothing
-    gc.disable()  # of what is made here, nothing goes
-    before = dict(os.environ)
-    for module in (*imports, *_OWN_IMPORTS, *BUILTINS):
+    _set_parent_death_signal(
+        launcher
+    )  # an import may hold the interpreter for long, and could not notice its end
+    gc.disable()  # imported objects live as long as the process
+    environment_before = dict(os.environ)
+    for module in (*imports, *_WORKER_IMPORTS, *BUILTINS):
         importlib.import_module(module)
-    gc.freeze()  # a collection in a child would otherwise write to every page that it shares
-    set_by_imports = dict(os.environ.items() - before.items())
-    _Template(socket.socket(fileno=door), launcher, set_by_imports).serve()
+    gc.freeze()  # otherwise a collection in a child would write to every page that it shares
+    set_by_imports = dict(os.environ.items() - environment_before.items())
+    _Server(socket.socket(fileno=descriptor), launcher, set_by_imports).serve()
     os._exit(0)  # a framework that was never run need not be torn down
 
 
-class _Template:
-    """Forks processes for one launcher, and tells it when they have ended."""
+class _Server:
+    """Forks processes for one launcher, and reports their exit codes."""
 
     def __init__(
-        self, door: socket.socket, launcher: int, set_by_imports: Mapping[str, str]
+        self, connection: socket.socket, launcher: int, set_by_imports: Mapping[str, str]
     ) -> None:
-        self._door = door
+        """Watches the launcher and its socket.
+
+        Args:
+            connection: Unix socket to the launcher.
+            launcher: Process id of the launcher.
+            set_by_imports: Environment variables that the imports have set.
+        """
+        self._socket = connection
         self._set_by_imports = set_by_imports
         self._pid = os.getpid()
-        self._said = os.pread(sys.stderr.fileno(), os.fstat(sys.stderr.fileno()).st_size, 0)
-        self._files = _changeable_files()
-        os.chdir("/")  # it must keep no folder from being removed or unmounted
+        self._import_output = os.pread(
+            sys.stderr.fileno(), os.fstat(sys.stderr.fileno()).st_size, 0
+        )
+        self._files = _user_files()
+        os.chdir("/")  # it must not keep a folder from being removed or unmounted
         self._children: dict[int, int] = {}
-        """Number to descriptor of those whose end was not told yet."""
+        """pidfds by process id, of children whose exit is not reported yet."""
         self._selector = selectors.DefaultSelector()
-        self._selector.register(door, selectors.EVENT_READ, _DOOR)
+        self._selector.register(connection, selectors.EVENT_READ, _SOCKET)
         self._launcher = os.pidfd_open(launcher)
         self._selector.register(self._launcher, selectors.EVENT_READ, _LAUNCHER)
-        _outlive_parent_thread()  # from now on it sees the launcher's end
+        _clear_parent_death_signal()  # from now on the pidfd shows the launcher's end
 
     def serve(self) -> None:
-        """Does what it is asked to, until the launcher is gone; its children go with it."""
-        protocol.send(self._door, {"ready": True})
+        """Answers requests until the launcher is gone; the children are killed with this process."""
+        protocol.send(self._socket, {"ready": True})
         while True:
             for key, _ in self._selector.select():
-                if key.data == _LAUNCHER or (key.data == _DOOR and not self._answer()):
+                if key.data == _LAUNCHER or (key.data == _SOCKET and not self._answer()):
                     return
                 if key.data in self._children:
-                    self._tell_end(key.data)
+                    self._report_exit(key.data)
 
     def _answer(self) -> bool:
-        """Answers one request; False where there will be none any more."""
-        received = protocol.receive(self._door)
+        """Answers one request; False if the launcher has closed the socket."""
+        received = protocol.receive(self._socket)
         if received is None:
             return False
         request, descriptors = received
         if "fork" in request:
-            protocol.send(self._door, self._attempt(request["fork"], descriptors))
+            protocol.send(self._socket, self._try_fork(request["fork"], descriptors))
         elif "release" in request:
             self._unwatch(request["release"])
             os.waitpid(request["release"], 0)
-            protocol.send(self._door, {"released": request["release"]})
+            protocol.send(self._socket, {"released": request["release"]})
         else:
             changed = [name for name, stamp in self._files.items() if _stamp(name) != stamp]
-            protocol.send(self._door, {"changed": changed})
+            protocol.send(self._socket, {"changed": changed})
         return True
 
     def _unwatch(self, pid: int) -> None:
@@ -113,17 +124,17 @@ class _Template:
             self._selector.unregister(descriptor)
             os.close(descriptor)
 
-    def _tell_end(self, pid: int) -> None:
-        """Tells how a child ended; it stays a zombie, so that nobody else gets its number."""
+    def _report_exit(self, pid: int) -> None:
+        """Reports the exit code of a child, which stays a zombie so that its process id is not reused."""
         self._unwatch(pid)
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
-        protocol.send(self._door, {"ended": pid, "code": exit_code_from(ended)})
+        protocol.send(self._socket, {"ended": pid, "code": exit_code_from(ended)})
 
-    def _attempt(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, Any]:
-        """Forks, or says why the system did not let it: its other children live on."""
+    def _try_fork(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, Any]:
+        """Forks; if the system refuses, replies with the reason, and the other children live on."""
         try:
-            if len(descriptors) < _GIVEN:  # the system drops those that there is no room for
+            if len(descriptors) < _FORK_DESCRIPTORS:  # the kernel drops those above RLIMIT_NOFILE
                 raise OSError(errno.EMFILE, os.strerror(errno.EMFILE))
             return {"forked": self._fork(variables, descriptors)}
         except OSError as error:
@@ -133,16 +144,16 @@ class _Template:
                 os.close(descriptor)
 
     def _fork(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> int:
-        """Forks a child, and waits until it leads a session of its own."""
-        waiting, ready = os.pipe()
+        """Forks a child, waits until it leads its own session, and returns its process id."""
+        ready_reader, ready_writer = os.pipe()
         try:
-            pid = _forked()
+            pid = _fork_process()
             if pid == 0:
-                self._become(variables, descriptors, (waiting, ready))
+                self._run_child(variables, descriptors, (ready_reader, ready_writer))
         finally:
-            os.close(ready)
-            with open(waiting, "rb", buffering=0) as reading:
-                reading.read(1)  # the end of it, also where there is no child
+            os.close(ready_writer)
+            with open(ready_reader, "rb", buffering=0) as reading:
+                reading.read(1)  # end of file, also if there is no child
         self._watch(pid)
         return pid
 
@@ -155,21 +166,21 @@ class _Template:
             raise
         self._selector.register(self._children[pid], selectors.EVENT_READ, pid)
 
-    def _become(
+    def _run_child(
         self, variables: Mapping[str, str], descriptors: Sequence[int], pipe: Sequence[int]
     ) -> NoReturn:
-        """Makes this child a process like one that has started by itself, and does its work."""
+        """Turns this forked child into what a fresh process would be, and runs the worker's `main`."""
         try:
             os.setsid()
-            _die_with(self._pid)
-            self._close_own()
+            _set_parent_death_signal(self._pid)
+            self._close_server_descriptors()
             for descriptor in pipe:
                 os.close(descriptor)
             *inherited, folder = descriptors[_STREAMS:]
-            _take_over(descriptors[:_STREAMS], {**variables, **self._set_by_imports}, folder)
-            os.write(sys.stderr.fileno(), self._said)
+            _apply_request(descriptors[:_STREAMS], {**variables, **self._set_by_imports}, folder)
+            os.write(sys.stderr.fileno(), self._import_output)
             gc.enable()
-            take_over(json.loads(sys.stdin.buffer.readline()))
+            apply_startup(json.loads(sys.stdin.buffer.readline()))
             importlib.invalidate_caches()
             importlib.import_module("isotrain.core.worker.worker").main(*inherited)
         except BaseException:
@@ -177,71 +188,72 @@ class _Template:
         finally:
             os._exit(1)  # `main` ends the process
 
-    def _close_own(self) -> None:
-        """Closes what belongs to the template, and to other children of it."""
+    def _close_server_descriptors(self) -> None:
+        """Closes the descriptors of the fork server and of its other children."""
         watched = [key.fd for key in self._selector.get_map().values()]
         self._selector.close()
         for descriptor in watched:
             os.close(descriptor)
-        self._door.detach()
+        self._socket.detach()
 
 
-def _forked() -> int:
+def _fork_process() -> int:
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", DeprecationWarning)  # threads: adapters vouch for them
+        # Python warns of forking with threads; adapters vouch that those of their imports do not matter
+        warnings.simplefilter("ignore", DeprecationWarning)
         return os.fork()
 
 
-def _die_with(parent: int) -> None:
-    """Has the system end this process when its parent does."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, signal.SIGKILL)
+def _set_parent_death_signal(parent: int) -> None:
+    """Has the kernel kill this process when its parent ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)
 
 
-def _outlive_parent_thread() -> None:
-    """Undoes `_die_with`, by which also the end of the thread that started this process would end it."""
-    ctypes.CDLL(None).prctl(_DIE_WITH_PARENT, 0)
+def _clear_parent_death_signal() -> None:
+    """Clears the signal: the kernel sends it also when only the thread that started this process ends."""
+    ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, 0)
 
 
-def _take_over(streams: Sequence[int], variables: Mapping[str, str], folder: int) -> None:
-    """Takes streams, variables and working directory from the request; draws other random numbers."""
+def _apply_request(streams: Sequence[int], variables: Mapping[str, str], folder: int) -> None:
+    """Sets standard streams, environment and working directory, and seeds NumPy's generator anew."""
     for number, descriptor in enumerate(streams):
         os.dup2(descriptor, number)
         os.close(descriptor)
     os.fchdir(folder)
     os.close(folder)
-    _show(os.fsencode(variables.get(VARIABLE, "")))
+    _expose_context(os.fsencode(variables.get(VARIABLE, "")))
     os.environ.clear()
     os.environ.update(variables)
     if "numpy" in sys.modules:  # Python's own generator is seeded anew by `fork`
         sys.modules["numpy"].random.seed()
 
 
-def _show(place: bytes) -> None:
-    """Has the system show this process's place in its run as a variable, as of a fresh process.
+def _expose_context(context: bytes) -> None:
+    """Writes the process context into `/proc/<pid>/environ`, where a fresh process has it.
 
-    By that whatever it forks is found, though it may leave its session. The system shows the memory
-    that held the variables a process was started with; the template was given room there.
+    `process_tree` finds by it whatever this process forks, even outside of its session. The kernel shows the
+    memory that held the environment at the start; the fork server was started with padding there.
     """
     getenv = ctypes.CDLL(None).getenv
     getenv.restype = ctypes.c_void_p
-    room = os.environ[VARIABLE]
-    ctypes.memmove(getenv(VARIABLE.encode()), place, min(len(place), len(room)))
+    padding = os.environ[VARIABLE]
+    ctypes.memmove(getenv(VARIABLE.encode()), context, min(len(context), len(padding)))
 
 
-def _changeable_files() -> dict[str, Any]:
-    """The imported files that lie in no environment, and may change while this process lives."""
-    found = map(_file_of, list(sys.modules.values()))
+def _user_files() -> dict[str, Any]:
+    """Stamps of the imported files outside the interpreter's prefix: you may edit these at any time."""
+    files = map(_file_of, list(sys.modules.values()))
     return {
         name: _stamp(name)
-        for name in map(os.path.abspath, filter(None, found))
-        if not is_of_interpreter(name)
+        for name in map(os.path.abspath, filter(None, files))
+        if not is_in_prefix(name)
     }
 
 
 def _file_of(module: Any) -> str | None:
-    """Where it comes from; a module that waits to be used is not asked, for that would execute it."""
+    """`__file__` of a module, read without executing a lazily loaded one; None if it has none."""
     if isinstance(module, ModuleType):
         file: str | None = object.__getattribute__(module, "__dict__").get("__file__")
         return file
@@ -249,8 +261,9 @@ def _file_of(module: Any) -> str | None:
 
 
 def _stamp(name: str) -> tuple[int, int] | None:
+    """The mtime in ns and the size in bytes of a file; None if it is gone."""
     try:
-        found = os.stat(name)
+        stat = os.stat(name)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return stat.st_mtime_ns, stat.st_size

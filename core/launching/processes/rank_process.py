@@ -29,7 +29,7 @@ from isotrain.core.launching.processes.process_tree import run_processes
 from isotrain.core.launching.run_directory.pipes import LineReader
 from isotrain.core.launching.run_directory.run_directory import rank_log
 from isotrain.core.system.deadline import Deadline
-from isotrain.core.system.interpreter import first_line
+from isotrain.core.system.interpreter import startup_line
 from isotrain.core.system.process_activity import activity, waits
 from isotrain.core.system.standard_streams import enlarge_pipe
 
@@ -79,7 +79,7 @@ class RankProcess:
                         (self._writing, self._status, payload.descriptor),
                     )
                 )
-            parts = (feed, first_line(), payload.stream)
+            parts = (feed, startup_line(), payload.stream)
             threading.Thread(target=_feed, args=parts, daemon=True).start()
             undoing.pop_all()
         os.close(self._writing)
