@@ -1,4 +1,4 @@
-"""The command line: every command, in the order of `--help`."""
+"""The argument parser of the command line: every command, in the order of `--help`."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isotrain.core.system.version import VERSION
 
 _EXAMPLES = """\
 examples:
-  isotrain doctor                                          what works on this machine, and why not
+  isotrain doctor                                          find out what works on this machine
   isotrain plan digits.yaml --backend torch-ddp --replicas 2
   isotrain check digits.yaml --backend torch-ddp --replicas 1,2
   isotrain run digits.yaml --backend torch-ddp --replicas 2
@@ -49,11 +49,11 @@ _COMMANDS = (
     NEW_PLUGIN.add_to,
     SCHEMA.add_to,
 )
-"""What adds each."""
+"""The functions that add the commands."""
 
 
 def parser() -> argparse.ArgumentParser:
-    """Describes every command and its arguments."""
+    """The parser of all commands and their arguments."""
     top = Parser(
         prog="isotrain",
         description="Trains one spec under any data-parallel backend, with the same result.",

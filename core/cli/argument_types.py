@@ -1,4 +1,4 @@
-"""What texts on the command line stand for; each is a `type` of argparse."""
+"""Parsers of argument values; each is a `type` of argparse and raises `ArgumentTypeError`."""
 
 from __future__ import annotations
 
@@ -24,31 +24,31 @@ def int_from_two(text: str) -> int:
 
 
 def positive_ints(text: str) -> list[int]:
-    """Whole numbers of at least 1, between commas."""
+    """Comma-separated whole numbers of at least 1."""
     return [positive_int(part) for part in comma_separated(text)]
 
 
 def ranks(text: str) -> list[int] | Literal["all"]:
-    """Whole numbers of at least 0, between commas; or `all`."""
+    """Comma-separated whole numbers of at least 0; or `all`."""
     return "all" if text == "all" else [non_negative_int(part) for part in comma_separated(text)]
 
 
 def comma_separated(text: str) -> list[str]:
-    """Texts between commas."""
+    """Comma-separated texts, without spaces around them."""
     return [part.strip() for part in text.split(",")]
 
 
 def name_with_options(text: str) -> dict[str, Any]:
-    """A strategy or logger, `NAME[,OPTION=VALUE...]`, as a spec has it; values are YAML."""
+    """A strategy or logger, `NAME[,OPTION=VALUE...]`, as the mapping of a spec; values are YAML."""
     name, *pairs = re.split(r",(?=\s*\w+\s*=)", text)
     if not re.fullmatch(r"[^\s,=]+", name):
         raise argparse.ArgumentTypeError(f"expected NAME[,OPTION=VALUE...], received {text!r}")
     options = (pair.partition("=") for pair in pairs)
-    return {"name": name, "options": {o.strip(): _yaml(value) for o, _, value in options}}
+    return {"name": name, "options": {key.strip(): _yaml(value) for key, _, value in options}}
 
 
 def option(text: str) -> tuple[str, Any]:
-    """`NAME=VALUE` of a launcher; the value is YAML, and a text where that has no other meaning."""
+    """`NAME=VALUE` of a launcher; the value is YAML, so a text unless it reads as a number or the like."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip().isidentifier():
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, received {text!r}")
@@ -60,10 +60,10 @@ class PlanTarget:
     """One side of `plan --diff`.
 
     Attributes:
-        text: As it was given.
+        text: The argument itself.
         backend: `NAME[:COLLECTIVE]`.
-        replicas: None where it does not say.
-        strategy: As `choice` gives it; None where it does not say.
+        replicas: Number of replicas; None for the default.
+        strategy: Strategy as from `name_with_options`; None for the spec's.
     """
 
     text: str
@@ -73,9 +73,9 @@ class PlanTarget:
 
 
 def target(text: str) -> PlanTarget:
-    """`NAME[:COLLECTIVE][@REPLICAS][ STRATEGY]`, as `compare` calls its cells."""
-    where, _, strategy = text.partition(" ")
-    backend, at, replicas = where.partition("@")
+    """`NAME[:COLLECTIVE][@REPLICAS][ STRATEGY]`, as `compare` names its cells."""
+    cell, _, strategy = text.partition(" ")
+    backend, at, replicas = cell.partition("@")
     if at and not (replicas.isdecimal() and int(replicas)):
         raise argparse.ArgumentTypeError(
             "expected NAME[:COLLECTIVE][@REPLICAS][ STRATEGY] with REPLICAS of at least 1,"
@@ -99,13 +99,13 @@ def _yaml(text: str) -> Any:
 
 
 def port(text: str) -> int:
-    """A port."""
+    """A TCP port, from 1 to 65535."""
     return _whole_number(text, 1, 65535)
 
 
-def _whole_number(text: str, least: int, most: int | None) -> int:
-    bounds = f"of at least {least}" if most is None else f"from {least} to {most}"
-    value = int(text) if text.isdecimal() else least - 1
-    if value < least or (most is not None and value > most):
+def _whole_number(text: str, minimum: int, maximum: int | None) -> int:
+    bounds = f"of at least {minimum}" if maximum is None else f"from {minimum} to {maximum}"
+    value = int(text) if text.isdecimal() else minimum - 1
+    if value < minimum or (maximum is not None and value > maximum):
         raise argparse.ArgumentTypeError(f"expected a whole number {bounds}, received {text!r}")
     return value

@@ -1,4 +1,4 @@
-"""A command of the command line, as it is declared."""
+"""Declaration of a command: its texts, its arguments and the module that runs it."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isotrain.core.cli.parser import HelpLayout, Parser
 
 
 def _no_arguments(command: argparse.ArgumentParser) -> None:
-    """For a command that has only the options of every command."""
+    """Adds nothing: for a command with only the common options."""
 
 
 @dataclass(frozen=True)
@@ -18,23 +18,23 @@ class Command:
     """A command, with the texts of its `--help`.
 
     Attributes:
-        name: What a person types.
-        summary: What it does, in a few words.
-        description: What it does, in a few lines.
-        examples: Of its use.
-        add_arguments: Adds its arguments.
-        module: The module that has the function that does it.
+        name: Name on the command line.
+        summary: One line for the list of commands.
+        description: A few lines for its own help.
+        examples: Example command lines for its own help.
+        module: Module with the function that runs the command, named as the command; imported late.
+        add_arguments: Adds its arguments to a parser.
     """
 
     name: str
     summary: str
     description: str
     examples: str
+    module: str
     add_arguments: Callable[[argparse.ArgumentParser], None] = _no_arguments
-    module: str = "isotrain.core.cli.commands.actions"
 
     def add_to(self, commands: argparse._SubParsersAction[Parser]) -> None:
-        """Adds it, with its arguments and those of every command."""
+        """Adds the command, with its arguments and those of every command."""
         command = commands.add_parser(
             self.name,
             help=self.summary,
@@ -42,16 +42,16 @@ class Command:
             epilog=self.examples,
             formatter_class=HelpLayout,
         )
-        everywhere = command.add_argument_group("options of every command")
-        everywhere.add_argument("--json", action="store_true", help="print JSON instead of text")
-        everywhere.add_argument(
+        common = command.add_argument_group("options of every command")
+        common.add_argument("--json", action="store_true", help="print JSON instead of text")
+        common.add_argument(
             "--plugin",
             action="append",
             default=[],
             metavar="MODULE",
             help="also load this plugin: a module, or a file that ends in .py; may be repeated",
         )
-        everywhere.add_argument(
+        common.add_argument(
             "--block-plugin",
             action="append",
             default=[],

@@ -1,4 +1,4 @@
-"""Arguments that many commands share: what to train, and on what."""
+"""Arguments that several commands share: the spec, backend, strategy, launcher and replicas."""
 
 from __future__ import annotations
 
@@ -8,16 +8,18 @@ from isotrain.core.cli.argument_types import name_with_options, option, positive
 
 
 def add_spec_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds SPEC and `--set`."""
     command.add_argument(
         "spec",
         metavar="SPEC",
         help="what to train: a file (.yaml, .toml, .json), script.py:NAME of a spec in a script, or"
-        " env:NAME of a variable that has one as JSON",
+        " env:NAME of an environment variable that holds a spec as JSON",
     )
     add_override_arguments(command)
 
 
 def add_override_arguments(command: argparse.ArgumentParser) -> None:
+    """Adds `--set`."""
     command.add_argument(
         "--set",
         action="append",
@@ -28,6 +30,7 @@ def add_override_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def add_strategy_argument(command: argparse.ArgumentParser) -> None:
+    """Adds `--strategy`."""
     command.add_argument(
         "--strategy",
         type=name_with_options,
@@ -40,11 +43,12 @@ def add_strategy_argument(command: argparse.ArgumentParser) -> None:
 def add_backend_arguments(
     command: argparse.ArgumentParser, *, required: bool, default: str | None = None
 ) -> None:
+    """Adds `--backend`, `--strategy`, `--launcher`, `--launcher-option` and `--replicas`."""
     command.add_argument(
         "--backend",
         required=required,
         metavar="NAME[:COLLECTIVE]",
-        help="what to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
+        help="backend to run on, such as tf-multiworker:ring; `isotrain backends` lists all",
     )
     add_strategy_argument(command)
     add_launcher_arguments(command, default)
@@ -52,17 +56,19 @@ def add_backend_arguments(
         "--replicas",
         type=positive_int,
         metavar="N",
-        help="how many copies of the model train together"
+        help="number of replicas (copies of the model that train together)"
         f" (default: {default or 'one per usable GPU, or one'})",
     )
 
 
 def add_launcher_arguments(command: argparse.ArgumentParser, default: str | None = None) -> None:
+    """Adds `--launcher` and `--launcher-option`."""
     command.add_argument(
         "--launcher",
         default=None if default else "local",
         metavar="NAME",
-        help=f"what starts the processes; `isotrain launchers` lists all (default: {default or 'local'})",
+        help="launcher that starts the processes; `isotrain launchers` lists all"
+        f" (default: {default or 'local'})",
     )
     command.add_argument(
         "--launcher-option",

@@ -1,4 +1,4 @@
-"""How the command line ends; `docs/command-line.md` says what each code means."""
+"""Exit codes of the command line; `docs/command-line.md` explains each."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a rank does of the work of another command, whose process has had an engine start it."""
+"""`run --internal-work`: a rank, started by a launcher, does its part of `compare` or `parity`."""
 
 from __future__ import annotations
 
@@ -24,16 +24,16 @@ _WORKS = {
     "measure": "isotrain.analysis.compare.measure:Measurement",
     "trace": "isotrain.analysis.parity.trace:Trace",
 }
-"""By the name that each has for itself: where it is."""
+"""Import string of each kind of work, by its name in `--internal-work`."""
 
 
 def parse_internal_work(text: str) -> InternalWork:
-    """Makes the work of what `--internal-work` says.
+    """Parses the JSON of `--internal-work`.
 
     Raises:
-        PlanError: It is none that this version knows.
+        PlanError: This version has no such work.
     """
-    from isotrain.core.launching.scheduler.scheduler_run import WORK  # what most runs do without
+    from isotrain.core.launching.scheduler.scheduler_run import WORK  # most runs need none of it
 
     try:
         fields = json.loads(text)
@@ -42,19 +42,18 @@ def parse_internal_work(text: str) -> InternalWork:
         return kind.of(fields)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise PlanError(
-            "--internal-work: expected what `isotrain compare` or `isotrain parity` of this"
-            " version tells the ranks"
-            f" that it has started; received {text!r:.80}."
+            "--internal-work: expected the JSON that `isotrain compare` or `isotrain parity` of this version"
+            f" passes to its ranks, received {text!r:.80}."
         ) from error
 
 
 def refuse_other_options(options: argparse.Namespace) -> None:
-    """Refuses, beside work that ranks are told to do, what is for who starts a training.
+    """Refuses options, beside `--internal-work`, that only apply to the start of a training.
 
     Raises:
-        PlanError: Some of it was given.
+        PlanError: One of these options was given.
     """
-    left_out = {
+    defaults = {
         "--launcher": LOCAL,
         "--launcher-option": [],
         "--dry-run": False,
@@ -62,16 +61,16 @@ def refuse_other_options(options: argparse.Namespace) -> None:
         "--max-restarts": 0,
         "--port": None,
     }
-    for name, none in left_out.items():
-        if getattr(options, name.strip("-").replace("-", "_")) != none:
+    for name, default in defaults.items():
+        if getattr(options, name.strip("-").replace("-", "_")) != default:
             raise PlanError(
-                f"{name}: --internal-work is told to ranks that were started already, and is no training."
-                " Leave it out."
+                f"{name}: --internal-work is for ranks that are started already, and trains nothing."
+                f" Leave {name} out."
             )
 
 
 def do_internal_work(spec: TrainingSpec, options: argparse.Namespace) -> None:
-    """Does what another command asks of this rank; leaves what all ranks returned in the run directory."""
+    """Does the work on this rank; rank 0 saves the values of all ranks in the run directory."""
     from isotrain.core.launching.run_directory.return_values import save_value
     from isotrain.core.launching.scheduler.scheduler_run import RETURNED
 

@@ -1,4 +1,4 @@
-"""The command line's program: runs one command, and says what becomes of every error and signal."""
+"""Entry point of the command line: runs one command, and turns errors and signals into exit codes."""
 
 from __future__ import annotations
 
@@ -17,6 +17,7 @@ from typing import Any
 
 from isotrain.core.cli.app import parser
 from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.support import add_working_directory_to_path
 from isotrain.core.errors import (
     BackendUnavailableError,
     IsotrainError,
@@ -37,26 +38,26 @@ _ENDING_SIGNALS = {
     signal.SIGTERM: ExitCode.TERMINATED,
     signal.SIGHUP: ExitCode.HANGUP,
 }
-_WHAT_ENDED = {
+_SIGNAL_MESSAGES = {
     ExitCode.INTERRUPTED: "interrupted",
     ExitCode.TERMINATED: "ended by SIGTERM",
     ExitCode.HANGUP: "ended by SIGHUP: the terminal was closed",
 }
-_NO_ROOM = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN))
-"""Why a file, or the output, cannot be written though this program is right."""
-_NO_PATH = frozenset((errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES))
-"""Why a path that was given leads nowhere though this program is right."""
+_WRITE_ERRORS = frozenset((errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.EAGAIN))
+"""Errors of writing a file, or the output, that are no defect of this program."""
+_PATH_ERRORS = frozenset((errno.ENAMETOOLONG, errno.ELOOP, errno.EACCES))
+"""Errors of an argument that is a path; no defect of this program."""
 
 
 class EndedBySignal(KeyboardInterrupt):
     """A signal asked this program to end; unwinds like Ctrl-C, so that every process is ended.
 
     Attributes:
-        exit_code: To end with.
+        exit_code: Exit code of the program.
     """
 
     def __init__(self, exit_code: ExitCode) -> None:
-        super().__init__(_WHAT_ENDED[exit_code])
+        super().__init__(_SIGNAL_MESSAGES[exit_code])
         self.exit_code = exit_code
 
 
@@ -64,43 +65,43 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command.
 
     Args:
-        arguments: Of the command line; this program's own when left out.
+        arguments: Command-line arguments (default: those of this process).
 
     Returns:
         The exit code; see `ExitCode`.
     """
-    given = list(sys.argv[1:] if arguments is None else arguments)
+    words = list(sys.argv[1:] if arguments is None else arguments)
     replace_closed_streams()
     write_every_character()
     with _unwinding_on_signals():
-        code = _attempt(given)
+        code = _run_and_report_errors(words)
         discard_what_cannot_be_written()
         exit_after_work(code)
         return code
 
 
-def _attempt(given: list[str]) -> int:
-    """Runs one command and tells of its error, if any."""
+def _run_and_report_errors(words: list[str]) -> int:
+    """Runs one command and prints its error, if any; returns the exit code."""
     try:
-        code = _command_or_exit(given)
+        code = _run_or_exit(words)
         sys.stdout.flush()
         return code
     except IsotrainError as error:
-        return _tell(error, exit_code_of(error), given)
+        return _report(error, exit_code_of(error), words)
     except KeyboardInterrupt as error:
         code = error.exit_code if isinstance(error, EndedBySignal) else ExitCode.INTERRUPTED
-        return _tell(EndedBySignal(code), code, given)
+        return _report(EndedBySignal(code), code, words)
     except BrokenPipeError:
         return ExitCode.OUTPUT_CLOSED
     except Exception as error:
-        if isinstance(error, FileNotFoundError) and not _has_folder():
-            removed = PlanError("the current folder was removed. Change to one that is there.")
-            return _tell(removed, ExitCode.USAGE, given)
-        return _tell(error, ExitCode.RUN_FAILED, given)
+        if isinstance(error, FileNotFoundError) and not _has_working_directory():
+            removed = PlanError("the current folder was removed. Change to one that exists.")
+            return _report(removed, ExitCode.USAGE, words)
+        return _report(error, ExitCode.RUN_FAILED, words)
 
 
-def _has_folder() -> bool:
-    """Whether the current folder is still there."""
+def _has_working_directory() -> bool:
+    """Whether the current folder still exists."""
     try:
         os.getcwd()
     except FileNotFoundError:
@@ -108,38 +109,37 @@ def _has_folder() -> bool:
     return True
 
 
-def _command_or_exit(given: list[str]) -> int:
+def _run_or_exit(words: list[str]) -> int:
     try:
-        return _command(given)
+        return _run_command(words)
     except SystemExit as end:  # argparse, after --help and --version
         return int(end.code or ExitCode.OK)
 
 
-def _command(given: list[str]) -> int:
-    options = parser().parse_args(given)
+def _run_command(words: list[str]) -> int:
+    options = parser().parse_args(words)
     command: Callable[[argparse.Namespace], ExitCode | None] = getattr(
         importlib.import_module(options.module), options.command.replace("-", "_")
     )
-    with _plugins_of(options):
+    with _selected_plugins(options):
         return command(options) or ExitCode.OK
 
 
-def _plugins_of(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
-    """Has the plugins that were asked for on the command line; its modules may lie in this folder."""
+def _selected_plugins(options: argparse.Namespace) -> contextlib.AbstractContextManager[None]:
+    """Applies `--plugin` and `--block-plugin`; plugin modules may be in the current folder."""
     if not (options.plugin or options.block_plugin):
         return contextlib.nullcontext()
     from isotrain.core.plugins import selection
     from isotrain.core.spec import import_strings
 
-    here = Path.cwd()
-    if str(here) not in sys.path and "" not in sys.path:
-        sys.path.insert(0, str(here))
-    modules = [import_strings.absolute_module(where, here) for where in options.plugin]
+    add_working_directory_to_path()
+    folder = Path.cwd()
+    modules = [import_strings.absolute_module(name, folder) for name in options.plugin]
     return selection.chosen(modules, options.block_plugin)
 
 
 def exit_code_of(error: IsotrainError) -> ExitCode:
-    """The exit code that an error ends the program with."""
+    """The exit code of the program after this error."""
     if isinstance(error, NotANumberError):
         return ExitCode.NOT_A_NUMBER
     if isinstance(error, RunFailedError):
@@ -149,64 +149,66 @@ def exit_code_of(error: IsotrainError) -> ExitCode:
     return ExitCode.USAGE
 
 
-def _tell(error: BaseException, code: ExitCode, given: Sequence[str]) -> ExitCode:
-    """Prints an error as text, and with --json as an object too, wherever that can be written."""
+def _report(error: BaseException, code: ExitCode, words: Sequence[str]) -> ExitCode:
+    """Prints an error as text, and with `--json` also as an object; errors of writing are ignored."""
     with contextlib.suppress(OSError):
-        _tell_as_json(error, code, given)
+        _report_as_json(error, code, words)
     with contextlib.suppress(OSError):
-        print(_in_words(error), file=sys.stderr, flush=True)
+        print(_error_text(error), file=sys.stderr, flush=True)
     return code
 
 
-def _tell_as_json(error: BaseException, code: ExitCode, given: Sequence[str]) -> None:
-    if "--json" in given:
+def _report_as_json(error: BaseException, code: ExitCode, words: Sequence[str]) -> None:
+    if "--json" in words:
         from isotrain.core.contracts.events import CommandFailed
         from isotrain.core.json_format import prefixed_line
 
         kind = type(error).__name__
-        lost = error.lost_host if isinstance(error, RunFailedError) else None
-        told = CommandFailed(error=kind, message=str(error), exit_code=int(code), lost_host=lost)
-        print(prefixed_line(told.to_dict(), _line_prefix_in(given)), flush=True)
+        lost_host = error.lost_host if isinstance(error, RunFailedError) else None
+        event = CommandFailed(
+            error=kind, message=str(error), exit_code=int(code), lost_host=lost_host
+        )
+        print(prefixed_line(event.to_dict(), _line_prefix(words)), flush=True)
 
 
-def _in_words(error: BaseException) -> str:
-    """A line for a person; all of what is known of a defect."""
-    if isinstance(error, OSError) and error.errno in _NO_PATH and error.filename is not None:
+def _error_text(error: BaseException) -> str:
+    """One line for an error of the user or the machine; the traceback for a defect."""
+    if isinstance(error, OSError) and error.errno in _PATH_ERRORS and error.filename is not None:
         return f"isotrain: {escape_controls(str(error.filename))}: {error.strerror}"
     if isinstance(error, BlockingIOError | RuntimeError):
         from isotrain.core.launching.run_job import PROCESS_LIMIT_REACHED, is_process_limit
 
         if is_process_limit(error):
             return f"isotrain: {PROCESS_LIMIT_REACHED}"
-    if isinstance(error, OSError) and error.errno in _NO_ROOM:
-        what = "the output, or a file," if error.filename is None else error.filename
-        return f"isotrain: {what} cannot be written: {error.strerror}"
+    if isinstance(error, OSError) and error.errno in _WRITE_ERRORS:
+        target = "the output, or a file," if error.filename is None else error.filename
+        return f"isotrain: {target} cannot be written: {error.strerror}"
     if isinstance(error, Exception) and not isinstance(error, IsotrainError):
         return "".join(traceback.format_exception(error)).rstrip()
     return f"isotrain: {escape_controls(str(error))}"
 
 
-def _line_prefix_in(given: Sequence[str]) -> str:
-    """What `--line-prefix` says, also among arguments that no command takes."""
-    words = iter([*given, ""])
-    for word in words:
+def _line_prefix(words: Sequence[str]) -> str:
+    """The value of `--line-prefix`, also among arguments that could not be parsed."""
+    remaining = iter([*words, ""])
+    for word in remaining:
         option, has_text, text = word.partition("=")
         if option == "--line-prefix":
-            return text if has_text else next(words)
+            return text if has_text else next(remaining)
     return ""
 
 
 @contextlib.contextmanager
 def _unwinding_on_signals() -> Iterator[None]:
-    """Turns the first signal that asks to end into an exception, and ignores those after it.
+    """Turns the first SIGINT, SIGTERM or SIGHUP into an exception, and ignores later ones.
 
     A signal that this program was started to ignore (as by nohup) stays ignored.
     """
     previous: dict[signal.Signals, Any] = {}
 
     def end(number: int, frame: FrameType | None) -> None:
-        for caught in previous:
-            signal.signal(caught, signal.SIG_IGN)
+        for handled in previous:
+            signal.signal(handled, signal.SIG_IGN)
         raise EndedBySignal(_ENDING_SIGNALS[signal.Signals(number)])
 
     for number in _ENDING_SIGNALS:

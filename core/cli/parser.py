@@ -1,4 +1,4 @@
-"""A parser of arguments that raises what is wrong, and says what was probably meant."""
+"""An argument parser that raises errors instead of exiting, and suggests the nearest name."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from isotrain.core.errors import IsotrainError, nearest, unknown_name, whether_m
 
 
 class UsageError(IsotrainError):
-    """The command line itself is wrong."""
+    """The command line is wrong: an unknown or missing argument, or a bad value."""
 
 
 class HelpLayout(argparse.RawDescriptionHelpFormatter):
-    """Keeps the lines of descriptions, and options beside their explanation."""
+    """Help formatter that keeps line breaks, and puts options and their help on one line."""
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
-        self._action_max_length = 15  # the names of the commands stand beside theirs too
+        self._action_max_length = 15  # so that commands are on one line with their help too
 
 
 class StoreOnce(argparse.Action):
-    """Keeps an option's value, and refuses a second one where the last would win without a word."""
+    """Stores an option's value, and refuses a second one, which argparse would let win silently."""
 
-    _given_to: argparse.Namespace | None = None
+    _stored_in: argparse.Namespace | None = None
 
     def __call__(
         self,
@@ -35,18 +35,18 @@ class StoreOnce(argparse.Action):
         values: Any,
         option_string: str | None = None,
     ) -> None:
-        """Keeps it."""
-        if option_string and self._given_to is namespace:
+        """Stores the value, or raises."""
+        if option_string and self._stored_in is namespace:
             parser.error(f"{option_string} was given twice; expected one value.")
-        self._given_to = namespace
+        self._stored_in = namespace
         setattr(namespace, self.dest, values)
 
 
 class Parser(argparse.ArgumentParser):
-    """Raises what is wrong instead of ending the program.
+    """Argument parser that raises `UsageError` instead of exiting.
 
     Attributes:
-        commands: Of the whole program; none of a command's own parser.
+        commands: Parser of each command, by name; empty for the parser of a single command.
     """
 
     commands: Mapping[str, Any] = {}
@@ -56,59 +56,63 @@ class Parser(argparse.ArgumentParser):
         self.register("action", None, StoreOnce)
 
     def error(self, message: str) -> NoReturn:
-        """Raises an error that also shows how to use the command."""
+        """Raises an error with the usage of the command.
+
+        Raises:
+            UsageError: Always.
+        """
         raise UsageError(f"{message}\n{self.format_usage()}`{self.prog} --help` explains it.")
 
     def parse_known_args(  # type: ignore[override]
         self, args: Sequence[str], namespace: Any = None
     ) -> tuple[Any, list[str]]:
-        """Parses as ever, but refuses what it does not know, before it asks for what is missing."""
-        own = list(args)
+        """Parses as argparse does, but reports unknown arguments before missing ones."""
+        words = list(args)
         if self.commands:
-            own = list(itertools.takewhile(lambda word: word.startswith("-"), args))
-            self._require_command(args[len(own) :])
-        self._require_options(itertools.takewhile(lambda word: word != "--", own))
-        found, unknown = super().parse_known_args(args, namespace)
+            words = list(itertools.takewhile(lambda word: word.startswith("-"), args))
+            self._refuse_unknown_command(args[len(words) :])
+        self._refuse_unknown_options(itertools.takewhile(lambda word: word != "--", words))
+        options, unknown = super().parse_known_args(args, namespace)
         if unknown:
             self.error(f"unexpected argument {unknown[0]!r}.")
-        return found, unknown
+        return options, unknown
 
-    def _require_command(self, words: Sequence[str]) -> None:
+    def _refuse_unknown_command(self, words: Sequence[str]) -> None:
         if words and words[0] not in self.commands:
             self.error(unknown_name("command", words[0], self.commands))
 
-    def _require_options(self, words: Iterable[str]) -> None:
-        known = [name for action in self._actions for name in action.option_strings]
+    def _refuse_unknown_options(self, words: Iterable[str]) -> None:
+        options = [name for action in self._actions for name in action.option_strings]
         for name in (word.partition("=")[0] for word in words if _is_option(word)):
-            if name not in known:
-                self.error(f"unknown option {name!r}.{self._hint(name, known)}")
+            if name not in options:
+                self.error(f"unknown option {name!r}.{self._hint(name, options)}")
 
-    def _hint(self, name: str, known: Iterable[str]) -> str:
+    def _hint(self, name: str, options: Iterable[str]) -> str:
         if self.commands:
-            return " The options of a command stand after its name."
-        field = _field(name) if "--set" in known else None
+            return " Options of a command go after its name."
+        field = _spec_field(name) if "--set" in options else None
         if field is not None:
             return f" Fields of the spec are changed with --set {field}=VALUE."
-        return _meant(name, [each.removeprefix("--") for each in known if each.startswith("--")])
+        return _did_you_mean(name, [o.removeprefix("--") for o in options if o.startswith("--")])
 
 
 def _is_option(word: str) -> bool:
-    """Whether a word can only be an option: not `-`, and no negative number."""
+    """Whether a word is an option: not `-`, and no negative number."""
     return word.startswith("-") and word[1:2] not in {"", ".", *string.digits}
 
 
-def _meant(name: str, known: Iterable[str]) -> str:
-    """Asks for the option that was meant: of one letter, one that begins with it."""
+def _did_you_mean(name: str, options: Iterable[str]) -> str:
+    """Suggests the nearest option; for a short one such as `-b`, an option with that first letter."""
     if name.startswith("--"):
-        near = nearest(name.removeprefix("--"), known)
+        near = nearest(name.removeprefix("--"), options)
     else:
-        near = min((each for each in known if each.startswith(name[1])), default=None)
+        near = min((option for option in options if option.startswith(name[1])), default=None)
     return whether_meant(f"--{near}" if near else None)
 
 
-def _field(option: str) -> str | None:
-    """The field of the spec that someone took for an option; None if there is none."""
-    from isotrain.core.spec.optimizers import AdamW, Sgd  # takes a while: only on an error
+def _spec_field(option: str) -> str | None:
+    """The spec field with the name of this option, such as `optimizer.lr` for `--lr`; None without one."""
+    from isotrain.core.spec.optimizers import AdamW, Sgd  # slow to import: only on an error
     from isotrain.core.spec.training_spec import TrainingSpec
     from isotrain.core.spec.validation import ELSEWHERE
 

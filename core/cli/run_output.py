@@ -1,4 +1,4 @@
-"""A run of a command: shown while it goes on, and its files handed over where that was asked for."""
+"""Output of the commands that train: progress display, and the run's files for `--return-files`."""
 
 from __future__ import annotations
 
@@ -18,20 +18,27 @@ if TYPE_CHECKING:
 def progress_display(
     options: argparse.Namespace,
 ) -> contextlib.AbstractContextManager[OnPlainEvent | None]:
-    """Within it, what it gives shows a training while it goes on."""
+    """A context whose value is the event callback that shows progress; None for the default display.
+
+    Raises:
+        PlanError: `--line-prefix` was given without `--json`.
+    """
     from isotrain.core.reporting import progress
     from isotrain.core.reporting.display_thread import threaded_plain_display
 
     if options.line_prefix and not options.json:
-        raise PlanError("--line-prefix TEXT goes before each line of --json: add that.")
+        raise PlanError("--line-prefix TEXT is a prefix of the lines of --json: add --json.")
     if options.json:
         return threaded_plain_display(progress.json_lines(line_prefix=options.line_prefix))
     return progress.quiet() if options.quiet else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def returning_files(options: argparse.Namespace, tell: OnPlainEvent | None) -> Iterator[None]:
-    """Tells of the run's files after it, however it ends, where this was asked for and is of use."""
+def returning_files(options: argparse.Namespace, on_event: OnPlainEvent | None) -> Iterator[None]:
+    """Sends the run's files as events when the block ends, also by an error, with `--return-files`.
+
+    Not where the launcher sees the run directory itself.
+    """
     try:
         yield
     finally:
@@ -41,15 +48,15 @@ def returning_files(options: argparse.Namespace, tell: OnPlainEvent | None) -> I
                 return_files,
             )
 
-            assert tell is not None
+            assert on_event is not None
             folder = Path(options.run_dir)
             if not launcher_sees_folder(folder, options.line_prefix):
-                return_files(folder, tell)
+                return_files(folder, on_event)
 
 
 def is_result_printed_by_rank_zero(options: argparse.Namespace) -> bool:
-    """Whether this process has joined a run of which rank 0 prints the result."""
+    """Whether this process is a rank, other than 0, of a run that was started from outside."""
     from isotrain.core.planning.cluster_environment import detect_cluster_info
 
-    place = detect_cluster_info() if options.launcher in (None, LOCAL) else None
-    return place is not None and place.rank > 0
+    info = detect_cluster_info() if options.launcher in (None, LOCAL) else None
+    return info is not None and info.rank > 0

@@ -1,4 +1,4 @@
-"""What several commands do alike: read the spec, warn of plugins, and show what a wait is for."""
+"""Helpers of several commands: read the spec, warn of broken plugins, show a spinner."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ if TYPE_CHECKING:
 
 
 def add_working_directory_to_path() -> None:
-    """Lets modules be found that lie in the current folder."""
-    here = os.getcwd()
-    if here not in sys.path and "" not in sys.path:
-        sys.path.insert(0, here)
+    """Puts the current folder first on `sys.path`, so that modules in it can be imported."""
+    folder = os.getcwd()
+    if folder not in sys.path and "" not in sys.path:
+        sys.path.insert(0, folder)
 
 
 def read_spec(options: argparse.Namespace) -> TrainingSpec:
-    """Reads the spec; what it refers to may lie in the current folder."""
+    """Reads SPEC with `--set`; modules that it refers to may be in the current folder."""
     from isotrain.core.spec.loading import load_spec
 
     add_working_directory_to_path()
@@ -30,7 +30,7 @@ def read_spec(options: argparse.Namespace) -> TrainingSpec:
 
 
 def read_spec_with_choices(options: argparse.Namespace) -> TrainingSpec:
-    """The same, under the one strategy and with the loggers that were asked for."""
+    """Reads SPEC with `--set`, `--strategy` and `--logger`."""
     from isotrain.core.spec.loading import load_spec
 
     add_working_directory_to_path()
@@ -43,6 +43,7 @@ def read_spec_with_choices(options: argparse.Namespace) -> TrainingSpec:
 
 
 def warn_of_plugins(host: PluginManager) -> None:
+    """Prints the faults and notes of plugins to standard error."""
     for name, fault in host.faults.items():
         print(f"isotrain: plugin {name!r} was left out: {fault}", file=sys.stderr)
     for name, note in host.notes.items():
@@ -50,12 +51,12 @@ def warn_of_plugins(host: PluginManager) -> None:
 
 
 @contextlib.contextmanager
-def waiting(what: str) -> Iterator[Any]:
-    """Shows in a terminal what a wait is for."""
+def waiting(activity: str) -> Iterator[Any]:
+    """Shows a spinner with this text while the block runs, if standard error is a terminal."""
     if not sys.stderr.isatty():
         yield
         return
     from rich.console import Console
 
-    with Console(stderr=True).status(what):
+    with Console(stderr=True).status(activity):
         yield

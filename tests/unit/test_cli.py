@@ -26,7 +26,7 @@ from interrupts import heed_signals
 
 from isotrain.core.cli.app import parser
 from isotrain.core.cli.argument_types import name_with_options
-from isotrain.core.cli.commands import actions
+from isotrain.core.cli.commands import list as list_command
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import exit_code_of, main
 from isotrain.core.contracts.plan import Plan
@@ -190,7 +190,7 @@ def test_exit_codes_are_documented() -> None:
         (["strategy"], "Did you mean 'strategies'?"),
         (
             ["--quiet", "run", "small.json"],
-            "'--quiet'. The options of a command stand after its name",
+            "'--quiet'. Options of a command go after its name",
         ),
         (["run", "small.json"], "--backend"),
         (["run", "small.json", "--backends", "torch-ddp"], "Did you mean '--backend'?"),
@@ -211,14 +211,17 @@ def test_exit_codes_are_documented() -> None:
         (["plan", "small.json", "--backend", "torch-ddp", "--perod=3"], "'--perod'.\n"),
         (["doctor", "torch-ddp"], "unexpected argument 'torch-ddp'"),
         (["doctor", "--launcher", "mpi", "--backend", "no-such"], "leave out --backend"),
-        (["doctor", "--launcher-option", "a=1"], "name that with --launcher"),
+        (["doctor", "--launcher-option", "a=1"], "needs --launcher NAME too"),
         (
             ["compare", "small.json", "--python", f"torch-dpp={sys.executable}"],
             "Did you mean 'torch-ddp'?",
         ),
         (["run", "small.json", "--backend", "torch-ddp", "--replicas", "0"], "at least 1"),
         (["run", "small.json", "--backend", "torch-ddp", "--port", "70000"], "65535"),
-        (["run", "small.json", "--backend", "torch-ddp", "--line-prefix=x"], "each line of --json"),
+        (
+            ["run", "small.json", "--backend", "torch-ddp", "--line-prefix=x"],
+            "prefix of the lines of --json",
+        ),
         (["run", "smal.json", "--backend", "torch-ddp"], "Did you mean 'small.json'?"),
         (["run", "small.json", "--backend", "torch-dp"], "Did you mean 'torch-ddp'?"),
         (["run", "small.json", "--backend", "torch-ddp:glu"], "gloo"),
@@ -507,7 +510,7 @@ def test_output_that_does_not_wait_is_no_lack_of_processes(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     full = BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)
-    with mock.patch.object(actions, "schema", side_effect=full):
+    with mock.patch.object(list_command, "schema", side_effect=full):
         assert main(["schema"]) == ExitCode.RUN_FAILED
     assert capsys.readouterr().err.startswith("isotrain: the output, or a file, cannot be written")
 
@@ -523,7 +526,7 @@ def test_characters_that_the_output_lacks() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with (
         mock.patch("sys.stdout", out),
-        mock.patch.object(actions, "schema", side_effect=lambda _: print("\u2013")),
+        mock.patch.object(list_command, "schema", side_effect=lambda _: print("\u2013")),
     ):
         assert main(["schema"]) == ExitCode.OK
     assert out.buffer.getvalue() == b"\\u2013\n"  # type: ignore[attr-defined]
@@ -535,7 +538,7 @@ def test_a_folder_that_was_removed(folder: Path) -> None:
     plan = f"plan {folder}/small.json --backend reference --no-measure"
     done = redirected(plan, inside, before=f"rmdir {inside};")
     assert done.returncode == ExitCode.USAGE
-    assert done.stderr == "isotrain: the current folder was removed. Change to one that is there.\n"
+    assert done.stderr == "isotrain: the current folder was removed. Change to one that exists.\n"
 
 
 def test_every_field_of_a_plan_is_shown(folder: Path) -> None:
@@ -702,13 +705,16 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     assert "kind: Job" in manifest.read_text()
     assert manifest.stat().st_mode & 0o077 == 0
     none = in_process("run", "small.json", "--backend", "torch-ddp", "--dry-run", folder=folder)
-    assert (none.returncode, "gives nothing to an engine" in none.stderr) == (2, True)
+    assert (none.returncode, "submits nothing to a scheduler" in none.stderr) == (2, True)
     wanted += ["--resume", "auto"]
     wanted[wanted.index("here")] = "there"
     in_process("run", "small.json", *wanted, *option, folder=folder)
     assert re.search(r"--resume\W+auto", (folder / "there" / "launcher" / "job.yaml").read_text())
     again = in_process("run", "small.json", *wanted, *option, "--max-restarts", "2", folder=folder)
-    assert (again.returncode, "--max-restarts: it is for who" in again.stderr) == (2, True)
+    assert (again.returncode, "--max-restarts: --dry-run starts no run" in again.stderr) == (
+        2,
+        True,
+    )
     alone = in_process("run", "small.json", *wanted, *option, "--interface", "lo", folder=folder)
     assert (alone.returncode, "interface: all processes of this" in alone.stderr) == (2, True)
 
@@ -732,7 +738,7 @@ def test_what_is_of_a_training_is_refused_beside_work(folder: Path, more: list[s
         "here",
     ]
     found = in_process("run", "small.json", "--backend", "reference", *work, *more, folder=folder)
-    assert (found.returncode, f"{more[0]}: --internal-work is told" in found.stdout) == (
+    assert (found.returncode, f"{more[0]}: --internal-work is for ranks" in found.stdout) == (
         ExitCode.USAGE,
         True,
     )

@@ -1,14 +1,20 @@
-"""The arguments of `isotrain checkpoint`, with the texts of its help."""
+"""`isotrain checkpoint`: its actions show, diff, verify, export and prune."""
 
 from __future__ import annotations
 
 import argparse
 import dataclasses
+import sys
+from collections.abc import Callable, Mapping
+from typing import Any
 
 from isotrain.core.cli.argument_types import positive_int
 from isotrain.core.cli.command import Command
-from isotrain.core.cli.commands.model import EXPORT
+from isotrain.core.cli.commands import model
+from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.parser import HelpLayout, Parser
+from isotrain.core.errors import CheckpointError
+from isotrain.core.json_format import FORMAT, json_page
 
 _EXAMPLES = """\
 examples:
@@ -20,15 +26,87 @@ examples:
 
 `isotrain checkpoint ACTION --help` explains an action."""
 _DESCRIPTION = (
-    "Shows, compares, checks, exports and removes checkpoints, which may lie behind a URL such as"
+    "Shows, compares, verifies, exports and removes checkpoints: local ones, or those at a URL such as"
     " s3://bucket/run."
 )
 _PATHS = "a checkpoint; or a folder of checkpoints or a run directory"
-_HOME = "isotrain.core.cli.commands.checkpoint_actions"
+"""Help of a path; only the text after `; or ` fits where a single checkpoint will not do."""
+
+
+def checkpoint(options: argparse.Namespace) -> ExitCode | None:
+    """Runs the chosen action."""
+    return _FUNCTIONS[options.action](options)
+
+
+def _show(options: argparse.Namespace) -> None:
+    from isotrain.core.checkpoints.folder import checkpoint_at
+    from isotrain.core.checkpoints.inspect import describe_checkpoint
+
+    _print(describe_checkpoint(checkpoint_at(options.path)), options.json, "contents")
+
+
+def _diff(options: argparse.Namespace) -> ExitCode:
+    from isotrain.core.checkpoints.diff import diff_checkpoints
+    from isotrain.core.checkpoints.folder import checkpoint_at
+
+    first, second = (checkpoint_at(path) for path in (options.path, options.other))
+    diff = diff_checkpoints(first, second)
+    checkpoints = [{"location": side.location, "step": side.step} for side in (first, second)]
+    _print({"checkpoints": checkpoints, **diff.to_dict()}, options.json, "differences")
+    return ExitCode.OK if diff.has_none else ExitCode.DIFFERENT
+
+
+def _verify(options: argparse.Namespace) -> ExitCode:
+    from isotrain.core.checkpoints.inspect import verify_checkpoints
+
+    checkpoints = [
+        {"location": location, "sound": fault is None, "fault": fault}
+        for path in options.paths
+        for location, fault in verify_checkpoints(path)
+    ]
+    _print({"checkpoints": checkpoints}, options.json, "verified")
+    return ExitCode.OK if all(each["sound"] for each in checkpoints) else ExitCode.FINDINGS
+
+
+def _export(options: argparse.Namespace) -> None:
+    from isotrain.core.checkpoints.folder import checkpoint_at
+
+    options.run = checkpoint_at(options.run)
+    model.export(options)
+
+
+def _prune(options: argparse.Namespace) -> None:
+    from isotrain.core.checkpoints.folder import folder_at
+
+    folder = folder_at(options.folder)
+    if folder.newest() is None:
+        raise CheckpointError(f"{folder.location}: there is no complete checkpoint.")
+    removed = folder.prune(keep_last=options.keep_last)
+    kept = [checkpoint.step for checkpoint in folder.complete()]
+    _print({"folder": folder.location, "removed": removed, "kept": kept}, options.json, "pruned")
+
+
+def _print(report: Mapping[str, Any], as_json: bool, formatter: str) -> None:
+    """Prints a report as JSON, or as text by a function of `checkpoint_text`."""
+    if as_json:
+        print(json_page({"format": FORMAT, **report}))
+        return
+    from isotrain.core.reporting import checkpoint_text
+
+    sys.stdout.write(getattr(checkpoint_text, formatter)(report))
+
+
+_FUNCTIONS: Mapping[str, Callable[[argparse.Namespace], ExitCode | None]] = {
+    "show": _show,
+    "diff": _diff,
+    "verify": _verify,
+    "export": _export,
+    "prune": _prune,
+}
 
 
 def add_checkpoint(commands: argparse._SubParsersAction[Parser]) -> None:
-    """Adds the command whose actions are commands of their own."""
+    """Adds `checkpoint` and its actions, each a subcommand with its own `--help`."""
     group = commands.add_parser(
         "checkpoint",
         help="show, compare, verify, export and prune checkpoints",
@@ -48,7 +126,7 @@ def _add_show_arguments(command: argparse.ArgumentParser) -> None:
 
 def _add_diff_arguments(command: argparse.ArgumentParser) -> None:
     _add_show_arguments(command)
-    command.add_argument("other", metavar="OTHER", help="another")
+    command.add_argument("other", metavar="OTHER", help="the checkpoint to compare with")
 
 
 def _add_verify_arguments(command: argparse.ArgumentParser) -> None:
@@ -62,7 +140,7 @@ def _add_prune_arguments(command: argparse.ArgumentParser) -> None:
         type=positive_int,
         required=True,
         metavar="N",
-        help="how many stay, at least 1",
+        help="number of newest checkpoints to keep, at least 1",
     )
 
 
@@ -70,10 +148,10 @@ _ACTIONS = (
     Command(
         "show",
         "show what is in a checkpoint",
-        "Shows the step of a checkpoint, what it is of, and each tensor with its shape, dtype and bytes.",
+        "Shows the step of a checkpoint, its run, and the shape, dtype and bytes of each tensor.",
         "examples:\n  isotrain checkpoint show runs/one/checkpoints/step-000000100 --json",
         add_arguments=_add_show_arguments,
-        module=_HOME,
+        module=__name__,
     ),
     Command(
         "diff",
@@ -82,33 +160,33 @@ _ACTIONS = (
         "in one of them. Ends with exit code 6 when they differ.",
         "examples:\n  isotrain checkpoint diff runs/one runs/two",
         add_arguments=_add_diff_arguments,
-        module=_HOME,
+        module=__name__,
     ),
     Command(
         "verify",
         "read every byte of checkpoints",
-        "Reads every byte of checkpoints and compares sizes and checksums with those written\n"
-        "down then; of a folder, those of all in it. Ends with exit code 4 when one is damaged.",
+        "Reads every byte of checkpoints and compares sizes and checksums with those in their\n"
+        "manifests; of a folder, of all checkpoints in it. Ends with exit code 4 when one is damaged.",
         "examples:\n  isotrain checkpoint verify runs/one runs/two",
         add_arguments=_add_verify_arguments,
-        module=_HOME,
+        module=__name__,
     ),
     dataclasses.replace(
-        EXPORT,
-        summary="write the model of a checkpoint for others",
-        description="Writes the model as a checkpoint has it (of a folder or a run, the newest) in a form\n"
-        "that others open without isotrain. docs/in-and-out.md says who opens what.\nThe function that makes"
-        " the model is that of --spec; without it only safetensors are written.",
+        model.EXPORT,
+        summary="export the model of a checkpoint",
+        description="Exports the model of a checkpoint (of a folder or a run: the newest) to a format that\n"
+        "opens without isotrain. docs/in-and-out.md lists which program opens which format.\nThe function"
+        " that makes the model is that of --spec; without it only safetensors are written.",
         examples="examples:\n  isotrain checkpoint export runs/one --spec one.yaml --output one.keras",
-        module=_HOME,
+        module=__name__,
     ),
     Command(
         "prune",
         "remove old checkpoints",
-        "Removes all complete checkpoints of a folder but the newest, and what is left of attempts to\n"
-        "write one before these.",
+        "Removes all complete checkpoints of a folder but the newest, and incomplete ones that are\n"
+        "older than these.",
         "examples:\n  isotrain checkpoint prune runs/one --keep-last 2",
         add_arguments=_add_prune_arguments,
-        module=_HOME,
+        module=__name__,
     ),
 )

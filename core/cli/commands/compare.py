@@ -1,4 +1,4 @@
-"""The arguments of `isotrain compare` and `isotrain report`."""
+"""The arguments of `isotrain compare` and `isotrain report`; `isotrain.analysis.commands` runs them."""
 
 from __future__ import annotations
 
@@ -20,27 +20,28 @@ def _add_compare_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _add_cells_arguments(command: argparse.ArgumentParser) -> None:
-    """What is compared with what."""
+    """Arguments that say what to compare."""
     add = command.add_argument
     add(
         "--backend",
         action="append",
         metavar="NAME[:COLLECTIVE]",
-        help="what to compare; may be repeated (default: all that can be used)",
+        help="backend to measure; may be repeated (default: all that are available)",
     )
     add(
         "--replicas",
         type=positive_ints,
         metavar="N,N",
-        help="with how many to measure each, such as 1,2,4 (default: 1; with --launcher as many as its hosts"
-        " give)",
+        help="numbers of replicas to measure each backend with, such as 1,2,4 (default: 1; with --launcher,"
+        " as many as its hosts have slots)",
     )
     add(
         "--strategy",
         type=name_with_options,
         action="append",
         metavar="NAME[,OPTION=VALUE...]",
-        help="under which to measure each, such as local-sgd,every=8; may be repeated (default: the spec's)",
+        help="strategy to measure each backend under, such as local-sgd,every=8; may be repeated (default:"
+        " the spec's)",
     )
     add(
         "--python",
@@ -48,61 +49,66 @@ def _add_cells_arguments(command: argparse.ArgumentParser) -> None:
         type=_interpreter,
         default=[],
         metavar="BACKEND=PATH",
-        help="interpreter that has this backend; may be repeated",
+        help="Python interpreter that has this backend installed; may be repeated",
     )
     add_launcher_arguments(command)
 
 
 def _add_measuring_arguments(command: argparse.ArgumentParser) -> None:
-    """How much of each is run."""
+    """Arguments that say how often and how long to measure."""
     add = command.add_argument
     add(
         "--repeat",
         type=positive_int,
         metavar="N",
-        help="runs of each cell, a backend with a number of replicas (default: 3)",
+        help="runs per cell; a cell is a backend with a number of replicas and a strategy (default: 3)",
     )
     add(
         "--time-budget",
         type=_duration,
         metavar="T",
-        help="such as 90s, 10m, 1h: add runs where the ranking is open, until then",
+        help="time such as 90s, 10m or 1h in which to add runs where the ranking is undecided",
     )
     add(
         "--run-limit",
         type=_duration,
         metavar="T",
-        help="end a run's timed steps after T, steady or not (default: 60s, or less with a budget)",
+        help="end the timed steps of a run after T, steady or not (default: 60s, or less with a budget)",
     )
     add(
         "--steps",
         type=positive_int,
         metavar="N",
-        help="how many first steps to compare the losses of (default: 20)",
+        help="number of first steps whose losses are compared (default: 20)",
     )
-    add("--seed", type=int, default=0, metavar="N", help="of the order of the runs (default: 0)")
+    add("--seed", type=int, default=0, metavar="N", help="seed of the order of runs (default: 0)")
 
 
 def _add_results_arguments(command: argparse.ArgumentParser) -> None:
-    """What becomes of the results."""
+    """Arguments about the results."""
     add = command.add_argument
     add(
         "--reference",
         metavar="CELL",
-        help="whose losses and plan the others' are compared with, such as torch-ddp@1 (default: the first)",
+        help="cell with whose losses and plan the others are compared, such as torch-ddp@1 (default: the"
+        " first)",
     )
     add(
         "--output",
         metavar="DIR",
         help="new or empty folder for the results (default: comparisons/NAME-TIME)",
     )
-    add("--resume", action="store_true", help="go on with the comparison in --output")
-    add("--against", metavar="OLD", help="folder or JSON file of an earlier one: show changes")
+    add("--resume", action="store_true", help="continue the comparison in --output")
+    add(
+        "--against",
+        metavar="OLD",
+        help="show changes since an earlier comparison: its folder or JSON file",
+    )
     add(
         "--fail-if-slower",
-        type=_share,
+        type=_fraction,
         metavar="P",
-        help="such as 5%%: exit code 5 if a cell is that much slower than in --against",
+        help="end with exit code 5 if a cell is slower than in --against by this much, such as 5%%",
     )
     add("--quiet", action="store_true", help="print nothing but the result")
 
@@ -112,24 +118,30 @@ def _add_report_arguments(command: argparse.ArgumentParser) -> None:
 
 
 def _duration(text: str) -> float:
-    """Seconds of `90`, `90s`, `10m` or `1h30m`."""
+    """Parses `90`, `90s`, `10m` or `1h30m` to seconds."""
     parts = re.findall(r"(\d+(?:\.\d+)?)([smh]?)", text)
     if not parts or "".join(number + unit for number, unit in parts) != text:
-        raise argparse.ArgumentTypeError(f"expected a time such as 90s, 10m or 1h, got {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a time such as 90s, 10m or 1h, received {text!r}"
+        )
     return sum(float(number) * _UNITS[unit or "s"] for number, unit in parts)
 
 
-def _share(text: str) -> float:
+def _fraction(text: str) -> float:
+    """Parses `5%` or `0.05`."""
     try:
         value = float(text.removesuffix("%")) / (100 if text.endswith("%") else 1)
     except ValueError:
         value = -1.0
     if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"expected a share such as 5% or 0.05, received {text!r}")
+        raise argparse.ArgumentTypeError(
+            f"expected a fraction such as 5% or 0.05, received {text!r}"
+        )
     return value
 
 
 def _interpreter(text: str) -> tuple[str, str]:
+    """Parses `BACKEND=PATH`."""
     backend, equals, path = text.partition("=")
     if not (backend and equals and path):
         raise argparse.ArgumentTypeError(f"expected BACKEND=PATH, received {text!r}")
@@ -139,8 +151,8 @@ def _interpreter(text: str) -> tuple[str, str]:
 COMPARE = Command(
     "compare",
     "measure backends side by side",
-    "Measures every backend with every number of replicas, in new processes, in turn and\n"
-    "several times, and says which is fastest, or that it cannot tell. docs/compare.md explains all.",
+    "Measures every backend with every number of replicas, several times and in turn, each run in new\n"
+    "processes, and reports which is fastest, or that it is undecided. docs/compare.md explains how.",
     """\
 examples:
   isotrain compare digits.yaml --backend torch-ddp --backend tf-mirrored --replicas 1,2
@@ -155,7 +167,7 @@ examples:
 REPORT = Command(
     "report",
     "show a comparison again",
-    "Makes the report of a comparison again from its stored results, and prints its tables.",
+    "Rewrites the report of a comparison from its stored results, and prints its tables.",
     """\
 examples:
   isotrain report comparisons/digits-20260102-030405

@@ -1,4 +1,4 @@
-"""The arguments of `isotrain config`."""
+"""`isotrain config`: asks a few questions and writes a launch script and the skeleton of a spec."""
 
 from __future__ import annotations
 
@@ -18,18 +18,19 @@ from isotrain.core.plugins.manager import PluginManager, plugin_manager
 
 
 def config(options: argparse.Namespace) -> None:
-    """Asks, and writes what launches a training."""
+    """Asks for what options leave open (in a terminal only), and writes the files."""
     from isotrain.core.launching.scheduler.launch_script import Launch, write_launch
     from isotrain.core.spec.training_spec import TrainingSpec
 
     host, asks = plugin_manager(), sys.stdin.isatty() and not options.json
+    backends, launchers = host.backends.names(), host.launchers.names()
     precisions = get_args(TrainingSpec.model_fields["precision"].annotation)
     launch = Launch(
-        backend=_chosen("backend", options.backend, host.backends.names(), _usable(host), asks),
-        launcher=_chosen("launcher", options.launcher, host.launchers.names(), LOCAL, asks),
+        backend=_choose("backend", options.backend, backends, _default_backend(host), asks),
+        launcher=_choose("launcher", options.launcher, launchers, LOCAL, asks),
         launcher_options=tuple(options.launcher_option),
-        replicas=options.replicas or (_number("replicas") if asks else None),
-        precision=_chosen("precision", options.precision, precisions, precisions[0], asks),
+        replicas=options.replicas or (_ask_number("replicas") if asks else None),
+        precision=_choose("precision", options.precision, precisions, precisions[0], asks),
         spec=None if options.spec is None else str(Path(options.spec).resolve()),
     )
     host.launcher(launch.launcher, dict(map(option, launch.launcher_options)))
@@ -40,53 +41,55 @@ def config(options: argparse.Namespace) -> None:
     print(*files, sep="\n")
 
 
-def _usable(host: PluginManager) -> str:
-    """The first backend that is installed; the first of all where none is."""
+def _default_backend(host: PluginManager) -> str:
+    """The first backend that is installed; without any, the first of all."""
     names = host.backends.names()
     return next((name for name in names if host.backend(name).availability().available), names[0])
 
 
-def _chosen(what: str, given: str | None, known: Sequence[str], default: str, asks: bool) -> str:
-    """One of the known names: as an option gives it, as a person answers, or the default."""
-    if given is not None:
-        return _checked(what, given, known)
+def _choose(
+    kind: str, option_value: str | None, names: Sequence[str], default: str, asks: bool
+) -> str:
+    """One of the names: the option's value, the user's answer, or the default."""
+    if option_value is not None:
+        return _validated(kind, option_value, names)
     while asks:
-        answer = input(f"{what} ({', '.join(known)}) [{default}]: ").strip() or default
+        answer = input(f"{kind} ({', '.join(names)}) [{default}]: ").strip() or default
         try:
-            return _checked(what, answer, known)
+            return _validated(kind, answer, names)
         except IsotrainError as error:
             print(error)
     return default
 
 
-def _checked(what: str, name: str, known: Sequence[str]) -> str:
-    own = split_backend(name)[0] if what == "backend" else name
-    if own not in known:
-        raise IsotrainError(unknown_name(what, own, known))
-    return name
+def _validated(kind: str, choice: str, names: Sequence[str]) -> str:
+    name = split_backend(choice)[0] if kind == "backend" else choice
+    if name not in names:
+        raise IsotrainError(unknown_name(kind, name, names))
+    return choice
 
 
-def _number(what: str) -> int | None:
-    """A whole number of at least 1, as a person answers; None: one for each device."""
+def _ask_number(kind: str) -> int | None:
+    """The user's answer, at least 1; None for one per available device."""
     while True:
-        answer = input(f"{what} [one for each usable device]: ").strip()
+        answer = input(f"{kind} [one for each usable device]: ").strip()
         if not answer:
             return None
         if answer.isascii() and answer.isdecimal() and int(answer) > 0:
             return int(answer)
-        print(f"{what}: expected a whole number of at least 1, received {answer!r}.")
+        print(f"{kind}: expected a whole number of at least 1, received {answer!r}.")
 
 
 def _add_config_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--backend",
         metavar="NAME[:COLLECTIVE]",
-        help="what to run on; `isotrain backends` lists all",
+        help="backend to run on; `isotrain backends` lists all",
     )
     command.add_argument(
         "--launcher",
         metavar="NAME",
-        help="what starts the processes; `isotrain launchers` lists all",
+        help="launcher that starts the processes; `isotrain launchers` lists all",
     )
     command.add_argument(
         "--launcher-option",
@@ -99,11 +102,13 @@ def _add_config_arguments(command: argparse.ArgumentParser) -> None:
         "--replicas",
         type=positive_int,
         metavar="N",
-        help="how many copies of the model train together",
+        help="number of replicas (copies of the model that train together)",
     )
-    command.add_argument("--precision", metavar="TYPE", help="such as float32 or bfloat16")
     command.add_argument(
-        "--spec", metavar="SPEC", help="a spec that is there already; no skeleton is written then"
+        "--precision", metavar="TYPE", help="precision, such as float32 or bfloat16"
+    )
+    command.add_argument(
+        "--spec", metavar="SPEC", help="an existing spec; no skeleton is written then"
     )
     command.add_argument(
         "--directory",
@@ -116,8 +121,8 @@ def _add_config_arguments(command: argparse.ArgumentParser) -> None:
 CONFIG = Command(
     "config",
     "write a script that launches a training",
-    "Asks a few questions, where options do not answer them, and writes a script that launches a\n"
-    "training, and the skeleton of its spec. Outside of a terminal nothing is asked: defaults are taken.",
+    "Asks for what options leave open, and writes a script that launches a training, and the\n"
+    "skeleton of its spec. Outside of a terminal nothing is asked: defaults are taken.",
     """\
 examples:
   isotrain config
@@ -125,5 +130,5 @@ examples:
   isotrain config --backend tf-multiworker:ring --launcher slurm --launcher-option nodes=2 \\
       --spec digits.yaml""",
     add_arguments=_add_config_arguments,
-    module="isotrain.core.cli.commands.config",
+    module=__name__,
 )

@@ -1,4 +1,4 @@
-"""Arguments of the commands that find what makes results differ, with the texts of their `--help`."""
+"""The arguments of `isotrain check` and `isotrain parity`; `isotrain.analysis.commands` runs them."""
 
 from __future__ import annotations
 
@@ -25,13 +25,13 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         required=True,
         metavar="NAME[:COLLECTIVE]",
-        help="what it would run on, such as tf-multiworker:ring; may be repeated",
+        help="backend to check for, such as tf-multiworker:ring; may be repeated",
     )
     command.add_argument(
         "--replicas",
         type=positive_ints,
         metavar="N,...",
-        help="with how many, such as 1,2,4 (default: one per usable GPU, or one)",
+        help="numbers of replicas to check for, such as 1,2,4 (default: one per usable GPU, or one)",
     )
     add_strategy_argument(command)
     command.add_argument(
@@ -40,7 +40,7 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
         action="extend",
         default=[],
         metavar="CODE",
-        help="leave out a finding's code, or a group such as ISO4; may be repeated",
+        help="leave out findings with this code, or of a group such as ISO4; may be repeated",
     )
     command.add_argument(
         "--strict", action="store_true", help="end with exit code 4 also when there are only notes"
@@ -48,7 +48,7 @@ def _add_check_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--no-measure",
         action="store_true",
-        help="start no process to load the data and build the model: quick, and finds less",
+        help="start no process to load the data and build the model: quick, but finds less",
     )
 
 
@@ -59,21 +59,21 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
         required=True,
         action="append",
         metavar="NAME[:COLLECTIVE]",
-        help="what to run on, such as tf-mirrored; repeat it: the first is the reference",
+        help="backend to run on, such as tf-mirrored; repeat it: the first is the reference",
     )
     command.add_argument(
         "--replicas",
         type=positive_ints,
         metavar="N,N",
-        help="run each backend with each of these numbers; the first is the reference's (default: 1; with"
-        " --launcher as many as its hosts give)",
+        help="numbers of replicas to run each backend with; the first is the reference's (default: 1; with"
+        " --launcher as many as its hosts have slots)",
     )
     command.add_argument(
         "--strategy",
         type=name_with_options,
         action="append",
         metavar="NAME[,OPTION=VALUE...]",
-        help="run under each of these; repeat it: the first is the reference's (default: the spec's)",
+        help="strategy to run under; repeat it: the first is the reference's (default: the spec's)",
     )
     add_launcher_arguments(command)
     command.add_argument(
@@ -81,10 +81,12 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
         type=positive_int,
         default=10,
         metavar="N",
-        help="how many steps to trace (default: 10)",
+        help="number of steps to trace (default: 10)",
     )
     command.add_argument(
-        "--map", metavar="FILE", help="for native models: which tensor is which; see docs/parity.md"
+        "--map",
+        metavar="FILE",
+        help="for native models: names of the same tensor on each backend; see docs/parity.md",
     )
     command.add_argument(
         "--output", metavar="DIR", help="write parity.json and every fingerprint to this folder"
@@ -94,8 +96,8 @@ def _add_parity_arguments(command: argparse.ArgumentParser) -> None:
 CHECK = Command(
     "check",
     "warn of what makes results differ",
-    "Says before anything is trained what will make results differ between backends or numbers of\n"
-    "replicas, why, and what to do. Ends with exit code 4 when there are errors or warnings.",
+    "Reports, before anything is trained, what will make results differ between backends or numbers\n"
+    "of replicas, why, and what to do. Ends with exit code 4 when there are errors or warnings.",
     """\
 examples:
   isotrain check digits.yaml --backend torch-ddp --replicas 1,2
@@ -106,11 +108,11 @@ examples:
 )
 PARITY = Command(
     "parity",
-    "find where two runs of a spec part, and why",
+    "find where two runs of a spec diverge, and why",
     "Runs a few steps of a spec on several backends, numbers of replicas or strategies, compares\n"
-    "gradients, weights, optimizer slots and all other state with those of the first, and says whether what\n"
-    "differs is rounding, and if not, at which step and tensor runs part, and the likely cause.\n"
-    "Ends with exit code 6 where runs part.",
+    "gradients, weights, optimizer state and all other state with those of the first, and reports whether\n"
+    "the difference is rounding, and if not, at which step and tensor runs diverge, and the likely cause.\n"
+    "Ends with exit code 6 where runs diverge.",
     """\
 examples:
   isotrain parity digits.yaml --backend torch-ddp --backend tf-mirrored

@@ -1,96 +1,197 @@
-"""The arguments of the commands for models of finished runs."""
+"""`isotrain predict` and `isotrain export`: models of finished runs."""
 
 from __future__ import annotations
 
 import argparse
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.argument_types import positive_int
 from isotrain.core.cli.command import Command
+from isotrain.core.cli.support import add_working_directory_to_path
 from isotrain.core.contracts.state import FORMS
+from isotrain.core.errors import IsotrainError
+from isotrain.core.json_format import FORMAT, json_page
+
+if TYPE_CHECKING:
+    import numpy as np
+
+
+def predict(options: argparse.Namespace) -> None:
+    """Predicts, and writes the predictions to a file."""
+    from isotrain.core.planning.cluster_environment import require_single_process
+    from isotrain.core.results.export import predict as predict_samples
+    from isotrain.core.system.files import make_folder, removed_on_failure
+
+    require_single_process("predict")
+    add_working_directory_to_path()
+    target = _output(options.output)
+    with removed_on_failure(target.parent):
+        make_folder(target.parent, f"--output: the folder of {target}")
+        predictions = predict_samples(
+            options.run,
+            _data(options.data),
+            spec=options.spec,
+            backend=options.backend,
+            replicas=options.replicas,
+        )
+        arrays = dict(_named_arrays(predictions))
+        _write(arrays, target)
+    shapes = {name: list(array.shape) for name, array in arrays.items()}
+    if options.json:
+        print(json_page({"format": FORMAT, "output": str(target), "shapes": shapes}))
+        return
+    for name, shape in shapes.items():
+        print(f"{target}: {name} of shape {shape}")
+
+
+def export(options: argparse.Namespace) -> None:
+    """Exports the model, and prints the path of the file or folder written."""
+    from isotrain.core.planning.cluster_environment import require_single_process
+    from isotrain.core.results.export import export as export_model
+
+    require_single_process("export")
+    add_working_directory_to_path()
+    data = None if options.data is None else _data(options.data)
+    path = export_model(options.run, options.output, to=options.to, spec=options.spec, data=data)
+    if options.json:
+        print(json_page({"format": FORMAT, "output": str(path)}))
+    else:
+        print(path)
+
+
+def _output(name: str) -> Path:
+    """The path of `--output`, checked to end in .npy or .npz."""
+    target = Path(name)
+    if target.suffix not in (".npy", ".npz"):
+        raise IsotrainError(f"--output: expected a file .npy or .npz, received {name!r}.")
+    return target
+
+
+def _write(arrays: Mapping[str, np.ndarray], target: Path) -> None:
+    """Writes arrays of any shape and dtype: one to .npy, any number to .npz."""
+    import numpy as np
+
+    from isotrain.core.system.files import atomic_file
+
+    if target.suffix == ".npy" and len(arrays) > 1:
+        raise IsotrainError(f"--output {target}: the model has several outputs; write .npz.")
+    try:
+        with atomic_file(target) as stream:
+            if target.suffix == ".npy":
+                np.save(stream, next(iter(arrays.values())))
+            else:
+                np.savez(stream, **arrays)  # type: ignore[arg-type]
+    except OSError as error:
+        reason = error.strerror or error
+        raise IsotrainError(f"--output: {target} cannot be written: {reason}.") from error
+
+
+def _data(reference: str) -> Any:
+    """The data that `--data` refers to: an .npy file, or an import string."""
+    if reference.endswith(".npy"):
+        from isotrain.core.data.array_files import npy
+
+        return npy(reference)
+    from isotrain.core.spec import import_strings
+
+    return import_strings.absolute(reference, Path.cwd())
+
+
+def _named_arrays(tree: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
+    """The leaves of a pytree with their paths, such as `head/0`; a single array is `predictions`."""
+    if tree is None:
+        return
+    if not isinstance(tree, dict | list | tuple):
+        yield name or "predictions", tree
+        return
+    children = tree.items() if isinstance(tree, dict) else enumerate(tree)
+    for key, child in children:
+        yield from _named_arrays(child, f"{name}/{key}" if name else str(key))
 
 
 def _add_predict_arguments(command: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `predict`."""
-    _add_finished_arguments(command)
+    _add_finished_run_arguments(command)
     command.add_argument(
         "--data",
         required=True,
         metavar="DATA",
-        help="what to predict for: a function or array by its reference (file.py:name), or an .npy file",
+        help="samples to predict: a reference to an array or function (file.py:name), or an .npy file",
     )
     command.add_argument(
         "--output",
         required=True,
         metavar="FILE",
-        help="where to write: .npy; or .npz, which several outputs need",
+        help="file to write: .npy; or .npz, which a model with several outputs needs",
     )
     command.add_argument(
         "--backend",
         metavar="NAME[:COLLECTIVE]",
-        help="what to run on (default: what the run was on)",
+        help="backend (default: the run's)",
     )
     command.add_argument(
         "--replicas",
         type=positive_int,
         metavar="N",
-        help="how many copies of the model share the samples (default: one per usable GPU, or one)",
+        help="number of replicas that divide the samples (default: one per usable GPU, or one)",
     )
 
 
 def _add_export_arguments(command: argparse.ArgumentParser) -> None:
-    """Adds the arguments of `export`."""
-    _add_finished_arguments(command)
+    _add_finished_run_arguments(command)
     command.add_argument(
         "--to",
         choices=FORMS,
         metavar="FORM",
-        help=f"the form (default: by FILE): {', '.join(FORMS)}",
+        help=f"format (default: by the name of FILE): {', '.join(FORMS)}",
     )
     command.add_argument(
-        "--output", required=True, metavar="FILE", help="where to write; for saved-model a folder"
+        "--output", required=True, metavar="FILE", help="file to write; for saved-model a folder"
     )
     command.add_argument(
         "--data",
         metavar="DATA",
-        help="samples that show what the inputs are like, as for predict (default: the run's data)",
+        help="samples from which the inputs' shapes and dtypes are taken, as for predict (default: the run's"
+        " data)",
     )
 
 
-def _add_finished_arguments(command: argparse.ArgumentParser) -> None:
+def _add_finished_run_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "run", metavar="RUN", help="the directory of a run, or a checkpoint: its folder or URL"
     )
     command.add_argument(
         "--spec",
         metavar="SPEC",
-        help="what was run, or the directory of that run; needed for a checkpoint, which may come from"
-        " anywhere, and where the run directory cannot say which function made the model",
+        help="the run's spec, or its run directory; needed for a checkpoint, which may come from"
+        " anywhere, and where the run directory does not name the function that makes the model",
     )
 
 
 PREDICT = Command(
     "predict",
     "predict with the model of a finished run",
-    "Predicts with the model of a finished run, over replicas, in processes of its own: a row\n"
-    "for each sample, in order. The result is the same on every backend with any number of replicas.",
+    "Predicts with the model of a finished run, over replicas, in separate processes: one row\n"
+    "per sample, in order. The result is the same on every backend with any number of replicas.",
     """\
 examples:
   isotrain predict runs/digits-20260102-030405 --data my_data.py:images --output predictions.npy
   isotrain predict runs/digits-20260102-030405 --data images.npy --output predictions.npy \\
       --replicas 4""",
     add_arguments=_add_predict_arguments,
-    module="isotrain.core.cli.commands.model_actions",
+    module=__name__,
 )
 EXPORT = Command(
     "export",
-    "write the model of a finished run for others",
-    "Writes the model of a finished run in a form that others open without isotrain, in a process\n"
-    "of its own. docs/in-and-out.md says who opens what.",
+    "export the model of a finished run",
+    "Exports the model of a finished run to a format that opens without isotrain, in a separate\n"
+    "process. docs/in-and-out.md lists which program opens which format.",
     """\
 examples:
   isotrain export runs/digits-20260102-030405 --to keras --output digits.keras
   isotrain export runs/digits-20260102-030405 --to torch --output digits.pt
   isotrain export runs/digits-20260102-030405 --to onnx --output digits.onnx""",
     add_arguments=_add_export_arguments,
-    module="isotrain.core.cli.commands.model_actions",
+    module=__name__,
 )

@@ -1,8 +1,11 @@
-"""Arguments of the commands that train, or say how they would, with the texts of their `--help`."""
+"""`isotrain run`, `resume` and `plan`: training, and what a training would do."""
 
 from __future__ import annotations
 
 import argparse
+import sys
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 from isotrain.core.cli.argument_types import (
     name_with_options,
@@ -12,11 +15,173 @@ from isotrain.core.cli.argument_types import (
     target,
 )
 from isotrain.core.cli.command import Command
+from isotrain.core.cli.commands import launchers
 from isotrain.core.cli.common_options import (
     add_backend_arguments,
     add_override_arguments,
     add_spec_arguments,
 )
+from isotrain.core.cli.support import read_spec_with_choices, waiting
+from isotrain.core.contracts.events import RESULT
+from isotrain.core.errors import PlanError, RunFailedError
+from isotrain.core.json_format import FORMAT, json_page, prefixed_line
+
+if TYPE_CHECKING:
+    from isotrain.core.cli.argument_types import PlanTarget
+    from isotrain.core.contracts.events import OnPlainEvent
+    from isotrain.core.contracts.plan import Plan
+    from isotrain.core.results.result import RunResult
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+
+def run(options: argparse.Namespace) -> None:
+    """Trains, and prints the result."""
+    from isotrain.core import api
+    from isotrain.core.cli import internal_work
+
+    if options.internal_work:
+        internal_work.refuse_other_options(options)
+    spec = read_spec_with_choices(options)
+    if options.dry_run:
+        launchers.dry_run(spec, options)
+        return
+    for name, value in (
+        ("--return-files", options.return_files),
+        ("--internal-work", options.internal_work),
+    ):
+        if value and not (options.json and options.line_prefix and options.run_dir):
+            raise PlanError(f"{name}: give --json, --line-prefix TEXT and --run-dir too.")
+    if options.internal_work:
+        internal_work.do_internal_work(spec, options)
+        return
+    _train(
+        options,
+        lambda on_event: api.run(
+            spec,
+            backend=options.backend,
+            replicas=options.replicas,
+            run_directory=options.run_dir,
+            on_event=on_event,
+            port=options.port,
+            launcher=options.launcher,
+            launcher_options=dict(options.launcher_option),
+            resume=options.resume,
+            max_restarts=options.max_restarts,
+            ranks=options.ranks,
+            interface=options.interface,
+        ),
+    )
+
+
+def resume(options: argparse.Namespace) -> None:
+    """Continues a run, and prints the result."""
+    from isotrain.core import api
+    from isotrain.core.launching.run_directory.run_directory import SPEC_FILE, RunDirectory
+
+    options.spec = options.spec or str(RunDirectory.reopen(options.run_dir).path / SPEC_FILE)
+    spec = read_spec_with_choices(options)
+    _train(
+        options,
+        lambda on_event: api.resume(
+            options.run_dir,
+            spec=spec,
+            backend=options.backend,
+            replicas=options.replicas,
+            on_event=on_event,
+            port=options.port,
+            launcher=options.launcher,
+            launcher_options=dict(options.launcher_option),
+            max_restarts=options.max_restarts,
+            ranks=options.ranks,
+            interface=options.interface,
+        ),
+    )
+
+
+def _train(
+    options: argparse.Namespace, training: Callable[[OnPlainEvent | None], RunResult]
+) -> None:
+    """Shows the progress of a training, and prints its result."""
+    from isotrain.core.cli.run_output import (
+        is_result_printed_by_rank_zero,
+        progress_display,
+        returning_files,
+    )
+
+    try:
+        with progress_display(options) as on_event, returning_files(options, on_event):
+            result = training(on_event)
+    except RunFailedError as failure:
+        if failure.result is not None and not is_result_printed_by_rank_zero(options):
+            _print_result(failure.result, options)
+        raise
+    if not is_result_printed_by_rank_zero(options):
+        _print_result(result, options)
+
+
+def _print_result(result: RunResult, options: argparse.Namespace) -> None:
+    if options.json:
+        print(prefixed_line({"event": RESULT, **result.to_dict()}, options.line_prefix), flush=True)
+    else:
+        from isotrain.core.reporting import text as texts
+
+        sys.stdout.write(texts.result(result))
+
+
+def plan(options: argparse.Namespace) -> None:
+    """Prints a plan, or the differences between two."""
+    from isotrain.core.reporting import launcher_text
+    from isotrain.core.reporting import text as texts
+
+    spec = read_spec_with_choices(options)
+    if options.diff:
+        _print_differences(spec, options)
+        return
+    if options.backend is None:
+        raise PlanError("plan: give --backend NAME, or --diff A B to compare two.")
+    resolved = _plan(spec, options.backend, options.replicas, options)
+    preview = launchers.submission_preview(spec, resolved)
+    if options.json:
+        print(json_page({"format": FORMAT, "plan": resolved.to_dict(), **preview}))
+    else:
+        sys.stdout.write(texts.plan(resolved) + launcher_text.submission_preview(preview))
+
+
+def _print_differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
+    from isotrain.core.contracts.plan import differences
+    from isotrain.core.reporting import text as texts
+
+    if options.backend is not None:
+        raise PlanError("plan: --diff A B names both backends; leave --backend out.")
+    first, second = (_plan_target(spec, target, options) for target in options.diff)
+    changes = differences(first, second)
+    names = [target.text for target in options.diff]
+    if options.json:
+        rows = [{"field": field, "first": a, "second": b} for field, a, b in changes]
+        sides = dict(zip(("first", "second"), names, strict=True))
+        print(json_page({"format": FORMAT, **sides, "differences": rows}))
+    else:
+        sys.stdout.write(texts.differences(names, changes))
+
+
+def _plan_target(spec: TrainingSpec, target: PlanTarget, options: argparse.Namespace) -> Plan:
+    spec = spec.under(target.strategy) if target.strategy else spec
+    return _plan(spec, target.backend, target.replicas or options.replicas, options)
+
+
+def _plan(
+    spec: TrainingSpec, backend: str, replicas: int | None, options: argparse.Namespace
+) -> Plan:
+    from isotrain.core import api
+
+    launcher_choice = {
+        "launcher": options.launcher,
+        "launcher_options": dict(options.launcher_option),
+    }
+    if options.no_measure:
+        return api.plan(spec, backend=backend, replicas=replicas, **launcher_choice)
+    with waiting(f"counting samples and parameters on {backend} (--no-measure leaves it out)"):
+        return api.measured_plan(spec, backend=backend, replicas=replicas, **launcher_choice)
 
 
 def _add_run_arguments(command: argparse.ArgumentParser) -> None:
@@ -33,33 +198,33 @@ def _add_run_arguments(command: argparse.ArgumentParser) -> None:
         action="append",
         default=[],
         metavar="NAME[,OPTION=VALUE...]",
-        help="write down how the run goes, also with this: csv, jsonl, tensorboard, ...; may be repeated",
+        help="also record the run with this logger: csv, jsonl, tensorboard, ...; may be repeated",
     )
     command.add_argument(
         "--dry-run",
         action="store_true",
-        help="only write what the launcher would give to its engine, such as a script for sbatch",
+        help="only write what the launcher would submit to its scheduler, such as a script for sbatch",
     )
     command.add_argument(
         "--return-files",
         action="store_true",
-        help="with --line-prefix and --run-dir: at the end, print the run's files too, for who"
-        " follows it from where"
-        " they cannot be seen; who sees them has put a file named by the mark beside the run directory",
+        help="with --json, --line-prefix and --run-dir: at the end, also print the run's files, for a program"
+        " that follows the run without access to its folder; one with access puts a file, named by the"
+        " prefix, beside the run directory, and none are printed",
     )
     command.add_argument(
         "--internal-work",
         metavar="JSON",
-        help="with --json, --line-prefix and --run-dir: do this in the place of training; what `compare` and"
-        " `parity` tell the ranks that they have had started by --launcher",
+        help="with --json, --line-prefix and --run-dir: do this instead of training; `compare` and `parity`"
+        " pass it to the ranks that a launcher starts for them",
     )
     command.add_argument(
         "--resume",
         metavar="FROM",
-        help="go on from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest in"
-        " --run-dir or the spec's checkpoint.folder, if there is one",
+        help="continue from a checkpoint, or the newest of a folder or run directory; `auto`: from the newest"
+        " in --run-dir or the spec's checkpoint.folder, if there is one",
     )
-    _add_watching_arguments(command)
+    _add_supervision_arguments(command)
 
 
 def _add_resume_arguments(command: argparse.ArgumentParser) -> None:
@@ -67,11 +232,11 @@ def _add_resume_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--spec",
         metavar="SPEC",
-        help="what to train, where it is to differ (default: the run's own)",
+        help="what to train instead of the run's own spec (default: the run's)",
     )
     add_override_arguments(command)
-    add_backend_arguments(command, required=False, default="the run's own")
-    _add_watching_arguments(command)
+    add_backend_arguments(command, required=False, default="the run's")
+    _add_supervision_arguments(command)
 
 
 def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
@@ -82,57 +247,58 @@ def _add_plan_arguments(command: argparse.ArgumentParser) -> None:
         nargs=2,
         type=target,
         metavar=("A", "B"),
-        help="instead of --backend: print what differs between two plans, each of the form"
+        help="instead of --backend: print the differences between two plans, each given as"
         " 'NAME[:COLLECTIVE][@REPLICAS][ STRATEGY]'",
     )
     command.add_argument(
         "--no-measure",
         action="store_true",
-        help="start no process to count samples, parameters and bytes: quick, and says less",
+        help="start no process to count samples, parameters and bytes: quick, but shows less",
     )
 
 
-def _add_watching_arguments(command: argparse.ArgumentParser) -> None:
+def _add_supervision_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--port",
         type=port,
         metavar="P",
-        help="use this port and those after it (default: free ones)",
+        help="use this port and those after it, one per process (default: free ports)",
     )
     command.add_argument(
         "--interface",
         metavar="NAME",
-        help="network interface, by name or address, over which processes on several hosts talk (default: the"
-        " one of ISOTRAIN_INTERFACE, else that over which each host reaches rank 0)",
+        help="network interface between hosts, by name or address (default: ISOTRAIN_INTERFACE, else the"
+        " interface over which each host reaches rank 0)",
     )
     command.add_argument(
         "--max-restarts",
         type=non_negative_int,
         default=0,
         metavar="N",
-        help="start again from the last checkpoint after a failure, at most so often (default: 0)",
+        help="after a failure, start again from the last checkpoint, at most N times (default: 0)",
     )
     command.add_argument(
         "--ranks",
         type=ranks,
         default=(0,),
         metavar="N,...",
-        help="whose output to show, such as 0,3, or all (default: 0); all of it is in the run directory",
+        help="ranks whose output is shown, such as 0,3, or all (default: 0); the run directory has that of"
+        " every rank",
     )
     command.add_argument("--quiet", action="store_true", help="print nothing but the result")
     command.add_argument(
         "--line-prefix",
         default="",
         metavar="TEXT",
-        help="with --json: put this before each line, to tell them from what the training itself prints",
+        help="with --json: a prefix of each JSON line, to tell it from what the training prints",
     )
 
 
 RUN = Command(
     "run",
     "train a spec under a backend",
-    "Trains a spec under a backend, in processes of its own on this machine.\nProgress goes to"
-    " standard error, the result to standard output.",
+    "Trains a spec under a backend, in separate processes: on this machine, or where --launcher starts\n"
+    "them. Progress goes to standard error, the result to standard output.",
     """\
 examples:
   isotrain run digits.yaml --backend torch-ddp
@@ -142,11 +308,12 @@ examples:
   isotrain run digits.yaml --backend torch-ddp --set checkpoint.every_minutes=10 --max-restarts 3
   isotrain run digits.yaml --backend horovod-torch --json > events.jsonl""",
     add_arguments=_add_run_arguments,
+    module=__name__,
 )
 RESUME = Command(
     "resume",
-    "go on with a run",
-    "Goes on with a run in its own directory, from its newest checkpoint: also under another\n"
+    "continue a run from its newest checkpoint",
+    "Continues a run in its run directory, from its newest checkpoint: also under another\n"
     "backend, with another number of replicas or another strategy. What is computed stays the same.",
     """\
 examples:
@@ -154,12 +321,13 @@ examples:
   isotrain resume runs/digits-20260102-030405 --backend tf-multiworker --replicas 3
   isotrain resume runs/digits-20260102-030405 --set epochs=20 --max-restarts 3""",
     add_arguments=_add_resume_arguments,
+    module=__name__,
 )
 PLAN = Command(
     "plan",
     "show what a run would do",
-    "Resolves a run without training: who runs where, the collective that will really be used,\n"
-    "batches, learning rate, variables, exchanged bytes. With --diff, compares two of them.",
+    "Resolves a run without training: which rank runs where, the collective that will be used,\n"
+    "batches, learning rate, environment variables, exchanged bytes. With --diff, compares two plans.",
     """\
 examples:
   isotrain plan digits.yaml --backend torch-ddp --replicas 2
@@ -167,4 +335,5 @@ examples:
   isotrain plan digits.yaml --diff torch-ddp@2 tf-multiworker:ring@2
   isotrain plan digits.yaml --diff torch-ddp@2 'torch-ddp@2 local-sgd,every=8'""",
     add_arguments=_add_plan_arguments,
+    module=__name__,
 )

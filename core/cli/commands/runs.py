@@ -1,4 +1,4 @@
-"""The arguments of the commands that look at what runs have left, or leave while they go on."""
+"""`isotrain runs` and `isotrain logs`: run directories, and what ranks print."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ def runs(options: argparse.Namespace) -> None:
     """Lists runs."""
     from isotrain.core.launching.run_directory.run_listing import runs_in
 
-    found = [run.to_dict() for run in runs_in(options.folder)]
+    entries = [run.to_dict() for run in runs_in(options.folder)]
     if options.json:
-        print(json_page({"format": FORMAT, "runs": found}))
+        print(json_page({"format": FORMAT, "runs": entries}))
         return
     from isotrain.core.reporting import run_text
 
-    sys.stdout.write(run_text.runs(found))
+    sys.stdout.write(run_text.runs(entries))
 
 
 def logs(options: argparse.Namespace) -> None:
-    """Prints a log; with --json, one object for each line."""
-    for line in _lines(Path(options.run), options.rank, options.follow):
+    """Prints the log of a rank; with `--json`, one object per line."""
+    for line in _log_lines(Path(options.run), options.rank, options.follow):
         if options.json:
             line = Output(rank=options.rank, text=line).to_line().decode()
         else:
@@ -42,14 +42,14 @@ def logs(options: argparse.Namespace) -> None:
         sys.stdout.flush()
 
 
-def _lines(folder: Path, rank: int, follow: bool) -> Iterator[str]:
+def _log_lines(folder: Path, rank: int, follow: bool) -> Iterator[str]:
     from isotrain.core.launching.run_directory.pipes import LogTail
     from isotrain.core.launching.run_directory.run_directory import RunDirectory, rank_log
 
     directory = RunDirectory.reopen(folder)
     log = rank_log(directory.path, rank)
     if not log.exists():
-        _refuse(directory.path, rank)
+        _raise_no_log(directory.path, rank)
     tail = LogTail(log, from_start=True)
     while follow and directory.is_locked():
         yield from tail.lines()
@@ -57,11 +57,11 @@ def _lines(folder: Path, rank: int, follow: bool) -> Iterator[str]:
     yield from tail.rest()
 
 
-def _refuse(folder: Path, rank: int) -> None:
+def _raise_no_log(folder: Path, rank: int) -> None:
     names = (path.stem.removeprefix("rank-") for path in folder.glob("rank-*.log"))
-    listed = ", ".join(map(str, sorted(int(each) for each in names if each.isdecimal()))) or "none"
+    ranks = ", ".join(map(str, sorted(int(name) for name in names if name.isdecimal()))) or "none"
     raise IsotrainError(
-        f"--rank {rank}: {folder} has no output of this rank. Available: {listed}. What ranks print on"
+        f"--rank {rank}: {folder} has no output of this rank. Available: {ranks}. The logs of ranks on"
         " other hosts may be in a folder of that name there."
     )
 
@@ -72,39 +72,43 @@ def _add_runs_arguments(command: argparse.ArgumentParser) -> None:
         metavar="FOLDER",
         nargs="?",
         default="runs",
-        help="where the run directories are, or one of them (default: runs)",
+        help="folder of run directories, or one of them (default: runs)",
     )
 
 
 def _add_logs_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument("run", metavar="RUN", help="directory of the run")
     command.add_argument(
-        "--rank", type=non_negative_int, default=0, metavar="N", help="whose output (default: 0)"
+        "--rank",
+        type=non_negative_int,
+        default=0,
+        metavar="N",
+        help="rank whose log is printed (default: 0)",
     )
     command.add_argument(
-        "--follow", action="store_true", help="go on printing what comes, until the run has ended"
+        "--follow", action="store_true", help="keep printing new lines until the run has ended"
     )
 
 
 RUNS = Command(
     "runs",
-    "list runs and how far they came",
-    "Lists the runs whose directories are in a folder: what became of them, how far they came.",
+    "list runs with their outcome and progress",
+    "Lists the runs whose directories are in a folder: their outcome, and how far they came.",
     """\
 examples:
   isotrain runs
   isotrain runs /scratch/me/runs --json""",
     add_arguments=_add_runs_arguments,
-    module="isotrain.core.cli.commands.runs",
+    module=__name__,
 )
 LOGS = Command(
     "logs",
-    "print what a rank has printed",
-    "Prints what a rank of a run has printed, also while the run goes on.",
+    "print the log of a rank",
+    "Prints the log of a rank: all that it has printed, also while the run goes on.",
     """\
 examples:
   isotrain logs runs/digits-20260102-030405
   isotrain logs runs/digits-20260102-030405 --rank 3 --follow""",
     add_arguments=_add_logs_arguments,
-    module="isotrain.core.cli.commands.runs",
+    module=__name__,
 )
