@@ -103,7 +103,7 @@ def _watched(ranks: int, record: Path) -> Cost:
         port = str(door.getsockname()[1])
         command = [sys.executable, "-m", "benchmarks.watching", "--say", port]
         with subprocess.Popen([*command, "--ranks", str(ranks), "--record", str(record)]):
-            channels = [_channel(door.accept()[0], is_caller=False) for _ in range(ranks)]
+            channels = [_channel(door.accept()[0], is_client=False) for _ in range(ranks)]
             share, heard = (each / seconds for each in _heard(channels))
             return Cost(share, _memory() - before, heard)
 
@@ -114,9 +114,9 @@ def _memory() -> int:
     return found
 
 
-def _channel(connection: socket.socket, *, is_caller: bool) -> Channel:
-    """With a seal on each message, as in a joined run."""
-    return Channel(Connection(connection, MacPair.derive(b"watching", is_caller=is_caller)))
+def _channel(connection: socket.socket, *, is_client: bool) -> Channel:
+    """With a MAC on each message, as in the rendezvous."""
+    return Channel(Connection(connection, MacPair.derive(b"watching", is_client=is_client)))
 
 
 def _heard(channels: list[Channel]) -> tuple[float, int]:
@@ -141,7 +141,7 @@ def _heard(channels: list[Channel]) -> tuple[float, int]:
 def _say_all(port: int, ranks: int, streams: Sequence[Stream]) -> None:
     """The part of all other ranks."""
     door = "127.0.0.1", port
-    channels = [_channel(socket.create_connection(door), is_caller=True) for _ in range(ranks)]
+    channels = [_channel(socket.create_connection(door), is_client=True) for _ in range(ranks)]
     threading.Thread(target=_drop, args=(channels,), daemon=True).start()
     pace = HeartbeatInterval.of(ranks, _SILENCE).min_seconds
     sayings = sorted(

@@ -20,7 +20,8 @@ from isotrain.core.parameter_server.worker_pool import (
     report_lost_worker,
 )
 from isotrain.core.system.process import poll_readable
-from isotrain.core.transport.connection import Connection, ConnectionLostError, encode_tree
+from isotrain.core.transport.codec import encode_tree
+from isotrain.core.transport.connection import Connection, ConnectionLostError
 from isotrain.core.transport.server import AuthenticatedServer
 
 _POLL_SECONDS = 0.1

@@ -18,7 +18,8 @@ from isotrain.core.parameter_server.flat_state import (
     read_parts,
     write_parts,
 )
-from isotrain.core.transport.connection import Connection, ConnectionLostError, connect, decode_tree
+from isotrain.core.transport.codec import decode_tree
+from isotrain.core.transport.connection import Connection, ConnectionLostError, connect
 
 _EVERYTHING = (*WEIGHTS, *STATISTICS)
 

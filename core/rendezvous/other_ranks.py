@@ -18,7 +18,6 @@ from isotrain.core.contracts.events import Failed, Heartbeat
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import IsotrainError, PeerLostError
-from isotrain.core.launching.run_directory.return_values import decode_value, encode_value
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.failure_diagnosis import whereabouts
 from isotrain.core.rendezvous.heartbeat import HeartbeatInterval, sigterm_as_exception
@@ -29,6 +28,7 @@ from isotrain.core.rendezvous.worker_group import WorkerGroup
 from isotrain.core.rendezvous.worker_thread import END_SECONDS, WorkerThread
 from isotrain.core.system.process import environ_set, exit_after_failure
 from isotrain.core.transport.channel import Channel
+from isotrain.core.transport.codec import decode_value, encode_value
 
 _LOOK_SECONDS = 0.1
 _HEARTBEAT = f'{{"event": "{Heartbeat.kind}"'.encode()

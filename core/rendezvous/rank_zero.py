@@ -12,7 +12,6 @@ from typing import Any
 from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.process import runs_the_loop
-from isotrain.core.launching.run_directory.return_values import encode_value
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.rendezvous.crash_output import faulthandler_enabled
@@ -25,6 +24,7 @@ from isotrain.core.rendezvous.worker_thread import END_SECONDS, WorkerThread
 from isotrain.core.system.process import environ_set, exit_after_failure
 from isotrain.core.system.standard_streams import enlarge_pipe
 from isotrain.core.transport.channel import Channel
+from isotrain.core.transport.codec import encode_value
 
 _STDOUT = 1
 """Whatever has been put in the place of `sys.stdout`."""

@@ -14,11 +14,11 @@ from typing import Any
 from isotrain.core.contracts.events import Failed, Heartbeat, read_event
 from isotrain.core.contracts.process import Peer
 from isotrain.core.contracts.reporter import Status
-from isotrain.core.launching.run_directory.return_values import decode_value
 from isotrain.core.launching.run_directory.run_directory import rank_log
 from isotrain.core.rendezvous.local_reporter import LocalReporter
 from isotrain.core.system.process_activity import activity, activity_of_bytes, waits
 from isotrain.core.transport.channel import Channel
+from isotrain.core.transport.codec import decode_value
 
 _SIGN_OF_LIFE = Heartbeat().to_line()
 _FAILED = f'"{Failed.kind}"'.encode()

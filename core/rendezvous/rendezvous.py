@@ -223,13 +223,14 @@ class RendezvousHost(Rendezvous):
         return (
             f"rank {absent} of {self.place.world_size} never came to {self._welcome.location}, in"
             f" {self.seconds:g} s (timeouts.start). Was it started, can its host reach this one there, and"
-            f" has it the same key? {self._welcome.refused} callers were turned away. {claim(self.place)}"
+            f" has it the same key? {self._welcome.rejected_clients} clients were rejected."
+            f" {claim(self.place)}"
         )
 
     def reachable_address(self, told: Sequence[Facts]) -> str:
         """The own address by which the others have called, those on other hosts above all."""
         others = [rank for rank in self.channels if told[rank]["host"] != told[0]["host"]]
-        return self.channels[min(others)].here if others else LOCALHOST
+        return self.channels[min(others)].local_address if others else LOCALHOST
 
     def fail(self, error: BaseException) -> None:
         message = as_message(error)

@@ -217,7 +217,7 @@ def rendezvous(
     """
     if port is not None:
         require_port(port)
-    terms = EncryptionOffer.of(os.environ.get(TLS_VARIABLE, ""))
+    terms = EncryptionOffer.from_folder(os.environ.get(TLS_VARIABLE, ""))
     given = plugin_manager().environment(place.environment).secret(os.environ)
     own = shared_secret(place, os.environ, given, is_certified=bool(terms.folder))
     key = RunKey.of(place, own, next(_numbers))
@@ -301,7 +301,7 @@ def _own_address(meeting: Rendezvous, interface: str) -> str:
     chosen = interfaces.interface_address(interface)
     if chosen is not None:
         return chosen
-    return meeting.channel.here if isinstance(meeting, RendezvousClient) else ""
+    return meeting.channel.local_address if isinstance(meeting, RendezvousClient) else ""
 
 
 def _reached_at(meeting: Rendezvous, interface: str) -> Callable[[Sequence[Facts]], str]:

@@ -1,10 +1,14 @@
-"""HMAC challenge-response: both ends of a connection prove that they have the run's key.
+"""HMAC challenge-response: client and server each prove that they have the run's key.
 
-The coordinator greets each caller with a challenge. The caller answers with its rank, its terms (whether it
-encrypts), a challenge of its own and a proof; whoever cannot is told nothing more. Then the coordinator tells
-its terms, and confirms that it has the key too. A proof is the HMAC-SHA256 of all that was said before: the
-key itself never travels, and what was overheard proves nothing later. Every message has a fixed length, so
-nobody can announce a long one.
+The server (rank 0, or the coordinator of a parameter-server run) sends each client a random challenge. The
+client answers with its rank, its encryption offer, a challenge of its own and a proof; a client without the
+key gets no reply. Then the server sends its own encryption offer and its own proof. A proof is the
+HMAC-SHA256 of all bytes sent before: the key itself never travels, and a recorded proof is worthless later.
+Every message has a fixed length, so nobody can announce a long one.
+
+Compare `deliver_challenge` and `answer_challenge` of `multiprocessing.connection`, the same protocol in the
+standard library. Its `Listener.accept` blocks until one client has answered; here no client delays another
+one, and both the rank and the encryption offer are authenticated.
 """
 
 from __future__ import annotations
@@ -15,82 +19,86 @@ import struct
 
 from isotrain.core.transport.encryption import OFFER_BYTES, EncryptionOffer
 
-_CHALLENGE_BYTES = 32
+CHALLENGE_BYTES = 32
 _PROOF_BYTES = 32
-_OPENING = b"isotrain parameter-server run 1\n"
-"""With it an answer begins; most who call by mistake are known by their first byte."""
-_PLAIN = EncryptionOffer()
+_MAGIC = b"isotrain parameter-server run 1\n"
+"""First bytes of every answer; most clients of another protocol differ in their first byte."""
+_NO_ENCRYPTION = EncryptionOffer()
 _RANK = struct.Struct("!I")
 
-GREETING_BYTES = _CHALLENGE_BYTES
-ANSWER_BYTES = len(_OPENING) + _RANK.size + OFFER_BYTES + _CHALLENGE_BYTES + _PROOF_BYTES
+ANSWER_BYTES = len(_MAGIC) + _RANK.size + OFFER_BYTES + CHALLENGE_BYTES + _PROOF_BYTES
 CONFIRMATION_BYTES = OFFER_BYTES + _PROOF_BYTES
 ACCEPTANCE_BYTES = _PROOF_BYTES
 
 
-def greet() -> bytes:
-    """What the coordinator says first, to each caller something else."""
-    return secrets.token_bytes(_CHALLENGE_BYTES)
+def new_challenge() -> bytes:
+    """The server's challenge, the first message: random bytes, new for each client."""
+    return secrets.token_bytes(CHALLENGE_BYTES)
 
 
-def answer_to(greeting: bytes, key: bytes, rank: int, terms: EncryptionOffer = _PLAIN) -> bytes:
-    """What the caller of this rank answers."""
-    challenge = secrets.token_bytes(_CHALLENGE_BYTES)
-    claim = _OPENING + _RANK.pack(rank) + terms.to_bytes() + challenge
-    return claim + _proof(key, b"caller", greeting + claim)
+def answer_challenge(
+    challenge: bytes, key: bytes, rank: int, offer: EncryptionOffer = _NO_ENCRYPTION
+) -> bytes:
+    """The client's answer: its rank, encryption offer, own challenge, and proof of the key."""
+    own_challenge = secrets.token_bytes(CHALLENGE_BYTES)
+    claim = _MAGIC + _RANK.pack(rank) + offer.to_bytes() + own_challenge
+    return claim + _proof(key, b"caller", challenge + claim)
 
 
-def may_become_answer(begun: bytes) -> bool:
-    """Whether an answer can begin like this."""
-    return _OPENING.startswith(begun[: len(_OPENING)])
+def is_answer_prefix(received: bytes) -> bool:
+    """Whether an answer can begin with these bytes."""
+    return _MAGIC.startswith(received[: len(_MAGIC)])
 
 
-def proven_rank(greeting: bytes, answer: bytes, key: bytes) -> int | None:
-    """The rank of the caller that gave a whole answer; None unless it has the key."""
+def verify_answer(challenge: bytes, answer: bytes, key: bytes) -> int | None:
+    """The rank of the client that sent this complete answer; None if its proof is wrong."""
     claim, proof = answer[:-_PROOF_BYTES], answer[-_PROOF_BYTES:]
-    if not hmac.compare_digest(proof, _proof(key, b"caller", greeting + claim)):
+    if not hmac.compare_digest(proof, _proof(key, b"caller", challenge + claim)):
         return None
-    rank: int = _RANK.unpack_from(claim, len(_OPENING))[0]
+    rank: int = _RANK.unpack_from(claim, len(_MAGIC))[0]
     return rank
 
 
-def offer_of(answer: bytes) -> EncryptionOffer:
-    """What a caller that has proved its rank has said of encrypting."""
-    start = len(_OPENING) + _RANK.size
+def offer_in_answer(answer: bytes) -> EncryptionOffer:
+    """The client's encryption offer, from a verified answer."""
+    start = len(_MAGIC) + _RANK.size
     return EncryptionOffer.from_bytes(answer[start : start + OFFER_BYTES])
 
 
-def confirm(greeting: bytes, answer: bytes, key: bytes, terms: EncryptionOffer = _PLAIN) -> bytes:
-    """What the coordinator says last, to a caller that has the key."""
-    told = terms.to_bytes()
-    return told + _proof(key, b"coordinator", greeting + answer + told)
+def confirm_answer(
+    challenge: bytes, answer: bytes, key: bytes, offer: EncryptionOffer = _NO_ENCRYPTION
+) -> bytes:
+    """The server's last message, to a verified client: its encryption offer and proof of the key."""
+    encoded_offer = offer.to_bytes()
+    return encoded_offer + _proof(key, b"coordinator", challenge + answer + encoded_offer)
 
 
-def confirmed(
-    confirmation: bytes, greeting: bytes, answer: bytes, key: bytes
+def verify_confirmation(
+    confirmation: bytes, challenge: bytes, answer: bytes, key: bytes
 ) -> EncryptionOffer | None:
-    """The coordinator's terms; None unless it has the key."""
-    told, proof = confirmation[:OFFER_BYTES], confirmation[OFFER_BYTES:]
-    if not hmac.compare_digest(proof, _proof(key, b"coordinator", greeting + answer + told)):
+    """The server's encryption offer; None if its proof is wrong."""
+    encoded_offer, proof = confirmation[:OFFER_BYTES], confirmation[OFFER_BYTES:]
+    expected = _proof(key, b"coordinator", challenge + answer + encoded_offer)
+    if not hmac.compare_digest(proof, expected):
         return None
-    return EncryptionOffer.from_bytes(told)
+    return EncryptionOffer.from_bytes(encoded_offer)
 
 
-def session(greeting: bytes, answer: bytes, key: bytes) -> bytes:
-    """What from now on only these two know, of this connection alone."""
-    return _proof(key, b"session", greeting + answer)
+def session_key(challenge: bytes, answer: bytes, key: bytes) -> bytes:
+    """A secret of this connection, which only its two ends can compute."""
+    return _proof(key, b"session", challenge + answer)
 
 
-def bound(session: bytes, binding: bytes) -> bytes:
-    """The same of an encrypted connection: somebody in between has two, and another one of each."""
-    return _proof(session, b"encrypted", binding)
+def bind_to_tls(session: bytes, channel_binding: bytes) -> bytes:
+    """Session key of an encrypted connection: an attacker in between has two TLS connections, and fails."""
+    return _proof(session, b"encrypted", channel_binding)
 
 
 def acceptance(session: bytes) -> bytes:
-    """What the coordinator says first, once it has accepted the certificate of a caller that encrypts."""
+    """First message of the server inside TLS: it has accepted the client's certificate."""
     return _proof(session, b"welcome", b"")
 
 
-def _proof(key: bytes, role: bytes, said: bytes) -> bytes:
-    """Another one for each side, so that neither can give the other's back."""
-    return hmac.digest(key, role + b"\n" + said, "sha256")
+def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:
+    """HMAC-SHA256 of the bytes so far; differs by role, so that neither end can replay the other's."""
+    return hmac.digest(key, role + b"\n" + transcript, "sha256")

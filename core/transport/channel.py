@@ -1,4 +1,4 @@
-"""The line between rank 0 and another process of a joined run."""
+"""Connection between rank 0 and another rank, when the processes were started from outside."""
 
 from __future__ import annotations
 
@@ -15,76 +15,81 @@ from isotrain.core.transport.message_reader import Message
 
 _SEND_SECONDS = 5.0
 _FINISH_SECONDS = 1.0
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 
 
 class Channel:
-    """Sends from any thread, and receives in one. What cannot be sent any more is dropped: who reads notices.
+    """A message channel: any thread may send, one thread receives.
+
+    Messages to a lost peer are dropped silently: the receiving thread notices the loss.
 
     Attributes:
-        here: The address of this end.
+        local_address: IP address of this end.
     """
 
-    def __init__(self, wire: Connection) -> None:
-        wire.limit_sending(_SEND_SECONDS)
-        self.here = wire.here
-        self._wire = wire
-        self._inbox = wire.reader()
+    def __init__(self, connection: Connection) -> None:
+        connection.limit_sending(_SEND_SECONDS)
+        self.local_address = connection.local_address
+        self._connection = connection
+        self._reader = connection.reader()
         self._lock = threading.Lock()
         self._unread: list[Message] = []
 
     def fileno(self) -> int:
-        """For selectors."""
-        return self._wire.fileno()
+        """File descriptor, for selectors."""
+        return self._connection.fileno()
 
     def send(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-        """Sends one message, if the other end is still there.
+        """Sends one message; drops it if the other end is gone.
+
+        Args:
+            header: JSON values.
+            arrays: Arrays of any shapes and dtypes.
 
         Raises:
-            IsotrainError: It is too long.
+            IsotrainError: The header is too long.
         """
         with self._lock:
             try:
-                self._wire.send(header, arrays)
-            except (
-                ConnectionLostError
-            ):  # a part of it may be there: what followed would be taken for the rest
-                self._wire.shutdown()
+                self._connection.send(header, arrays)
+            except ConnectionLostError:
+                # a part may have been sent: the peer would take the next message for the rest
+                self._connection.shutdown()
 
     @property
     def received(self) -> int:
-        """Bytes that have come in so far."""
-        return self._inbox.received
+        """Bytes received so far."""
+        return self._reader.received
 
     def read(self) -> list[Message] | None:
-        """The messages that have come, without waiting; None when no more will."""
+        """The received messages, without waiting; None at the end of the stream."""
         unread, self._unread = self._unread, []
         try:
-            new = self._inbox.read()
-        except (ValueError, KeyError, TypeError):  # nobody here says that
+            new = self._reader.read()
+        except (ValueError, KeyError, TypeError):  # not a message of this protocol
             new = None
         return None if new is None and not unread else [*unread, *(new or ())]
 
     def put_back(self, messages: Sequence[Message]) -> None:
-        """Has these come again, before all others."""
+        """Returns messages to the front of the queue of unread messages."""
         self._unread = [*messages, *self._unread]
 
     def wait(self, seconds: float) -> Message | None:
-        """Waits for the next message; None where the other end is gone, or says nothing for so long."""
+        """Waits for the next message; None if the other end is gone, or sends nothing for so long."""
         deadline = time.monotonic() + seconds
         while True:
             messages = self.read()
             if messages is None:
                 return None
             if messages:
-                first, *others = messages
-                self.put_back(others)
+                first, *rest = messages
+                self.put_back(rest)
                 return first
             if not poll_readable([self.fileno()], max(0.0, deadline - time.monotonic())):
                 return None
 
     def has_gone(self, seconds: float) -> bool:
-        """Whether the other end has gone without a word, or goes within so many seconds."""
+        """Whether the other end has closed without a message, or does within so many seconds."""
         if not self._unread and poll_readable([self.fileno()], seconds):
             messages = self.read()
             self.put_back(messages or ())
@@ -92,39 +97,39 @@ class Channel:
         return False
 
     def await_end(self, seconds: float) -> None:
-        """Returns when the other end will say no more, or after so many seconds; drops what it says."""
+        """Reads and drops messages until the end of the stream, for at most so many seconds."""
         deadline = time.monotonic() + seconds
         while self.read() is not None:
-            left = deadline - time.monotonic()
-            if left < 0 or not poll_readable([self.fileno()], left):
+            remaining = deadline - time.monotonic()
+            if remaining < 0 or not poll_readable([self.fileno()], remaining):
                 return
 
     def shutdown(self) -> None:
-        """Lets nothing through any more, from either end."""
-        self._wire.shutdown()
+        """Closes both directions, and keeps the descriptor; both ends notice at once."""
+        self._connection.shutdown()
 
     def close(self) -> None:
-        """Ends it; the other end notices at once."""
-        self._wire.close()
+        """Closes the connection; the other end notices at once."""
+        self._connection.close()
 
     def shutdown_write(self) -> None:
-        """Lets the other end know that nothing will follow what was sent."""
-        self._wire.shutdown_write()
+        """Closes the sending direction: the other end reads what was sent, then the end of the stream."""
+        self._connection.shutdown_write()
 
 
 def finish(channels: Iterable[Channel], seconds: float = _FINISH_SECONDS) -> None:
-    """Ends channels once all that was sent is read at their other ends, or after so many seconds.
+    """Closes channels once their other ends have read all messages, after so many seconds in any case.
 
-    To close one with something unread in it would make the system take back what was sent last.
+    Closing a socket with unread input would discard the messages sent last (TCP reset).
     """
-    left = list(channels)
-    for channel in left:
+    unfinished = list(channels)
+    for channel in unfinished:
         channel.shutdown_write()
     deadline = time.monotonic() + seconds
-    while left and time.monotonic() < deadline:
-        for channel in [each for each in left if each.read() is None]:
+    while unfinished and time.monotonic() < deadline:
+        for channel in [each for each in unfinished if each.read() is None]:
             channel.close()
-            left.remove(channel)
-        time.sleep(_LOOK_SECONDS)
-    for channel in left:
+            unfinished.remove(channel)
+        time.sleep(_POLL_SECONDS)
+    for channel in unfinished:
         channel.close()

@@ -1,4 +1,4 @@
-"""How a caller comes to a connection whose messages are sealed, and encrypted where both ends want that."""
+"""Client side of the handshake: challenge-response, then TLS if both ends offer it, then MACs."""
 
 from __future__ import annotations
 
@@ -18,97 +18,99 @@ if TYPE_CHECKING:
 
 _CHUNK = 1 << 16
 _RECORD_HEADER = 5
-"""Bytes of TLS before each record; the last two are its length."""
+"""Bytes of a TLS record header; the last two are the record's length."""
 
 
 def client_handshake(
-    connection: socket.socket, key: bytes, rank: int, terms: EncryptionOffer
+    connection: socket.socket, key: bytes, rank: int, offer: EncryptionOffer
 ) -> Connection | None:
-    """Calls rank 0; None where that hung up.
+    """Connects this process to rank 0 over an open socket.
 
     Args:
-        connection: To it; its timeout is the longest that each answer may take.
-        key: Of the run.
-        rank: Of this process.
-        terms: Of this process.
+        connection: Socket to rank 0; its timeout limits each wait for a reply.
+        key: Secret key of the run.
+        rank: Rank of this process.
+        offer: Encryption offer of this process.
+
+    Returns:
+        The authenticated connection; None if rank 0 closed it first.
 
     Raises:
-        PlanError: It is rank 0, and the two cannot talk: one encrypts and the other does not, or the one does
-            not trust the other.
-        ConnectionLostError: It is no rank 0 of this run.
+        PlanError: The encryption offers do not match, or one end rejects the other's certificate.
+        ConnectionLostError: The server is not rank 0 of this run.
     """
-    met = authenticate(connection, key, rank, terms)
-    if met is None:
+    authenticated = authenticate(connection, key, rank, offer)
+    if authenticated is None:
         return None
-    session, theirs = met
-    why = mismatch(rank, terms, theirs)
-    if why:
-        raise PlanError(why)
-    if terms.tls is None:
-        return Connection(connection, MacPair.derive(session, is_caller=True))
-    tls = _encrypting(connection, terms.tls, rank)
-    return None if tls is None else _welcomed(connection, tls, session, rank)
+    session, server_offer = authenticated
+    problem = mismatch(rank, offer, server_offer)
+    if problem:
+        raise PlanError(problem)
+    if offer.tls is None:
+        return Connection(connection, MacPair.derive(session, is_client=True))
+    endpoint = _tls_handshake(connection, offer.tls, rank)
+    return None if endpoint is None else _await_acceptance(connection, endpoint, session, rank)
 
 
-def _encrypting(connection: socket.socket, own: Tls, rank: int) -> TlsEndpoint | None:
-    """This end, after the handshake."""
-    tls = own.begin(is_caller=True)
-    heard = b""
+def _tls_handshake(connection: socket.socket, tls: Tls, rank: int) -> TlsEndpoint | None:
+    """This end of the TLS connection; None if rank 0 closed it."""
+    endpoint = tls.new_endpoint(is_client=True)
+    received = b""
     with contextlib.suppress(OSError):
         while True:
-            connection.sendall(tls.do_handshake(heard))
-            if tls.problem:
-                _part(connection)
-                raise PlanError(certificate_rejected(rank, 0, tls.problem))
-            if tls.is_ready:
-                return tls
-            heard = _record(connection)
+            connection.sendall(endpoint.do_handshake(received))
+            if endpoint.problem:
+                _await_close(connection)
+                raise PlanError(certificate_rejected(rank, 0, endpoint.problem))
+            if endpoint.is_ready:
+                return endpoint
+            received = _receive_record(connection)
     return None
 
 
-def _welcomed(
+def _await_acceptance(
     connection: socket.socket, tls: TlsEndpoint, session: bytes, rank: int
 ) -> Connection | None:
-    """The connection, once rank 0 has said that it accepts this process's certificate."""
-    session = auth.bound(session, tls.binding)
-    heard = b""
+    """The connection, once rank 0 has accepted this process's certificate; None if rank 0 closed it."""
+    session = auth.bind_to_tls(session, tls.channel_binding)
+    received = b""
     try:
-        while len(heard) < auth.ACCEPTANCE_BYTES:
-            heard += tls.decrypted(_record(connection))
+        while len(received) < auth.ACCEPTANCE_BYTES:
+            received += tls.decrypted(_receive_record(connection))
     except OSError as error:
         if tls.problem:
             raise PlanError(certificate_rejected(rank, 0, tls.problem)) from error
         return None
-    if not hmac.compare_digest(heard, auth.acceptance(session)):
+    if not hmac.compare_digest(received, auth.acceptance(session)):
         raise ConnectionLostError(
-            "somebody sits between this process and who listens there, and reads along"
+            "a third party between this process and the server there decrypts the connection"
         )
-    return Connection(connection, MacPair.derive(session, is_caller=True), tls)
+    return Connection(connection, MacPair.derive(session, is_client=True), tls)
 
 
-def _part(connection: socket.socket) -> None:
-    """Waits until rank 0 has heard the last word: what is closed with something unread takes that back."""
+def _await_close(connection: socket.socket) -> None:
+    """Waits until rank 0 has read the alert: closing a socket with unread input would discard it (RST)."""
     with contextlib.suppress(OSError):
         connection.shutdown(socket.SHUT_WR)
         while connection.recv(_CHUNK):
             pass
 
 
-def _record(connection: socket.socket) -> bytes:
-    """The next record, and nothing of what follows: that is for those who wait for messages.
+def _receive_record(connection: socket.socket) -> bytes:
+    """The next TLS record, and no byte after it: the rest belongs to the `MessageReader`.
 
     Raises:
-        OSError: The other end hung up.
+        OSError: The other end closed the connection.
     """
-    header = _exactly(connection, _RECORD_HEADER)
-    return header + _exactly(connection, int.from_bytes(header[-2:], "big"))
+    header = _receive_exactly(connection, _RECORD_HEADER)
+    return header + _receive_exactly(connection, int.from_bytes(header[-2:], "big"))
 
 
-def _exactly(connection: socket.socket, count: int) -> bytes:
-    found = b""
-    while len(found) < count:
-        part = connection.recv(count - len(found))
+def _receive_exactly(connection: socket.socket, count: int) -> bytes:
+    received = b""
+    while len(received) < count:
+        part = connection.recv(count - len(received))
         if not part:
             raise ConnectionResetError
-        found += part
-    return found
+        received += part
+    return received

@@ -1,4 +1,4 @@
-"""Messages between processes of a run: a JSON header and arrays over TCP, without pickle."""
+"""Framed messages between processes of a run: a JSON header and NumPy arrays over TCP, without pickle."""
 
 from __future__ import annotations
 
@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isotrain.core.contracts.process import ServerConnection
-from isotrain.core.data.pytree import Weighted
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.transport import auth
 from isotrain.core.transport.encryption import EncryptionOffer
@@ -29,49 +28,53 @@ if TYPE_CHECKING:
     from isotrain.core.transport.tls import TlsEndpoint
 
 _RETRY_SECONDS = 0.05
-_PLAIN = EncryptionOffer()
+_NO_ENCRYPTION = EncryptionOffer()
 
 
 class ConnectionLostError(PeerLostError):
-    """The other end is gone, or says what nobody says here."""
+    """The other end is gone, or does not follow the protocol."""
 
 
 class Connection:
-    """One connection, to send and receive messages whole."""
+    """A connection that sends and receives whole messages."""
 
     def __init__(
         self,
         connection: socket.socket,
-        seals: MacPair | None = None,
+        macs: MacPair | None = None,
         tls: TlsEndpoint | None = None,
     ) -> None:
-        """Takes a connection.
+        """Wraps a socket.
 
         Args:
-            connection: On which both ends have proved that they have the key.
-            seals: Of its messages; None: they have none.
-            tls: Encrypts it; None: nothing does.
+            connection: Authenticated socket: both ends have proved that they have the key.
+            macs: MACs of its messages; None: messages have no MAC.
+            tls: TLS endpoint that encrypts it; None: it is not encrypted.
         """
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
-        self._seals = seals
+        self._macs = macs
         self._tls = tls
-        self._limit = UNAUTHENTICATED_LIMIT if seals is None else HEADER_LIMIT
+        self._limit = UNAUTHENTICATED_LIMIT if macs is None else HEADER_LIMIT
 
     def fileno(self) -> int:
-        """For selectors."""
+        """File descriptor, for selectors."""
         return self._socket.fileno()
 
     def send(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-        """Sends one message.
+        """Sends one message; blocks until the socket has taken all of it.
+
+        Args:
+            header: JSON values.
+            arrays: Arrays of any shapes and dtypes.
 
         Raises:
             ConnectionLostError: The other end is gone.
-            IsotrainError: The header is longer than the other end would take; nothing was sent.
+            IsotrainError: The header is longer than the limit; nothing was sent.
         """
         kinds = [
             [array.dtype.str, array.shape] for array in arrays
-        ]  # before a number becomes a row
+        ]  # before ascontiguousarray gives a scalar one dimension
         arrays = [np.ascontiguousarray(array) for array in arrays]
         text = json.dumps({**header, "arrays": kinds}).encode()
         if len(text) > self._limit:
@@ -81,85 +84,88 @@ class Connection:
             )
         views = [array.reshape(-1).view(np.uint8).data for array in arrays if array.size]
         parts: list[bytes | memoryview] = [LENGTH.pack(len(text)) + text, *views]
-        if self._seals is not None:
-            parts.append(self._seals.sending.of(parts))
-        with _told(OSError):
+        if self._macs is not None:
+            parts.append(self._macs.sending.compute(parts))
+        with _as_connection_lost(OSError):
             for part in parts:
-                self._put(part)
+                self._send_bytes(part)
 
-    def _put(self, part: Bytes) -> None:
-        for piece in [part] if self._tls is None else self._tls.encrypted(part):
-            self._socket.sendall(piece)
+    def _send_bytes(self, part: Bytes) -> None:
+        for chunk in [part] if self._tls is None else self._tls.encrypted(part):
+            self._socket.sendall(chunk)
 
     def receive(self) -> tuple[dict[str, Any], list[np.ndarray]]:
-        """Waits for one message: its header and its arrays.
+        """Waits for one message, on a connection without MACs.
+
+        Returns:
+            Its header, and its arrays with the shapes and dtypes that were sent.
 
         Raises:
             ConnectionLostError: The other end is gone.
         """
-        assert self._seals is None, "sealed messages are read by the inbox"
-        with _told(OSError, ValueError, KeyError, TypeError):
-            header = json.loads(self._receive_text())
+        assert self._macs is None, "messages with a MAC are read by MessageReader"
+        with _as_connection_lost(OSError, ValueError, KeyError, TypeError):
+            header = json.loads(self._receive_header())
             arrays = [np.empty(shape, np.dtype(kind)) for kind, shape in header.pop("arrays")]
             for array in arrays:
                 if array.size:
-                    _fill(array.reshape(-1).view(np.uint8).data, self._socket)
+                    _receive_into(array.reshape(-1).view(np.uint8).data, self._socket)
         return header, arrays
 
-    def _receive_text(self) -> bytes:
+    def _receive_header(self) -> bytes:
         (length,) = LENGTH.unpack(_receive_exactly(self._socket, LENGTH.size))
         if length > self._limit:
             raise ConnectionLostError(
-                f"a message of {length} bytes was announced, at most {self._limit} are right"
+                f"expected a message header of at most {self._limit} bytes, received a length of {length}"
             )
         return _receive_exactly(self._socket, length)
 
     @property
-    def here(self) -> str:
-        """The address of this end."""
+    def local_address(self) -> str:
+        """IP address of this end."""
         return str(self._socket.getsockname()[0])
 
     def reader(self) -> MessageReader:
-        """What comes in, to be read without waiting, and not by `receive` any more."""
-        seal = None if self._seals is None else self._seals.receiving
-        return MessageReader(self._socket, seal, self._tls)
+        """Non-blocking reader of this connection; do not call `receive` beside it."""
+        mac = None if self._macs is None else self._macs.receiving
+        return MessageReader(self._socket, mac, self._tls)
 
     def limit_sending(self, seconds: float) -> None:
-        """Has `send` give up when the other end takes nothing in for so long."""
+        """Sets the send timeout (SO_SNDTIMEO): `send` fails if the other end reads nothing for so long."""
         limit = struct.pack("ll", int(seconds), int(seconds % 1 * 1e6))
         self._socket.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
 
     def shutdown_write(self) -> None:
-        """Lets the other end read what was sent, and then notice that nothing will follow."""
+        """Closes the sending direction: the other end reads what was sent, then the end of the stream."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_WR)
 
     def shutdown(self) -> None:
-        """Lets nothing through any more; both ends notice at once."""
+        """Closes both directions, and keeps the descriptor; both ends notice at once."""
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
 
     def close(self) -> None:
-        """Ends the connection; the other end notices at once."""
+        """Closes the connection; the other end notices at once."""
         self.shutdown()
         self._socket.close()
 
 
 @contextlib.contextmanager
-def _told(*kinds: type[Exception]) -> Iterator[None]:
+def _as_connection_lost(*error_types: type[Exception]) -> Iterator[None]:
     try:
         yield
-    except kinds as error:
+    except error_types as error:
         raise ConnectionLostError(f"its connection failed: {error}") from error
 
 
 def _receive_exactly(connection: socket.socket, length: int) -> bytes:
     data = bytearray(length)
-    _fill(memoryview(data), connection)
+    _receive_into(memoryview(data), connection)
     return bytes(data)
 
 
-def _fill(view: memoryview, connection: socket.socket) -> None:
+def _receive_into(view: memoryview, connection: socket.socket) -> None:
     while view:
         count = connection.recv_into(view)
         if not count:
@@ -168,37 +174,37 @@ def _fill(view: memoryview, connection: socket.socket) -> None:
 
 
 def connect(server_connection: ServerConnection) -> Connection:
-    """Connects to the coordinator as soon as it listens; the launcher ends whom it leaves waiting.
+    """Connects to the coordinator of a parameter-server run as soon as it listens.
 
-    A caller that is too slow to answer is dropped, so it calls again while the coordinator listens, for
-    as long as that waits for its workers.
+    Waits without a limit until it listens: the launcher ends processes that wait in vain. The coordinator
+    drops a client that answers too slowly, so the client retries for `start_timeout` seconds.
 
     Args:
-        server_connection: Of the process that connects; tells where to, with which key, and as which rank.
+        server_connection: Address, key and rank to connect with.
 
     Raises:
         ConnectionLostError: The coordinator has another key, or is gone.
     """
-    connection = _reached(server_connection.server_address)
+    connection = _connect_when_listening(server_connection.server_address)
     deadline = time.monotonic() + server_connection.start_timeout
     try:
         while not authenticate(connection, server_connection.key, server_connection.context.rank):
             connection.close()
             if time.monotonic() > deadline:
                 raise ConnectionLostError(
-                    f"it let nobody in for {server_connection.start_timeout:g} s"
+                    f"it accepted no client for {server_connection.start_timeout:g} s"
                 )
             time.sleep(_RETRY_SECONDS)
             connection = socket.create_connection(server_connection.server_address)
     except (ConnectionLostError, OSError) as error:
         connection.close()
         raise ConnectionLostError(
-            f"the coordinator at {server_connection.server_address} is gone, or of another run"
+            f"the coordinator at {server_connection.server_address} is gone, or belongs to another run"
         ) from error
     return Connection(connection)
 
 
-def _reached(address: tuple[str, int]) -> socket.socket:
+def _connect_when_listening(address: tuple[str, int]) -> socket.socket:
     while True:
         try:
             return socket.create_connection(address)
@@ -207,57 +213,30 @@ def _reached(address: tuple[str, int]) -> socket.socket:
 
 
 def authenticate(
-    connection: socket.socket, key: bytes, rank: int, terms: EncryptionOffer = _PLAIN
+    connection: socket.socket, key: bytes, rank: int, offer: EncryptionOffer = _NO_ENCRYPTION
 ) -> tuple[bytes, EncryptionOffer] | None:
-    """Proves that this process has the key; None where the other end hung up before that was done.
+    """The client's side of the challenge-response (`auth`), with rank 0 as the server.
 
     Args:
-        connection: To rank 0.
-        key: Of the run.
-        rank: Of this process.
-        terms: Of this process.
+        connection: Socket to rank 0.
+        key: Secret key of the run.
+        rank: Rank of this process.
+        offer: Encryption offer of this process.
 
     Returns:
-        What only both ends know of this connection, and the terms of rank 0.
+        The session key and the encryption offer of rank 0; None if rank 0 closed the connection first.
 
     Raises:
-        ConnectionLostError: It is no rank 0 of this run.
+        ConnectionLostError: The server does not have the run's key.
     """
     try:
-        greeting = _receive_exactly(connection, auth.GREETING_BYTES)
-        answer = auth.answer_to(greeting, key, rank, terms)
+        challenge = _receive_exactly(connection, auth.CHALLENGE_BYTES)
+        answer = auth.answer_challenge(challenge, key, rank, offer)
         connection.sendall(answer)
         confirmation = _receive_exactly(connection, auth.CONFIRMATION_BYTES)
     except (ConnectionLostError, OSError):
         return None
-    found = auth.confirmed(confirmation, greeting, answer, key)
-    if found is None:
-        raise ConnectionLostError("who listens there has another key")
-    return auth.session(greeting, answer, key), found
-
-
-def encode_tree(tree: Any, arrays: list[np.ndarray]) -> Any:
-    """A tree of arrays as plain JSON values; its arrays are appended to `arrays`."""
-    if isinstance(tree, Weighted):
-        return {"weighted": [encode_tree(part, arrays) for part in tree]}
-    if isinstance(tree, tuple):
-        return {"tuple": [encode_tree(part, arrays) for part in tree]}
-    if isinstance(tree, dict):
-        return {"dict": [[name, encode_tree(part, arrays)] for name, part in tree.items()]}
-    if tree is None:
-        return None
-    arrays.append(np.asarray(tree))
-    return len(arrays) - 1
-
-
-def decode_tree(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
-    """The tree of which `encode_tree` made these."""
-    if plain is None:
-        return None
-    if isinstance(plain, int):
-        return arrays[plain]
-    if "weighted" in plain:
-        return Weighted(*(decode_tree(part, arrays) for part in plain["weighted"]))
-    if "tuple" in plain:
-        return tuple(decode_tree(part, arrays) for part in plain["tuple"])
-    return {name: decode_tree(part, arrays) for name, part in plain["dict"]}
+    server_offer = auth.verify_confirmation(confirmation, challenge, answer, key)
+    if server_offer is None:
+        raise ConnectionLostError("the server there has another key")
+    return auth.session_key(challenge, answer, key), server_offer

@@ -1,4 +1,9 @@
-"""Whether the two ends of a connection encrypt it, which they tell each other before."""
+"""Whether the two ends of a connection encrypt it: each end sends the other an encryption offer.
+
+From Python 3.13 on, `ssl` has TLS-PSK (`SSLContext.set_psk_client_callback`). With the run's key as the
+pre-shared key, it could replace the challenge-response of `auth`, the MACs of `message_auth` and this
+negotiation: authentication, integrity and encryption then need no certificates.
+"""
 
 from __future__ import annotations
 
@@ -13,22 +18,22 @@ if TYPE_CHECKING:
     from isotrain.core.transport.tls import Tls
 
 TLS_VARIABLE = "ISOTRAIN_TLS"
-"""The folder with the files by which a joined run's processes encrypt what they tell each other."""
+"""Environment variable: the folder with the TLS files of a run whose processes were started from outside."""
 _TEXT_BYTES = 511
-_TERMS = struct.Struct(f"!B{_TEXT_BYTES}s")
+_OFFER = struct.Struct(f"!B{_TEXT_BYTES}s")
 _NONE, _TLS, _BROKEN = range(3)
 
-OFFER_BYTES = _TERMS.size
+OFFER_BYTES = _OFFER.size
 
 
 @dataclass(frozen=True)
 class EncryptionOffer:
-    """What one end was told, and has told.
+    """What one end of a connection says about encryption.
 
     Attributes:
-        folder: With the files to encrypt by, on its host; empty: it does not.
-        problem: Why it cannot; empty: it can.
-        tls: What it encrypts with; None for the other end, and where it does not or cannot.
+        folder: Folder with the TLS files, on its host; empty: it does not encrypt.
+        problem: Why it cannot encrypt; empty: it can.
+        tls: TLS contexts of this process; None for the other end, and without encryption.
     """
 
     folder: str = ""
@@ -36,11 +41,11 @@ class EncryptionOffer:
     tls: Tls | None = field(default=None, compare=False)
 
     @classmethod
-    def of(cls, folder: str) -> EncryptionOffer:
-        """Those of this process.
+    def from_folder(cls, folder: str) -> EncryptionOffer:
+        """The offer of this process.
 
         Args:
-            folder: With its files; empty: it does not encrypt.
+            folder: Folder with the TLS files; empty: it does not encrypt.
         """
         folder = folder.strip()
         if not folder:
@@ -49,32 +54,32 @@ class EncryptionOffer:
 
         try:
             return cls(folder, tls=Tls(Path(folder).expanduser()))
-        except (PlanError, RuntimeError) as error:  # or there is no home
+        except (PlanError, RuntimeError) as error:  # RuntimeError: there is no home directory
             return cls(folder, f"{TLS_VARIABLE}: {error}")
 
     @classmethod
-    def from_bytes(cls, said: bytes) -> EncryptionOffer:
-        """Those of the other end."""
-        kind, text = _TERMS.unpack(said)
-        words = text.rstrip(b"\0").decode("utf-8", "ignore")
-        return cls(problem=words) if kind == _BROKEN else cls(words if kind == _TLS else "")
+    def from_bytes(cls, encoded: bytes) -> EncryptionOffer:
+        """Decodes the offer of the other end."""
+        kind, padded = _OFFER.unpack(encoded)
+        text = padded.rstrip(b"\0").decode("utf-8", "ignore")
+        return cls(problem=text) if kind == _BROKEN else cls(text if kind == _TLS else "")
 
     def to_bytes(self) -> bytes:
-        """What the other end is told: as many bytes whatever it is."""
+        """Encodes the offer; always `OFFER_BYTES` bytes."""
         kind = _BROKEN if self.problem else _TLS if self.folder else _NONE
         text = (self.problem or self.folder).encode("utf-8", "backslashreplace")
         if len(text) > _TEXT_BYTES:
             text = text[: _TEXT_BYTES - 3] + b"..."
-        return _TERMS.pack(kind, text)
+        return _OFFER.pack(kind, text)
 
     def facts(self) -> dict[str, str | None]:
-        """What there is to say of it, as plain values."""
-        until = None if self.tls is None else self.tls.until
-        return {"folder": self.folder or None, "problem": self.problem or None, "until": until}
+        """The offer as JSON values: folder, problem, and the certificate's expiry date."""
+        expiry = None if self.tls is None else self.tls.certificate_expiry
+        return {"folder": self.folder or None, "problem": self.problem or None, "until": expiry}
 
     def require_available(self) -> None:
         """Raises:
-        PlanError: This process was told to encrypt, and cannot.
+        PlanError: This process has to encrypt, and cannot.
         """
         if self.problem:
             raise PlanError(self.problem)
@@ -85,23 +90,23 @@ class EncryptionOffer:
         return f"does not encrypt ({TLS_VARIABLE} is not set there)"
 
 
-def mismatch(rank: int, caller: EncryptionOffer, door: EncryptionOffer) -> str:
-    """Why rank 0 and a caller cannot talk, the same text at both ends; empty: they can."""
-    broken = [(who, each.problem) for who, each in ((0, door), (rank, caller)) if each.problem]
+def mismatch(rank: int, client: EncryptionOffer, server: EncryptionOffer) -> str:
+    """Why rank 0 (the server) and a client cannot talk, the same text at both ends; empty: they can."""
+    broken = [(who, offer.problem) for who, offer in ((0, server), (rank, client)) if offer.problem]
     if broken:
         return "\n".join(f"rank {who} cannot encrypt: {problem}" for who, problem in broken)
-    if bool(caller.folder) == bool(door.folder):
+    if bool(client.folder) == bool(server.folder):
         return ""
     return (
-        f"rank 0 {door}, and rank {rank} {caller}. Set {TLS_VARIABLE} for all processes or for none; an"
-        f" engine may hand on only the variables that it is told to (mpirun -x {TLS_VARIABLE})."
+        f"rank 0 {server}, and rank {rank} {client}. Set {TLS_VARIABLE} for all processes or for none; a"
+        f" launcher may pass on only the variables that you name (mpirun -x {TLS_VARIABLE})."
     )
 
 
-def certificate_rejected(own: int, other: int, problem: str) -> str:
-    """What to say where both ends encrypt, and one does not trust the other."""
+def certificate_rejected(rank: int, peer: int, problem: str) -> str:
+    """Message for two ends that both encrypt, when one rejects the other's certificate."""
     return (
-        f"rank {own} cannot encrypt its connection to rank {other}: {problem}. Both have {TLS_VARIABLE} set."
-        " Give all hosts the same ca.crt, a tls.crt that it has signed and that has not expired, and the same"
-        " time."
+        f"rank {rank} cannot encrypt its connection to rank {peer}: {problem}. Both have {TLS_VARIABLE}"
+        " set. Give all hosts the same ca.crt, a tls.crt that it has signed and that has not expired, and the"
+        " same time."
     )

@@ -1,4 +1,4 @@
-"""Seals on the messages of a connection: nobody in between can change, drop, repeat or add one unnoticed."""
+"""Message authentication codes (MACs) with a counter: messages cannot be changed, dropped or repeated."""
 
 from __future__ import annotations
 
@@ -8,44 +8,44 @@ from dataclasses import dataclass
 
 MAC_BYTES = 32
 Bytes = bytes | bytearray | memoryview
-_CALLER, _COORDINATOR = b"caller", b"coordinator"
+_CLIENT, _SERVER = b"caller", b"coordinator"
 
 
 class Mac:
-    """Makes the seals of one direction, a message after the other."""
+    """The MACs of one direction of a connection, message by message."""
 
     def __init__(self, key: bytes) -> None:
         self._key = key
         self._count = 0
 
-    def of(self, parts: Iterable[Bytes]) -> bytes:
-        """The seal of the next message: an HMAC-SHA256 of its number and its bytes."""
-        made = hmac.new(self._key, self._count.to_bytes(8, "big"), "sha256")
+    def compute(self, parts: Iterable[Bytes]) -> bytes:
+        """The MAC of the next message: HMAC-SHA256 of its number and its bytes."""
+        mac = hmac.new(self._key, self._count.to_bytes(8, "big"), "sha256")
         for part in parts:
-            made.update(part)
+            mac.update(part)
         self._count += 1
-        return made.digest()
+        return mac.digest()
 
-    def verify(self, found: Bytes, parts: Iterable[Bytes]) -> bool:
-        """Whether the next message has its seal."""
-        return hmac.compare_digest(self.of(parts), found)
+    def verify(self, received: Bytes, parts: Iterable[Bytes]) -> bool:
+        """Whether the received MAC is that of the next message."""
+        return hmac.compare_digest(self.compute(parts), received)
 
 
 @dataclass(frozen=True)
 class MacPair:
-    """Those of both directions, as one end needs them.
+    """The MACs of both directions, as one end uses them.
 
     Attributes:
-        sending: Of what it sends.
-        receiving: Of what it receives.
+        sending: MACs of the messages that this end sends.
+        receiving: MACs of the messages that it receives.
     """
 
     sending: Mac
     receiving: Mac
 
     @classmethod
-    def derive(cls, session: bytes, *, is_caller: bool) -> MacPair:
-        """Makes them of what only both ends know of this connection."""
-        roles = (_CALLER, _COORDINATOR) if is_caller else (_COORDINATOR, _CALLER)
+    def derive(cls, session: bytes, *, is_client: bool) -> MacPair:
+        """Derives one key per direction from the session key."""
+        roles = (_CLIENT, _SERVER) if is_client else (_SERVER, _CLIENT)
         sending, receiving = (Mac(hmac.digest(session, role, "sha256")) for role in roles)
         return cls(sending, receiving)

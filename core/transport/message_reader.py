@@ -1,4 +1,4 @@
-"""Receiving messages of a wire as they come in, without waiting."""
+"""Non-blocking, incremental parser of the messages of a connection."""
 
 from __future__ import annotations
 
@@ -16,54 +16,54 @@ if TYPE_CHECKING:
     from isotrain.core.transport.tls import TlsEndpoint
 
 Message = tuple[dict[str, Any], list[np.ndarray]]
-"""A header of JSON values, and arrays."""
+"""Header of JSON values, and arrays of any shapes and dtypes."""
 
 LENGTH = struct.Struct("!Q")
 HEADER_LIMIT = 1 << 30
-"""Bytes of a header: what says more is no message of a process that has proved the key."""
+"""Most bytes of a header on a connection with MACs."""
 UNAUTHENTICATED_LIMIT = 1 << 26
-"""The same where messages have no seal: there, somebody in between may have said so."""
+"""Most bytes of a header without MACs: a third party may have changed the length."""
 _CHUNK = 1 << 18
 
 
 class MessageReader:
-    """Puts messages together from what has come in so far.
+    """Reads whole messages from a socket without blocking, and buffers incomplete ones.
 
     Attributes:
-        received: Bytes that have come in, of messages that are not whole yet too.
+        received: Bytes received so far, incomplete messages included.
     """
 
     def __init__(
-        self, connection: socket.socket, seal: Mac | None = None, tls: TlsEndpoint | None = None
+        self, connection: socket.socket, mac: Mac | None = None, tls: TlsEndpoint | None = None
     ) -> None:
-        """Takes a connection.
+        """Starts with an empty buffer.
 
         Args:
-            connection: To read from.
-            seal: Of its messages; None: they have none.
-            tls: Encrypts it; None: nothing does.
+            connection: Socket to read from.
+            mac: MACs of its messages; None: messages have no MAC.
+            tls: TLS endpoint that decrypts it; None: it is not encrypted.
         """
         self.received = 0
-        self._limit = HEADER_LIMIT if seal else UNAUTHENTICATED_LIMIT
-        self._seal = seal
+        self._limit = HEADER_LIMIT if mac else UNAUTHENTICATED_LIMIT
+        self._mac = mac
         self._tls = tls
         self._connection = connection
         self._unread = bytearray()
 
     def read(self) -> list[Message] | None:
-        """The messages that are whole; None when the connection has ended, and no more will come.
+        """The complete messages; None at the end of the stream.
 
         Raises:
-            ValueError: It is no message.
+            ValueError: The bytes are no message, or its MAC is wrong.
         """
-        has_ended = not self._take_in()
+        has_ended = not self._fill_buffer()
         messages = []
         while (message := self._next()) is not None:
             messages.append(message)
         return None if has_ended and not messages else messages
 
-    def _take_in(self) -> bool:
-        """Reads what there is; whether more may come."""
+    def _fill_buffer(self) -> bool:
+        """Reads the available bytes; returns False at the end of the stream."""
         while True:
             try:
                 chunk = self._connection.recv(_CHUNK, socket.MSG_DONTWAIT)
@@ -71,7 +71,7 @@ class MessageReader:
                 self._unread += chunk if self._tls is None else self._tls.decrypted(chunk)
             except BlockingIOError:
                 return True
-            except OSError:  # of TLS too
+            except OSError:  # TLS errors too
                 return False
             if not chunk:
                 return False
@@ -81,7 +81,9 @@ class MessageReader:
             return None
         (length,) = LENGTH.unpack_from(self._unread)
         if length > self._limit:
-            raise ValueError(f"{length} bytes were announced, at most {self._limit} are right")
+            raise ValueError(
+                f"expected a message header of at most {self._limit} bytes, received a length of {length}"
+            )
         start = LENGTH.size + length
         if len(self._unread) < start:
             return None
@@ -89,22 +91,22 @@ class MessageReader:
         kinds = [(np.dtype(kind), tuple(shape)) for kind, shape in header.pop("arrays")]
         sizes = [kind.itemsize * math.prod(shape) for kind, shape in kinds]
         end = start + sum(sizes)
-        if len(self._unread) < end + (MAC_BYTES if self._seal else 0):
+        if len(self._unread) < end + (MAC_BYTES if self._mac else 0):
             return None
-        self._require_seal(end)
+        self._require_mac(end)
         arrays = []
         for (kind, shape), size in zip(kinds, sizes, strict=True):
             flat = np.frombuffer(bytes(self._unread[start : start + size]), kind)
             arrays.append(flat.reshape(shape))
             start += size
-        del self._unread[: end + (MAC_BYTES if self._seal else 0)]
+        del self._unread[: end + (MAC_BYTES if self._mac else 0)]
         return header, arrays
 
-    def _require_seal(self, end: int) -> None:
-        if self._seal is None:
+    def _require_mac(self, end: int) -> None:
+        if self._mac is None:
             return
-        seal = bytes(self._unread[end : end + MAC_BYTES])
+        received = bytes(self._unread[end : end + MAC_BYTES])
         with memoryview(self._unread) as unread, unread[:end] as message:  # no copy: it may be long
-            fits = self._seal.verify(seal, [message])
-        if not fits:
-            raise ValueError("a message does not have its seal")
+            is_authentic = self._mac.verify(received, [message])
+        if not is_authentic:
+            raise ValueError("a message has a wrong MAC")

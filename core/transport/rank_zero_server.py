@@ -1,4 +1,4 @@
-"""Where rank 0 of a joined run lets the others in, and how they find it."""
+"""Rank 0's server in the rendezvous of processes that were started from outside, and the way to it."""
 
 from __future__ import annotations
 
@@ -17,74 +17,78 @@ from isotrain.core.transport.server import AuthenticatedServer
 
 _HANDSHAKE_SECONDS = 5.0
 LAST_SECONDS = 1.0
-"""For a call when the time is over: it may just begin to be answered."""
+"""Shortest timeout of an attempt, even when the time is over: rank 0 may just have begun to listen."""
 _BETWEEN_ROUNDS_SECONDS = 0.1
 LONG_WAIT_SECONDS = 5.0
-"""After which a process says whom it waits for."""
-_PLAIN = EncryptionOffer()
+"""Seconds after which a process reports which ranks it waits for."""
+_NO_ENCRYPTION = EncryptionOffer()
 
 
 class RankZeroServer:
-    """Rank 0's door, at the first of some ports that is free.
+    """Rank 0's server, on the first free one of several ports.
 
     Attributes:
-        location: Where it is, for messages.
+        location: Its port and host, as text for messages.
     """
 
     def __init__(
-        self, address: str, ports: Sequence[int], key: bytes, terms: EncryptionOffer = _PLAIN
+        self,
+        address: str,
+        ports: Sequence[int],
+        key: bytes,
+        offer: EncryptionOffer = _NO_ENCRYPTION,
     ) -> None:
         """Listens.
 
         Args:
-            address: To listen on; empty for all of this machine's.
-            ports: To try, in order.
-            key: Of the run.
-            terms: Whether this process encrypts.
+            address: Address to listen on; empty: all addresses of this host.
+            ports: Ports to try, in order.
+            key: Secret key of the run.
+            offer: Encryption offer of this process.
 
         Raises:
-            PlanError: None of them is free.
+            PlanError: None of the ports is free.
         """
-        self._door = _opened(address, ports, key, terms)
-        self.location = f"port {self._door.address[1]} of {address or socket.gethostname()}"
+        self._server = _listen(address, ports, key, offer)
+        self.location = f"port {self._server.address[1]} of {address or socket.gethostname()}"
 
     @property
-    def refused(self) -> int:
-        """Callers that could not prove that they have the key."""
-        return self._door.refused
+    def rejected_clients(self) -> int:
+        """Number of clients rejected so far; most could not prove that they have the key."""
+        return self._server.rejected_clients
 
     @property
     def rejected(self) -> dict[int, str]:
-        """Why ranks that have come cannot be talked with; they know."""
-        return dict(self._door.rejected)
+        """Why ranks of this run were rejected, by rank; those ranks have been told."""
+        return dict(self._server.rejected)
 
     def arrivals(self) -> list[tuple[int, Connection]]:
-        """Ranks and connections of those who came since the last call."""
-        return self._door.arrivals()
+        """Ranks and connections of the clients accepted since the last call."""
+        return self._server.arrivals()
 
     def close(self) -> None:
-        """Listens no more."""
-        self._door.close()
+        """Stops listening."""
+        self._server.close()
 
 
-def _opened(
-    address: str, ports: Sequence[int], key: bytes, terms: EncryptionOffer
+def _listen(
+    address: str, ports: Sequence[int], key: bytes, offer: EncryptionOffer
 ) -> AuthenticatedServer:
     problems = {}
     for port in ports:
         try:
-            return AuthenticatedServer((address, port), key, terms=terms)
+            return AuthenticatedServer((address, port), key, offer=offer)
         except OSError as error:
             problems[port] = (error.strerror or str(error)).lower()
-    told = "; ".join(f"{port}: {problem}" for port, problem in problems.items())
+    listed = "; ".join(f"{port}: {problem}" for port, problem in problems.items())
     raise PlanError(
-        f"rank 0 can listen on none of the ports where the others look for it, on"
-        f" {address or 'this machine'}: {told}. Choose another with --port (port= in Python)."
+        f"rank 0 cannot listen on any of the ports where the other ranks expect it, on"
+        f" {address or 'this machine'}: {listed}. Choose another with --port (port= in Python)."
     )
 
 
-def _say_nothing() -> None:
-    """For who waits unseen."""
+def _do_nothing() -> None:
+    """Default of `on_long_wait`."""
 
 
 def connect_to_rank_zero(
@@ -93,82 +97,82 @@ def connect_to_rank_zero(
     key: bytes,
     rank: int,
     seconds: float,
-    terms: EncryptionOffer = _PLAIN,
-    on_long_wait: Callable[[], None] = _say_nothing,
+    offer: EncryptionOffer = _NO_ENCRYPTION,
+    on_long_wait: Callable[[], None] = _do_nothing,
 ) -> Connection:
-    """Calls at rank 0's door until it lets this process in.
+    """Connects to rank 0, and retries until it accepts this process.
 
     Args:
-        host: Of rank 0.
-        ports: One of which it listens on.
-        key: Of the run.
-        rank: Of this process.
-        seconds: To keep trying.
-        terms: Whether this process encrypts; one that was told to and cannot tells rank 0 so.
+        host: Host of rank 0.
+        ports: Ports to try; rank 0 listens on one of them.
+        key: Secret key of the run.
+        rank: Rank of this process.
+        seconds: How long to retry.
+        offer: Encryption offer of this process; it also tells rank 0 if this process cannot encrypt.
         on_long_wait: Called once, after 5 s.
 
     Raises:
-        PeerLostError: Nobody there let it in.
-        PlanError: It is rank 0, and the two cannot talk.
+        PeerLostError: No server there accepted this process in time.
+        PlanError: The encryption offers do not match, or a certificate is rejected.
     """
-    began, is_said = time.monotonic(), False
+    began, is_long = time.monotonic(), False
     deadline = began + seconds
     while True:
         problems: dict[str, None] = {}
         for port in ports:
-            left = deadline - time.monotonic()
-            found = _tried((host, port), key, rank, left, terms)
-            if isinstance(found, Connection):
-                return found
-            problems[found] = None
+            remaining = deadline - time.monotonic()
+            result = _attempt((host, port), key, rank, remaining, offer)
+            if isinstance(result, Connection):
+                return result
+            problems[result] = None
         if time.monotonic() > deadline:
-            terms.require_available()
+            offer.require_available()
             listed = ", ".join(map(str, ports))
             raise PeerLostError(
                 f"rank {rank} did not find rank 0 at {host}, ports {listed}, in {seconds:g} s"
                 f" (timeouts.start): {'; '.join(problems)}. Was rank 0 started, can this host,"
                 f" {socket.gethostname()}, reach it there, and has it the same key?"
             )
-        if not is_said and time.monotonic() > began + LONG_WAIT_SECONDS:
-            is_said = True
+        if not is_long and time.monotonic() > began + LONG_WAIT_SECONDS:
+            is_long = True
             on_long_wait()
         time.sleep(_BETWEEN_ROUNDS_SECONDS)
 
 
-def _tried(
-    address: Address, key: bytes, rank: int, left: float, terms: EncryptionOffer
+def _attempt(
+    address: Address, key: bytes, rank: int, remaining: float, offer: EncryptionOffer
 ) -> Connection | str:
-    """A connection, or why there is none."""
-    limit = max(LAST_SECONDS, min(_HANDSHAKE_SECONDS, left))
+    """One attempt within `remaining` seconds: a connection, or why there is none."""
+    limit = max(LAST_SECONDS, min(_HANDSHAKE_SECONDS, remaining))
     try:
         connection = socket.create_connection(address, limit)
     except OSError as error:
         return (error.strerror or str(error)).lower()
-    wire = None
-    problem = "who listens there turned this process away, or was too slow"
+    authenticated = None
+    problem = "the server there rejected this process, or was too slow"
     try:
         with _limited(connection, limit):
-            wire = client_handshake(connection, key, rank, terms)
+            authenticated = client_handshake(connection, key, rank, offer)
     except ConnectionLostError as error:
         problem = str(error)
     finally:
-        if wire is None:
+        if authenticated is None:
             connection.close()
-    if wire is None:
+    if authenticated is None:
         return problem
     connection.settimeout(None)
-    return wire
+    return authenticated
 
 
 @contextlib.contextmanager
 def _limited(connection: socket.socket, seconds: float) -> Iterator[None]:
-    """Ends a connection that takes longer: its own timeout counts from each part that comes."""
+    """Limits the total time of a handshake: the socket's own timeout starts anew with each read."""
 
-    def end() -> None:
+    def shutdown() -> None:
         with contextlib.suppress(OSError):
             connection.shutdown(socket.SHUT_RDWR)
 
-    timer = threading.Timer(seconds, end)
+    timer = threading.Timer(seconds, shutdown)
     timer.daemon = True
     timer.start()
     try:

@@ -1,4 +1,4 @@
-"""Where the other processes of a parameter-server run connect to its coordinator."""
+"""Server that accepts only clients with the run's key; authenticates all pending clients in one thread."""
 
 from __future__ import annotations
 
@@ -22,254 +22,251 @@ _CHUNK = 1 << 16
 
 
 class ConnectionRejectedError(Exception):
-    """It is gone, or has proved that it does not belong here."""
+    """The client is gone, or has failed the authentication."""
 
 
 class PendingConnection:
-    """Hears what somebody says, a part after the other, and never waits.
+    """A client in the middle of the handshake; a state machine that never blocks.
 
     Attributes:
-        connection: To it.
-        deadline: When it must be in (`time.monotonic`).
-        rank: Of it, once it has proved that.
-        rejected: Why the two cannot talk, though it is one of this run's processes; empty: nothing is wrong.
+        connection: Socket to the client.
+        deadline: When its handshake must be done (`time.monotonic`).
+        rank: Rank of the client, once authenticated.
+        rejected: Why an authenticated client is rejected (encryption); empty: it is not.
     """
 
     def __init__(
-        self, connection: socket.socket, deadline: float, key: bytes, terms: EncryptionOffer | None
+        self, connection: socket.socket, deadline: float, key: bytes, offer: EncryptionOffer | None
     ) -> None:
-        """Greets it.
+        """Sends the challenge.
 
         Args:
-            connection: To it.
-            deadline: When it must be in.
-            key: Of the run.
-            terms: As the door has them.
+            connection: Socket to the client.
+            deadline: When its handshake must be done (`time.monotonic`).
+            key: Secret key of the run.
+            offer: Encryption offer of this process; None: messages have no MAC, and are not encrypted.
         """
         self.connection = connection
         self.deadline = deadline
         self._key = key
-        self._seals = terms is not None
-        self._terms = terms or EncryptionOffer()
-        self._greeting = auth.greet()
-        self._heard = b""
+        self._has_macs = offer is not None
+        self._offer = offer or EncryptionOffer()
+        self._challenge = auth.new_challenge()
+        self._answer = b""
         self.rank = 0
         self.rejected = ""
         self._tls: TlsEndpoint | None = None
         connection.setblocking(False)
-        with contextlib.suppress(OSError):  # gone: noticed when it is heard
-            connection.send(self._greeting)
+        with contextlib.suppress(OSError):  # gone: noticed at the next read
+            connection.send(self._challenge)
 
     def on_readable(self) -> tuple[int, Connection] | None:
-        """Takes what has come.
+        """Reads what the client has sent, and goes on with the handshake.
 
         Returns:
-            Its rank, and the connection; None while something is missing.
+            The client's rank and connection; None while the handshake is not done.
 
         Raises:
-            ConnectionRejectedError: It is gone, or does not belong here.
+            ConnectionRejectedError: The client is gone, or has failed the authentication.
         """
         try:
             if self.rejected:
-                self._see_off()
+                self._await_close()
                 return None
             if self._tls is None:
-                part = self.connection.recv(auth.ANSWER_BYTES - len(self._heard))
-                return self._prove(part)
+                part = self.connection.recv(auth.ANSWER_BYTES - len(self._answer))
+                return self._authenticate(part)
             return self._encrypt(self._tls, self.connection.recv(_CHUNK))
-        except BlockingIOError:  # it only seemed that something had come
+        except BlockingIOError:  # spurious wake-up
             return None
         except OSError as error:
             raise ConnectionRejectedError from error
 
-    def _prove(self, part: bytes) -> tuple[int, Connection] | None:
-        self._heard += part
-        if not part or not auth.may_become_answer(self._heard):
+    def _authenticate(self, part: bytes) -> tuple[int, Connection] | None:
+        self._answer += part
+        if not part or not auth.is_answer_prefix(self._answer):
             raise ConnectionRejectedError
-        if len(self._heard) < auth.ANSWER_BYTES:
+        if len(self._answer) < auth.ANSWER_BYTES:
             return None
-        rank = auth.proven_rank(self._greeting, self._heard, self._key)
+        rank = auth.verify_answer(self._challenge, self._answer, self._key)
         if rank is None:
             raise ConnectionRejectedError
         self.rank = rank
-        self.rejected = mismatch(rank, auth.offer_of(self._heard), self._terms)
-        self._say(auth.confirm(self._greeting, self._heard, self._key, self._terms))
+        self.rejected = mismatch(rank, auth.offer_in_answer(self._answer), self._offer)
+        self._send(auth.confirm_answer(self._challenge, self._answer, self._key, self._offer))
         if self.rejected:
             return None
-        if self._terms.tls is None:
-            return self._let_in(self._session)
-        self._tls = self._terms.tls.begin(is_caller=False)
+        if self._offer.tls is None:
+            return self._accept(self._session)
+        self._tls = self._offer.tls.new_endpoint(is_client=False)
         return None
 
     def _encrypt(self, tls: TlsEndpoint, part: bytes) -> tuple[int, Connection] | None:
         if not part:
             raise ConnectionRejectedError
-        answer = tls.do_handshake(part)
+        reply = tls.do_handshake(part)
         self.rejected = certificate_rejected(0, self.rank, tls.problem) if tls.problem else ""
-        self._say(answer)
+        self._send(reply)
         if not tls.is_ready:
             return None
-        session = auth.bound(self._session, tls.binding)
-        self._say(b"".join(tls.encrypted(auth.acceptance(session))))
-        return self._let_in(session)
+        session = auth.bind_to_tls(self._session, tls.channel_binding)
+        self._send(b"".join(tls.encrypted(auth.acceptance(session))))
+        return self._accept(session)
 
-    def _say(self, text: bytes) -> None:
-        """Says it; to one that cannot be talked with as the last word.
+    def _send(self, message: bytes) -> None:
+        """Sends a message; to a rejected client as the last one.
 
         Raises:
-            ConnectionRejectedError: It takes nothing in.
+            ConnectionRejectedError: The client reads nothing.
         """
         sent = 0
         with contextlib.suppress(BlockingIOError):
-            sent = self.connection.send(text)
-        if sent < len(text):
+            sent = self.connection.send(message)
+        if sent < len(message):
             raise ConnectionRejectedError
         if self.rejected:
             self.connection.shutdown(socket.SHUT_WR)
 
-    def _see_off(self) -> None:
-        """Waits until it hangs up: what is closed with something unread takes the last word back."""
+    def _await_close(self) -> None:
+        """Waits for the client to close: closing with unread input would discard the last message (RST)."""
         if not self.connection.recv(_CHUNK):
             raise ConnectionRejectedError
 
     @property
     def _session(self) -> bytes:
-        """What only both ends know of the connection, once its answer was right."""
-        return auth.session(self._greeting, self._heard, self._key)
+        """Session key, once the answer is verified."""
+        return auth.session_key(self._challenge, self._answer, self._key)
 
-    def _let_in(self, session: bytes) -> tuple[int, Connection]:
+    def _accept(self, session: bytes) -> tuple[int, Connection]:
         self.connection.setblocking(True)
-        seals = MacPair.derive(session, is_caller=False) if self._seals else None
-        return self.rank, Connection(self.connection, seals, self._tls)
+        macs = MacPair.derive(session, is_client=False) if self._has_macs else None
+        return self.rank, Connection(self.connection, macs, self._tls)
 
 
-_PATIENCE_SECONDS = 3.0
-_PLACES = 256
-_BREATH_SECONDS = 0.05
+_HANDSHAKE_SECONDS = 3.0
+_MAX_PENDING = 256
+_ACCEPT_RETRY_SECONDS = 0.05
 
 
 class AuthenticatedServer:
-    """Where the other processes of a parameter-server run connect; strangers are turned away.
+    """A TCP server for the other ranks of a run; clients without the run's key are rejected.
 
-    A thread hears all callers at once. Who has not proved within a short time that it has the run's key is
-    dropped, however much or little it says until then; who says something else, at once.
+    One thread serves all pending clients. A client that has not proved within a few seconds that it has the
+    run's key is dropped, however much it sends; a client of another protocol is dropped at once.
 
     Attributes:
         address: Host and port.
-        refused: How many were turned away so far.
-        rejected: Why the run's own processes were, by rank: they encrypt otherwise, or a certificate is not
-            accepted. They know.
+        rejected_clients: Number of clients rejected so far.
+        rejected: Why ranks of this run were rejected, by rank: encryption mismatch, or certificate rejected.
+            Those ranks have been told.
     """
 
     def __init__(
         self,
         address: tuple[str, int],
         key: bytes,
-        patience: float = _PATIENCE_SECONDS,
-        places: int = _PLACES,
+        handshake_timeout: float = _HANDSHAKE_SECONDS,
+        max_pending: int = _MAX_PENDING,
         *,
-        terms: EncryptionOffer | None = None,
+        offer: EncryptionOffer | None = None,
     ) -> None:
-        """Listens, on this address alone.
+        """Listens on this address only.
 
         Args:
-            address: Host and port; port 0 is any that is free.
-            key: Of this run.
-            patience: Seconds in which a caller must have proved that it has the key.
-            places: So many callers are heard at once; more wait until a place is free.
-            terms: Of this process, where the messages of those who come in are sealed; None: they are not.
+            address: Host and port; port 0: any free port.
+            key: Secret key of the run.
+            handshake_timeout: Seconds in which a client must prove that it has the key.
+            max_pending: Most clients in the handshake at once; further ones wait in the listen queue.
+            offer: Encryption offer of this process, for connections with MACs; None: no MACs, no encryption.
         """
-        self.refused = 0
+        self.rejected_clients = 0
         self.rejected: dict[int, str] = {}
         self._key = key
-        self._patience = patience
-        self._places = places
-        self._terms = terms
+        self._handshake_timeout = handshake_timeout
+        self._max_pending = max_pending
+        self._offer = offer
         self._listener = socket.create_server(address, backlog=128)
         self._listener.setblocking(False)
         self.address: tuple[str, int] = self._listener.getsockname()[:2]
-        self._bell, self._ringer = socket.socketpair()
-        self._callers: dict[int, PendingConnection] = {}
+        self._stop_reader, self._stop_writer = socket.socketpair()
+        self._pending: dict[int, PendingConnection] = {}
         self._lock = threading.Lock()
         self._arrived: list[tuple[int, Connection]] = []
-        self._thread = threading.Thread(target=self._serve, name="isotrain-door", daemon=True)
+        self._thread = threading.Thread(target=self._serve, name="isotrain-server", daemon=True)
         self._thread.start()
 
     def _serve(self) -> None:
-        """Until the bell rings."""
+        """Loop of the thread, until `close`."""
         while True:
-            begun = time.monotonic()
-            heard = poll_readable(self._watched(), self._until_next_deadline(begun))
-            if self._bell.fileno() in heard:
+            began = time.monotonic()
+            readable = poll_readable(self._watched(), self._until_next_deadline(began))
+            if self._stop_reader.fileno() in readable:
                 return
-            for descriptor in heard:
+            for descriptor in readable:
                 if descriptor == self._listener.fileno():
-                    self._let_call()
+                    self._accept_client()
                 else:
-                    self._hear(descriptor)
-            self._drop_late(begun)
+                    self._advance(descriptor)
+            self._drop_late(began)
 
     def _watched(self) -> list[int]:
-        watched = [self._bell.fileno(), *self._callers]
-        if len(self._callers) < self._places:
+        watched = [self._stop_reader.fileno(), *self._pending]
+        if len(self._pending) < self._max_pending:
             watched.append(self._listener.fileno())
         return watched
 
     def _until_next_deadline(self, now: float) -> float | None:
-        if not self._callers:
+        if not self._pending:
             return None
-        return max(0.0, min(caller.deadline for caller in self._callers.values()) - now)
+        return max(0.0, min(client.deadline for client in self._pending.values()) - now)
 
-    def _let_call(self) -> None:
+    def _accept_client(self) -> None:
         try:
             connection, _ = self._listener.accept()
-        except OSError:  # the caller is gone again, or this process may open no more files now
-            time.sleep(_BREATH_SECONDS)
+        except OSError:  # the client is gone again, or this process has no free file descriptor
+            time.sleep(_ACCEPT_RETRY_SECONDS)
             return
-        caller = PendingConnection(
-            connection, time.monotonic() + self._patience, self._key, self._terms
-        )
-        self._callers[connection.fileno()] = caller
+        deadline = time.monotonic() + self._handshake_timeout
+        client = PendingConnection(connection, deadline, self._key, self._offer)
+        self._pending[connection.fileno()] = client
 
-    def _hear(self, descriptor: int) -> None:
+    def _advance(self, descriptor: int) -> None:
         try:
-            arrived = self._callers[descriptor].on_readable()
-        except (
-            Exception
-        ):  # refused; or nobody thought of it, and a caller cannot close the door for others
+            arrived = self._pending[descriptor].on_readable()
+        except Exception:  # rejected; or unexpected, and one client must not stop the server
             self._drop(descriptor)
             return
         if arrived is not None:
-            del self._callers[descriptor]
+            del self._pending[descriptor]
             with self._lock:
                 self._arrived.append(arrived)
 
-    def _drop_late(self, begun: float) -> None:
-        """Drops those whose time was over before this look began: what they had said is heard."""
-        late = [number for number, caller in self._callers.items() if caller.deadline <= begun]
+    def _drop_late(self, began: float) -> None:
+        """Drops clients whose deadline had passed when this round began: their input has been read."""
+        late = [number for number, client in self._pending.items() if client.deadline <= began]
         for descriptor in late:
             self._drop(descriptor)
 
     def _drop(self, descriptor: int) -> None:
-        self.refused += 1
-        caller = self._callers.pop(descriptor)
-        caller.connection.close()
-        if caller.rejected:
-            self.rejected[caller.rank] = caller.rejected
+        self.rejected_clients += 1
+        client = self._pending.pop(descriptor)
+        client.connection.close()
+        if client.rejected:
+            self.rejected[client.rank] = client.rejected
 
     def arrivals(self) -> list[tuple[int, Connection]]:
-        """Ranks and connections of those who came since the last call."""
+        """Ranks and connections of the clients accepted since the last call."""
         with self._lock:
-            found, self._arrived = self._arrived, []
-        return found
+            arrived, self._arrived = self._arrived, []
+        return arrived
 
     def close(self) -> None:
-        """Listens no more; whoever still waits is turned away."""
-        self._ringer.close()
+        """Stops listening, and closes all pending and unclaimed connections."""
+        self._stop_writer.close()
         self._thread.join()
-        for descriptor in list(self._callers):
+        for descriptor in list(self._pending):
             self._drop(descriptor)
-        for _, wire in self.arrivals():
-            wire.close()
-        self._bell.close()
+        for _, connection in self.arrivals():
+            connection.close()
+        self._stop_reader.close()
         self._listener.close()

@@ -52,7 +52,7 @@ def meet(
         folders: By rank, with what it encrypts by; those without one do not.
     """
     found: dict[int, Any] = {}
-    terms = {rank: EncryptionOffer.of((folders or {}).get(rank, "")) for rank in parts}
+    terms = {rank: EncryptionOffer.from_folder((folders or {}).get(rank, "")) for rank in parts}
 
     def attend(rank: int, port: int) -> None:
         own = key()

@@ -118,7 +118,7 @@ def read_from(process: RemoteProcess) -> list[bytes]:
 
 def sealed(ends: Ends) -> tuple[Channel, socket.socket]:
     """One end, and the other as somebody in between has it."""
-    return Channel(Connection(ends[1], MacPair.derive(b"session", is_caller=True))), ends[0]
+    return Channel(Connection(ends[1], MacPair.derive(b"session", is_client=True))), ends[0]
 
 
 def as_heard(*said: bytes) -> list[Any] | None:
@@ -127,7 +127,7 @@ def as_heard(*said: bytes) -> list[Any] | None:
         server = stack.enter_context(socket.create_server(("127.0.0.1", 0)))
         calling = stack.enter_context(socket.create_connection(server.getsockname()))
         channel = Channel(
-            Connection(server.accept()[0], MacPair.derive(b"session", is_caller=False))
+            Connection(server.accept()[0], MacPair.derive(b"session", is_client=False))
         )
         stack.callback(channel.close)
         heard: list[Any] = []

@@ -20,13 +20,8 @@ from isotrain.core.data.pytree import Weighted
 from isotrain.core.errors import PeerLostError
 from isotrain.core.parameter_server.worker import serve
 from isotrain.core.transport import auth
-from isotrain.core.transport.connection import (
-    Connection,
-    ConnectionLostError,
-    connect,
-    decode_tree,
-    encode_tree,
-)
+from isotrain.core.transport.codec import decode_tree, encode_tree
+from isotrain.core.transport.connection import Connection, ConnectionLostError, connect
 from isotrain.core.transport.server import (
     AuthenticatedServer,
     ConnectionRejectedError,
@@ -96,7 +91,7 @@ def is_dropped(one: socket.socket) -> bool:
         while part := one.recv(4096):
             heard += part
     one.close()
-    return len(heard) <= auth.GREETING_BYTES
+    return len(heard) <= auth.CHALLENGE_BYTES
 
 
 def test_workers_get_in_while_many_strangers_are_silent() -> None:
@@ -112,7 +107,7 @@ def drip(one: socket.socket, text: bytes) -> int:
     for count, byte in enumerate(text):
         try:
             one.sendall(bytes([byte]))
-            one.recv(auth.GREETING_BYTES)  # the greeting, then what there is: nothing
+            one.recv(auth.CHALLENGE_BYTES)  # the greeting, then what there is: nothing
         except TimeoutError:
             continue
         except OSError:
@@ -124,7 +119,7 @@ def test_who_answers_a_byte_at_a_time_is_dropped_in_time_and_delays_nobody() -> 
     with door(patience=0.5) as at, ThreadPoolExecutor(1) as pool:
         one = stranger(at)
         one.settimeout(0.05)
-        begun = auth.answer_to(bytes(32), KEY, 1)  # each byte may be that of a worker
+        begun = auth.answer_challenge(bytes(32), KEY, 1)  # each byte may be that of a worker
         dripping = pool.submit(drip, one, begun)
         require_entry(at)
         assert dripping.result(IN_TIME) < len(begun)
@@ -143,7 +138,7 @@ def test_a_silent_stranger_is_dropped_though_nobody_else_calls() -> None:
         pytest.param(struct.pack("!Q", 1 << 62), id="a huge length"),
         pytest.param(b"\x00", id="one byte"),
         pytest.param(os.urandom(1 << 20), id="a mebibyte"),
-        pytest.param(auth.answer_to(bytes(32), KEY, 1), id="an answer to another greeting"),
+        pytest.param(auth.answer_challenge(bytes(32), KEY, 1), id="an answer to another greeting"),
     ],
 )
 def test_who_says_something_else_is_dropped_at_once(said: bytes) -> None:
@@ -176,7 +171,7 @@ def overheard(at: AuthenticatedServer) -> tuple[bytes, bytes]:
         calling = pool.submit(call, between.getsockname())
         worker, _ = between.accept()
         with worker, stranger(at) as towards_door:
-            greeting = receive(towards_door, auth.GREETING_BYTES)
+            greeting = receive(towards_door, auth.CHALLENGE_BYTES)
             worker.sendall(greeting)
             answer = receive(worker, auth.ANSWER_BYTES)
             towards_door.sendall(answer)
@@ -217,20 +212,20 @@ def test_what_was_overheard_lets_nobody_in() -> None:
 
 def test_who_has_another_key_stays_outside() -> None:
     with door() as at:
-        with pytest.raises(ConnectionLostError, match="of another run"):
+        with pytest.raises(ConnectionLostError, match="belongs to another run"):
             connect(service(at.address, key=b"a guess", patience=0.2))
         assert at.arrivals() == []
 
 
 def test_a_worker_that_was_dropped_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    prompt, stalls = auth.answer_to, [1.0]
+    prompt, stalls = auth.answer_challenge, [1.0]
 
     def answer_to(*asked: Any) -> bytes:
         if stalls:
             time.sleep(stalls.pop())
         return prompt(*asked)
 
-    monkeypatch.setattr(auth, "answer_to", answer_to)
+    monkeypatch.setattr(auth, "answer_challenge", answer_to)
     with door(patience=0.1) as at:
         outside = call(at.address, rank=3)
         (inside,) = arrived(at, 1).items()
@@ -258,25 +253,25 @@ def test_a_coordinator_that_does_not_prove_the_key_is_left(reply: bytes | None) 
         calling = pool.submit(call, listener.getsockname())
         connection, _ = listener.accept()
         with connection:
-            connection.sendall(bytes(auth.GREETING_BYTES))
+            connection.sendall(bytes(auth.CHALLENGE_BYTES))
             answer = receive(connection, auth.ANSWER_BYTES)
             connection.sendall(reply or answer[-auth.CONFIRMATION_BYTES :])
-            with pytest.raises(ConnectionLostError, match="of another run"):
+            with pytest.raises(ConnectionLostError, match="belongs to another run"):
                 calling.result(IN_TIME)
 
 
 def test_each_greeting_and_each_answer_is_another() -> None:
-    assert len({auth.greet() for _ in range(100)}) == 100
-    assert len({auth.answer_to(bytes(32), KEY, 1) for _ in range(100)}) == 100
+    assert len({auth.new_challenge() for _ in range(100)}) == 100
+    assert len({auth.answer_challenge(bytes(32), KEY, 1) for _ in range(100)}) == 100
 
 
 def test_a_caller_cannot_take_another_rank() -> None:
-    greeting = auth.greet()
-    answer = bytearray(auth.answer_to(greeting, KEY, 1))
-    assert auth.proven_rank(greeting, bytes(answer), KEY) == 1
+    greeting = auth.new_challenge()
+    answer = bytearray(auth.answer_challenge(greeting, KEY, 1))
+    assert auth.verify_answer(greeting, bytes(answer), KEY) == 1
     for place in range(len(answer)):
         answer[place] ^= 1
-        assert auth.proven_rank(greeting, bytes(answer), KEY) is None
+        assert auth.verify_answer(greeting, bytes(answer), KEY) is None
         answer[place] ^= 1
 
 
@@ -285,7 +280,7 @@ def test_one_whose_words_nobody_expected_closes_the_door_for_no_other(
 ) -> None:
     with door() as at:
         with monkeypatch.context() as patched, stranger(at) as one:
-            patched.setattr(auth, "may_become_answer", lambda begun: 1 / 0)
+            patched.setattr(auth, "is_answer_prefix", lambda received: 1 / 0)
             one.sendall(b"x")
             assert is_dropped(one)
         require_entry(at)
@@ -295,11 +290,11 @@ def test_one_that_takes_nothing_in_is_refused() -> None:
     here, there = socket.socketpair()
     with here, there:
         caller = PendingConnection(here, time.monotonic() + LONG, KEY, None)
-        greeting = there.recv(auth.GREETING_BYTES)
+        greeting = there.recv(auth.CHALLENGE_BYTES)
         with contextlib.suppress(BlockingIOError):
             while here.send(b"x" * 4096):
                 pass
-        there.sendall(auth.answer_to(greeting, KEY, 1))
+        there.sendall(auth.answer_challenge(greeting, KEY, 1))
         with pytest.raises(ConnectionRejectedError):
             caller.on_readable()
 

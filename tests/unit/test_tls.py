@@ -45,7 +45,7 @@ def calls_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
 def hosts(tmp_path_factory: pytest.TempPathFactory) -> list[EncryptionOffer]:
     """EncryptionOffer of two hosts with certificates of one authority."""
     made = tmp_path_factory.mktemp("hosts")
-    return [EncryptionOffer.of(AUTHORITY.folder(made / name)) for name in "ab"]
+    return [EncryptionOffer.from_folder(AUTHORITY.folder(made / name)) for name in "ab"]
 
 
 class Between:
@@ -218,7 +218,7 @@ def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
             made.append(self)
 
     monkeypatch.setattr(tls, "ssl", SimpleNamespace(**{**vars(ssl), "SSLContext": Limited}))
-    hosts = [EncryptionOffer.of(AUTHORITY.folder(tmp_path / name)) for name in "ab"]
+    hosts = [EncryptionOffer.from_folder(AUTHORITY.folder(tmp_path / name)) for name in "ab"]
     secret = key().secret
 
     def greet(welcome: RankZeroServer) -> Channel:
@@ -245,7 +245,7 @@ def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
 def test_who_has_the_key_and_no_certificate_stays_outside(hosts: list[EncryptionOffer]) -> None:
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
-    end = TlsEndpoint(anybody, b"", is_caller=True)
+    end = TlsEndpoint(anybody, b"", is_client=True)
     with (
         free_port() as port,
         contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,
@@ -276,7 +276,12 @@ def test_who_is_turned_down_hears_so_though_it_is_still_talking(
     ):
         with pytest.raises(PlanError, match="the other end gave up: tlsv1 alert"):
             connect_to_rank_zero(
-                LOCAL, [between.port], key().secret, 1, 0.0, EncryptionOffer.of(str(foreign))
+                LOCAL,
+                [between.port],
+                key().secret,
+                1,
+                0.0,
+                EncryptionOffer.from_folder(str(foreign)),
             )
         between.close()
         wait_until(lambda: welcome.rejected, LONG)
@@ -287,7 +292,7 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
     hosts: list[EncryptionOffer], tmp_path: Path
 ) -> None:
     """It passes on the proofs of the key, and encrypts by itself with both."""
-    own = EncryptionOffer.of(AUTHORITY.folder(tmp_path / "thief")).tls
+    own = EncryptionOffer.from_folder(AUTHORITY.folder(tmp_path / "thief")).tls
     assert own is not None
     secret = key().secret
 
@@ -295,10 +300,13 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
         calling, _ = listener.accept()
         called = socket.create_connection((LOCAL, port))
         with calling, called:
-            calling.sendall(exactly(called, auth.GREETING_BYTES))
+            calling.sendall(exactly(called, auth.CHALLENGE_BYTES))
             called.sendall(exactly(calling, auth.ANSWER_BYTES))
             calling.sendall(exactly(called, auth.CONFIRMATION_BYTES))
-            towards_door, towards_caller = own.begin(is_caller=True), own.begin(is_caller=False)
+            towards_door, towards_caller = (
+                own.new_endpoint(is_client=True),
+                own.new_endpoint(is_client=False),
+            )
             said = b""
             while not towards_door.is_ready:
                 called.sendall(towards_door.do_handshake(said))
@@ -318,7 +326,7 @@ def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
         ThreadPoolExecutor(1) as pool,
     ):
         intruder = pool.submit(intrude, port, listener)
-        with pytest.raises(PeerLostError, match="somebody sits between this process and who"):
+        with pytest.raises(PeerLostError, match="a third party between this process and the"):
             connect_to_rank_zero(LOCAL, [listener.getsockname()[1]], secret, 1, 0.0, hosts[1])
         intruder.result()
 
@@ -421,10 +429,10 @@ def test_a_caller_with_another_key_hears_nothing_of_certificates(
         free_port() as port,
         contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,
     ):
-        with pytest.raises(PeerLostError, match="turned this process away"):
+        with pytest.raises(PeerLostError, match="rejected this process"):
             connect_to_rank_zero(LOCAL, [port], b"another", 1, 0.0, hosts[1])
         assert not welcome.rejected
-        assert welcome.refused
+        assert welcome.rejected_clients
 
 
 @pytest.mark.parametrize(
@@ -432,7 +440,7 @@ def test_a_caller_with_another_key_hears_nothing_of_certificates(
     [
         ("no key", "tls.key cannot be read: No such file"),
         ("folder", "ca.crt cannot be read: Is a directory"),
-        ("open key", "tls.key is a private key, and others can read it: chmod o= "),
+        ("open key", "tls.key is a private key, and other users can read it: chmod o= "),
         ("password", "the key has a password"),
         ("other key", "key values mismatch. Expected PEM files"),
         ("no PEM", "no certificate or crl found. Expected PEM files"),
@@ -466,7 +474,7 @@ def test_files_that_do_not_do_are_named(damage: str, expected: str, tmp_path: Pa
         shutil.copy(other / "ca.crt", made)
     elif damage == "no PEM":
         (made / "ca.crt").write_text("nothing")
-    terms = EncryptionOffer.of(str(made))
+    terms = EncryptionOffer.from_folder(str(made))
     assert terms.tls is None
     assert expected in terms.problem
     with pytest.raises(IsotrainError, match="ISOTRAIN_TLS: "):
@@ -478,4 +486,4 @@ def test_what_the_page_makes_by_openssl_can_be_used(tmp_path: Path) -> None:
     page = (Path(__file__).parents[2] / "docs" / "launching" / "tls.md").read_text(encoding="utf-8")
     (making,) = re.findall(r"^```sh\n(.*?)^export ISOTRAIN_TLS", page, re.MULTILINE | re.DOTALL)
     subprocess.run(["sh", "-ec", making], cwd=tmp_path, check=True, capture_output=True)
-    assert EncryptionOffer.of(str(tmp_path / "tls")).problem == ""
+    assert EncryptionOffer.from_folder(str(tmp_path / "tls")).problem == ""

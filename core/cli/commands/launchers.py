@@ -30,7 +30,7 @@ def cluster_info(options: argparse.Namespace) -> None:
     from isotrain.core.transport.encryption import TLS_VARIABLE, EncryptionOffer
 
     info = cluster_info_of(os.environ, plugin_manager())
-    tls = EncryptionOffer.of(os.environ.get(TLS_VARIABLE, "")).facts()
+    tls = EncryptionOffer.from_folder(os.environ.get(TLS_VARIABLE, "")).facts()
     if options.json:
         fields = None if info is None else asdict(info)
         print(json_line({"format": FORMAT, "cluster_info": fields, "tls": tls}))

@@ -44,7 +44,7 @@ def examine_launcher(host: PluginManager, name: str, options: Mapping[str, Any])
         "no_allocation": why_none,
         "cluster_info": place,
         "no_cluster_info": unclear,
-        "tls": EncryptionOffer.of(os.environ.get(TLS_VARIABLE, "")).facts(),
+        "tls": EncryptionOffer.from_folder(os.environ.get(TLS_VARIABLE, "")).facts(),
     }
 
 

@@ -1,0 +1,99 @@
+"""Codecs: nested Python values as plain JSON, with their NumPy arrays beside it; without pickle.
+
+| codec | leaves | tuples | for |
+|---|---|---|---|
+| `encode_tree` | arrays only | stay tuples (`Weighted` too) | batches and weights of a parameter-server run |
+| `encode_value` | JSON values and arrays | become lists | values that the user's function returns |
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.data.pytree import Weighted
+from isotrain.core.errors import IsotrainError
+
+_ARRAY = "__array__"
+
+
+def encode_tree(tree: Any, arrays: list[np.ndarray]) -> Any:
+    """Encodes a tree of arrays, of any shapes and dtypes; appends its leaves to `arrays`."""
+    if isinstance(tree, Weighted):
+        return {"weighted": [encode_tree(part, arrays) for part in tree]}
+    if isinstance(tree, tuple):
+        return {"tuple": [encode_tree(part, arrays) for part in tree]}
+    if isinstance(tree, dict):
+        return {"dict": [[name, encode_tree(part, arrays)] for name, part in tree.items()]}
+    if tree is None:
+        return None
+    arrays.append(np.asarray(tree))
+    return len(arrays) - 1
+
+
+def decode_tree(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """Inverse of `encode_tree`."""
+    if plain is None:
+        return None
+    if isinstance(plain, int):
+        return arrays[plain]
+    if "weighted" in plain:
+        return Weighted(*(decode_tree(part, arrays) for part in plain["weighted"]))
+    if "tuple" in plain:
+        return tuple(decode_tree(part, arrays) for part in plain["tuple"])
+    return {name: decode_tree(part, arrays) for name, part in plain["dict"]}
+
+
+def encode_value(value: Any) -> tuple[Any, list[np.ndarray]]:
+    """Encodes a value of JSON types and NumPy arrays, of any shapes and dtypes.
+
+    Returns:
+        The value as plain JSON, and its arrays.
+
+    Raises:
+        IsotrainError: Something in it has another type.
+    """
+    arrays: list[np.ndarray] = []
+    return _encode_value(value, arrays), arrays
+
+
+def decode_value(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
+    """Inverse of `encode_value`."""
+    return decode_value_from(plain, {array_name(i): array for i, array in enumerate(arrays)})
+
+
+def decode_value_from(plain: Any, archive: Mapping[str, np.ndarray]) -> Any:
+    """Inverse of `encode_value`, with its arrays under their names (`array_name`), as in an `.npz` file."""
+    if isinstance(plain, dict):
+        if set(plain) == {_ARRAY}:
+            return archive[plain[_ARRAY]]
+        return {key: decode_value_from(part, archive) for key, part in plain.items()}
+    if isinstance(plain, list):
+        return [decode_value_from(part, archive) for part in plain]
+    return plain
+
+
+def array_name(index: int) -> str:
+    """Name of an array of an encoded value."""
+    return f"a{index}"
+
+
+def _encode_value(value: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays.append(value)
+        return {_ARRAY: array_name(len(arrays) - 1)}
+    if isinstance(value, np.generic):
+        return value.item()
+    if isinstance(value, dict):
+        return {str(key): _encode_value(part, arrays) for key, part in value.items()}
+    if isinstance(value, list | tuple):
+        return [_encode_value(part, arrays) for part in value]
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    raise IsotrainError(
+        f"the function returned {type(value).__name__!r}. What it returns travels back between"
+        " processes: use numbers, text, None, NumPy arrays, and lists or dicts of these"
+        " (float(loss) makes a number of a loss)."
+    )
