@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 import tensorflow as tf
 
 from isotrain.adapters.common.wait_for_server import wait_for_rank_zero
-from isotrain.adapters.tensorflow.base.private_api import disable_silence_limit
+from isotrain.adapters.tensorflow.base.private_api import disable_heartbeat_timeout
 from isotrain.plugin import BackendConfig, Peer, PlanError, ProcessContext
 
 _CROSS_DEVICE_OPS = {
@@ -150,7 +150,7 @@ def _cluster_strategy(
     options = tf.distribute.experimental.CommunicationOptions(
         implementation=_COMMUNICATION[collective.upper()],
     )
-    disable_silence_limit(len(addresses))
+    disable_heartbeat_timeout(len(addresses))
     return tf.distribute.MultiWorkerMirroredStrategy(resolver, options)
 
 

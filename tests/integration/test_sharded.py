@@ -347,17 +347,17 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
     assert "recurs" not in refusals
     assert "kernel: stage=3 takes no weight apart" in refusals["constraint"]
     assert "sets its trainable weight" in refusals["sets"]
-    assert "first/kernel is read past the layer" in refusals["reads past"]
+    assert "first/kernel is read outside the layer" in refusals["reads past"]
     for name in ("reads outside", "reads outside, again"):
-        assert "first/kernel is read past the layer" in refusals[name]
+        assert "first/kernel is read outside the layer" in refusals[name]
     assert "first is called in a loop or a branch" in refusals["branches"]
     assert "called has the operation RandomStandardNormal" in refusals["draws"]
     assert "called moves variables that are not its own" in refusals["draws unseeded"]
     assert "inner/kernel has a regularizer, and its layer is not called" in refusals["skips"]
     assert processes[0]["modules, unusual"] < CLOSE
     refusals = processes[0]["modules, refusals"]
-    assert "the weight weight is read past the module" in refusals["past"]
-    assert "is read in a tf.function of its own" in refusals["in a function"]
+    assert "the weight weight is read outside the module" in refusals["past"]
+    assert "is read in a nested tf.function" in refusals["in a function"]
     assert "the trained weight weight is set" in refusals["sets"]
     assert "is set in a loop, a branch" in refusals["sets in a branch"]
     assert "other has the operation RandomUniform" in refusals["draws"]

@@ -1,4 +1,4 @@
-"""What the layers of a TensorFlow model do that bears on whether runs agree."""
+"""Traits of the layers of a TensorFlow model that affect whether backends agree."""
 
 from __future__ import annotations
 
@@ -14,23 +14,23 @@ from isotrain.plugin import LayerTrait, Trait
 
 
 def model_traits(model: Any, precision: str) -> list[LayerTrait]:
-    """Lists the traits of a Keras model, or of a tf.Module and the Keras layers that it holds.
+    """Lists the traits of a Keras model, or of a tf.Module and the Keras layers inside it.
 
     Args:
         model: The built model.
-        precision: The spec's.
+        precision: The spec's precision.
     """
     if isinstance(model, keras.Layer):
         return keras_layer_traits.model_traits(model, precision)
-    held = private_api.keras_layers_of(model)
-    inner = [layer for outer in held for layer in keras_private.layers_of(outer)]
-    found = keras_layer_traits.layer_traits(dict.fromkeys(inner), precision)
+    keras_layers = private_api.keras_layers_of(model)
+    all_layers = [layer for outer in keras_layers for layer in keras_private.layers_of(outer)]
+    traits = keras_layer_traits.layer_traits(dict.fromkeys(all_layers), precision)
     kind = type(model).__name__
     if precision == "float64" and any(_is_narrow(v) for v in model.trainable_variables):
-        found.append(LayerTrait(Trait.LOWER_PRECISION, "model", kind))
-    return [*found, LayerTrait(Trait.HIDDEN, "model", kind)]
+        traits.append(LayerTrait(Trait.LOWER_PRECISION, "model", kind))
+    return [*traits, LayerTrait(Trait.HIDDEN, "model", kind)]
 
 
 def _is_narrow(variable: Any) -> bool:
-    kind = tf.as_dtype(variable.dtype)
-    return kind.is_floating and kind != tf.float64
+    dtype = tf.as_dtype(variable.dtype)
+    return dtype.is_floating and dtype != tf.float64

@@ -1,4 +1,4 @@
-"""What is inside of modules, by the attributes that hold it."""
+"""Submodules of a module, named by the attributes that hold them."""
 
 from __future__ import annotations
 
@@ -9,65 +9,69 @@ import keras
 import tensorflow as tf
 
 _TRACKED = "_self_"
-"""What the names of attributes begin with by which TensorFlow tracks all others once more."""
+"""Prefix of the attributes by which TensorFlow tracks all other attributes a second time."""
 
 
 def named_modules(module: Any, kinds: tuple[type, ...] = (tf.Module,)) -> list[tuple[str, Any]]:
-    """The modules inside of one that can be called, at any depth, by the attributes that hold them.
+    """Callable submodules of a module, at any depth, with their attribute paths.
 
     Of one that several attributes hold, what is inside has the shortest of these names alone; so modules may
     refer back to what holds them.
 
     Args:
-        module: A `tf.Module`, or a layer of Keras, of which attributes count that are not Keras' own.
-        kinds: What counts as a module.
+        module: A `tf.Module`, or a Keras layer, whose private attributes (Keras' own) are skipped.
+        kinds: Classes that count as modules.
     """
-    found: list[tuple[tuple[int, ...], str, Any]] = []
+    callables: list[tuple[tuple[int, ...], str, Any]] = []
     holders: list[tuple[tuple[int, ...], str, Any]] = [((), "", module)]
-    known = {id(module)}
-    for place, start, holder in holders:
-        for number, (name, value) in enumerate(_attributes(_own(holder), kinds, start)):
-            own = (*place, number)
+    seen = {id(module)}
+    for holder_path, prefix, holder in holders:
+        for index, (name, value) in enumerate(
+            _attributes(_public_attributes(holder), kinds, prefix)
+        ):
+            path = (*holder_path, index)
             if callable(value) and value is not module:
-                found.append((own, name, value))
-            if id(value) not in known:
-                known.add(id(value))
-                holders.append((own, f"{name}.", value))
-    return [(name, value) for _, name, value in sorted(found, key=lambda each: each[0])]
+                callables.append((path, name, value))
+            if id(value) not in seen:
+                seen.add(id(value))
+                holders.append((path, f"{name}.", value))
+    return [(name, value) for _, name, value in sorted(callables, key=lambda each: each[0])]
 
 
 def submodules_of(module: tf.Module, start: str = "") -> Iterator[tuple[str, tf.Module]]:
-    """As `named_modules`, without those inside of others that can be called, and each once.
+    """Outermost callable submodules of a module, each once, with their attribute paths.
 
     Args:
-        module: Which.
-        start: What their names begin with.
+        module: The module.
+        start: Prefix of the names.
     """
-    holders, known = [(start, module)], {id(module)}
-    for begin, holder in holders:
-        for name, value in _attributes(_own(holder), (tf.Module,), begin):
-            if id(value) in known:
+    holders, seen = [(start, module)], {id(module)}
+    for prefix, holder in holders:
+        for name, value in _attributes(_public_attributes(holder), (tf.Module,), prefix):
+            if id(value) in seen:
                 continue
-            known.add(id(value))
+            seen.add(id(value))
             if callable(value):
                 yield name, value
             else:
                 holders.append((f"{name}.", value))
 
 
-def _own(module: Any) -> Mapping[str, Any]:
-    foreign = "_" if isinstance(module, keras.Layer) else _TRACKED
-    return {name: value for name, value in vars(module).items() if not name.startswith(foreign)}
+def _public_attributes(module: Any) -> Mapping[str, Any]:
+    private_prefix = "_" if isinstance(module, keras.Layer) else _TRACKED
+    return {
+        name: value for name, value in vars(module).items() if not name.startswith(private_prefix)
+    }
 
 
 def _attributes(
-    values: Mapping[str, Any], kinds: tuple[type, ...], start: str
+    values: Mapping[str, Any], kinds: tuple[type, ...], prefix: str
 ) -> Iterator[tuple[str, Any]]:
     for name, value in values.items():
         if isinstance(value, kinds):
-            yield f"{start}{name}", value
+            yield f"{prefix}{name}", value
         elif isinstance(value, list | tuple):
-            several = {str(n): v for n, v in enumerate(value)}
-            yield from _attributes(several, kinds, f"{start}{name}.")
+            items = {str(index): item for index, item in enumerate(value)}
+            yield from _attributes(items, kinds, f"{prefix}{name}.")
         elif isinstance(value, dict):
-            yield from _attributes(value, kinds, f"{start}{name}.")
+            yield from _attributes(value, kinds, f"{prefix}{name}.")

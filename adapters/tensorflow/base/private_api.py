@@ -1,4 +1,4 @@
-"""The parts of TensorFlow that it does not document and isotrain uses; nothing else touches such parts."""
+"""Private APIs of TensorFlow that isotrain uses, each with a probe; no other module uses any."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ def copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
     return getattr(variable, "values", (variable,))
 
 
-def _has_copies() -> None:
+def _probe_copies() -> None:
     with tf.distribute.MirroredStrategy(["CPU:0"]).scope():
         mirrored = tf.Variable(1.0)
     (copy,) = copies(mirrored)
-    require(copy is not mirrored, "a variable of its own on each replica")
+    require(copy is not mirrored, "each replica has a variable of its own")
     copy.assign(2.0)
     require(float(tf.identity(mirrored)) == 2.0, "a mirrored variable has the value of its copies")
 
@@ -31,29 +31,37 @@ def keras_layers_of(module: tf.Module) -> list[keras.Layer]:
     return list(module._flatten(predicate=lambda part: isinstance(part, keras.Layer)))
 
 
-def _finds_layers() -> None:
+def _probe_layers() -> None:
     module: Any = tf.Module()
     module.held = {"some": [keras.layers.Dense(1)]}
-    require(keras_layers_of(module) == module.held["some"], "the layers that a module holds")
+    require(
+        keras_layers_of(module) == module.held["some"],
+        "Module._flatten returns the layers of a module",
+    )
 
 
 def generators_of(model: Any) -> dict[str, tf.Variable]:
-    """The states of TensorFlow's generators of random numbers that a tf.Module holds, numbered."""
+    """States of the `tf.random.Generator`s that a tf.Module holds, by name `tf-NUMBER`."""
     if isinstance(model, keras.Layer):
         return {}
-    held = model._flatten(predicate=lambda part: isinstance(part, tf.random.Generator))
-    return {f"tf-{number}": generator.state for number, generator in enumerate(held)}
+    generators = model._flatten(predicate=lambda part: isinstance(part, tf.random.Generator))
+    return {f"tf-{number}": generator.state for number, generator in enumerate(generators)}
 
 
-def _finds_generators() -> None:
+def _probe_generators() -> None:
     module: Any = tf.Module()
     module.held = [tf.random.Generator.from_seed(1)]
-    found = generators_of(module)
-    require(found["tf-0"] is module.held[0].state, "the generators that a module holds")
+    states = generators_of(module)
+    require(
+        states["tf-0"] is module.held[0].state, "Module._flatten returns the generators of a module"
+    )
 
 
-def _knows_the_build() -> None:
-    require(is_cuda_build() == tf.test.is_built_with_cuda(), "what build_info.py says of CUDA")
+def _probe_build_info() -> None:
+    require(
+        is_cuda_build() == tf.test.is_built_with_cuda(),
+        "build_info.py says whether it is a CUDA build",
+    )
 
 
 def is_of_function(graph: Any) -> bool:
@@ -61,7 +69,7 @@ def is_of_function(graph: Any) -> bool:
     return type(graph) is tf.__internal__.FuncGraph
 
 
-def _knows_graphs() -> None:
+def _probe_graphs() -> None:
     seen = []
 
     def note(number: tf.Tensor) -> tf.Tensor:
@@ -75,13 +83,16 @@ def _knows_graphs() -> None:
         tf.while_loop(lambda each: each < 1, note, (number,))
 
     tf.function(trace, autograph=False).get_concrete_function()
-    require(seen == [True, False, False], "functions' graphs from those of branches and loops")
+    require(
+        seen == [True, False, False],
+        "FuncGraph is the graph of functions, not of branches and loops",
+    )
 
 
-_SILENCE_MS = 30 * 24 * 3600 * 1000
+_HEARTBEAT_TIMEOUT_MS = 30 * 24 * 3600 * 1000
 
 
-def disable_silence_limit(workers: int) -> None:
+def disable_heartbeat_timeout(workers: int) -> None:
     """Lets workers be silent for a month, before the strategy is made: isotrain watches them itself.
 
     TensorFlow's limit of 10 s goes by the wall clock: a step of it, or a pause of the whole machine, would
@@ -90,33 +101,35 @@ def disable_silence_limit(workers: int) -> None:
     from tensorflow.compiler.xla.tsl.protobuf import coordination_config_pb2
     from tensorflow.python.eager import context
 
-    own = context.context()
-    if own.coordination_service is None:  # else there was a strategy before: it is as it was then
+    eager_context = context.context()
+    if eager_context.coordination_service is None:  # else an earlier strategy has configured it
         jobs = [coordination_config_pb2.CoordinatedJob(name="worker", num_tasks=workers)]
-        own.configure_coordination_service(
+        eager_context.configure_coordination_service(
             service_type="standalone",
             service_leader="/job:worker/replica:0/task:0",
-            heartbeat_timeout_in_ms=_SILENCE_MS,
+            heartbeat_timeout_in_ms=_HEARTBEAT_TIMEOUT_MS,
             coordinated_jobs=jobs,
         )
 
 
-def _has_a_limit_of_silence() -> None:
+def _probe_heartbeat_timeout() -> None:
     from tensorflow.python.eager.context import Context
 
     parameters = inspect.signature(Context.configure_coordination_service).parameters
-    known = {"service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"}
-    require(known <= parameters.keys(), "how long workers may be silent")
-    require(hasattr(Context, "coordination_service"), "who has said how long that is")
+    needed = {"service_type", "service_leader", "heartbeat_timeout_in_ms", "coordinated_jobs"}
+    require(needed <= parameters.keys(), "the heartbeat timeout of workers can be set")
+    require(
+        hasattr(Context, "coordination_service"), "the context tells whether the timeout is set"
+    )
 
 
 PROBES = (
     PrivateApiProbe(
-        "eager.context.Context.configure_coordination_service", _has_a_limit_of_silence
+        "eager.context.Context.configure_coordination_service", _probe_heartbeat_timeout
     ),
-    PrivateApiProbe("DistributedVariable.values", _has_copies),
-    PrivateApiProbe("Module._flatten", _finds_layers),
-    PrivateApiProbe("Module._flatten of generators", _finds_generators),
-    PrivateApiProbe("platform/build_info.py", _knows_the_build),
-    PrivateApiProbe("__internal__.FuncGraph", _knows_graphs),
+    PrivateApiProbe("DistributedVariable.values", _probe_copies),
+    PrivateApiProbe("Module._flatten", _probe_layers),
+    PrivateApiProbe("Module._flatten of generators", _probe_generators),
+    PrivateApiProbe("platform/build_info.py", _probe_build_info),
+    PrivateApiProbe("__internal__.FuncGraph", _probe_graphs),
 )

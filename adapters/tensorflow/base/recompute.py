@@ -1,4 +1,4 @@
-"""What is computed again in the backward pass on TensorFlow, so that nothing of it is kept."""
+"""Activation recomputation (gradient checkpointing) on TensorFlow."""
 
 from __future__ import annotations
 
@@ -20,40 +20,40 @@ _HARMLESS = {
     "Assert",
     "PrintV2",
 }
-"""Operations that count as stateful, and may well be made twice."""
+"""Stateful operations that may be repeated."""
 
 
 class TraceOrder:
-    """Has what is traced in one graph happen one after the other, also where nothing needs what is before."""
+    """Forces an execution order on what is traced in one graph, by added data dependencies."""
 
     def __init__(self) -> None:
-        """Has noted nothing."""
+        """Begins with no tensors to wait for."""
         self._graph: Any = None
-        self._noted: list[tf.Tensor] = []
+        self._pending: list[tf.Tensor] = []
 
     def after(self, awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The values of tensors once all others are there, and what was noted last in this graph."""
-        noted = self._noted if self._graph is tf.compat.v1.get_default_graph() else []
-        return _after([*awaited, *noted], tensors)
+        """Values of `tensors` that wait for `awaited` and for the tensors noted last in this graph."""
+        pending = self._pending if self._graph is tf.compat.v1.get_default_graph() else []
+        return _after([*awaited, *pending], tensors)
 
     def note(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Has what comes next wait for these."""
+        """Makes the next call of `after` in this graph wait for these tensors."""
         self._graph = tf.compat.v1.get_default_graph()
-        self._noted = _firsts(tensors)
+        self._pending = _firsts(tensors)
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a backward pass computes again; it is traced within a `tf.function`."""
-    again = recomputed_in_order(function, TraceOrder())
+    """Wraps a function so that the backward pass recomputes it; traced within a `tf.function`."""
+    recomputing = recomputed_in_order(function, TraceOrder())
 
     def call(*tensors: Any) -> Any:
         before = operations()
-        results = again(*tensors)
-        if found := unrepeatable_operations(before):
+        results = recomputing(*tensors)
+        if operation := unrepeatable_operations(before):
             raise SpecError(
-                f"recompute: {function.__name__} has the operation {found}, which draws, assigns or"
-                " exchanges, or is a function of which nobody can tell; computed again, it would do so a"
-                " second time. Leave it out."
+                f"recompute: {function.__name__} has the operation {operation}, which draws random numbers,"
+                " assigns or communicates (or is a function that may do so) and would do it again when"
+                " recomputed. Leave it out of recompute."
             )
         return results
 
@@ -63,12 +63,13 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
 def recomputed_in_order(
     function: Callable[..., Any], turns: TraceOrder, late: int = 0
 ) -> Callable[..., Any]:
-    """As `tf.recompute_grad`, but for how it waits: an optimizer of graphs folds that away.
+    """As `tf.recompute_grad`, but it waits by a dependency that Grappler cannot fold away.
 
     Args:
-        function: Of tensors.
-        turns: In which it is computed again.
-        late: So many of the first tensors it is given once the others are there, and it is its turn.
+        function: Function of tensors.
+        turns: Order in which recomputations run.
+        late: Number of leading arguments that are only passed on once the other ones are computed and it
+            is the function's turn.
     """
 
     @tf.custom_gradient
@@ -81,11 +82,12 @@ def recomputed_in_order(
             with tf.GradientTape() as tape:
                 tape.watch(sources)
                 results = function(*again)
-            found = tape.gradient(results, sources, upstream, tf.UnconnectedGradients.ZERO)
-            found = _after(found, found)  # what was computed again is let go before more is
-            turns.note(found)
-            own, others = found[: len(again)], found[len(again) :]
-            return own if variables is None else (own, others)
+            gradients = tape.gradient(results, sources, upstream, tf.UnconnectedGradients.ZERO)
+            # Frees recomputed activations before the next recomputation.
+            gradients = _after(gradients, gradients)
+            turns.note(gradients)
+            of_tensors, of_variables = gradients[: len(again)], gradients[len(again) :]
+            return of_tensors if variables is None else (of_tensors, of_variables)
 
         return function(*first, *tensors[late:]), backward
 
@@ -93,7 +95,7 @@ def recomputed_in_order(
 
 
 def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The values of tensors once all others are there, in a way of which no optimizer knows what it gives."""
+    """The values of tensors once all awaited ones are computed, by an addition that Grappler cannot fold."""
     firsts = _firsts(awaited)
     if not firsts:
         return list(tensors)
@@ -104,22 +106,22 @@ def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[t
 
 
 def _firsts(tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The first number of each that has any of floating point, or none."""
+    """The first element of each tensor of floating point, shape `[1]`; `[0]` of an empty one."""
     return [tf.reshape(each, [-1])[:1] for each in tensors if each.dtype.is_floating]
 
 
 def operations() -> int:
-    """How many there are in the graph that is traced."""
+    """Number of operations in the graph that is traced."""
     return len(tf.compat.v1.get_default_graph().get_operations())
 
 
 def unrepeatable_operations(before: int) -> str | None:
-    """Which of the operations that were traced since would be another, or happen twice, when computed again.
+    """Type of the first operation, of those traced since, that cannot be repeated.
 
-    One that draws, assigns or exchanges.
+    An operation is unrepeatable if it is stateful: it draws random numbers, assigns or communicates.
 
     Args:
-        before: How many there were.
+        before: Value of `operations()` at the start.
     """
     for operation in tf.compat.v1.get_default_graph().get_operations()[before:]:
         if operation.op_def.is_stateful and operation.type not in _HARMLESS:
@@ -128,10 +130,10 @@ def unrepeatable_operations(before: int) -> str | None:
 
 
 def recompute(model: tf.Module, spec: TrainingSpec) -> None:
-    """Has modules inside of one computed again in the backward pass, where the spec asks for it.
+    """Makes the backward pass recompute the submodules that the spec names.
 
     Raises:
-        SpecError: The spec names a module that is not there.
+        SpecError: The model has no module of that name.
     """
     modules = dict(named_modules(model))
     for name in spec.recomputed(modules, "."):
@@ -139,32 +141,32 @@ def recompute(model: tf.Module, spec: TrainingSpec) -> None:
 
 
 def recompute_module(name: str, module: tf.Module) -> None:
-    """Has one computed again in the backward pass; the name is for messages."""
+    """Makes the backward pass recompute a module; the name is for messages."""
     override_call(module, _recomputed(name, type(module).__call__))
 
 
 def override_call(module: tf.Module, call: Callable[..., Any]) -> None:
-    """Has a module computed by a function of it and what it is called with."""
-    own = type(module)
-    module.__class__ = type(own.__name__, (own,), {"__call__": call})
+    """Replaces a module's `__call__` by a function of the module and the call's arguments."""
+    cls = type(module)
+    module.__class__ = type(cls.__name__, (cls,), {"__call__": call})
 
 
 def _recomputed(name: str, call: Callable[..., Any]) -> Callable[..., Any]:
-    """Gives tensors by position, also those of keywords: no gradient comes back to others."""
+    """Passes all tensors, also those of keywords, by position: gradients flow to positional ones only."""
 
-    @functools.wraps(call)  # by whose arguments it is told whether it trains
+    @functools.wraps(call)  # its signature tells whether it takes `training`
     def call_or_recompute(module: tf.Module, *args: Any, **kwargs: Any) -> Any:
-        given = tf.nest.flatten((args, kwargs))
-        places = [place for place, each in enumerate(given) if tf.is_tensor(each)]
+        leaves = tf.nest.flatten((args, kwargs))
+        indices = [index for index, leaf in enumerate(leaves) if tf.is_tensor(leaf)]
 
         def compute(*tensors: Any) -> Any:
-            filled = list(given)
-            for place, tensor in zip(places, tensors, strict=True):
-                filled[place] = tensor
-            own_args, own_kwargs = tf.nest.pack_sequence_as((args, kwargs), filled)
-            return call(module, *own_args, **own_kwargs)
+            filled = list(leaves)
+            for index, tensor in zip(indices, tensors, strict=True):
+                filled[index] = tensor
+            new_args, new_kwargs = tf.nest.pack_sequence_as((args, kwargs), filled)
+            return call(module, *new_args, **new_kwargs)
 
         compute.__name__ = name
-        return recomputed(compute)(*(given[place] for place in places))
+        return recomputed(compute)(*(leaves[index] for index in indices))
 
     return call_or_recompute

@@ -1,4 +1,4 @@
-"""What new variables hold at first: every process makes values, and takes those of replica 0, all at once."""
+"""Initial values of variables: every process computes them, then all take those of replica 0, in bulk."""
 
 from __future__ import annotations
 
@@ -12,100 +12,103 @@ import tensorflow as tf
 from isotrain.adapters.tensorflow.base.private_api import copies
 
 BroadcastFirst = Callable[[np.ndarray], np.ndarray]
-"""Gives every process the whole numbers that replica 0 has; called by all with arrays of equal length."""
+"""Broadcasts an int64 vector from replica 0; called by every process with vectors of equal length."""
 _WORD_BYTES = 8
 _MOST_BYTES = 1 << 26
 _MOST_WORDS = _MOST_BYTES // _WORD_BYTES
 
 
 class InitialValues:
-    """Variables under a MultiWorkerMirroredStrategy, which would itself send the value of each as it is made.
+    """Creates variables under a MultiWorkerMirroredStrategy without one broadcast per variable.
 
-    That takes every process milliseconds for each, however small. Here a variable has the value that its
-    process has computed, until `share`.
+    The strategy itself would broadcast the value of each variable as it is created, which takes every process
+    milliseconds for each, however small. Here a variable keeps its local value until `share`.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, replica: int) -> None:
-        """Makes nothing yet.
+        """Creates nothing yet.
 
         Args:
-            strategy: With one replica in each process.
-            replica: That of this process.
+            strategy: Strategy with one replica in each process.
+            replica: Index of this process's replica.
         """
         self._strategy = strategy
         self._is_first = replica == 0
-        self._own: list[Any] = []
-        """The values of the variables that are being made."""
-        self._made: list[tf.Variable] = []
+        self._local_values: list[Any] = []
+        """Initial values of the variables that are being created (a stack)."""
+        self._created: list[tf.Variable] = []
 
     @contextlib.contextmanager
     def scope(self) -> Iterator[None]:
-        """As the scope of the strategy."""
+        """The strategy's scope, in which variables are created with their local values."""
         # Creators call each other from the innermost outwards. The strategy's is between these two, and
-        # puts what would send a value in the place of the value.
+        # replaces the initial value by a broadcast of it.
         with (
-            tf.variable_creator_scope(self._with_own_value),
+            tf.variable_creator_scope(self._with_local_value),
             self._strategy.scope(),
-            tf.variable_creator_scope(self._noted),
+            tf.variable_creator_scope(self._record),
         ):
             yield
 
-    def _noted(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-        self._own.append(options["initial_value"])
+    def _record(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        self._local_values.append(options["initial_value"])
         try:
-            self._made.append(create(**options))
+            self._created.append(create(**options))
         finally:
-            self._own.pop()
-        return self._made[-1]
+            self._local_values.pop()
+        return self._created[-1]
 
-    def _with_own_value(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
-        return create(**{**options, "initial_value": self._own[-1]})
+    def _with_local_value(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        return create(**{**options, "initial_value": self._local_values[-1]})
 
     def share(self) -> None:
-        """Gives what was made within the scope the values of replica 0. Called by every process."""
-        made, self._made = self._made, []
-        broadcast_initial_values(made, self._sent)
+        """Broadcasts the values of the variables made within the scope from replica 0. Collective."""
+        created, self._created = self._created, []
+        broadcast_initial_values(created, self._broadcast)
 
-    def _sent(self, words: np.ndarray) -> np.ndarray:
-        """The sum over all processes, of which only replica 0 gives other numbers than 0."""
-        given = tf.constant(words if self._is_first else np.zeros_like(words))
-        total: np.ndarray = self._strategy.reduce("SUM", given, axis=None).numpy()
+    def _broadcast(self, words: np.ndarray) -> np.ndarray:
+        """Broadcast as a sum over all processes, of which only replica 0 contributes other numbers than 0."""
+        contribution = tf.constant(words if self._is_first else np.zeros_like(words))
+        total: np.ndarray = self._strategy.reduce("SUM", contribution, axis=None).numpy()
         return total
 
 
 def broadcast_initial_values(variables: Sequence[tf.Variable], send: BroadcastFirst) -> None:
-    """Gives variables the values of replica 0. Called by every process; not traced.
+    """Broadcasts the values of variables from replica 0. Collective; not traced.
 
     Args:
-        variables: The same on every process, with one copy in each.
-        send: Brings the values here.
+        variables: The same variables on every process, with one copy in each.
+        send: Broadcasts an int64 vector from replica 0.
     """
     bundle: list[tuple[tf.Variable, np.ndarray]] = []
-    size = 0
+    nbytes = 0
     for variable in (copies(each)[0] for each in variables):
-        if variable.dtype == tf.string:  # no collective knows these
+        if variable.dtype == tf.string:  # no collective supports strings
             continue
         bundle.append((variable, variable.value().numpy()))
-        size += bundle[-1][1].nbytes
-        if size > _MOST_BYTES:
-            _take(bundle, send)
-            bundle, size = [], 0
+        nbytes += bundle[-1][1].nbytes
+        if nbytes > _MOST_BYTES:
+            _broadcast_bundle(bundle, send)
+            bundle, nbytes = [], 0
     if bundle:
-        _take(bundle, send)
+        _broadcast_bundle(bundle, send)
 
 
-def _take(bundle: Sequence[tuple[tf.Variable, np.ndarray]], send: BroadcastFirst) -> None:
-    size = sum(value.nbytes for _, value in bundle)
-    own = np.zeros(-(-size // _WORD_BYTES), np.int64)
-    first = np.empty_like(own)
-    own_bytes, first_bytes = own.view(np.uint8), first.view(np.uint8)
-    places, end = [], 0
+def _broadcast_bundle(
+    bundle: Sequence[tuple[tf.Variable, np.ndarray]], send: BroadcastFirst
+) -> None:
+    """Broadcasts a few variables as one int64 vector, and assigns those that differ."""
+    nbytes = sum(value.nbytes for _, value in bundle)
+    local_words = np.zeros(-(-nbytes // _WORD_BYTES), np.int64)
+    root_words = np.empty_like(local_words)
+    local_bytes, root_bytes = local_words.view(np.uint8), root_words.view(np.uint8)
+    slices, end = [], 0
     for _, value in bundle:
-        places.append(slice(end, end := end + value.nbytes))
-        own_bytes[places[-1]] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
-    for start in range(0, len(own), _MOST_WORDS):  # a large variable goes in several messages
-        part = slice(start, start + _MOST_WORDS)
-        first[part] = send(own[part])
-    for (variable, value), place in zip(bundle, places, strict=True):
-        if not np.array_equal(first_bytes[place], own_bytes[place]):
-            variable.assign(np.frombuffer(first_bytes[place], value.dtype).reshape(value.shape))
+        slices.append(slice(end, end := end + value.nbytes))
+        local_bytes[slices[-1]] = np.ascontiguousarray(value).reshape(-1).view(np.uint8)
+    for start in range(0, len(local_words), _MOST_WORDS):  # in several messages if large
+        chunk = slice(start, start + _MOST_WORDS)
+        root_words[chunk] = send(local_words[chunk])
+    for (variable, value), position in zip(bundle, slices, strict=True):
+        if not np.array_equal(root_bytes[position], local_bytes[position]):
+            variable.assign(np.frombuffer(root_bytes[position], value.dtype).reshape(value.shape))

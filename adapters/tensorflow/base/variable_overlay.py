@@ -1,4 +1,4 @@
-"""Variables of TensorFlow that are read and set as tensors, while a replica is traced."""
+"""Variables whose reads and writes are redirected to tensors, while a replica is traced."""
 
 from __future__ import annotations
 
@@ -13,37 +13,39 @@ from isotrain.plugin import SpecError
 
 
 class VariableOverlay:
-    """Has trained weights read only where they are given, and other variables set nowhere else."""
+    """Redirects reads and writes of variables to tensors; trained weights are readable only if given."""
 
     def __init__(self, trained: Sequence[tf.Variable]) -> None:
-        """Leaves them as they are for now.
+        """Redirects nothing yet.
 
         Args:
-            trained: Of which this replica has parts.
+            trained: Weights of which this replica has shards.
         """
         self._trained = trained
         self._names = {id(variable): variable.name.rpartition(":")[0] for variable in trained}
-        self._kinds: dict[type, type] = {}  # of variables, to those that are read and set here
+        self._redirecting_classes: dict[type, type] = {}  # class of variables -> its subclass
         self._values: dict[int, tf.Tensor] = {}
         self._graph: Any = None
 
-    def apart(self) -> contextlib.AbstractContextManager[None]:
-        """Within it, trained weights cannot be read."""
+    def forbid_reads(self) -> contextlib.AbstractContextManager[None]:
+        """Context in which trained weights cannot be read."""
         return self._replacing_classes(self._trained)
 
     @contextlib.contextmanager
-    def given(
+    def redirect(
         self,
         trained: Mapping[int, tf.Tensor],
         others: Sequence[tf.Variable],
         values: Sequence[tf.Tensor],
     ) -> Iterator[None]:
-        """Within it, a module computes with values, and trained weights cannot be read but for these.
+        """Context in which a module computes with tensors for its variables.
+
+        Trained weights that are not given cannot be read.
 
         Args:
-            trained: By the identities of weights.
-            others: Other variables of the module.
-            values: Of these; what it sets them to is had by `value`.
+            trained: Tensors by the identities of the weights.
+            others: The module's other variables.
+            values: Initial values of `others`; `value` returns what the module sets them to.
         """
         before, self._values = self._values, dict(trained)
         self._values |= {id(each): value for each, value in zip(others, values, strict=True)}
@@ -56,66 +58,66 @@ class VariableOverlay:
 
     @contextlib.contextmanager
     def _replacing_classes(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
-        """Has variables read and set here, where they are not already."""
-        known = set(self._kinds.values())
-        variables = [variable for variable in variables if type(variable) not in known]
-        kinds = [type(variable) for variable in variables]
-        for variable, kind in zip(variables, kinds, strict=True):
-            variable.__class__ = self._kind_of(kind)
+        """Context in which variables have the redirecting class, where they do not already."""
+        redirecting = set(self._redirecting_classes.values())
+        variables = [variable for variable in variables if type(variable) not in redirecting]
+        classes = [type(variable) for variable in variables]
+        for variable, cls in zip(variables, classes, strict=True):
+            variable.__class__ = self._redirecting_class(cls)
         try:
             yield
         finally:
-            for variable, kind in zip(variables, kinds, strict=True):
-                variable.__class__ = kind
+            for variable, cls in zip(variables, classes, strict=True):
+                variable.__class__ = cls
 
     def value(self, variable: tf.Variable) -> tf.Tensor:
-        """What a variable is now.
+        """Current value of a variable, a tensor of its shape and dtype.
 
         Raises:
-            SpecError: It is a weight that is not given.
+            SpecError: The variable is a weight that is not given.
         """
         if id(variable) not in self._values:
             raise SpecError(
-                f"strategy sharded: the weight {self._names[id(variable)]} is read past the module that it"
-                " belongs to, or is joined with, and with stage=3 it is joined for that module alone. Read"
-                " it where that is called, or take stage 1 or 2."
+                f"strategy sharded: the weight {self._names[id(variable)]} is read outside the module that it"
+                " belongs to or is gathered with; with stage=3 it is gathered for that module alone. Read it"
+                " inside that module's call, or use stage 1 or 2."
             )
         graph = tf.compat.v1.get_default_graph()
         while graph is not self._graph:
             if private_api.is_of_function(graph):
                 raise SpecError(
-                    f"strategy sharded: {variable.name} is read in a tf.function of its own, which is traced"
-                    " once, and with stage=3 modules are computed again with other tensors. Leave the"
-                    " decorator out, or take stage 1 or 2."
+                    f"strategy sharded: {variable.name} is read in a nested tf.function, which is traced only"
+                    " once; with stage=3 modules are recomputed with other tensors. Remove the decorator, or"
+                    " use stage 1 or 2."
                 )
             graph = graph.outer_graph
         return self._values[id(variable)]
 
     def set(self, variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Gives a variable another value.
+        """Sets the value of a variable.
 
         Raises:
-            SpecError: It is a trained weight, or is set where nobody can say how often.
+            SpecError: The variable is a trained weight, or is set in a loop, a branch or a `tf.function`.
         """
         if id(variable) in self._names:
             raise SpecError(
-                f"strategy sharded: the trained weight {self._names[id(variable)]} is set in a forward pass,"
-                " and with stage=3 no replica has all of it. Take stage 1 or 2."
+                f"strategy sharded: the trained weight {self._names[id(variable)]} is set in a forward pass;"
+                " with stage=3 no replica has all of it. Use stage 1 or 2."
             )
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise SpecError(
-                f"strategy sharded: {variable.name} is set in a loop, a branch or a tf.function, and with"
-                " stage=3 its module is computed again, and would set it a second time. Set it outside of"
-                " that, or take stage 1 or 2."
+                f"strategy sharded: {variable.name} is set in a loop, a branch or a tf.function; with"
+                " stage=3 its module is recomputed and would set it again. Set it outside of that, or use"
+                " stage 1 or 2."
             )
         self._values[id(variable)] = tf.stop_gradient(value)  # as nothing flows through variables
         return self._values[id(variable)]
 
-    def _kind_of(self, own: type) -> type:
-        """The class of variables of a class that are read and set here."""
-        if own not in self._kinds:
-            self._kinds[own] = type(own.__name__, (own,), self._methods())
-        return self._kinds[own]
+    def _redirecting_class(self, cls: type) -> type:
+        """The redirecting subclass of a class of variables."""
+        if cls not in self._redirecting_classes:
+            self._redirecting_classes[cls] = type(cls.__name__, (cls,), self._methods())
+        return self._redirecting_classes[cls]
 
     def _methods(self) -> dict[str, Any]:
         def value(variable: tf.Variable) -> tf.Tensor:

@@ -1,4 +1,4 @@
-"""Making, reading and setting variables, while a replica is traced or outside of it."""
+"""Creating, reading and assigning variables, while a replica is traced or outside of it."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isotrain.adapters.keras.sharding import named_like
 
 @contextlib.contextmanager
 def undo_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterator[None]:
-    """Gives variables the values back that they had, where `condition` (a scalar) is true."""
+    """Context that restores the variables' values at its end, where `condition` (a scalar) is true."""
     before = [value_of(variable) for variable in variables]
     yield
     for variable, value in zip(variables, before, strict=True):
@@ -22,7 +22,7 @@ def undo_where(condition: tf.Tensor, variables: Sequence[tf.Variable]) -> Iterat
 
 
 def value_of(variable: tf.Variable) -> tf.Tensor:
-    """This replica's value of a variable as it is now."""
+    """This replica's current value of a variable: a tensor of its shape and dtype."""
     return tf.identity(tf.convert_to_tensor(variable))
 
 
@@ -32,7 +32,7 @@ def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) ->
 
 
 def named_as(weight: Any, value: tf.Tensor) -> Any:
-    """A variable under the name of a weight, which slots are named after."""
+    """A variable with the name of a weight, after which optimizers name their slot variables."""
     if not isinstance(weight, keras.Variable):
         return tf.Variable(value, name=weight.name.rpartition(":")[0])
     with named_like(weight.path) as name:
@@ -40,15 +40,15 @@ def named_as(weight: Any, value: tf.Tensor) -> Any:
 
 
 def assign_anew(variable: tf.Variable, value: tf.Tensor) -> Any:
-    """Gives a variable a value of any shape: its own `assign` would have it stay as large as it is."""
+    """Assigns a value of any shape: a variable's own `assign` requires the same shape."""
     return tf.raw_ops.AssignVariableOp(resource=variable.handle, value=value, validate_shape=False)
 
 
 def flatten(tensors: Sequence[tf.Tensor], dtype: tf.DType) -> tf.Tensor:
-    """One vector of them all."""
+    """Concatenates tensors of any shapes into one vector of a dtype."""
     return tf.concat([tf.reshape(tf.cast(tensor, dtype), [-1]) for tensor in tensors], axis=0)
 
 
 def nbytes(variable: tf.Variable) -> int:
-    """What the numbers of a variable take."""
+    """Size of a variable in bytes."""
     return int(variable.shape.num_elements() * variable.dtype.size)

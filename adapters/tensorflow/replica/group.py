@@ -1,4 +1,4 @@
-"""The replica group of one TensorFlow process, over any strategy and exchange."""
+"""The replica group of one TensorFlow process, over any strategy and communicator."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ from isotrain.plugin import (
     map_tree,
 )
 
-_WHOLE_NUMBERS = frozenset(
+_INTEGER_DTYPES = frozenset(
     {tf.bool, tf.int8, tf.int16, tf.int32, tf.int64, tf.uint8, tf.uint16, tf.uint32, tf.uint64}
 )
 
@@ -54,7 +54,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     """Local replicas under one `tf.distribute` strategy, driven by one traced function per step.
 
     Attributes:
-        strategy: That strategy.
+        strategy: `tf.distribute` strategy of the local replicas.
     """
 
     def __init__(
@@ -64,13 +64,13 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         communicator: Communicator,
         holder: tf.distribute.Strategy | InitialValues | None = None,
     ) -> None:
-        """Builds the model on every local replica.
+        """Builds the model on every local replica. Collective.
 
         Args:
-            spec: What to train.
-            strategy: Holds the local replicas; the default strategy where there is one.
-            communicator: Ties them to all others.
-            holder: Where the variables are to be created, if not by `strategy`.
+            spec: Training spec.
+            strategy: Strategy of the local replicas; the default strategy for a single one.
+            communicator: Communicator with all other replicas.
+            holder: Creates the variables; None: `strategy` does.
         """
         self.strategy = strategy
         self._spec = spec
@@ -81,15 +81,15 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         if isinstance(holder, InitialValues):
             holder.share()
         self._trainer.note_generators()
-        self._rate_type = tf.float64 if spec.precision == "float64" else tf.float32
+        self._rate_dtype = tf.float64 if spec.precision == "float64" else tf.float32
         on_host = not tf.config.list_logical_devices("GPU")
-        self._placed_types = {*_WHOLE_NUMBERS, self._rate_type} if on_host else set()
+        self._host_dtypes = {*_INTEGER_DTYPES, self._rate_dtype} if on_host else set()
         self._rate = -1.0
-        self._rate_tensor = tf.constant(self._rate, self._rate_type)
+        self._rate_tensor = tf.constant(self._rate, self._rate_dtype)
         self._traced = TracedFunctions(strategy, communicator, self._trainer.use_default_generator)
         self._metrics = TracedMetrics(self._trainer, self._traced, self._totals)
-        self._late: list[tuple[dict[str, np.ndarray], int | None]] = []
-        self._updates_own = False
+        self._late_metric_state: list[tuple[dict[str, np.ndarray], int | None]] = []
+        self._is_optimizer_sharded = False
 
     def _build(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -103,14 +103,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     @property
     def trainer(self) -> ReplicaTrainer:
-        """What is traced."""
+        """Trainer of the local replicas, whose methods are traced."""
         return self._trainer
 
     def to_device(self, arrays: Any) -> Any:
         return map_tree(tf.constant, arrays)  # quicker than convert_to_tensor and tf.nest
 
     def is_on_device(self, value: Any) -> bool:
-        return isinstance(value, tf.Tensor) and value.dtype in self._placed_types
+        return isinstance(value, tf.Tensor) and value.dtype in self._host_dtypes
 
     def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
         return self._trainer.update.optimizer_lr_schedule
@@ -124,12 +124,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._on_batch("step", self._trace_step, batch, self._rate_tensor)
 
     def _trace_step(
-        self, holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
+        self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
         def replica(position: int) -> tf.Tensor:
-            trainer, own = self._trainer, row(weights, position)
-            loss, gradients = trainer.contribution(micro_batches[position], own, holes, self._total)
-            share = None if own is None else tf.reduce_sum(own)
+            trainer, slice_weights = self._trainer, row(weights, position)
+            loss, gradients = trainer.contribution(
+                micro_batches[position], slice_weights, has_placeholders, self._total
+            )
+            share = None if slice_weights is None else tf.reduce_sum(slice_weights)
             loss, gradients = self._reduced(loss, gradients, share)
             trainer.update.apply(gradients)
             return loss
@@ -140,7 +142,16 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
-        """Exchanges loss, gradients and moving statistics together; sets the latter."""
+        """All-reduces loss, gradients and moving statistics together; sets the statistics.
+
+        Args:
+            loss: This replica's part of the loss, scalar.
+            gradients: Gradient per trainable weight, or None.
+            share: Sum of the replica's micro-batch weights, scalar; None when all are 1.
+
+        Returns:
+            The means of the loss and of the gradients.
+        """
         if self.replicas == 1:
             return loss, gradients
         trainer = self._trainer
@@ -156,15 +167,15 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._on_batch("local step", self._trace_local_step, batch, self._rate_tensor)
 
     def _trace_local_step(
-        self, holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
+        self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
         def replica(position: int) -> tf.Tensor:
-            trainer, own = self._trainer, row(weights, position)
+            trainer, slice_weights = self._trainer, row(weights, position)
             loss, gradients = trainer.contribution(
-                micro_batches[position], own, holes, self._total, local=True
+                micro_batches[position], slice_weights, has_placeholders, self._total, local=True
             )
-            if own is not None and holes:
-                trainer.update.apply_unless(tf.equal(tf.reduce_sum(own), 0), gradients)
+            if slice_weights is not None and has_placeholders:
+                trainer.update.apply_unless(tf.equal(tf.reduce_sum(slice_weights), 0), gradients)
             else:
                 trainer.update.apply(gradients)
             return self._mean(loss)
@@ -186,11 +197,13 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         results = self._on_batch("gradients", self._trace_gradients, batch)
         return [list(gradients) for gradients, _ in results], results[0][1]
 
-    def _trace_gradients(self, holes: bool, micro_batches: MicroBatches, weights: Weights) -> Any:
+    def _trace_gradients(
+        self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights
+    ) -> Any:
         def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor]:
-            own = row(weights, position)
+            slice_weights = row(weights, position)
             loss, gradients = self._trainer.contribution(
-                micro_batches[position], own, holes, self._total
+                micro_batches[position], slice_weights, has_placeholders, self._total
             )
             return self._trainer.update.unscaled(gradients), self._mean(loss)
 
@@ -200,8 +213,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self, gradients: Sequence[Sequence[tf.Tensor]], learning_rate: float
     ) -> None:
         self._set_rate(learning_rate)
-        given = [list(own) for own in gradients]
-        self._traced.function("apply", self._trace_apply)(given, self._rate_tensor)
+        per_replica = [list(gradient_list) for gradient_list in gradients]
+        self._traced.function("apply", self._trace_apply)(per_replica, self._rate_tensor)
 
     def _trace_apply(self, gradients: list[list[tf.Tensor]], rate: tf.Tensor) -> None:
         def replica(position: int) -> None:
@@ -212,38 +225,47 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             self._traced.on_replicas(replica)
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
-        self._updates_own = True
-        (own,) = weights  # variables of several replicas in a process have the same slots on each
-        self._trainer.update.shard_optimizer(own)
+        self._is_optimizer_sharded = True
+        (local_indices,) = weights  # with several local replicas, all have the same slots
+        self._trainer.update.shard_optimizer(local_indices)
 
     def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[tf.Tensor]], tf.Tensor]:
-        def trace(holes: bool, micro_batches: MicroBatches, weights: Weights) -> Any:
-            return self._trace_reduced(reduction, holes, micro_batches, weights)
+        def trace(has_placeholders: bool, micro_batches: MicroBatches, weights: Weights) -> Any:
+            return self._trace_reduced(reduction, has_placeholders, micro_batches, weights)
 
         results = self._on_batch(f"reduced gradients, {reduction.each_slice}", trace, batch)
-        return [list(kept) for kept, _, _ in results], results[0][1]
+        return [list(reduced) for reduced, _, _ in results], results[0][1]
 
     def _trace_reduced(
-        self, reduction: Reduction, holes: bool, micro_batches: MicroBatches, weights: Weights
+        self,
+        reduction: Reduction,
+        has_placeholders: bool,
+        micro_batches: MicroBatches,
+        weights: Weights,
     ) -> Any:
         def replica(position: int) -> tuple[list[tf.Tensor], tf.Tensor, list[tf.Tensor]]:
-            seen, own = TensorFlowReplica(self._trainer, self._communicator), row(weights, position)
+            handle = TensorFlowReplica(self._trainer, self._communicator)
+            slice_weights = row(weights, position)
 
             def take(gradients: Gradients) -> Gradients:
-                dense, kept = self._trainer.update.unscaled(gradients), []
+                dense, reduced = self._trainer.update.unscaled(gradients), []
                 for bucket, static in zip(reduction.buckets, reduction.statics, strict=True):
-                    given = [dense[place] for place in bucket]
-                    kept += reduction.reduce(seen, given, static=static)
-                return kept
+                    bucket_gradients = [dense[index] for index in bucket]
+                    reduced += reduction.reduce(handle, bucket_gradients, static=static)
+                return reduced
 
-            each = take if reduction.each_slice else list
+            take_each = take if reduction.each_slice else list
             loss, sums = self._trainer.contribution(
-                micro_batches[position], own, holes, self._total, take=each
+                micro_batches[position],
+                slice_weights,
+                has_placeholders,
+                self._total,
+                take=take_each,
             )
-            kept = sums if reduction.each_slice else take(sums)
-            return kept, self._mean(loss), seen.keepalive_outputs
+            reduced = sums if reduction.each_slice else take(sums)
+            return reduced, self._mean(loss), handle.keepalive_outputs
 
         return self._traced.on_replicas(replica, trains=True)
 
@@ -254,11 +276,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         norms: Sequence[tf.Tensor] | None,
     ) -> None:
         self._set_rate(learning_rate)
-        given = [list(own) for own in gradients]
-        function = self._traced.function("update own", self._trace_update_own)
-        function(given, None if norms is None else list(norms), self._rate_tensor)
+        per_replica = [list(gradient_list) for gradient_list in gradients]
+        function = self._traced.function("update shard", self._trace_update_shard)
+        function(per_replica, None if norms is None else list(norms), self._rate_tensor)
 
-    def _trace_update_own(
+    def _trace_update_shard(
         self, gradients: list[list[tf.Tensor]], norms: list[tf.Tensor] | None, rate: tf.Tensor
     ) -> None:
         def replica(position: int) -> None:
@@ -279,43 +301,46 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             yield
 
     def keep_gradients(self) -> bool:
-        if self._updates_own:
+        if self._is_optimizer_sharded:
             return False
         self._trainer.update.keep_gradients(self.strategy.scope)
-        self._traced.forget()  # what was traced before keeps nothing
+        self._traced.forget()  # functions traced before keep no gradients
         return True
 
     def kept_gradients(self) -> list[list[tf.Tensor]]:
         variables = [copies(variable) for variable in self._trainer.update.kept]
         if not variables:
             return super().kept_gradients()
-        return [[tf.identity(value) for value in own] for own in zip(*variables, strict=True)]
+        return [
+            [tf.identity(value) for value in replica_values]
+            for replica_values in zip(*variables, strict=True)
+        ]
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
         options = {} if static is None else {"static": static}
 
-        def trace(*given: Sequence[Any]) -> list[Any]:
+        def trace(*per_replica: Sequence[Any]) -> list[Any]:
             def replica(position: int) -> tuple[Any, list[tf.Tensor]]:
-                seen = TensorFlowReplica(self._trainer, self._communicator)
-                own = [value[position] for value in given]
-                return computation(seen, *own, **options), seen.keepalive_outputs
+                handle = TensorFlowReplica(self._trainer, self._communicator)
+                arguments = [value[position] for value in per_replica]
+                return computation(handle, *arguments, **options), handle.keepalive_outputs
 
             return self._traced.on_replicas(replica)
 
         function = self._traced.function(("compute", computation, static), trace)
-        return [found for found, _ in function(*map(list, values))]
+        return [result for result, _ in function(*map(list, values))]
 
     def evaluation_step(self, batch: Batch) -> None:
         self._trainer.metrics.ensure_built()
         self._traced.on_counts(self._trace_evaluation, batch)
 
     def _trace_evaluation(
-        self, holes: bool, micro_batches: MicroBatches, counts: tf.Tensor
+        self, has_placeholders: bool, micro_batches: MicroBatches, counts: tf.Tensor
     ) -> None:
         def replica(position: int) -> None:
-            self._trainer.evaluate(micro_batches[position], counts[position], holes)
+            self._trainer.evaluate(micro_batches[position], counts[position], has_placeholders)
 
         self._traced.on_replicas(replica)
 
@@ -343,16 +368,18 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return notes(self._spec, "tensorflow", self.traits())
 
     def step_notes(self, batch: Batch) -> list[str]:
-        unalike = []
+        has_denominators = []
 
-        def trace(holes: bool, micro_batches: MicroBatches, weights: Weights) -> None:
+        def trace(has_placeholders: bool, micro_batches: MicroBatches, weights: Weights) -> None:
             trainer = self._trainer
             self._traced.on_replicas(
-                lambda own: unalike.append(trainer.has_own_denominator(micro_batches[own][0]))
+                lambda position: has_denominators.append(
+                    trainer.has_own_denominator(micro_batches[position][0])
+                )
             )
 
         self._traced.only_trace(trace, batch)
-        return [OWN_DENOMINATOR] if any(unalike) else []
+        return [OWN_DENOMINATOR] if any(has_denominators) else []
 
     def reseed(self, replica: int, step: int) -> None:
         self._trainer.reseed(replica, step, self.local_replicas[0])
@@ -376,30 +403,32 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._trainer.state.read(kinds, self.local_index(replica))
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        place = None if replica is None else self.local_index(replica)
-        state = {n: value for n, value in state.items() if not self.is_remote(n)}
-        late = part_of(state, self._trainer.metrics.unbuilt)
-        if late:
-            self._late.append((late, place))
-        self._trainer.state.write({n: v for n, v in state.items() if n not in late}, place)
+        index = None if replica is None else self.local_index(replica)
+        state = {name: value for name, value in state.items() if not self.is_remote(name)}
+        late_state = part_of(state, self._trainer.metrics.unbuilt)
+        if late_state:
+            self._late_metric_state.append((late_state, index))
+        self._trainer.state.write(
+            {name: value for name, value in state.items() if name not in late_state}, index
+        )
 
     def is_remote(self, name: str) -> bool:
         return sharding.is_remote(name, self._trainer.update.is_remote_slot)
 
-    def _write_late(self, batch: Batch) -> None:
-        """Has metrics make the variables that a state was written for, by samples that do not count."""
-        late, self._late = self._late, []
+    def _write_late_metric_state(self, batch: Batch) -> None:
+        """Lets metrics create the variables that a saved state waits for, on samples that do not count."""
+        entries, self._late_metric_state = self._late_metric_state, []
 
-        def trace(holes: bool, micro_batches: MicroBatches, weights: Weights) -> None:
+        def trace(has_placeholders: bool, micro_batches: MicroBatches, weights: Weights) -> None:
             trainer = self._trainer
             self._traced.on_replicas(
-                lambda own: trainer.make_metrics(micro_batches[own][0]), trains=True
+                lambda position: trainer.make_metrics(micro_batches[position][0]), trains=True
             )
 
         with self.preserving_training_state():
             self._traced.on_batch("make metrics", trace, batch)
-        for state, place in late:
-            self._trainer.state.write(state, place)
+        for state, index in entries:
+            self._trainer.state.write(state, index)
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
         return load_weight_arrays(path, self.model)
@@ -439,12 +468,12 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _set_rate(self, rate: float) -> None:
         if rate != self._rate:
             self._rate = rate
-            self._rate_tensor = tf.constant(rate, self._rate_type)
+            self._rate_tensor = tf.constant(rate, self._rate_dtype)
 
     def _on_batch(
         self, name: str, trace: Callable[..., Any], batch: Batch, *tensors: tf.Tensor
     ) -> Any:
-        """As `Traced.on_batch`, once state is there that waited for metrics to see their first samples."""
-        if self._late:
-            self._write_late(batch)
+        """As `TracedFunctions.on_batch`, after writing state that waited for metrics' first samples."""
+        if self._late_metric_state:
+            self._write_late_metric_state(batch)
         return self._traced.on_batch(name, trace, batch, *tensors)

@@ -1,4 +1,4 @@
-"""The TensorFlow replica that a strategy's computations see while they are traced."""
+"""The `Replica` of TensorFlow, which a strategy's computations get while they are traced."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
 
 
 class TensorFlowReplica(Replica):
-    """Reads and writes a program's variables; exchanges within the graph.
+    """Reads and writes a trainer's variables; communicates within the graph.
 
     Attributes:
-        keepalive_outputs: For whoever traces to return: without them, TensorFlow would leave out a sum of
-            which no part is this replica's, while others wait for its share.
+        keepalive_outputs: Tensors that the traced function must return. Without them, TensorFlow would
+            prune a reduce-scatter of which this replica's shard is empty, while others wait for it.
     """
 
     ops = ops
@@ -35,7 +35,7 @@ class TensorFlowReplica(Replica):
         if not variables:
             return tf.zeros(0)
         widest = max((variable.dtype for variable in variables), key=lambda dtype: dtype.size)
-        flat = [tf.reshape(tf.cast(value_of(v), widest), [-1]) for v in variables]
+        flat = [tf.reshape(tf.cast(value_of(variable), widest), [-1]) for variable in variables]
         return tf.concat(flat, axis=0)
 
     def write(self, parts: Sequence[StatePart], vector: tf.Tensor) -> None:
@@ -44,8 +44,10 @@ class TensorFlowReplica(Replica):
     def read_weights(self, places: Sequence[int]) -> tf.Tensor:
         weights = self._trainer.part("trainable")
         widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.size)
-        own = [tf.cast(value_of(weights[place]), widest) for place in places]
-        return tf.concat([tf.zeros(0, widest), *(tf.reshape(w, [-1]) for w in own)], axis=0)
+        selected = [tf.cast(value_of(weights[place]), widest) for place in places]
+        return tf.concat(
+            [tf.zeros(0, widest), *(tf.reshape(weight, [-1]) for weight in selected)], axis=0
+        )
 
     def write_weights(self, places: Sequence[int], vector: tf.Tensor) -> None:
         weights = self._trainer.part("trainable")
@@ -95,6 +97,7 @@ class TensorFlowReplica(Replica):
 
 
 def _write(variables: Sequence[tf.Variable], vector: tf.Tensor) -> None:
-    values = tf.split(vector, [v.shape.num_elements() for v in variables]) if variables else []
+    sizes = [variable.shape.num_elements() for variable in variables]
+    values = tf.split(vector, sizes) if variables else []
     for variable, value in zip(variables, values, strict=True):
         variable.assign(tf.cast(tf.reshape(value, variable.shape), variable.dtype))

@@ -1,4 +1,4 @@
-"""What a group's replicas compute: traced once, and called on batches again and again."""
+"""Traced functions of a replica group: traced once, and called on one batch after the other."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
 from isotrain.plugin import Batch, Phase, Weighted
 
 MicroBatches = tuple[tuple[MicroBatch, ...], ...]
-"""Per local replica its slices."""
+"""Micro-batches of each local replica."""
 
 Weights: TypeAlias = "tf.Tensor | None"
 """Shape `[local replicas, micro_batches]`; None when every weight is 1."""
@@ -26,7 +26,7 @@ _CACHED_TENSORS = 256
 
 
 class TracedFunctions:
-    """The traced functions of a group, by what they compute."""
+    """The `tf.function`s of a group, cached by what they compute."""
 
     def __init__(
         self,
@@ -37,62 +37,64 @@ class TracedFunctions:
         """Traces nothing yet.
 
         Args:
-            strategy: Holds the local replicas.
-            communicator: Ties them to all others.
+            strategy: Strategy of the local replicas.
+            communicator: Communicator with all other replicas.
             use_default_generator: Called in each thread where a replica is traced; see `ReplicaTrainer`.
         """
         self._strategy = strategy
         self._communicator = communicator
-        self._draw_unseeded = use_default_generator
+        self._use_default_generator = use_default_generator
         self._functions: dict[Any, Callable[..., Any]] = {}
         self._tensors: dict[tuple[Any, ...], tf.Tensor] = {}
 
     def forget(self) -> None:
-        """Has everything traced anew when it is called next."""
+        """Drops all traced functions: the next call of each traces it anew."""
         self._functions.clear()
         self._tensors.clear()
 
     def on_batch(
         self, name: str, trace: Callable[..., Any], batch: Batch, *tensors: tf.Tensor
     ) -> Any:
-        """Calls the traced form of `trace(holes, micro_batches, weights, *tensors)` on a batch.
+        """Calls the traced form of `trace(has_placeholders, micro_batches, weights, *tensors)` on a batch.
 
-        It is traced anew where weights are needed, and where a slice may be a placeholder. It gets
+        It is traced anew where weights are needed, and where a micro-batch may be a placeholder. It gets
         a flat list of tensors: nested arguments cost 100 microseconds more in each call.
         """
         if batch.even and len(batch.slices[0]) == 1:
-            function = self._made(name, lambda: _flat(trace, False, batch, given_weights=False))
+            function = self._cached(name, lambda: _flat(trace, False, batch, has_weights=False))
             return function(*_leaves(batch), *tensors)
         weights = tuple(
-            [tuple([micro_batch.weight for micro_batch in own]) for own in batch.slices]
+            [tuple([micro_batch.weight for micro_batch in slices]) for slices in batch.slices]
         )
-        holes = any(0.0 in own for own in weights)
-        key = (name, len(weights[0]), holes)
-        function = self._made(key, lambda: _flat(trace, holes, batch))
+        has_placeholders = any(0.0 in slice_weights for slice_weights in weights)
+        key = (name, len(weights[0]), has_placeholders)
+        function = self._cached(key, lambda: _flat(trace, has_placeholders, batch))
         return function(*_leaves(batch), self._tensor_of(weights), *tensors)
 
     def on_counts(self, trace: Callable[..., Any], batch: Batch) -> None:
-        """Calls the traced form of `trace(holes, micro_batches, counts)` on a batch to evaluate on."""
-        counts = tuple([tuple([micro_batch.count for micro_batch in own]) for own in batch.slices])
-        holes = any(0 in own for own in counts)
-        weighed = isinstance(batch.slices[0][0].targets, Weighted)
-        key = ("evaluate", len(counts[0]), holes, weighed)
-        function = self._made(key, lambda: _flat(trace, holes, batch))
+        """Calls the traced form of `trace(has_placeholders, micro_batches, counts)` on a batch."""
+        counts = tuple(
+            [tuple([micro_batch.count for micro_batch in slices]) for slices in batch.slices]
+        )
+        has_placeholders = any(0 in slice_counts for slice_counts in counts)
+        is_weighted = isinstance(batch.slices[0][0].targets, Weighted)
+        key = ("evaluate", len(counts[0]), has_placeholders, is_weighted)
+        function = self._cached(key, lambda: _flat(trace, has_placeholders, batch))
         function(*_leaves(batch), self._tensor_of(counts))
 
     def only_trace(
         self, trace: Callable[[bool, MicroBatches, Weights], None], batch: Batch
     ) -> None:
-        """Traces `trace(holes, micro_batches, weights)` for batches like this one, and computes nothing."""
-        flat = _flat(trace, False, batch, given_weights=False)
+        """Traces `trace(has_placeholders, micro_batches, weights)` for such batches; computes nothing."""
+        flat = _flat(trace, False, batch, has_weights=False)
         tf.function(flat, autograph=False).get_concrete_function(*_leaves(batch))
 
     def function(self, key: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
-        """The traced form of `trace`, the first that came with this key."""
-        return self._made(key, lambda: trace)
+        """The traced form of `trace`; of several with the same key, the first."""
+        return self._cached(key, lambda: trace)
 
-    def _made(self, key: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
-        """The traced form of what `make` gives, made once per key."""
+    def _cached(self, key: Any, make: Callable[[], Callable[..., Any]]) -> Callable[..., Any]:
+        """The traced form of the function that `make` returns, cached by key."""
         function = self._functions.get(key)
         if function is None:
             function = self._functions[key] = tf.function(make(), autograph=False)
@@ -102,19 +104,19 @@ class TracedFunctions:
         """Traces `replica(position)` on each local replica; one result per local replica.
 
         Args:
-            replica: Gets the replica's place among the local ones.
+            replica: Function of the replica's index among the local ones.
             trains: Whether random numbers must differ between replicas.
         """
         communicator, strategy = self._communicator, self._strategy
 
         def traced() -> Any:
-            self._draw_unseeded()
+            self._use_default_generator()
             return replica(communicator.local_index())
 
-        with contextlib.ExitStack() as around:
-            around.enter_context(local_mean_losses())
+        with contextlib.ExitStack() as contexts:
+            contexts.enter_context(local_mean_losses())
             if trains:
-                around.enter_context(random_streams(communicator.replica_index))
+                contexts.enter_context(random_streams(communicator.replica_index))
             results = strategy.run(traced)
         return [
             tf.nest.map_structure(functools.partial(_local, strategy, position), results)
@@ -122,7 +124,7 @@ class TracedFunctions:
         ]
 
     def _tensor_of(self, values: tuple[Any, ...]) -> tf.Tensor:
-        """A float64 tensor of nested numbers, made once."""
+        """A float64 tensor of nested numbers, cached."""
         tensor = self._tensors.get(values)
         if tensor is None:
             if len(self._tensors) >= _CACHED_TENSORS:
@@ -132,10 +134,10 @@ class TracedFunctions:
 
 
 def _leaves(batch: Batch) -> list[tf.Tensor]:
-    """The tensors of a batch, one after the other."""
+    """The tensors of a batch, in a flat list."""
     leaves: list[tf.Tensor] = []
-    for own in batch.slices:
-        for micro_batch in own:
+    for slices in batch.slices:
+        for micro_batch in slices:
             for part in (micro_batch.inputs, micro_batch.targets):
                 if isinstance(part, tf.Tensor):
                     leaves.append(part)
@@ -145,36 +147,36 @@ def _leaves(batch: Batch) -> list[tf.Tensor]:
 
 
 def _flat(
-    trace: Callable[..., Any], holes: bool, batch: Batch, given_weights: bool = True
+    trace: Callable[..., Any], has_placeholders: bool, batch: Batch, has_weights: bool = True
 ) -> Callable[..., Any]:
-    """Makes `trace(holes, micro_batches, ...)` take the tensors of batches like this one instead."""
+    """Makes `trace(has_placeholders, micro_batches, ...)` take the flat tensors of batches like this one."""
     micro_batches = tuple(
-        tuple((micro_batch.inputs, micro_batch.targets) for micro_batch in own)
-        for own in batch.slices
+        tuple((micro_batch.inputs, micro_batch.targets) for micro_batch in slices)
+        for slices in batch.slices
     )
     structure = tf.nest.map_structure(lambda leaf: 0, micro_batches)
     count = len(tf.nest.flatten(structure))
-    without_weights = () if given_weights else (None,)
+    without_weights = () if has_weights else (None,)
 
     def flat(*tensors: tf.Tensor) -> Any:
         packed = tf.nest.pack_sequence_as(structure, tensors[:count])
-        return trace(holes, packed, *without_weights, *tensors[count:])
+        return trace(has_placeholders, packed, *without_weights, *tensors[count:])
 
     return flat
 
 
 def row(weights: Weights, position: int) -> Weights:
-    """The weights of one local replica's slices, shape `[micro_batches]`."""
+    """Weights of one local replica's micro-batches, shape `[micro_batches]`."""
     return None if weights is None else weights[position]
 
 
 def _local(strategy: tf.distribute.Strategy, position: int, value: Any) -> Any:
-    """One local replica's part of a result; None where replicas return nothing."""
+    """One local replica's part of a result; None where replicas return None."""
     return None if value is None else strategy.experimental_local_results(value)[position]
 
 
 class TracedMetrics:
-    """What a group does with the sums of which metrics consist, one traced function each."""
+    """Metrics of a group: reads, resets and adds their accumulators, one traced function each."""
 
     def __init__(
         self,
@@ -182,24 +184,24 @@ class TracedMetrics:
         traced: TracedFunctions,
         totals: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     ) -> None:
-        """Knows no samples yet.
+        """Traces nothing yet.
 
         Args:
-            trainer: Has the metrics.
-            traced: What traces.
-            totals: Gives the sums of tensors over all processes.
+            trainer: Trainer that has the metrics.
+            traced: Cache of traced functions.
+            totals: Sums tensors over all processes.
         """
         self._trainer = trainer
         self._traced = traced
         self._totals = totals
 
     def collect(self, phase: Phase) -> dict[str, float]:
-        """Gives the means over all samples of all replicas, and starts them anew."""
+        """Means over all samples of all replicas, by metric; resets them. Collective."""
         function = self._traced.function(("collect", phase), lambda: self._trace_collect(phase))
-        found: dict[str, float] = {}
-        for name, result in function().items():
-            found |= keras_model.named_results(name, result)
-        return found
+        results: dict[str, float] = {}
+        for name, value in function().items():
+            results |= keras_model.named_results(name, value)
+        return results
 
     def _trace_collect(self, phase: Phase) -> dict[str, tf.Tensor]:
         return self._traced.on_replicas(
@@ -207,21 +209,21 @@ class TracedMetrics:
         )[0]
 
     def take(self) -> np.ndarray:
-        """Gives the sums of the replicas here, and starts them anew. Local."""
+        """Sums of the local replicas, a float64 vector; resets them. Local."""
         return np.array(self._traced.function("take metrics", self._trace_take)())
 
     def _trace_take(self) -> tf.Tensor:
         return tf.add_n(self._traced.on_replicas(lambda position: self._trainer.metrics.take()))
 
     def add(self, sums: np.ndarray) -> None:
-        """Adds what `take` of another process gave. Local."""
+        """Adds the vector that `take` returned in another process. Local."""
         self._traced.function("add metrics", self._trace_add)(tf.constant(sums, tf.float64))
 
     def _trace_add(self, sums: tf.Tensor) -> None:
-        """Adds to the metrics of the first replica here alone."""
+        """Adds to the metrics of the first local replica only."""
 
         def replica(position: int) -> None:
-            own = sums if position == 0 else tf.zeros_like(sums)
-            self._trainer.metrics.add(own)
+            added = sums if position == 0 else tf.zeros_like(sums)
+            self._trainer.metrics.add(added)
 
         self._traced.on_replicas(replica)

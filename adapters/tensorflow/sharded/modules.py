@@ -69,7 +69,7 @@ class ShardedModules:
         """
         self._graph = tf.compat.v1.get_default_graph()
         try:
-            with self._overlay.apart():
+            with self._overlay.forbid_reads():
                 yield
         finally:
             self._graph = None
@@ -80,7 +80,7 @@ class ShardedModules:
         weights = self._weights.of_model
         zeros = {id(each): tf.zeros(each.shape, each.dtype) for each in weights}
         values = _values(self._others)
-        with self._overlay.given(zeros, self._others, values):
+        with self._overlay.redirect(zeros, self._others, values):
             yield
 
     def recompute(self, model: tf.Module, spec: TrainingSpec) -> None:
@@ -203,7 +203,7 @@ class _JoiningCall:
             leaves[place] = tensor
         args, kwargs = tf.nest.pack_sequence_as(self._given, leaves)
         before = operations()
-        with self._overlay.given(trained, self._others, self._before):
+        with self._overlay.redirect(trained, self._others, self._before):
             outputs = self._call(*args, **kwargs)
             after = [self._overlay.value(each) for each in self._others]
         if found := unrepeatable_operations(before):
