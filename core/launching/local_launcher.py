@@ -1,4 +1,4 @@
-"""The local launcher: every process on this machine."""
+"""The local launcher: starts and supervises all rank processes on this machine."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _EXIT_SECONDS = 5.0
 
 
 class LocalLauncher(Launcher):
-    """Starts every process on this machine."""
+    """Launcher that starts every rank on this machine."""
 
     name = LOCAL
     summary = "processes on this machine"
@@ -35,13 +35,12 @@ class LocalLauncher(Launcher):
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
     ) -> list[Any]:
         refuse_nesting()
-        starter = ProcessStarter(
-            job.plan, on_event
-        )  # first: a template imports while the rest is made
+        # first: the fork server imports while the rest is prepared
+        starter = ProcessStarter(job.plan, on_event)
         with contextlib.ExitStack() as cleanup:
             ports = cleanup.enter_context(contextlib.closing(Ports()))
-            places = contexts(job.plan, ports.take(job.plan.ports, first_port), directory)
-            processes = [RankProcess(context) for context in places]
+            contexts = process_contexts(job.plan, ports.take(job.plan.ports, first_port), directory)
+            processes = [RankProcess(context) for context in contexts]
             for process in processes:
                 cleanup.callback(process.close)
             if job.spec.checkpoint is not None:
@@ -52,7 +51,7 @@ class LocalLauncher(Launcher):
             for process in processes:
                 guard.watch(process.start(starter.variables, payload, starter.spawn))
             _watch(processes, job, on_event)
-            # Late: the start need not wait for it.
+            # late, because it imports NumPy
             from isotrain.core.launching.run_directory.return_values import load_value
 
             return [
@@ -75,28 +74,34 @@ def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> Non
     supervisor.drain()
 
 
-def contexts(plan: Plan, ports: Sequence[int], directory: Path) -> list[ProcessContext]:
-    """Says to every process who it is."""
+def process_contexts(plan: Plan, ports: Sequence[int], directory: Path) -> list[ProcessContext]:
+    """The context (rank, peers, addresses) of every process.
+
+    Args:
+        plan: Plan of the run.
+        ports: One port per process, then the extra ports.
+        directory: Run directory.
+    """
     peers = tuple(
         Peer(each.rank, each.host, LOCALHOST, port, each.local_rank, each.replicas, each.role)
         for each, port in zip(plan.processes, ports, strict=False)
     )
-    doors = tuple((LOCALHOST, port) for port in ports[len(peers) :])
+    extra = tuple((LOCALHOST, port) for port in ports[len(peers) :])
     return [
-        ProcessContext(peer.rank, plan.replicas, str(directory), peers, doors, plan.device_mesh)
+        ProcessContext(peer.rank, plan.replicas, str(directory), peers, extra, plan.device_mesh)
         for peer in peers
     ]
 
 
 def refuse_nesting() -> None:
-    """Refuses to start a run from inside of a process that belongs to one.
+    """Refuses to start a run inside of a rank process of another run.
 
     Raises:
-        IsotrainError: This is such a process.
+        IsotrainError: This process is a rank of a run.
     """
     if VARIABLE in os.environ:
         raise IsotrainError(
-            "a run was asked for inside of a process that belongs to a run. A module that the run"
+            "a run was started inside of a process that belongs to a run. A module that the run"
             " imports probably calls isotrain.run when it is imported: put that call under"
             ' `if __name__ == "__main__":`.'
         )

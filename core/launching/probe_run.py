@@ -1,4 +1,4 @@
-"""Looks at a spec's data and model in short runs that leave nothing behind."""
+"""Runs a function in a session of a short, temporary run, to examine a spec's data and model."""
 
 from __future__ import annotations
 
@@ -14,20 +14,22 @@ from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 
 
-def probe_run(work: Work, cast: ResolvedSpec, backend: str, replicas: int | None = 1) -> Any:
-    """Gives what `work` returns of a session in rank 0.
+def probe_run(
+    work: Work, resolved_spec: ResolvedSpec, backend: str, replicas: int | None = 1
+) -> Any:
+    """Runs `work` in a temporary run, and returns rank 0's return value.
 
     Args:
-        work: Called in each process.
-        cast: What to load and build.
-        backend: Its registered name, also with a collective.
-        replicas: How many; None for one per usable GPU, or one.
+        work: Function of a session, called on every rank.
+        resolved_spec: Spec with the data to load and the model to build.
+        backend: `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas; None: one per usable GPU, or one.
 
     Raises:
-        RunFailedError: The data cannot be loaded or the model not built; tells why.
+        RunFailedError: The data cannot be loaded or the model cannot be built; says why.
     """
-    plan = make_plan(cast, backend=backend, replicas=replicas)
-    folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # a failure leaves it: its logs are there
-    found = run_job(work, cast.spec, plan, cast.host, RunDirectory(Path(folder)))[0]
+    plan = make_plan(resolved_spec, backend=backend, replicas=replicas)
+    folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # stays after a failure: it has the logs
+    values = run_job(work, resolved_spec.spec, plan, resolved_spec.host, RunDirectory(Path(folder)))
     shutil.rmtree(folder, ignore_errors=True)
-    return found
+    return values[0]

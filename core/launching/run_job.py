@@ -1,4 +1,4 @@
-"""The one way to run a job: by the launcher of its plan, its events kept in the run directory."""
+"""Runs a job with the launcher of its plan, and writes its events to the run directory."""
 
 from __future__ import annotations
 
@@ -26,23 +26,23 @@ PROCESS_LIMIT_REACHED = (
 
 
 def is_process_limit(error: BaseException) -> bool:
-    """Whether an error tells that the system allows no more processes or threads."""
+    """Whether an error means that the system allows this user no more processes or threads (EAGAIN)."""
     if isinstance(error, BlockingIOError):
-        return not hasattr(error, "characters_written")  # which a stream that does not wait says
+        return not hasattr(error, "characters_written")  # set by a non-blocking stream
     return str(error) == "can't start new thread"
 
 
 class JobLauncher(Protocol):
-    """What runs a job in the place of a launcher."""
+    """Runs a job in place of the plan's launcher."""
 
     def launch(
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
     ) -> list[Any]:
-        """See `Launcher.launch`."""
+        """Runs a job, as `Launcher.launch`."""
 
 
-def _ignored(event: Event) -> None:
-    """For callers who do not listen."""
+def _ignore_event(event: Event) -> None:
+    """Default listener."""
 
 
 def run_job(
@@ -52,32 +52,32 @@ def run_job(
     host: PluginManager,
     directory: RunDirectory,
     *,
-    on_event: OnEvent = _ignored,
+    on_event: OnEvent = _ignore_event,
     first_port: int | None = None,
     resume: str | None = None,
     interface: str | None = None,
     launcher: JobLauncher | None = None,
 ) -> list[Any]:
-    """Runs `work` on every process of a plan; none of them is left when this returns.
+    """Runs `work` on every rank of a plan; all rank processes have ended when this returns.
 
     Args:
-        work: Called on every process with its session.
-        spec: What to train.
-        plan: How; its launcher starts the processes.
-        host: Knows the backend and the launcher.
-        directory: Where the run keeps its files, its events in `events.jsonl`.
-        on_event: Called here with every event, as it arrives.
-        first_port: Use this port and those after it.
-        resume: A checkpoint that every session goes on from.
-        interface: The network interface that an engine's ranks are told to use.
-        launcher: What has started the processes, where it is not the one of the plan that is to start them.
+        work: Function of a session, called on every rank.
+        spec: Training spec.
+        plan: Plan of the run; its launcher starts the processes.
+        host: Plugin manager with the backend and the launcher.
+        directory: Run directory; gets the events in `events.jsonl`.
+        on_event: Called in this process with every event as it arrives.
+        first_port: First of the consecutive ports to use; None: any that are free.
+        resume: Checkpoint from which every session resumes.
+        interface: Network interface that ranks started by a scheduler must use.
+        launcher: Replaces the launcher of the plan where the processes are started already.
 
     Returns:
-        What `work` returned, by rank.
+        Return values of `work`, by rank.
 
     Raises:
         RunFailedError: A process died, raised, or fell silent, or the run's files cannot be written.
-        PlanError: A port that was asked for is in use.
+        PlanError: A requested port is in use.
         IsotrainError: The job cannot be sent to other processes.
     """
     plugins = selection.for_workers(selection.current(), host.installed)
@@ -93,25 +93,25 @@ def run_job(
         interface,
     )
 
-    untold: list[OSError] = []
+    listener_errors: list[OSError] = []
 
     def record(event: Event) -> None:
         _keep(event, directory)
         try:
             on_event(event)
         except OSError as error:
-            untold.append(error)
+            listener_errors.append(error)
             raise
 
-    with _told_as_failure(directory, untold):
-        given = (
+    with _record_failure(directory, listener_errors):
+        job_launcher = (
             host.launcher(plan.launcher, plan.launcher_options) if launcher is None else launcher
         )
-        return given.launch(job, directory.path, on_event=record, first_port=first_port)
+        return job_launcher.launch(job, directory.path, on_event=record, first_port=first_port)
 
 
 def _keep(event: Event, directory: RunDirectory) -> None:
-    """Keeps an event in the run directory; output goes to the log of rank 0."""
+    """Writes an event to the run directory; output goes to the log of rank 0."""
     if isinstance(event, Output):
         directory.append_output(event.text)
     elif not isinstance(event, Progress):
@@ -119,25 +119,25 @@ def _keep(event: Event, directory: RunDirectory) -> None:
 
 
 @contextlib.contextmanager
-def _told_as_failure(directory: RunDirectory, untold: Sequence[OSError]) -> Iterator[None]:
-    """Makes a failure to write the run's files one of the run, and notes failures in its events.
+def _record_failure(directory: RunDirectory, listener_errors: Sequence[OSError]) -> Iterator[None]:
+    """Turns errors of writing the run's files into `RunFailedError`, and records failures as events.
 
     Args:
-        directory: Where the files are.
-        untold: Errors of who was told of events, such as of the output; they are none of the files.
+        directory: Run directory.
+        listener_errors: Errors of the caller's `on_event`, such as of a closed output; passed on unchanged.
     """
     try:
         yield
     except RunFailedError as failure:
         removed = directory.removed() and f"\n{directory.removed()}"
         text = f"{failure}{removed}{_weights_so_far(directory)}"
-        with contextlib.suppress(OSError):  # the failure itself is what has to be told
+        with contextlib.suppress(OSError):  # the failure itself is what must be reported
             directory.append_event(RunFailed(time=time.time(), message=text))
-        told = type(failure)(text)
-        told.steps_done, told.lost_host = failure.steps_done, failure.lost_host
-        raise told from failure.__cause__
+        completed = type(failure)(text)
+        completed.steps_done, completed.lost_host = failure.steps_done, failure.lost_host
+        raise completed from failure.__cause__
     except OSError as error:
-        if error in untold:
+        if error in listener_errors:
             raise
         if is_process_limit(error):
             raise RunFailedError(PROCESS_LIMIT_REACHED) from error

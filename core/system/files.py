@@ -135,7 +135,7 @@ def rewrite_lines(target: Path, replace_line: Callable[[bytes], bytes | None]) -
 
     Args:
         target: Existing file.
-        kept: Maps a line with its newline to its replacement, or to None to drop it.
+        replace_line: Maps a line with its newline to its replacement, or to None to drop it.
 
     Raises:
         OSError: It cannot be read or written; `target` is unchanged.

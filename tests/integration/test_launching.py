@@ -168,7 +168,7 @@ except RunFailedError as error:
     print(error)
 """
     output = python("-c", program, folder=tmp_path)
-    assert "a run was asked for inside of a process that belongs to a run" in output
+    assert "a run was started inside of a process that belongs to a run" in output
     assert 'if __name__ == "__main__"' in output
 
 

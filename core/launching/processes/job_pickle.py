@@ -1,4 +1,4 @@
-"""How a job travels to the processes of its run: pickled over a pipe, large arrays in shared memory pages."""
+"""Sends a job to the rank processes: pickle protocol 5 over a pipe, with large buffers in one mapped file."""
 
 from __future__ import annotations
 
@@ -20,28 +20,32 @@ _ALIGNMENT = 64
 
 
 class Payload:
-    """An object, packed once for all processes of a run.
+    """An object, pickled once for all processes of a run.
 
-    Arrays of a mebibyte and more are written to a nameless file next to the run's own, which every
-    process maps: they are in memory once, however many processes there are, and are copied page by
-    page where a process writes to them. The rest is pickled, and goes through a pipe.
+    Arrays of at least 1 MiB are written to an unnamed file in the run directory, which every process maps
+    copy-on-write: they are in memory once, however many processes there are. The rest is pickled, and goes
+    through a pipe.
 
     Attributes:
-        descriptor: Of the file with the large arrays.
-        stream: What to write to a process's standard input.
+        descriptor: File descriptor of the file with the large arrays.
+        stream: Bytes for the standard input of each process.
     """
 
     def __init__(self, value: Any, folder: Path) -> None:
-        """Packs `value`.
+        """Pickles a value.
+
+        Args:
+            value: Any value that cloudpickle can pickle.
+            folder: Folder for the file with the large arrays.
 
         Raises:
-            IsotrainError: Part of it cannot be pickled.
+            IsotrainError: Part of the value cannot be pickled.
             OSError: The arrays cannot be written to `folder`.
         """
         self._file = tempfile.TemporaryFile(dir=folder)  # noqa: SIM115 - close() closes it
         try:
             spans: list[tuple[int, int]] = []
-            pickled = _pickled(value, lambda buffer: self._keep(buffer, spans))
+            pickled = _pickled(value, lambda buffer: self._keep_in_stream(buffer, spans))
             self._file.flush()
         except BaseException:
             self.close()
@@ -49,8 +53,8 @@ class Payload:
         self.descriptor = self._file.fileno()
         self.stream = json.dumps(spans).encode() + b"\n" + pickled
 
-    def _keep(self, buffer: pickle.PickleBuffer, spans: list[tuple[int, int]]) -> bool:
-        """Writes a large buffer to the file; tells pickle whether to keep it in the stream."""
+    def _keep_in_stream(self, buffer: pickle.PickleBuffer, spans: list[tuple[int, int]]) -> bool:
+        """Buffer callback of pickle: writes a large buffer to the file; True keeps a small one in-band."""
         with buffer.raw() as raw:
             if raw.nbytes < _LARGE_BYTES:
                 return True
@@ -60,26 +64,26 @@ class Payload:
             return False
 
     def close(self) -> None:
-        """Gives the file up; processes that have mapped it keep it."""
+        """Closes the file; processes that have mapped it keep it."""
         self._file.close()
 
 
-def _pickled(value: Any, keep: Any) -> bytes:
+def _pickled(value: Any, buffer_callback: Any) -> bytes:
     try:
-        pickled: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=keep)
+        pickled: bytes = cloudpickle.dumps(value, protocol=5, buffer_callback=buffer_callback)
     except OSError:
         raise
-    except Exception as error:  # an object may raise anything when it is asked to be pickled
+    except Exception as error:  # an object's pickling may raise anything
         raise IsotrainError(
             f"{_unpicklable_part(value)} cannot be sent to the processes of the run:"
-            f" {type(error).__name__}: {error}. Make what cannot travel (open files, locks,"
-            " connections, generators) inside the function, so that every process makes its own."
+            f" {type(error).__name__}: {error}. Create what cannot be pickled (open files, locks,"
+            " connections, generators) inside the function, so that every process creates its own."
         ) from error
     return pickled
 
 
 def _unpicklable_part(value: Any, path: str = "") -> str:
-    """Names the innermost field that cannot be pickled."""
+    """Dotted name of the innermost field that cannot be pickled."""
     for name, part in _parts(value).items():
         try:
             cloudpickle.dumps(part, protocol=5, buffer_callback=lambda buffer: False)
@@ -97,11 +101,11 @@ def _parts(value: Any) -> Mapping[str, Any]:
 
 
 def receive(stream: IO[bytes], descriptor: int) -> Any:
-    """Unpacks what a `Payload` packed.
+    """Unpickles the value of a `Payload` in a rank process.
 
     Args:
-        stream: What its `stream` was written to.
-        descriptor: Its `descriptor`, inherited.
+        stream: Pipe to which the payload's `stream` is written.
+        descriptor: Inherited duplicate of the payload's `descriptor`.
     """
     spans = json.loads(stream.readline())
     if not spans:

@@ -1,4 +1,4 @@
-"""A small process that ends a run's processes when the one that started the run is gone."""
+"""Watchdog process that ends the processes of a run when the launching process is gone."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ if seconds and groups:
             subprocess.run(command, timeout=seconds)
         except (OSError, subprocess.TimeoutExpired):
             pass
-    # one that is gone is not sent to again: its number may be another's by then
+    # no further signal to a group that is gone: its id may be reused
     while (groups := send(0, groups)) and time.monotonic() < deadline:
         time.sleep(0.1)
 send(signal.SIGKILL, groups)
@@ -41,21 +41,23 @@ send(signal.SIGKILL, groups)
 
 
 class OrphanGuard:
-    """Ends process groups for sure should this process be killed, whatever state they are in.
+    """Watchdog that kills process groups if this process is killed, whatever state they are in.
 
     A process that is suspended, or busy in native code, cannot notice that its launcher is gone.
     """
 
-    def __init__(self, seconds: float = 0.0, last: Sequence[Sequence[str]] = ()) -> None:
-        """Starts it; it waits until its standard input ends.
+    def __init__(
+        self, seconds: float = 0.0, cleanup_commands: Sequence[Sequence[str]] = ()
+    ) -> None:
+        """Starts the watchdog, which waits for the end of its standard input.
 
         Args:
-            seconds: That the groups have to end on SIGTERM, before they are killed.
-            cleanup_commands: Commands that end what the groups have started elsewhere; run where these have
-                seconds.
+            seconds: Time for the groups to end on SIGTERM before SIGKILL; 0: SIGKILL at once.
+            cleanup_commands: Commands that end what the groups have started on other hosts; run only if
+                `seconds` is not 0.
         """
         self._process = subprocess.Popen(
-            [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps([seconds, last])],
+            [sys.executable, "-I", "-S", "-c", _PROGRAM, json.dumps([seconds, cleanup_commands])],
             stdin=subprocess.PIPE,
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
@@ -70,7 +72,7 @@ class OrphanGuard:
             self._process.stdin.flush()
 
     def close(self) -> None:
-        """Ends the guard itself; call it while the groups' numbers are still theirs."""
+        """Ends the watchdog itself; call it before the groups are reaped, whose ids may be reused then."""
         self._process.kill()
         self._process.wait()
         assert self._process.stdin is not None

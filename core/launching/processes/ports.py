@@ -1,4 +1,4 @@
-"""Ports of this machine for the processes of one run."""
+"""TCP ports of this machine, leased for the processes of one run."""
 
 from __future__ import annotations
 
@@ -10,16 +10,16 @@ from isotrain.core.contracts.process import LOCALHOST, Address
 from isotrain.core.errors import PlanError
 
 PORTS = range(15000, 32000)
-"""Below the range from which systems take ports of outgoing connections."""
-_HIGHEST = 65535
-_NEAR = 1000
-"""So far from a port are those that are looked at after it."""
+"""Range for automatic choice, below Linux's ephemeral ports."""
+_HIGHEST_PORT = 65535
+_SEARCH_SPAN = 1000
+"""Number of ports that `Ports.take_after` tries."""
 
 
 class Ports:
-    """Ports of one address for one run, leased so that no other run here takes them.
+    """Leased ports of one address, which no other run on this machine takes meanwhile.
 
-    A lease is a lock on a socket name of the kernel's abstract namespace: it ends with this process.
+    A lease is a Unix socket bound to a name in the kernel's abstract namespace: it ends with this process.
     """
 
     def __init__(self, address: str = LOCALHOST) -> None:
@@ -30,18 +30,18 @@ class Ports:
         """Leases `count` ports.
 
         Args:
-            count: How many.
-            first: Take this one and those after it, instead of any that are free.
+            count: Number of ports.
+            first: First of consecutive ports; None: any that are free.
 
         Returns:
-            Their numbers.
+            Port numbers.
 
         Raises:
-            PlanError: A port that was asked for is in use, or none are left.
+            PlanError: A requested port is in use, or too few are free.
         """
         if first is not None:
-            require_port(first, _HIGHEST + 1 - count)
-            return tuple(self._exactly(port) for port in range(first, first + count))
+            require_port(first, _HIGHEST_PORT + 1 - count)
+            return tuple(self._require_free(port) for port in range(first, first + count))
         start = secrets.randbelow(len(PORTS))
         return self._first_free(count, (*PORTS[start:], *PORTS[:start]))
 
@@ -49,23 +49,23 @@ class Ports:
         """Leases the first `count` free ports after a port.
 
         Raises:
-            PlanError: Not so many of the next are free.
+            PlanError: Fewer of the next 999 are free.
         """
-        return self._first_free(count, range(port + 1, min(port + _NEAR, _HIGHEST) + 1))
+        return self._first_free(count, range(port + 1, min(port + _SEARCH_SPAN, _HIGHEST_PORT) + 1))
 
     def take_one_of(self, ports: Sequence[int]) -> int | None:
-        """Leases the first of some ports that is free; None: none of them is."""
+        """Leases the first free port of a sequence; None if none is free."""
         return next((port for port in ports if self._lease(port) is None), None)
 
     def _first_free(self, count: int, candidates: Sequence[int]) -> tuple[int, ...]:
         taken = (port for port in candidates if self._lease(port) is None)
-        found = tuple(port for _, port in zip(range(count), taken, strict=False))
-        if len(found) < count:
+        ports = tuple(port for _, port in zip(range(count), taken, strict=False))
+        if len(ports) < count:
             between = f"between {min(candidates)} and {max(candidates)}" if candidates else "there"
             raise PlanError(f"no {count} free ports {between}.")
-        return found
+        return ports
 
-    def _exactly(self, port: int) -> int:
+    def _require_free(self, port: int) -> int:
         problem = self._lease(port)
         if problem is not None:
             raise PlanError(
@@ -75,7 +75,7 @@ class Ports:
         return port
 
     def _lease(self, port: int) -> str | None:
-        """Takes a port; returns why it cannot be had, or None."""
+        """Leases a port; returns None, or the reason why it is not available."""
         lease = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
         try:
             lease.bind(f"\0isotrain-port-{port}")
@@ -91,24 +91,28 @@ class Ports:
         return None
 
     def close(self) -> None:
-        """Gives the leases back."""
+        """Releases all leases."""
         for lease in self._leases:
             lease.close()
         self._leases.clear()
 
 
-def require_port(port: int, highest: int = _HIGHEST) -> None:
-    """Refuses what is no number of a port.
+def require_port(port: int, highest: int = _HIGHEST_PORT) -> None:
+    """Checks that a number is a port from 1 to `highest`.
 
     Raises:
-        PlanError: It is none, or above the highest that will do.
+        PlanError: It is not.
     """
     if not 0 < port <= highest:
         raise PlanError(f"port: expected 1 to {highest}, received {port}.")
 
 
 def _listen_once(address: Address) -> None:
-    """Raises OSError where nobody could listen; connections that are only fading away do not count."""
+    """Listens on an address and closes it again; connections in TIME_WAIT do not count as in use.
+
+    Raises:
+        OSError: Listening is not possible.
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         probe.bind(address)

@@ -1,4 +1,4 @@
-"""All processes of this machine that belong to a run, found in one look at each."""
+"""Finds all processes of this machine that belong to a run, by session, ancestry and environment."""
 
 from __future__ import annotations
 
@@ -13,67 +13,67 @@ import psutil
 
 from isotrain.core.contracts.process import VARIABLE
 
-_MARK = f"{VARIABLE}=".encode()
+_CONTEXT_PREFIX = f"{VARIABLE}=".encode()
 
 
-class _Seen(NamedTuple):
-    """What the system says of a process: its parent's number, and when it began, in ticks since the boot."""
+class _ProcStat(NamedTuple):
+    """Fields of `/proc/<pid>/stat`: the parent's process id, and the start time in clock ticks since boot."""
 
     parent: int
-    began: int
+    start_ticks: int
 
 
 def run_processes(ranks: Collection[int], directories: Iterable[str]) -> list[psutil.Process]:
-    """The ranks, their descendants, and whatever else has the mark of one of the runs.
+    """The rank processes, their sessions and descendants, and all others with the runs' process context.
 
     Args:
-        ranks: Numbers of the ranks, which lead sessions of their own.
-        directories: Of the runs.
+        ranks: Process ids of the ranks, which lead sessions of their own.
+        directories: Run directories.
     """
-    seen = {pid: each for pid in psutil.pids() if (each := _seen(pid)) is not None}
-    first = min((seen[rank].began for rank in ranks if rank in seen), default=0)
-    later = {pid: each.parent for pid, each in seen.items() if each.began >= first}
+    stats = {pid: stat for pid in psutil.pids() if (stat := _read_stat(pid)) is not None}
+    first = min((stats[rank].start_ticks for rank in ranks if rank in stats), default=0)
+    parents = {pid: stat.parent for pid, stat in stats.items() if stat.start_ticks >= first}
     texts = [json.dumps(directory).encode() for directory in directories]
-    marked = {pid for pid in later if _session(pid) in ranks or _is_marked(pid, texts)}
-    found = []
-    for pid in marked | _family(ranks, later):
+    members = {pid for pid in parents if _session_of(pid) in ranks or _has_context_of(pid, texts)}
+    processes = []
+    for pid in members | _descendants(ranks, parents):
         with contextlib.suppress(psutil.Error):
-            found.append(psutil.Process(pid))
-    return found
+            processes.append(psutil.Process(pid))
+    return processes
 
 
-def _seen(pid: int) -> _Seen | None:
+def _read_stat(pid: int) -> _ProcStat | None:
     with contextlib.suppress(OSError):
         stat = Path(f"/proc/{pid}/stat").read_bytes()
-        told = stat.rpartition(b")")[2].split()  # its own name may have brackets and spaces
-        return _Seen(int(told[1]), int(told[19]))
+        fields = stat.rpartition(b")")[2].split()  # the name may have parentheses and spaces
+        return _ProcStat(int(fields[1]), int(fields[19]))
     return None
 
 
-def _family(ranks: Iterable[int], parents: Mapping[int, int]) -> set[int]:
-    """The ranks and all that these started, as far as it has not lost its parents."""
+def _descendants(ranks: Iterable[int], parents: Mapping[int, int]) -> set[int]:
+    """Process ids of the ranks and their descendants, except for those adopted by init."""
     children: dict[int, list[int]] = {}
     for pid, parent in parents.items():
         children.setdefault(parent, []).append(pid)
-    found, left = set[int](), list(ranks)
+    pids, left = set[int](), list(ranks)
     while left:
         pid = left.pop()
-        if pid not in found:
-            found.add(pid)
+        if pid not in pids:
+            pids.add(pid)
             left += children.get(pid, ())
-    return found
+    return pids
 
 
-def _session(pid: int) -> int | None:
+def _session_of(pid: int) -> int | None:
     with contextlib.suppress(OSError):
         return os.getsid(pid)
     return None
 
 
-def _is_marked(pid: int, texts: Iterable[bytes]) -> bool:
-    """Whether it inherited a run's variable, though its parent may be gone."""
+def _has_context_of(pid: int, texts: Iterable[bytes]) -> bool:
+    """Whether a process inherited the process context of a run, also if its parent is gone."""
     with contextlib.suppress(OSError):
         variables = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
-        marks = [each for each in variables if each.startswith(_MARK)]
-        return any(text in mark for text in texts for mark in marks)
+        contexts = [variable for variable in variables if variable.startswith(_CONTEXT_PREFIX)]
+        return any(text in context for text in texts for context in contexts)
     return False

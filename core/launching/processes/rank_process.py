@@ -1,4 +1,4 @@
-"""Starting and ending the processes of a run on this machine."""
+"""Rank processes on this machine: starting them, talking to them, and ending all that they have started."""
 
 from __future__ import annotations
 
@@ -33,86 +33,89 @@ from isotrain.core.system.interpreter import startup_line
 from isotrain.core.system.process_activity import activity, waits
 from isotrain.core.system.standard_streams import enlarge_pipe
 
-_SWEEPS = 3
+_KILL_ROUNDS = 3
 
 
 class RankProcess:
-    """One process of a run, and the ends of its pipes that this process holds.
+    """A rank process on this machine, with the launcher's ends of its pipes.
 
     Attributes:
-        context: Its place in the run.
-        peer: Who it is, as the others know it.
-        events: Descriptor to read its events from.
-        log: The file with its output.
+        context: Process context (rank, peers, run directory).
+        peer: Its rank, host and address, as the other ranks know it.
+        events: Descriptor from which to read its events.
+        log: File with its output.
     """
 
     def __init__(self, context: ProcessContext) -> None:
-        """Opens the pipes; `start` starts it."""
+        """Opens the pipes; `start` starts the process."""
         self.context = context
         self.peer = context.local_peer
         self.log = rank_log(Path(context.run_directory), context.rank)
         self._output: IO[bytes] | None = None
-        self.events, self._writing = os.pipe()
+        self.events, self._event_writer = os.pipe()
         self._lines = LineReader(self.events)
-        self._status = os.memfd_create("isotrain-status")  # memory: no full disk can break it
-        os.truncate(self._status, PAGE_BYTES)
-        self._page = mmap.mmap(self._status, PAGE_BYTES)
+        self._status_file = os.memfd_create("isotrain-status")  # in memory: works on a full disk
+        os.truncate(self._status_file, PAGE_BYTES)
+        self._page = mmap.mmap(self._status_file, PAGE_BYTES)
         self._process: ProcessHandle | None = None
         self._exit_code: int | None = None
 
-    def start(self, variables: Mapping[str, str], payload: Payload, begin: Spawn) -> int:
-        """Starts it with the job on its standard input; returns the id of its process group.
+    def start(self, variables: Mapping[str, str], payload: Payload, spawn: Spawn) -> int:
+        """Starts the process with the job on its standard input; returns the id of its process group.
 
         Args:
-            variables: All variables but those that tell it its place.
-            payload: The job.
-            begin: A way to start it.
+            variables: Environment without the variables of the process context.
+            payload: Pickled job.
+            spawn: Starts a process, see `ProcessStarter.spawn`.
+
+        Raises:
+            RunFailedError: It cannot be started.
         """
-        stdin, feed = _pipe()
-        with contextlib.ExitStack() as undoing, stdin, self.log.open("ab") as log:
-            undoing.enter_context(feed)
-            with self._stdout_beside(log) as stdout:
-                self._process = begin(
+        stdin, feed = _open_pipe()
+        with contextlib.ExitStack() as cleanup, stdin, self.log.open("ab") as log:
+            cleanup.enter_context(feed)
+            with self._open_stdout(log) as stdout:
+                self._process = spawn(
                     ProcessArgs(
                         {**variables, **self.context.to_variables()},
                         (stdin.fileno(), stdout.fileno(), log.fileno()),
-                        (self._writing, self._status, payload.descriptor),
+                        (self._event_writer, self._status_file, payload.descriptor),
                     )
                 )
             parts = (feed, startup_line(), payload.stream)
             threading.Thread(target=_feed, args=parts, daemon=True).start()
-            undoing.pop_all()
-        os.close(self._writing)
-        self._writing = -1
+            cleanup.pop_all()
+        os.close(self._event_writer)
+        self._event_writer = -1
         return self._process.pid
 
-    def _stdout_beside(self, log: IO[bytes]) -> contextlib.AbstractContextManager[IO[bytes]]:
-        """Where its standard output goes: rank 0's to a pipe to here."""
+    def _open_stdout(self, log: IO[bytes]) -> contextlib.AbstractContextManager[IO[bytes]]:
+        """Opens its standard output: a pipe to this process for rank 0, the log for other ranks."""
         if self.context.rank:
             return contextlib.nullcontext(log)
-        self._output, writing = _pipe()
-        enlarge_pipe(writing)  # this process may be stopped (Ctrl-Z)
+        self._output, writing = _open_pipe()
+        enlarge_pipe(writing)  # this process may be suspended (Ctrl-Z)
         return writing
 
     @property
     def output(self) -> int | None:
-        """Rank 0's standard output, to read from; other ranks' goes to their log."""
+        """Descriptor of rank 0's standard output; None for other ranks, which write to their logs."""
         return None if self._output is None else self._output.fileno()
 
     def read_lines(self) -> list[bytes] | None:
-        """The events that it has told, a line each, without waiting; None when no more will come."""
+        """New events, one JSON line each, without waiting; None at the end."""
         return self._lines.read()
 
     @property
     def pid(self) -> int | None:
-        """Its number, and that of its session; None before it was started."""
+        """Process id, which is also its session id; None before the start."""
         return None if self._process is None else self._process.pid
 
     @property
     def exit_code(self) -> int | None:
-        """None while it runs; negative when a signal ended it.
+        """Exit code; None while it runs, negative if a signal ended it.
 
-        Until `close`, the ended process is kept as a zombie, so that nobody else gets its number.
+        Until `close`, the ended process stays a zombie, so that its process id is not reused.
         """
         if self._exit_code is None and self._process is not None:
             self._exit_code = self._process.exit_code
@@ -125,123 +128,123 @@ class RankProcess:
 
     @property
     def status(self) -> Status:
-        """Where it is, or was when it ended."""
+        """Its current step and call, or those at its end."""
         return read_status(self._page)
 
     def allow_exit(self) -> None:
-        """Tells it that all have finished: until then it does not end."""
+        """Lets it exit, once all ranks have finished; until then it waits."""
         allow_exit(self._page)
 
     def request_checkpoint(self, *, and_end: bool) -> None:
-        """Tells it that a checkpoint is wanted, and whether the run is to end after that."""
+        """Requests a checkpoint, and the end of the run after it if `and_end`."""
         request_checkpoint(self._page, and_end=and_end)
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether its loop looks for wishes; one that serves another has no loop."""
+        """Whether its training loop reads checkpoint requests; True for a process without a session."""
         return not self.context.has_session or accepts_requests(self._page)
 
     @property
     def is_stopped(self) -> bool:
         """Whether a signal (SIGSTOP) has suspended it."""
         with contextlib.suppress(psutil.Error):
-            return self._own().status() == psutil.STATUS_STOPPED
+            return self._psutil_process().status() == psutil.STATUS_STOPPED
         return False
 
     @property
     def activity(self) -> float:
-        """What it has done; see `activity`."""
+        """Activity in seconds, see `process_activity.activity`."""
         return 0.0 if self._process is None else activity(self._process.pid)
 
     @property
     def waits(self) -> dict[int, float]:
-        """How long each of its threads was ready, and had no processor."""
+        """Seconds that each thread was runnable without a core, by thread id."""
         return {} if self._process is None else waits(self._process.pid)
 
-    def _own(self) -> psutil.Process:
+    def _psutil_process(self) -> psutil.Process:
         assert self._process is not None
         return psutil.Process(self._process.pid)
 
     def request_stacks(self) -> None:
-        """Makes it write where each of its threads is to its log; only once it said it started."""
+        """Has it write the stacks of its threads to its log (SIGUSR1); only after its first event."""
         if self._process is not None and self.exit_code is None:
             os.kill(self._process.pid, signal.SIGUSR1)
 
     def end(self) -> None:
-        """Ends it for sure, and all of its process group."""
+        """Kills its process group."""
         self.end_group(signal.SIGKILL)
 
     def end_group(self, number: signal.Signals) -> None:
-        """Sends a signal to it and to all of its process group; until `close`."""
+        """Sends a signal to its process group; not after `close`."""
         if self._process is not None:
             with contextlib.suppress(ProcessLookupError, PermissionError):
                 os.killpg(self._process.pid, number)
 
     def close(self) -> None:
-        """Closes this process's ends of the pipes, and lets the system forget the process."""
+        """Closes this process's ends of the pipes, and reaps the process."""
         os.close(self.events)
-        if self._writing >= 0:
-            os.close(self._writing)
+        if self._event_writer >= 0:
+            os.close(self._event_writer)
         if self._output is not None:
             self._output.close()
         self._page.close()
-        os.close(self._status)
+        os.close(self._status_file)
         if self._process is not None:
             self._process.release()
 
 
-def _pipe() -> tuple[IO[bytes], IO[bytes]]:
-    """The end to read from and the end to write to."""
+def _open_pipe() -> tuple[IO[bytes], IO[bytes]]:
+    """A pipe: the end to read from and the end to write to."""
     reading, writing = os.pipe()
     return open(reading, "rb", buffering=0), open(writing, "wb")
 
 
 def _feed(pipe: IO[bytes], *parts: bytes) -> None:
-    """Hands over its start and job; a process that never reads them must not block this one."""
+    """Thread that writes the startup line and the job, because a process may never read them."""
     with contextlib.suppress(OSError), pipe:
         for part in parts:
             pipe.write(part)
 
 
-def terminate_all(processes: Sequence[RankProcess], patience: float = 2.0) -> None:
-    """Ends processes and everything they started: politely, then after `patience` seconds for sure.
+def terminate_all(processes: Sequence[RankProcess], timeout: float = 2.0) -> None:
+    """Ends rank processes and everything that they have started: SIGTERM, then SIGKILL.
 
     Args:
-        processes: Of one run.
-        patience: Seconds they have to end by themselves.
+        processes: Rank processes of one run.
+        timeout: Seconds between SIGTERM and SIGKILL.
     """
-    everyone = _everyone(processes)
+    members = _all_members(processes)
     try:
-        _signal(processes, everyone, signal.SIGTERM)
-        _signal(processes, everyone, signal.SIGCONT)
-        _wait(everyone, patience)
+        _signal_all(processes, members, signal.SIGTERM)
+        _signal_all(processes, members, signal.SIGCONT)
+        _wait_for_end(members, timeout)
     finally:
-        _kill(processes, everyone, patience)
+        _kill_all(processes, members, timeout)
 
 
-def _kill(
-    processes: Sequence[RankProcess], everyone: Sequence[psutil.Process], patience: float
+def _kill_all(
+    processes: Sequence[RankProcess], members: Sequence[psutil.Process], timeout: float
 ) -> None:
-    """Ends them for sure, and what they have started meanwhile."""
-    for _ in range(_SWEEPS):
-        _signal(processes, everyone, signal.SIGKILL)
-        _wait(everyone, patience)
-        everyone = [member for member in _everyone(processes) if _is_alive(member)]
-        if not everyone:
+    """Kills all members, and in further rounds those that were started meanwhile."""
+    for _ in range(_KILL_ROUNDS):
+        _signal_all(processes, members, signal.SIGKILL)
+        _wait_for_end(members, timeout)
+        members = [member for member in _all_members(processes) if _is_alive(member)]
+        if not members:
             return
 
 
-def _everyone(processes: Sequence[RankProcess]) -> list[psutil.Process]:
+def _all_members(processes: Sequence[RankProcess]) -> list[psutil.Process]:
     ranks = {process.pid for process in processes if process.pid is not None}
     return run_processes(ranks, {process.context.run_directory for process in processes})
 
 
-def _signal(
-    processes: Iterable[RankProcess], everyone: Iterable[psutil.Process], number: signal.Signals
+def _signal_all(
+    processes: Iterable[RankProcess], members: Iterable[psutil.Process], number: signal.Signals
 ) -> None:
     for process in processes:
         process.end_group(number)
-    for member in everyone:
+    for member in members:
         with contextlib.suppress(psutil.Error):
             member.send_signal(number)
 
@@ -252,17 +255,17 @@ def _is_alive(member: psutil.Process) -> bool:
     return False
 
 
-def _wait(everyone: Sequence[psutil.Process], seconds: float) -> None:
-    patience = Deadline(seconds)
-    while any(_is_alive(member) for member in everyone) and not patience.is_over:
+def _wait_for_end(members: Sequence[psutil.Process], seconds: float) -> None:
+    deadline = Deadline(seconds)
+    while any(_is_alive(member) for member in members) and not deadline.is_over:
         time.sleep(0.01)
 
 
 def wait_for_exit(processes: Iterable[RankProcess], seconds: float) -> None:
-    """Waits for processes that have finished their work to be gone, `seconds` at most."""
-    patience = Deadline(seconds)
+    """Waits until processes that have finished their work have exited, `seconds` at most."""
+    deadline = Deadline(seconds)
     processes = list(processes)
     while any(process.exit_code is None for process in processes):
-        if patience.is_over:
+        if deadline.is_over:
             return
         time.sleep(0.01)
