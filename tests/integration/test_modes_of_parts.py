@@ -71,7 +71,7 @@ def test_what_is_to_be_trained_trains_in_training_mode(name: str, part: str) -> 
     found, without = (natively()[f"{name}, {kind}"] for kind in DROPS)
     assert max(differences(found["after"], without["after"]).values()) > 1e-3
     assert found["after"]["teacher.1.num_batches_tracked"] == 6
-    assert any(f"model: {part}: in evaluation mode, and" in text for text in found["told"])
+    assert any(f"model: {part}: built in evaluation mode, but" in text for text in found["told"])
 
 
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored", "horovod-tf"])

@@ -102,7 +102,7 @@ class PipelineModules(SequentialModel):
         def both() -> tuple[Any, Any]:
             return of_whole(given), self.run_in_turn(given)
 
-        whole, in_turn = self._trainer.evaluated(both)
+        whole, in_turn = self._trainer.call_in_eval_mode(both)
         return (
             isinstance(whole, torch.Tensor)
             and isinstance(in_turn, torch.Tensor)

@@ -414,7 +414,7 @@ class TorchReplicaGroup(ReplicaGroup):
         micro_batch = batch.slices[0][0]
         inputs, targets = map_tree(lambda rows: rows[:1], (micro_batch.inputs, micro_batch.targets))
         with self.preserving_training_state():
-            return self.trainer.refuses(inputs, targets)
+            return self.trainer.untrainable_layer(inputs, targets)
 
     def reseed(self, replica: int, step: int) -> None:
         self.trainer.reseed(replica, step)

@@ -10,7 +10,7 @@ from torch import nn
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.sharded.native import ShardedNativeTrainer
 from isotrain.adapters.torch.sharded.trainer import ShardedTrainer
-from isotrain.adapters.torch.trainer.build import built_model
+from isotrain.adapters.torch.trainer.build import build_model
 from isotrain.plugin import SpecError, TrainingSpec
 
 
@@ -20,7 +20,7 @@ def build_sharded(spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
     Raises:
         SpecError: The model function returned something else than a model of its kind.
     """
-    model = built_model(spec, device)
+    model = build_model(spec, device)
     if keras_backend.is_keras_instance(model, "Layer"):
         from isotrain.adapters.torch.sharded.keras import ShardedKerasTrainer
 

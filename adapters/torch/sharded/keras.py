@@ -85,7 +85,7 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
         units = sharding.fsdp_units(paths, sizes, unit_bytes, "/")
         self.weights = ShardedWeights(self.trainable, units, communicator, mesh)
         self._updated_variables = list(map(_variable, paths, self.weights.local_shards))
-        self._make_slots()
+        self._build_optimizer_state()
 
     def _require_shardable(self) -> None:
         require_shardable(dict(zip(self.trainable, self._variables, strict=True)))
@@ -100,7 +100,7 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
                 " torch module in a Keras model reads its own past it. Take stage 1 or 2."
             )
 
-    def _make_slots(self) -> None:
+    def _build_optimizer_state(self) -> None:
         """Makes none before the weights are taken apart."""
         self.updated = []
         if self.weights is None:
@@ -120,7 +120,7 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
 
     def _graph_cache(self, spec: TrainingSpec, training: bool) -> Compute:
         """What Keras computes: a record would have all weights when it begins."""
-        self._computers[training] = self._computer(spec, training)
+        self._computers[training] = self._make_loss_computer(spec, training)
         return functools.partial(self._computed, self._computers[training])
 
     def _computed(self, compute: Compute, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:

@@ -46,7 +46,7 @@ class ShardedNativeTrainer(ShardedTrainer, NativeTrainer):
         self.weights = ShardedWeights(named, units, communicator, mesh)
         self._lazy_parameters = LazyParameters(self.weights)
         self._places = {name: place for place, name in enumerate(named)}
-        self._update_only(
+        self._build_optimizer(
             dict(zip(named, map(nn.Parameter, self.weights.local_shards), strict=True))
         )
         if isinstance(self.optimizer, Lamb):

@@ -1,4 +1,4 @@
-"""One torch replica: its model, loss, optimizer and named state; knows nothing of other replicas."""
+"""Trainer of one torch replica: model, loss, optimizer and named state; knows nothing of other replicas."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from torch import nn
 
 from isotrain.adapters.torch.metrics.base import Metric
 from isotrain.adapters.torch.trainer.carried_state import Carry
-from isotrain.adapters.torch.trainer.state import Section, State, in_place
+from isotrain.adapters.torch.trainer.state import Section, StateAccess, in_place
 from isotrain.plugin import (
     ExportForm,
     IsotrainError,
@@ -27,20 +27,22 @@ from isotrain.plugin import (
 )
 
 LOCAL_BUFFERS = "buffers/"
-"""Begins the names under which a replica keeps buffers of its own."""
+"""Prefix of the execution-state names of buffers that are not synchronised between replicas."""
 
 
 class LossModule(nn.Module):
-    """Wraps a model so that a forward pass gives the loss and the predictions.
+    """A module whose forward pass returns the loss and the predictions of a model.
 
-    The loss is the mean over the samples, a scalar, where all targets count alike. Else its shape is
-    `[2, 1 + losses]`: the sum of the means over the samples, beside it the mean of each loss that counts by
-    something else; and in the second row what these count by. Where padding may be left out
-    (`ReplicaTrainer.may_ignore_padding`), it may be a vector of two: the mean as if padding counted and had
-    a loss of 0, and which part of the targets it is.
+    The loss has one of three shapes, in the loss's dtype:
+
+    * `[]`: the mean over the samples, where all targets have equal weight.
+    * `[2, 1 + losses]`: row 0 has the sum of the losses that are means over the samples, then the mean of
+      each loss that is divided by something else; row 1 has the denominators of the latter.
+    * `[2]`, where padding may be left out (`ReplicaTrainer.may_ignore_padding`): the mean as if padding
+      counted and had a loss of 0, and the fraction of padding among the targets.
 
     Attributes:
-        unregistered: The weights that are no parameters of the model: this module registers them.
+        unregistered: Weights that are not parameters of the model; this module registers them.
     """
 
     def __init__(
@@ -52,9 +54,9 @@ class LossModule(nn.Module):
         """Wraps a model.
 
         Args:
-            model: What is trained.
-            compute: From inputs and targets to the loss and the predictions.
-            weights: That the model has: all of them have to be parameters of this module.
+            model: Model to train.
+            compute: Function from inputs and targets to the loss and the predictions.
+            weights: Weights of the model; those that it does not register as parameters are registered here.
         """
         super().__init__()
         self.model = model
@@ -63,26 +65,24 @@ class LossModule(nn.Module):
         self.unregistered = nn.ParameterList(w for w in weights if id(w) not in registered)
 
     def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the loss and the predictions, or None for these."""
+        """Returns the loss (shapes: see the class) and the predictions, which may be None."""
         return self._compute(inputs, targets)
 
 
 class ReplicaTrainer(ABC):
-    """What the group needs of one replica, whichever kind its model is.
+    """Model, loss and optimizer of one replica, Keras or native torch. All methods are local.
 
     Attributes:
-        model: The model as the person's function built it.
-        loss_module: A module whose forward pass, in training mode, gives loss and predictions. The loss is
-            the mean; or, where it does not count all targets alike, rows (see
-            `keras_losses.means_and_denominators`).
+        model: Model as the user's function built it.
+        loss_module: Module whose forward pass, in training mode, returns loss and predictions.
         trainable: Trainable parameters by canonical name.
-        frozen: Every other tensor of the model by canonical name.
-        aliases: Other names of those that have several, where weights are tied.
-        statistics: Those of `frozen` that forward passes move; replicas must agree on them.
-        self_updating: Those of `frozen` that are the model's to move, also in evaluation mode.
-        carry: What layers carry from one call to the next, and is no weight.
-        updated: The trainable parameters that `apply` updates: all, unless others keep slots of some.
-        optimizer_lr_schedule: The schedule that the optimizer came with; None where it has none.
+        frozen: All other tensors of the model by canonical name.
+        aliases: Further names of tied weights, by canonical name.
+        statistics: Moving statistics in `frozen`, which forward passes change; averaged over replicas.
+        self_updating: Tensors of `frozen` that the model itself changes, also in evaluation mode.
+        carry: State, other than weights, that layers carry from one call to the next.
+        updated: Trainable parameters that `apply` updates: all, or this replica's shard (ZeRO).
+        optimizer_lr_schedule: Learning-rate schedule built into the optimizer: step to rate; None if none.
     """
 
     model: Any
@@ -97,12 +97,13 @@ class ReplicaTrainer(ABC):
     updated: list[Any]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """All that replicas must have alike at the start, by name."""
-        beside = dict(self.loss_module.named_parameters()) | dict(self.loss_module.named_buffers())
-        return self.trainable | self.frozen | beside
+        """Tensors by name that must be equal on all replicas at the start."""
+        registered = dict(self.loss_module.named_parameters())
+        registered |= dict(self.loss_module.named_buffers())
+        return self.trainable | self.frozen | registered
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
-        """The tensors of a part of the state, as strategies read and write them."""
+        """Tensors of one part of the state (see `StatePart`), which strategies read and write in place."""
         if name == "trainable":
             return list(self.trainable.values())
         if name == "statistics":
@@ -111,174 +112,179 @@ class ReplicaTrainer(ABC):
         return [slot for slot in slots if slot.is_floating_point() and slot.dim()]
 
     def optimizer_rates(self) -> tuple[float, float] | None:
-        """The rates of the last and the next update, where the optimizer sets them itself."""
+        """Learning rates of the last and the next update; None unless the optimizer sets its own."""
         return None
 
     def weight_finalizer(self) -> Callable[[], None] | None:
-        """What the optimizer does with the weights when training ends; None where it does nothing."""
+        """The optimizer's end-of-training weight update (as an average of weights); None if it has none."""
         return None
 
     def without_gradient(self) -> list[LayerTrait]:
-        """The trainable weights that the last step gave no gradient; none before the first."""
-        given = {name: weight.grad is not None for name, weight in self.trainable.items()}
-        if not any(given.values()):
+        """Trainable weights that got no gradient in the last step; none before the first step."""
+        has_gradient = {name: weight.grad is not None for name, weight in self.trainable.items()}
+        if not any(has_gradient.values()):
             return []
         kind = type(self.model).__name__
-        missing = (name for name, has_gradient in given.items() if not has_gradient)
+        missing = (name for name, has_one in has_gradient.items() if not has_one)
         return [LayerTrait(Trait.WITHOUT_GRADIENT, name, kind) for name in missing]
 
-    def refuses(self, inputs: Any, targets: Any) -> str | None:
-        """The layer that cannot be trained on so few samples; it is tried, without gradients."""
+    def untrainable_layer(self, inputs: Any, targets: Any) -> str | None:
+        """Name of the layer that cannot be trained on so few samples, if any: runs a forward pass."""
         return None
 
     def zero_gradients(self) -> None:
-        """Forgets the gradients."""
+        """Sets the gradients to None."""
         for parameter in self.trainable.values():
             parameter.grad = None
 
     @abstractmethod
     def build_metrics(self, phase: Phase) -> list[Metric]:
-        """Makes the spec's metrics, which are those of a phase from now on."""
+        """Builds the spec's metrics for a phase; they replace that phase's earlier ones."""
 
     @abstractmethod
     def traits(self) -> list[LayerTrait]:
-        """What the model's layers do that bears on whether runs agree."""
+        """Traits of the model's layers that bear on whether backends agree."""
 
     @abstractmethod
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Loss (as the objective gives it) and predictions in evaluation mode, without gradients."""
+        """Loss (shapes: see `LossModule`) and predictions in evaluation mode, without gradients."""
 
     @abstractmethod
     def has_own_denominator(self, inputs: Any, targets: Any) -> bool:
-        """Whether the loss of such slices counts targets by more than their number; nothing moves."""
+        """Whether the loss of such slices is divided by more than the sample count; no state changes."""
 
     @property
     def may_ignore_padding(self) -> bool:
-        """Whether the loss may leave out padding, and what the group knows of it: see `LossModule`."""
+        """Whether the loss may leave out padding, and then has shape `[2]`: see `LossModule`."""
         return False
 
     def padding_fraction(self, targets: Any) -> torch.Tensor:
-        """Which part of the targets of a slice is padding, a float64 scalar."""
+        """Fraction of padding among the targets of a slice, a float64 scalar."""
         return torch.zeros((), dtype=torch.float64)
 
     def set_split(self, is_split: bool) -> None:
-        """Says whether the loss of a slice is a part of that of a step; it is, unless this says otherwise."""
+        """Sets whether a step's batch is split into several slices, as it is by default."""
         return
 
     @abstractmethod
     def loss_denominators(self, inputs: Any, targets: Any) -> torch.Tensor:
-        """What the losses that do not count all targets alike count by in a slice, without gradients."""
+        """Denominators of a slice's losses that are not means over samples, shape `[losses]`."""
 
     @abstractmethod
     def predict(self, inputs: Any) -> Any:
-        """What the model gives in evaluation mode, without gradients."""
+        """Predictions in evaluation mode, without gradients: a tensor or a tree of tensors."""
 
     @abstractmethod
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
-        """Writes the model in a form that others open."""
+        """Writes the model in an export form; see `ReplicaGroup.export`."""
 
     @abstractmethod
     def backward(self, loss: torch.Tensor) -> None:
-        """Adds the loss's gradients (scaled, where the precision needs it) to the parameters."""
+        """Adds the gradients of a scalar loss, times the loss scale, to the parameters' `.grad`."""
 
     @abstractmethod
     def loss_scale(self) -> float:
-        """What the gradients in `.grad` are multiplied by; 1 where the precision needs no scaling."""
+        """Loss scale by which the gradients in `.grad` are multiplied; 1 without loss scaling."""
 
     @abstractmethod
     def set_learning_rate(self, rate: float) -> None:
-        """Sets the rate of the following updates."""
+        """Sets the learning rate of the following updates."""
 
     @abstractmethod
     def apply(self, norm: torch.Tensor | None = None) -> None:
         """Clips the parameters' gradients and updates the weights.
 
         Args:
-            norm: Of the gradients of all weights, where only some are updated here and the spec clips by it.
+            norm: Global norm of the gradients of all weights, a scalar; only where this replica updates some
+                of the weights and the spec clips by global norm.
         """
 
     @abstractmethod
-    def shard_optimizer(self, places: Sequence[int]) -> None:
-        """Updates these of the trainable weights only from now on, and has slots for no others."""
+    def shard_optimizer(self, indices: Sequence[int]) -> None:
+        """Updates some weights only from now on, and keeps optimizer state for these alone (ZeRO).
+
+        Args:
+            indices: Indices of these weights in `trainable`.
+        """
 
     @abstractmethod
     def is_local_slot(self, slot: str) -> bool:
-        """Whether an optimizer slot is of a weight that this replica alone updates."""
+        """Whether an optimizer state tensor belongs to a weight that this replica alone updates."""
 
     @abstractmethod
     def is_remote_slot(self, slot: str) -> bool:
-        """Whether an optimizer slot is of a weight that only another replica updates."""
+        """Whether an optimizer state tensor belongs to a weight that only another replica updates."""
 
     def model_notes(self) -> list[str]:
-        """What it does with the model in its own way, for the plan."""
+        """Notes for the plan on how the model is used."""
         return []
 
     def notes(self, inputs: Any, targets: Any) -> list[str]:
-        """What it does in its own way on such slices; nothing moves."""
+        """Notes for the plan on how steps on such slices are computed; no state changes."""
         return []
 
     @abstractmethod
     def seed_replica(self, replica: int) -> None:
-        """Gives this replica random numbers (dropout) of its own."""
+        """Gives this replica its own random stream (for dropout)."""
 
     @abstractmethod
     def reseed(self, replica: int, step: int) -> None:
-        """Draws from here on what a replica draws in a step, whatever was drawn before."""
+        """Sets the random stream to that of a replica in a step, whatever was drawn before."""
 
     @abstractmethod
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """The optimizer's slots by canonical name, without the prefix `optimizer/`."""
+        """Optimizer state tensors by canonical name, without the prefix `optimizer/`."""
 
     @abstractmethod
     def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
-        """Sets one slot."""
+        """Sets one optimizer state tensor; `value` has its shape."""
 
     @abstractmethod
     def loss_scale_state(self) -> dict[str, torch.Tensor]:
-        """The loss scale as `scale`, and the `steps` since it changed; nothing without one."""
+        """Scalars `scale`, the loss scale, and `steps`, those since it changed; empty without one."""
 
     @abstractmethod
     def write_loss_scale(self, name: str, value: torch.Tensor) -> None:
-        """Sets one of these."""
+        """Sets one entry of `loss_scale_state`, a scalar."""
 
-    def generators(self) -> dict[str, State]:
-        """The states of generators of random numbers that are the model's own, but no weights, by name."""
+    def generators(self) -> dict[str, StateAccess]:
+        """Access by name to the model's own random generators whose states are not weights."""
         return {}
 
     def local_buffers(self) -> dict[str, torch.Tensor]:
-        """Floating-point buffers by name that every replica keeps for itself."""
+        """Floating-point buffers by name that are not synchronised between replicas."""
         return {}
 
     def execution_state(self) -> dict[str, torch.Tensor]:
-        """How it has come to compute: by this, and not by its weights alone, the next step rounds."""
+        """State that, besides the weights, decides how the next step rounds (as graph-capture counters)."""
         return {}
 
     def write_execution_state(self, name: str, value: torch.Tensor) -> None:
-        """Takes one of these over.
+        """Restores one entry of `execution_state`.
 
         Raises:
-            IsotrainError: It has none of that name.
+            IsotrainError: There is no state of that name.
         """
         raise IsotrainError(unknown_name("state", f"exchange/{name}", self.execution_state()))
 
     def capture_now(self) -> None:
-        """Computes from the first step on as in all later ones, so that no step hangs on those before it."""
+        """Skips the warm-up before graph capture, so that no step depends on earlier ones."""
         return
 
     def eagerly(self) -> AbstractContextManager[None]:
-        """Within it, it computes as in a first step, and takes no habit on."""
+        """Context in which it computes eagerly: captured graphs are neither used nor counted."""
         return nullcontext()
 
     def close(self) -> None:
-        """Lets the model be changed at will again."""
+        """Ends the run's hold on the model: its trainable attributes may be changed again."""
         return
 
     def not_checkpointed(self) -> list[str]:
-        """What its steps depend on, and its state does not have."""
+        """Descriptions of what steps depend on and checkpoints lack."""
         return []
 
     def sections(self) -> dict[StateKind, Section]:
-        """The state that it has itself."""
+        """State of the trainer by kind."""
         return {
             "trainable": in_place(self.trainable),
             "non-trainable": in_place(self.frozen),

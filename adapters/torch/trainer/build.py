@@ -1,4 +1,4 @@
-"""Builds the trainer of a spec's model, portable or native; imports Keras for the former alone."""
+"""Builds the trainer of a spec's model; imports Keras only for a portable model."""
 
 from __future__ import annotations
 
@@ -17,18 +17,18 @@ from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.plugin import SpecError, TrainingSpec
 
 
-def built_model(spec: TrainingSpec, device: torch.device) -> Any:
-    """What the model function returns."""
-    return _seeded(spec, device, resolve.resolve_for_framework(spec.model, "torch", "model"))
+def build_model(spec: TrainingSpec, device: torch.device) -> Any:
+    """Calls the spec's model function, with the spec's seed, on a device."""
+    return _build_seeded(spec, device, resolve.resolve_for_framework(spec.model, "torch", "model"))
 
 
 def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
     """Builds the spec's model on this process's device.
 
     Raises:
-        SpecError: The model function returned something that torch cannot train.
+        SpecError: The model function returned neither a Keras model nor a `torch.nn.Module`.
     """
-    model = built_model(spec, device)
+    model = build_model(spec, device)
     if keras_backend.is_keras_instance(model, "Layer"):
         from isotrain.adapters.torch.trainer.keras import KerasTrainer
 
@@ -41,14 +41,14 @@ def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
     )
 
 
-def _seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
+def _build_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
     """Calls the model function with random numbers that depend on the seed alone.
 
-    Keras is prepared before a model is made of it. A function that imports it only when it is called is
+    Keras is set up before it builds a model. A function that imports Keras only inside its body is therefore
     called again.
     """
     if "keras" not in sys.modules:
-        model = _natively_seeded(spec, device, function)
+        model = _call_seeded(spec, device, function)
         if "keras" not in sys.modules:
             return model
     from isotrain.adapters.keras import model as keras_model
@@ -59,7 +59,7 @@ def _seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., An
         return keras_model.build_model(spec, "torch", recomputed=recomputed)
 
 
-def _natively_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
+def _call_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:
     state = python_random.getstate()
     python_random.seed(spec.seed)
     torch.manual_seed(spec.seed)
@@ -71,7 +71,7 @@ def _natively_seeded(spec: TrainingSpec, device: torch.device, function: Callabl
             raise
         raise SpecError(
             "model: the function imports Keras, which is not installed. Install it (pip install keras), or"
-            " give a function that returns a torch.nn.Module, for which nobody needs it."
+            " give a function that returns a torch.nn.Module, which does not need it."
         ) from error
     finally:
         python_random.setstate(state)

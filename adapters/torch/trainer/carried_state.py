@@ -1,4 +1,4 @@
-"""What modules carry from one call to the next, and is neither parameter nor buffer."""
+"""State that modules carry from one call to the next in plain attributes, not in parameters or buffers."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from isotrain.plugin import IsotrainError, unknown_name
 
 _NUMBERS = (bool, int, float)
 _CONTAINERS = (tuple, list, deque, dict, set)
-_USUAL = frozenset(vars(nn.Module()))
+_MODULE_ATTRIBUTES = frozenset(vars(nn.Module()))
 
 
 class Carry:
-    """Tensors and numbers in attributes of modules, and variables that no list of weights has.
+    """Tensors and numbers in module attributes, and variables that are not weights.
 
-    An attribute counts from the moment on at which it is another than when the model was built: constants
-    are not copied into checkpoints.
+    An attribute is state once its value differs from that of the freshly built model: constants are not
+    copied into checkpoints.
     """
 
     def __init__(
@@ -33,69 +33,73 @@ class Carry:
         owners: Mapping[str, Any],
         variables: Mapping[str, torch.Tensor],
         device: torch.device,
-        usual: Collection[str] = _USUAL,
+        ignored: Collection[str] = _MODULE_ATTRIBUTES,
     ) -> None:
-        """Notes what there is.
+        """Notes the present values.
 
         Args:
             owners: Modules or layers, by name.
-            variables: The model's variables that are no weights, by name; set in place.
-            device: Where tensors are put that come from a checkpoint.
-            usual: Names of attributes that all owners have, which are not looked at.
+            variables: Variables of the model that are not weights, by name; set in place.
+            device: Device for tensors that come from a checkpoint.
+            ignored: Names of attributes that every module has, which are not looked at.
         """
         self._owners = {name: vars(owner) for name, owner in owners.items()}
         self._objects = {id(owner) for owner in owners.values()}
         self.variables = variables
         self._device = device
-        self._usual = usual
-        self._first = {name: (v, _version(v)) for name, v in self._attributes()}
+        self._ignored = ignored
+        self._initial = {name: (v, _version(v)) for name, v in self._attributes()}
 
     def section(self) -> Section:
-        """As named state."""
-        return Section(self._read, self._write)
+        """The carried state as a section of named state."""
+        return Section(self._read_changed, self._write)
 
     def _attributes(self) -> Iterator[tuple[str, Any]]:
-        known = {*self._objects, *map(id, self._owners.values())}
+        skipped = {*self._objects, *map(id, self._owners.values())}
         for owner, attributes in self._owners.items():
             for name, value in list(attributes.items()):
-                if name not in self._usual:
+                if name not in self._ignored:
                     path = f"{owner}.{name}".removeprefix(".")
-                    yield from iter_nested(path, value, _is_carried, known)
+                    yield from iter_nested(path, value, _is_carried, skipped)
 
-    def _read(self) -> dict[str, torch.Tensor]:
-        found = dict(self.variables)
+    def _read_changed(self) -> dict[str, torch.Tensor]:
+        changed = dict(self.variables)
         for name, value in self._attributes():
-            first, version = self._first.get(name, (None, None))
+            initial, version = self._initial.get(name, (None, None))
             if isinstance(value, torch.Tensor):
-                if first is not value or version != _version(value):
-                    found[name] = value.detach()
-            elif type(first) is not type(value) or first != value:
-                found[name] = torch.tensor(
+                if initial is not value or version != _version(value):
+                    changed[name] = value.detach()
+            elif type(initial) is not type(value) or initial != value:
+                changed[name] = torch.tensor(
                     value, dtype=torch.float64 if type(value) is float else None
                 )
-        return found
+        return changed
 
     def _write(self, name: str, value: torch.Tensor) -> None:
         if name in self.variables:
             overwrite(f"carry/{name}", self.variables[name], value)
             return
-        held = dict(self._attributes()).get(name)
-        if isinstance(held, torch.Tensor) and held.shape == value.shape and not held.requires_grad:
-            held.copy_(value)
+        present = dict(self._attributes()).get(name)
+        if (
+            isinstance(present, torch.Tensor)
+            and present.shape == value.shape
+            and not present.requires_grad
+        ):
+            present.copy_(value)
             return
         owners = [o for o in self._owners if not o or name.startswith(f"{o}.")]
         if not owners:
             raise IsotrainError(unknown_name("module", name.rpartition(".")[0], self._owners))
         owner = max(owners, key=len)
-        given: Any = value.to(self._device)
-        if isinstance(held, bool | int | float):
-            given = type(held)(value.item())
-        set_by_path(self._owners[owner], name[len(owner) :].removeprefix("."), given)
+        restored: Any = value.to(self._device)
+        if isinstance(present, bool | int | float):
+            restored = type(present)(value.item())
+        set_by_path(self._owners[owner], name[len(owner) :].removeprefix("."), restored)
 
     @contextlib.contextmanager
     def preserving_state(self) -> Iterator[None]:
-        """Gives variables and attributes back at its end what they were and held."""
-        attributes = [(held, dict(held)) for held in self._owners.values()]
+        """Context that restores variables, attributes and the content of containers at its end."""
+        attributes = [(each, dict(each)) for each in self._owners.values()]
         containers = list(self._containers())
         tensors = [v for _, v in self._attributes() if isinstance(v, torch.Tensor)]
         tensors += self.variables.values()
@@ -103,8 +107,8 @@ class Carry:
         try:
             yield
         finally:
-            for held, before in attributes:
-                _put_back(held, before, self._usual)
+            for each, before in attributes:
+                _restore_attributes(each, before, self._ignored)
             for container, content in containers:
                 _refill(container, content)
             with torch.no_grad():
@@ -113,20 +117,20 @@ class Carry:
                         tensor.detach().copy_(value)
 
     def _containers(self) -> Iterator[tuple[Any, Any]]:
-        """What can be changed in place behind attributes, and a copy of what it holds."""
-        found: list[Any] = []
+        """Mutable containers in attributes, at any depth, each with a copy of its content."""
+        containers: list[Any] = []
 
         def note(value: Any) -> bool:
             if isinstance(value, list | dict | set | deque):
-                found.append(value)
+                containers.append(value)
             return _is_carried(value)
 
-        known = {*self._objects, *map(id, self._owners.values())}
+        skipped = {*self._objects, *map(id, self._owners.values())}
         for attributes in self._owners.values():
             for name, value in attributes.items():
-                if name not in self._usual:
-                    list(iter_nested(name, value, note, known))
-        return ((each, each.copy()) for each in found)
+                if name not in self._ignored:
+                    list(iter_nested(name, value, note, skipped))
+        return ((each, each.copy()) for each in containers)
 
 
 def _is_carried(value: Any) -> bool:
@@ -139,23 +143,25 @@ def _version(value: Any) -> int | None:
     return private_api.version_of(value) if is_counted else None
 
 
-def _equal_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return one.shape == other.shape and torch.equal(one.detach(), other)
+def _equal_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    return tensor.shape == other.shape and torch.equal(tensor.detach(), other)
 
 
 def _is_state(value: Any) -> bool:
     return value is None or _is_carried(value) or isinstance(value, _CONTAINERS)
 
 
-def _put_back(held: dict[str, Any], before: dict[str, Any], usual: Collection[str]) -> None:
-    """Gives attributes what they were, where both are of a kind that calls carry on."""
-    for name in [n for n in held if n not in usual and n not in before]:
-        if _is_state(held[name]):
-            del held[name]
+def _restore_attributes(
+    attributes: dict[str, Any], before: dict[str, Any], ignored: Collection[str]
+) -> None:
+    """Restores attributes in place where both the old and the new value can be carried state."""
+    for name in [n for n in attributes if n not in ignored and n not in before]:
+        if _is_state(attributes[name]):
+            del attributes[name]
     for name, value in before.items():
-        now = held.get(name)
-        if name not in usual and now is not value and _is_state(value) and _is_state(now):
-            held[name] = value
+        now = attributes.get(name)
+        if name not in ignored and now is not value and _is_state(value) and _is_state(now):
+            attributes[name] = value
 
 
 def _refill(container: Any, content: Any) -> None:

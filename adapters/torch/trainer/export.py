@@ -1,4 +1,4 @@
-"""Torch modules in forms that others open."""
+"""Exports torch modules as a `state_dict` or to ONNX."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ def write(module: nn.Module, form: ExportForm, target: Path, inputs: Any | None)
     """Writes a module that is in evaluation mode.
 
     Args:
-        module: What to write.
-        form: As a `state_dict` or for ONNX.
-        target: The file.
-        inputs: Of a few samples; None where they are not known.
+        module: Module to write.
+        form: `torch` (a `state_dict`) or `onnx`.
+        target: File to write.
+        inputs: Inputs of a few samples, `[samples, ...]` or a tree of such; None if unknown.
 
     Raises:
-        UnsupportedError: It has no such form, or torch cannot write it.
-        SpecError: The inputs are needed, and not known.
+        UnsupportedError: A torch module has no such form, or torch cannot export it.
+        SpecError: ONNX needs inputs, and there are none.
     """
     if form == "torch":
         state = {name: tensor.detach().cpu() for name, tensor in module.state_dict().items()}
@@ -41,10 +41,10 @@ def write(module: nn.Module, form: ExportForm, target: Path, inputs: Any | None)
 
 
 def require_onnx() -> None:
-    """Makes sure that the packages are there with which torch exports ONNX.
+    """Checks that the packages are installed with which torch exports ONNX.
 
     Raises:
-        UnsupportedError: One is not.
+        UnsupportedError: One is missing.
     """
     missing = [name for name in ("onnx", "onnxscript") if importlib.util.find_spec(name) is None]
     if missing:
@@ -52,7 +52,7 @@ def require_onnx() -> None:
 
 
 def _write_onnx(module: nn.Module, target: Path, inputs: Any | None) -> None:
-    """Exports with a number of samples that stays open."""
+    """Exports to ONNX with a dynamic batch dimension."""
     if inputs is None:
         raise SpecError(
             "export: for ONNX of a torch module, samples of its inputs are needed. Give data=... (--data on"
@@ -70,7 +70,7 @@ def _write_onnx(module: nn.Module, target: Path, inputs: Any | None) -> None:
             external_data=False,
             verbose=False,
         )
-    except Exception as error:  # of many kinds: whatever the exporter does not know
+    except Exception as error:  # the exporter raises many classes for what it does not support
         raise UnsupportedError(
             f"export: torch cannot export this module to ONNX: {type(error).__name__}: {error}"
         ) from error

@@ -1,4 +1,4 @@
-"""A portable (Keras 3) model on torch."""
+"""Trainer of a portable (Keras 3) model on torch."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ from isotrain.adapters.torch.optim.keras_foreach import clipped_by, keras_update
 from isotrain.adapters.torch.trainer import export
 from isotrain.adapters.torch.trainer.base import LossModule, ReplicaTrainer
 from isotrain.adapters.torch.trainer.carried_state import Carry
-from isotrain.adapters.torch.trainer.state import Section, State, in_place
+from isotrain.adapters.torch.trainer.state import Section, StateAccess, in_place
 from isotrain.plugin import (
     ExportForm,
     IsotrainError,
@@ -46,23 +46,23 @@ from isotrain.plugin import (
 
 
 class KerasTrainer(ReplicaTrainer):
-    """Drives a Keras model with its Keras optimizer, replayed from a record where that can be had.
+    """Trains a Keras model with its Keras optimizer, from captured graphs where these can be had.
 
     Attributes:
-        optimizer: Keras'.
-        update: Does what it does by torch's kernels; None where it must do it.
-        training: Computes mean loss and predictions.
-        evaluation: The same, in evaluation mode.
-        losses: That these compute, by output; none where an objective gives them.
+        optimizer: Keras optimizer.
+        update: The optimizer's update by torch's foreach kernels; None where Keras itself updates.
+        training: Function from inputs and targets to loss and predictions, in training mode.
+        evaluation: Function from inputs and targets to loss and predictions, in evaluation mode.
+        losses: Losses of each phase by output; empty where an objective computes the loss.
     """
 
     def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
         self.model = model
         self._spec = spec
         self._variables = list(model.trainable_variables)
-        self._others = list(model.non_trainable_variables)
-        names = keras_model.canonical_names(self._variables + self._others)
-        tensors = [variable.value for variable in self._variables + self._others]
+        self._non_trainable = list(model.non_trainable_variables)
+        names = keras_model.canonical_names(self._variables + self._non_trainable)
+        tensors = [variable.value for variable in self._variables + self._non_trainable]
         count = len(self._variables)
         self.trainable = dict(zip(names[:count], tensors[:count], strict=True))
         self.frozen = dict(zip(names[count:], tensors[count:], strict=True))
@@ -76,10 +76,10 @@ class KerasTrainer(ReplicaTrainer):
             keras_carried_state.base_layer_attributes(),
         )
         self._updated_variables = self._variables
-        self._shared_slots: set[str] = set()
-        self._slots_elsewhere: set[str] = set()
-        self._bound: float | None = None
-        self._make_optimizer()
+        self._unsharded_slots: set[str] = set()
+        self._remote_slots: set[str] = set()
+        self._global_clipnorm: float | None = None
+        self._build_optimizer()
         self.losses: dict[Phase, Losses] = {}
         self.training = self._graph_cache(spec, training=True)
         self.evaluation = self._graph_cache(spec, training=False)
@@ -87,93 +87,95 @@ class KerasTrainer(ReplicaTrainer):
         self.loss_module = LossModule(model, self.training, tensors)
         self._without_gradients = WithoutGradients()
         self._seed_shift = 0
-        self._seeds_apart = {
+        self._standalone_seeds = {
             name: each.state.value
             for name, each in standalone_generators(spec, "torch", model).items()
         }
-        self._first_seeds: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._initial_seeds: list[tuple[torch.Tensor, torch.Tensor]] = []
         keras_model.lock_trainable(model)
 
-    def _make_optimizer(self, name: str | None = None) -> None:
-        """Makes an optimizer of the variables that are updated here."""
+    def _build_optimizer(self, name: str | None = None) -> None:
+        """Builds the optimizer of the variables that this replica updates."""
         self.optimizer, self.optimizer_lr_schedule = keras_model.build_optimizer(
             self._spec, "torch", name
         )
-        self._shared_slots = set(keras_model.canonical_names(self.optimizer.variables))
-        self._make_slots()
+        self._unsharded_slots = set(keras_model.canonical_names(self.optimizer.variables))
+        self._build_optimizer_state()
         self._scale = keras_model.loss_scale(self.optimizer)
 
-    def _make_slots(self) -> None:
-        """Gives the optimizer slots for the variables that are updated here."""
+    def _build_optimizer_state(self) -> None:
+        """Builds the optimizer's state variables for the variables that this replica updates."""
         spec, variables = self._spec, self._updated_variables
         self.updated = [variable.value for variable in variables]
         self.optimizer.build(variables)
         self.update = keras_update(spec, self.optimizer, variables) if spec.capture else None
 
-    def shard_optimizer(self, places: Sequence[int]) -> None:
+    def shard_optimizer(self, indices: Sequence[int]) -> None:
         before = self._slots().keys()
-        self._updated_variables = [self._variables[place] for place in places]
-        self._make_optimizer(self.optimizer.name)
-        self._slots_elsewhere = before - self._slots().keys()
-        self._bound, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None
+        self._updated_variables = [self._variables[index] for index in indices]
+        self._build_optimizer(self.optimizer.name)
+        self._remote_slots = before - self._slots().keys()
+        self._global_clipnorm, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None
 
     def is_local_slot(self, slot: str) -> bool:
-        return bool(self._slots_elsewhere) and slot not in self._shared_slots
+        return bool(self._remote_slots) and slot not in self._unsharded_slots
 
     def is_remote_slot(self, slot: str) -> bool:
-        return slot in self._slots_elsewhere
+        return slot in self._remote_slots
 
     def build_metrics(self, phase: Phase) -> list[Metric]:
         outputs = OutputSelector.of_keras(self.model)
-        found = CapturedMetrics.of(self._spec, outputs, self.losses[phase])
-        computes = self.training if phase == "train" else self.evaluation
-        if isinstance(computes, GraphCache):
-            computes.measure(found)
-        return found.metrics
+        metrics = CapturedMetrics.of(self._spec, outputs, self.losses[phase])
+        compute = self.training if phase == "train" else self.evaluation
+        if isinstance(compute, GraphCache):
+            compute.measure(metrics)
+        return metrics.metrics
 
     def traits(self) -> list[LayerTrait]:
         return keras_layer_traits.model_traits(self.model, self._spec.precision)
 
     def _graph_cache(self, spec: TrainingSpec, training: bool) -> Compute:
-        compute = self._computer(spec, training)
+        compute = self._make_loss_computer(spec, training)
         phase = "training" if training else "evaluation"
         if not spec.capture and spec.compile:
             raise SpecError(
-                "compile: of a portable model on torch, the record is compiled, and record is false."
-                " Leave one of the two out."
+                "compile: for a portable model on torch, the captured graph is compiled, and capture is"
+                " false. Leave one of the two out."
             )
-        is_recorded = spec.capture and not (training and spec.recompute)
-        if not is_recorded:
+        is_captured = spec.capture and not (training and spec.recompute)
+        if not is_captured:
             return compute
         carried = list(self._carried.values())
         return GraphCache(compute, self.model, phase, spec.compile, compute.callables, carried)
 
-    def _computer(self, spec: TrainingSpec, training: bool) -> keras_model.LossComputer:
-        """What Keras computes in a phase."""
+    def _make_loss_computer(self, spec: TrainingSpec, training: bool) -> keras_model.LossComputer:
+        """Makes the function from inputs and targets to loss and predictions, as Keras computes them."""
         compute = keras_model.loss_computer(
             spec, self.model, "torch", training=training, with_denominators=True
         )
         self.losses["train" if training else "evaluation"] = compute.losses
         if training and self._carried:
             carried = list(self._carried.values())
-            variables = [*self._variables, *self._others, *carried]
+            variables = [*self._variables, *self._non_trainable, *carried]
             return replace(
                 compute, compute=keras_carried_state.carrying(compute.compute, variables, carried)
             )
         return compute
 
     def notes(self, inputs: Any, targets: Any) -> list[str]:
-        replays = self._replays().values()
-        found = [text for each in replays for text in each.notes(inputs, targets)]
+        graph_caches = self._graph_caches().values()
+        notes = [text for each in graph_caches for text in each.notes(inputs, targets)]
         if self._spec.capture and self._spec.recompute:
-            found.append(
-                eager_note("training", "a record would keep what `recompute` wants computed again")
+            notes.append(
+                eager_note(
+                    "training", "a captured graph would keep the activations that `recompute` drops"
+                )
             )
-        return found
+        return notes
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        found: tuple[torch.Tensor, Any] = self._without_gradients(self.evaluation, inputs, targets)
-        return found
+        result: tuple[torch.Tensor, Any] = self._without_gradients(self.evaluation, inputs, targets)
+        return result
 
     def predict(self, inputs: Any) -> Any:
         forward = functools.partial(self.model, training=False)
@@ -195,17 +197,17 @@ class KerasTrainer(ReplicaTrainer):
             keras_files.write(self.model, form, target, inputs)
 
     def _require_registered(self) -> None:
-        """Refuses a state_dict that would lack weights.
+        """Refuses a `state_dict` that would lack weights.
 
         Raises:
-            UnsupportedError: Torch does not know all weights of the model.
+            UnsupportedError: Some weights of the model are not registered in its torch module.
         """
         missing = set(map(id, self.loss_module.unregistered))
         named = (self.trainable | self.frozen).items()
         if names := [name for name, tensor in named if id(tensor) in missing]:
             raise UnsupportedError(
-                "export: the state_dict of a Keras model names weights by their path, and others have that"
-                f" of {', '.join(names)}. Give the layers names of their own, or export it as keras or"
+                "export: the state_dict of a Keras model names weights by their path, and other weights have"
+                f" the path of {', '.join(names)}. Give the layers unique names, or export it as keras or"
                 " safetensors."
             )
 
@@ -225,11 +227,11 @@ class KerasTrainer(ReplicaTrainer):
     def apply(self, norm: torch.Tensor | None = None) -> None:
         with torch.no_grad():
             gradients = [parameter.grad for parameter in self.updated]
-            if norm is not None and self._bound is not None:
-                gradients = clipped_by(norm, gradients, self._bound)
+            if norm is not None and self._global_clipnorm is not None:
+                gradients = clipped_by(norm, gradients, self._global_clipnorm)
             if self.update is None:
                 self.optimizer.apply(gradients, self._updated_variables)
-            elif any(gradient is None for gradient in gradients):  # of which Keras warns
+            elif any(gradient is None for gradient in gradients):  # Keras warns of these
                 self.optimizer.apply(gradients, self._updated_variables)
                 self.update.forget()
             else:
@@ -241,69 +243,71 @@ class KerasTrainer(ReplicaTrainer):
     def seed_replica(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
         seeds = [value for name, value in self.frozen.items() if keras_private.is_seed(name)]
-        seeds += self._seeds_apart.values()
-        self._first_seeds = [(seed, seed.detach().clone()) for seed in seeds]
+        seeds += self._standalone_seeds.values()
+        self._initial_seeds = [(seed, seed.detach().clone()) for seed in seeds]
         self._seed_shift = seed_offset(replica)
-        self._begin_seeds(self._seed_shift)
+        self._shift_seeds(self._seed_shift)
 
     def reseed(self, replica: int, step: int) -> None:
         shift = seed_offset(replica, step)
         torch.manual_seed((self._spec.seed + shift) & SEED_MASK)
-        self._begin_seeds(shift)
+        self._shift_seeds(shift)
 
-    def _begin_seeds(self, shift: int) -> None:
-        """Moves the seeds of random layers from where all replicas had them at the start."""
+    def _shift_seeds(self, shift: int) -> None:
+        """Sets the seeds of random layers to the initial ones, which all replicas share, plus a shift."""
         with torch.no_grad():
-            for seed, first in self._first_seeds:
-                seed.copy_(_moved(first, shift))
+            for seed, initial in self._initial_seeds:
+                seed.copy_(_shift_seed(initial, shift))
 
-    def generators(self) -> dict[str, State]:
+    def generators(self) -> dict[str, StateAccess]:
         return {
             name: (seed.clone, functools.partial(overwrite, f"random/{name}", seed))
-            for name, seed in self._seeds_apart.items()
+            for name, seed in self._standalone_seeds.items()
         }
 
     def close(self) -> None:
         keras_model.unlock_trainable(self.model)
 
     def sections(self) -> dict[StateKind, Section]:
-        """The state that it has itself: seeds of random layers as replica 0 has them."""
-        return super().sections() | {"non-trainable": Section(self._shared, self._write_shared)}
+        """State of the trainer by kind; seeds of random layers as replica 0 has them."""
+        return super().sections() | {
+            "non-trainable": Section(self._read_unshifted, self._write_unshifted)
+        }
 
     def execution_state(self) -> dict[str, torch.Tensor]:
-        return {name: replayed.call_counts() for name, replayed in self._replays().items()}
+        return {name: cache.call_counts() for name, cache in self._graph_caches().items()}
 
     def write_execution_state(self, name: str, value: torch.Tensor) -> None:
-        self._replays()[name].resume_from(value)
+        self._graph_caches()[name].resume_from(value)
 
     def capture_now(self) -> None:
-        for replayed in self._replays().values():
-            replayed.capture_now()
+        for cache in self._graph_caches().values():
+            cache.capture_now()
 
-    def _replays(self) -> dict[str, GraphCache]:
+    def _graph_caches(self) -> dict[str, GraphCache]:
         phases = {"replays/training": self.training, "replays/evaluation": self.evaluation}
         return {name: each for name, each in phases.items() if isinstance(each, GraphCache)}
 
     @contextlib.contextmanager
     def eagerly(self) -> Iterator[None]:
-        for each in self._replays().values():
+        for each in self._graph_caches().values():
             each.is_paused = True
         try:
             yield
         finally:
-            for each in self._replays().values():
+            for each in self._graph_caches().values():
                 each.is_paused = False
 
-    def _shared(self) -> dict[str, torch.Tensor]:
+    def _read_unshifted(self) -> dict[str, torch.Tensor]:
         return {
-            name: _moved(value, -self._seed_shift) if keras_private.is_seed(name) else value
+            name: _shift_seed(value, -self._seed_shift) if keras_private.is_seed(name) else value
             for name, value in self.frozen.items()
         }
 
-    def _write_shared(self, name: str, value: torch.Tensor) -> None:
+    def _write_unshifted(self, name: str, value: torch.Tensor) -> None:
         is_seed = keras_private.is_seed(name) and value.shape == (2,)
-        moved = _moved(value, self._seed_shift) if is_seed else value
-        in_place(self.frozen).write(name, moved)
+        shifted = _shift_seed(value, self._seed_shift) if is_seed else value
+        in_place(self.frozen).write(name, shifted)
 
     def _slots(self) -> dict[str, Any]:
         scale = {id(variable) for variable in self._scale_variables().values()}
@@ -331,10 +335,10 @@ class KerasTrainer(ReplicaTrainer):
             self.update.forget()
 
 
-def _moved(state: torch.Tensor, shift: int) -> torch.Tensor:
-    """The state of a seed generator with its seed moved; as it is where another stage alone has it."""
+def _shift_seed(state: torch.Tensor, shift: int) -> torch.Tensor:
+    """Adds to the seed in a seed generator's state, shape `[2]`; empty storage (another stage's) stays."""
     if not shift or not state.untyped_storage().nbytes():
         return state
-    moved = state.detach().clone()
-    moved[0] = (int(moved[0]) + shift) & SEED_MASK
-    return moved
+    shifted = state.detach().clone()
+    shifted[0] = (int(shifted[0]) + shift) & SEED_MASK
+    return shifted

@@ -1,4 +1,4 @@
-"""Named state of a torch replica, kind by kind, read and written as NumPy arrays."""
+"""Named state of a torch replica by kind (weights, optimizer, random, ...), as NumPy arrays."""
 
 from __future__ import annotations
 
@@ -22,18 +22,18 @@ from isotrain.adapters.torch.base.tensors import (
 from isotrain.adapters.torch.metrics.base import Metric
 from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
-_OF_MODEL: tuple[StateKind, ...] = ("trainable", "non-trainable")
-_UPDATED: tuple[StateKind, ...] = ("trainable", "optimizer")
-"""What updates alone change, but for single numbers, such as the learning rate."""
+_WEIGHT_KINDS: tuple[StateKind, ...] = ("trainable", "non-trainable")
+_UPDATED_KINDS: tuple[StateKind, ...] = ("trainable", "optimizer")
+"""Kinds of state whose tensors only weight updates change; scalars, such as the learning rate, may differ."""
 
 
 @dataclass(frozen=True)
 class Section:
-    """One kind of state, by names that lack the prefix of the kind.
+    """One kind of state, under names without the kind's prefix.
 
     Attributes:
-        read: Gives its tensors, as they are or copied.
-        write: Sets one of them; raises an IsotrainError where the name or the shape does not fit.
+        read: Returns its tensors by name, as they are or copied.
+        write: Sets one of them; raises an IsotrainError where the name or the shape does not match.
     """
 
     read: Callable[[], Mapping[str, TensorOrShard]]
@@ -41,79 +41,89 @@ class Section:
 
 
 class NamedState:
-    """The state of one replica: weights under their names, all else under `KIND/...`."""
+    """State of one replica: weights under their names, all else under `KIND/...`. All methods are local."""
 
     def __init__(
         self, sections: Mapping[StateKind, Section], snapshot_guard: SnapshotGuard
     ) -> None:
-        """Puts sections together, the model's own among them; steps wait for what `snapshot_guard` holds."""
+        """Joins sections into one state.
+
+        Args:
+            sections: State by kind, the weights among them.
+            snapshot_guard: Makes steps wait until state that is copied later has been copied.
+        """
         self._sections = sections
         self._snapshot_guard = snapshot_guard
-        self._weights = {name: kind for kind in _OF_MODEL for name in sections[kind].read()}
-        self._kinds = {str(kind): kind for kind in sections if kind not in _OF_MODEL}
+        self._weights = {name: kind for kind in _WEIGHT_KINDS for name in sections[kind].read()}
+        self._kinds = {str(kind): kind for kind in sections if kind not in _WEIGHT_KINDS}
 
     def read(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
-        """Copies state of these kinds; bfloat16 becomes float32."""
+        """Copies state of some kinds; bfloat16 becomes float32."""
         return {name: to_numpy(tensor) for name, tensor in self._tensors(kinds)}
 
     def copy(
         self, kinds: Sequence[StateKind], kept: dict[str, np.ndarray]
     ) -> Callable[[], Mapping[str, np.ndarray]]:
-        """Copies as `read` does, into arrays that are kept for it; those of what there is no more are let go.
+        """Copies state into reused arrays, in part later.
 
-        What nothing but updates changes may be copied when what this gives is called.
+        Args:
+            kinds: Kinds of state.
+            kept: Arrays of the last copy by name, which are filled again; updated.
+
+        Returns:
+            Function that copies what only weight updates change, and returns all arrays by name.
         """
-        updated = [kind for kind in _UPDATED if kind in kinds]
+        updated = [kind for kind in _UPDATED_KINDS if kind in kinds]
         later = {n: local_shard(each.detach()) for n, each in self._tensors(updated) if each.dim()}
         now = {n: copied(each, kept.get(n)) for n, each in self._tensors(kinds) if n not in later}
 
         def finished() -> dict[str, np.ndarray]:
-            found = now | {name: copied(each, kept.get(name)) for name, each in later.items()}
+            arrays = now | {name: copied(each, kept.get(name)) for name, each in later.items()}
             kept.clear()
-            kept.update(found)
-            return found
+            kept.update(arrays)
+            return arrays
 
         return self._snapshot_guard.hold_for(later, finished)
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
-        """Tells what `read` would give."""
+        """Describes the shape, dtype and size of what `read` would return; copies nothing."""
         return {name: _described(tensor) for name, tensor in self._tensors(kinds)}
 
     def _tensors(self, kinds: Sequence[StateKind]) -> Iterator[tuple[str, TensorOrShard]]:
         for kind, section in self._sections.items():
             if kind in kinds:
-                prefix = "" if kind in _OF_MODEL else f"{kind}/"
+                prefix = "" if kind in _WEIGHT_KINDS else f"{kind}/"
                 for name, tensor in section.read().items():
                     yield prefix + name, tensor
 
     def write(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets state.
+        """Sets state; names that are absent stay as they are.
 
         Raises:
-            IsotrainError: A name or a shape does not fit this model, or torch refuses what is given.
+            IsotrainError: A name or a shape does not match this model, or torch refuses a value.
         """
         with torch.no_grad():
             for name, array in state.items():
-                section, own = self._found(name)
+                section, local_name = self._resolve(name)
                 try:
-                    section.write(own, torch.from_numpy(np.array(array)))
+                    section.write(local_name, torch.from_numpy(np.array(array)))
                 except (RuntimeError, TypeError, ValueError) as error:
                     raise IsotrainError(
                         f"{name!r} cannot be set to {array.dtype} of shape {np.shape(array)}: {error}"
                     ) from error
 
-    def _found(self, name: str) -> tuple[Section, str]:
-        """The section that a name belongs to, and the name in it; a weight's name goes first."""
+    def _resolve(self, name: str) -> tuple[Section, str]:
+        """Section that a name belongs to, and the name within it; weights take precedence."""
         if name in self._weights:
             return self._sections[self._weights[name]], name
-        prefix, _, own = name.partition("/")
+        prefix, _, local_name = name.partition("/")
         if prefix not in self._kinds:
             raise IsotrainError(unknown_name("weight", name, self._weights))
-        return self._sections[self._kinds[prefix]], own
+        return self._sections[self._kinds[prefix]], local_name
 
 
 def in_place(tensors: Mapping[str, TensorOrShard], prefix: str = "") -> Section:
-    """A section of tensors that stay where they are; the prefix is for messages."""
+    """Section of tensors that are overwritten in place; the prefix is for error messages."""
 
     def write(name: str, value: torch.Tensor) -> None:
         if name not in tensors:
@@ -123,13 +133,16 @@ def in_place(tensors: Mapping[str, TensorOrShard], prefix: str = "") -> Section:
     return Section(lambda: tensors, write)
 
 
-State = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], Any]]
-"""How a state is copied, and how it is set."""
+StateAccess = tuple[Callable[[], torch.Tensor], Callable[[torch.Tensor], Any]]
+"""Getter, which copies, and setter of a generator's state, a tensor."""
 
 
-def generators(device: torch.device, own: Mapping[str, State]) -> Section:
-    """Generators of random numbers: torch's for the CPU and for a GPU, and the model's own by name."""
-    states: dict[str, State] = {"torch": (torch.get_rng_state, torch.set_rng_state), **own}
+def generators(device: torch.device, custom: Mapping[str, StateAccess]) -> Section:
+    """Section of random generator states: torch's for the CPU and for a GPU, and the model's own by name."""
+    states: dict[str, StateAccess] = {
+        "torch": (torch.get_rng_state, torch.set_rng_state),
+        **custom,
+    }
     if device.type == "cuda":
         states["torch-cuda"] = (
             lambda: torch.cuda.get_rng_state(device),
@@ -146,7 +159,7 @@ def generators(device: torch.device, own: Mapping[str, State]) -> Section:
 
 @contextlib.contextmanager
 def preserving_state(section: Section) -> Iterator[None]:
-    """Puts back at its end what a section that gives copies has had."""
+    """Context that restores a section, whose `read` must copy, at its end."""
     before = section.read()
     try:
         yield
@@ -156,7 +169,7 @@ def preserving_state(section: Section) -> Iterator[None]:
 
 
 def accumulators(metrics: Sequence[Metric]) -> Section:
-    """What metrics have added up, as `METRIC/SUM`."""
+    """Section of the metrics' accumulators, as `METRIC/SUM`."""
     by_name = {metric.name: metric for metric in metrics}
 
     def read() -> dict[str, torch.Tensor]:
@@ -167,19 +180,19 @@ def accumulators(metrics: Sequence[Metric]) -> Section:
         }
 
     def write(name: str, value: torch.Tensor) -> None:
-        owner, _, own = name.rpartition("/")
-        if owner not in by_name:
-            raise IsotrainError(unknown_name("metric", owner, by_name))
-        by_name[owner].write_sum(own, value)
+        metric, _, sum_name = name.rpartition("/")
+        if metric not in by_name:
+            raise IsotrainError(unknown_name("metric", metric, by_name))
+        by_name[metric].write_sum(sum_name, value)
 
     return Section(read, write)
 
 
 def _described(tensor: TensorOrShard) -> StateInfo:
     dtype = str(tensor.dtype).removeprefix("torch.")
-    own = local_shard(tensor)
-    info = StateInfo(tuple(tensor.shape), dtype, own.numel() * own.element_size())
-    if own is tensor:
+    shard = local_shard(tensor)
+    info = StateInfo(tuple(tensor.shape), dtype, shard.numel() * shard.element_size())
+    if shard is tensor:
         return info
     offset = tuple(axis.start for axis in shard_slices(tensor))
-    return replace(info, offset=offset, shard_shape=tuple(own.shape))
+    return replace(info, offset=offset, shard_shape=tuple(shard.shape))
