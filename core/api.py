@@ -7,9 +7,9 @@ import os
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Unpack
 
-from isotrain.core.contracts.events import OnPlainEvent, RunFailed
+from isotrain.core.contracts.events import RunFailed
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan
@@ -27,7 +27,8 @@ from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.results.result import RunResult, result_from_dict
-from isotrain.core.run.controller import RunRequest
+from isotrain.core.run.controller import RunOutcome, execute
+from isotrain.core.run.options import ResumeOptions, RunOptions, require_known
 from isotrain.core.run.start import PreviousRun
 from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
 from isotrain.core.spec.loading import SpecLike, load_spec
@@ -39,38 +40,25 @@ if TYPE_CHECKING:
     from isotrain.core.session.session import Session
 
 
-def run(
-    spec: SpecLike,
-    *,
-    backend: str,
-    replicas: int | None = None,
-    run_directory: str | os.PathLike[str] | None = None,
-    on_event: OnPlainEvent | None = None,
-    port: int | None = None,
-    launcher: str = LOCAL,
-    launcher_options: Mapping[str, Any] | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    max_restarts: int = 0,
-    ranks: Sequence[int] | Literal["all"] = (0,),
-    interface: str | None = None,
-) -> RunResult:
-    """Trains a spec under a backend, in processes of its own on this machine.
+def run(spec: SpecLike, *, backend: str, **options: Unpack[RunOptions]) -> RunResult:
+    """Trains a spec under a backend, in processes of its own.
 
     Args:
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
         backend: `NAME` or `NAME:COLLECTIVE`, such as `tf-multiworker:ring`.
-        replicas: How many; left out: one per usable GPU, or one.
-        run_directory: An empty or new folder for the run's files; left out: `runs/<name>-<time>`.
-        on_event: Called with each event of the run as it happens; left out: a progress display.
-        port: The first port that the backend may use; left out: free ones are found.
-        launcher: What starts the processes; `local` starts them on this machine.
-        launcher_options: The launcher's options, such as `{"hosts": "node1:2,node2:2"}`.
-        resume: A checkpoint, a folder or URL of them, or a run directory, of which the newest is taken;
-            `auto`: the newest of this very run directory or checkpoint folder, if it has one.
-        max_restarts: How often the run may start again from its last checkpoint after a failure.
-        ranks: Whose output is shown; that of all is in the run directory.
-        interface: The network interface, by its name or address, over which processes on several hosts
-            talk; left out: `ISOTRAIN_INTERFACE`, else the one over which each host reaches rank 0.
+        **options: Where the run takes place, and who watches it; see `RunOptions`:
+
+            * replicas: number of replicas; left out: one per GPU that can be used, or one.
+            * run_directory: empty or new folder for the run's files; left out: `runs/<name>-<time>`.
+            * on_event: function that gets each event as a mapping; left out: a progress display.
+            * port: first port that the backend may use; left out: free ports are found.
+            * launcher: name of the launcher; `local` (default) starts the processes on this machine.
+            * launcher_options: options of the launcher, such as `{"hosts": "node1:2,node2:2"}`.
+            * resume: checkpoint, folder or URL of checkpoints, or run directory to continue from; `auto`: the
+              newest checkpoint of this run directory or checkpoint folder, if there is one.
+            * max_restarts: how often to start again from the last checkpoint after a failure (default 0).
+            * ranks: ranks whose output is shown (default `(0,)`), or `all`.
+            * interface: network interface, by name or address, for processes on several hosts.
 
     Returns:
         History, metrics, timings, final weights, and where the run's files are.
@@ -78,100 +66,59 @@ def run(
     Raises:
         SpecError: The spec is wrong.
         PlanError: Spec, backend and replicas do not fit together.
-        RunFailedError: A process failed; tells which, where and why.
+        RunFailedError: A process failed; the error names rank, step, call and cause.
     """
-    chosen = LauncherChoice(launcher, launcher_options or {})
-    asked = RunRequest(
-        spec=spec,
-        backend=backend,
-        replicas=replicas,
-        launcher=chosen,
-        run_directory=run_directory,
-        on_event=on_event,
-        port=port,
-        resume=resume,
-        max_restarts=max_restarts,
-        ranks=ranks,
-        interface=interface,
-    )
-    with asked.execute(train) as ended:
-        told = dict(ended.returned[0])
-        lost = told.pop(LOST_WEIGHTS, None)  # where isotrain ran elsewhere, it has failed there
-        result = result_from_dict({**told, "restarts": ended.restarts}, ended.directory.path)
-        if ended.dispatcher is not None:
-            ended.keep({PLAN_FILE: result.plan, RESULT_FILE: result.to_dict()}, result)
-            ended.dispatcher.result = result.to_dict()
-        if lost is not None:
-            target = ended.directory.path / WEIGHTS_FILE
-            words = f"all steps were taken, but {target} could not be written: {lost}. All else is there."
-            if ended.dispatcher is not None:
-                with contextlib.suppress(OSError):  # the failure itself is what has to be told
-                    ended.directory.append_event(RunFailed(time=time.time(), message=words))
-            failure = RunFailedError(words)
-            failure.result = result
-            raise failure
+    require_known("run", RunOptions, options)
+    return execute(train, spec, backend, options, _result)
+
+
+def _result(outcome: RunOutcome) -> RunResult:
+    """Makes the result of a training, and keeps it in the run directory."""
+    fields = dict(outcome.returned[0])
+    lost = fields.pop(LOST_WEIGHTS, None)  # where isotrain ran elsewhere, it has failed there
+    result = result_from_dict({**fields, "restarts": outcome.restarts}, outcome.directory.path)
+    if outcome.dispatcher is not None:
+        outcome.keep({PLAN_FILE: result.plan, RESULT_FILE: result.to_dict()}, result)
+        outcome.dispatcher.result = result.to_dict()
+    if lost is not None:
+        target = outcome.directory.path / WEIGHTS_FILE
+        message = (
+            f"all steps were taken, but {target} could not be written: {lost}. All else is there."
+        )
+        if outcome.dispatcher is not None:
+            with contextlib.suppress(OSError):  # the failure itself is what has to be told
+                outcome.directory.append_event(RunFailed(time=time.time(), message=message))
+        failure = RunFailedError(message)
+        failure.result = result
+        raise failure
     return result
 
 
-def launch(
-    work: Work,
-    spec: SpecLike,
-    *,
-    backend: str,
-    replicas: int | None = None,
-    run_directory: str | os.PathLike[str] | None = None,
-    on_event: OnPlainEvent | None = None,
-    port: int | None = None,
-    launcher: str = LOCAL,
-    launcher_options: Mapping[str, Any] | None = None,
-    resume: str | os.PathLike[str] | None = None,
-    max_restarts: int = 0,
-    ranks: Sequence[int] | Literal["all"] = (0,),
-    interface: str | None = None,
-) -> list[Any]:
+def launch(work: Work, spec: SpecLike, *, backend: str, **options: Unpack[RunOptions]) -> list[Any]:
     """Runs your own training loop on every process of a run.
 
     Args:
         work: `work(session)`; see `Session`. It may be defined in the script that calls this.
         spec: As for `run`.
         backend: As for `run`.
-        replicas: As for `run`.
-        run_directory: As for `run`.
-        on_event: As for `run`.
-        port: As for `run`.
-        launcher: As for `run`.
-        launcher_options: As for `run`.
-        resume: As for `run`: the session has gone on from the checkpoint when `work` gets it.
-        max_restarts: As for `run`.
-        ranks: As for `run`.
-        interface: As for `run`.
+        **options: As for `run`. With `resume`, the session has loaded the checkpoint when `work` gets it.
 
     Returns:
-        What `work` returned on each process, by rank: numbers, text, NumPy arrays, and lists and
-        dicts of these.
+        Return values of `work` on each process, by rank: numbers, text, NumPy arrays, and lists and dicts of
+        these.
 
     Raises:
         SpecError: The spec is wrong.
         PlanError: Spec, backend and replicas do not fit together.
-        RunFailedError: A process failed; tells which, where and why.
+        RunFailedError: A process failed; the error names rank, step, call and cause.
     """
-    chosen = LauncherChoice(launcher, launcher_options or {})
-    asked = RunRequest(
-        spec=spec,
-        backend=backend,
-        replicas=replicas,
-        launcher=chosen,
-        run_directory=run_directory,
-        on_event=on_event,
-        port=port,
-        resume=resume,
-        max_restarts=max_restarts,
-        ranks=ranks,
-        interface=interface,
-    )
-    with asked.execute(work) as ended:
-        ended.keep({}, ended.returned)
-        return ended.returned
+    require_known("launch", RunOptions, options)
+
+    def conclude(outcome: RunOutcome) -> list[Any]:
+        outcome.keep({}, outcome.returned)
+        return outcome.returned
+
+    return execute(work, spec, backend, options, conclude)
 
 
 def resume(
@@ -181,59 +128,40 @@ def resume(
     overrides: Sequence[str] = (),
     strategy: StrategyLike | None = None,
     backend: str | None = None,
-    replicas: int | None = None,
-    on_event: OnPlainEvent | None = None,
-    port: int | None = None,
-    launcher: str | None = None,
-    launcher_options: Mapping[str, Any] | None = None,
-    max_restarts: int = 0,
-    ranks: Sequence[int] | Literal["all"] = (0,),
-    interface: str | None = None,
+    **options: Unpack[ResumeOptions],
 ) -> RunResult:
-    """Goes on with a run of `run` in its own directory, from its newest checkpoint.
+    """Continues a run of `run` in its own directory, from its newest checkpoint.
 
     Args:
-        run_directory: Of the run.
-        spec: What to train, where it is to differ or holds functions that no file can name; left out: the
-            run's own, which `spec.json` has.
-        overrides: Changes of it, as `load_spec` takes them: `["epochs=20"]`.
-        strategy: In the place of its own, as `load_spec` takes it.
+        run_directory: Directory of the run.
+        spec: What to train, if it differs from the run's own spec or has functions that no file can name;
+            left out: the `spec.json` of the run.
+        overrides: Changes of the spec, as `load_spec` takes them: `["epochs=20"]`.
+        strategy: Strategy in place of the spec's, as `load_spec` takes it.
         backend: As for `run`; left out: the run's own.
-        replicas: As for `run`; left out: the run's own number.
-        on_event: As for `run`.
-        port: As for `run`.
-        launcher: As for `run`; left out: the run's own, with its options.
-        launcher_options: As for `run`; with the run's own launcher, those of its options that change.
-        max_restarts: As for `run`.
-        ranks: As for `run`.
-        interface: As for `run`.
+        **options: As for `run`, without `run_directory` and `resume`. Left out, `replicas`, `launcher` and
+            `launcher_options` are the run's own. `launcher_options` alone change options of its launcher.
 
     Raises:
         SpecError: The spec is wrong, or names what cannot be imported.
-        PlanError: There is no such run, or none that can go on like this.
-        IsotrainError: It has no checkpoint, or means something else than the run did.
-        RunFailedError: A process failed; tells which, where and why.
+        PlanError: There is no such run, or it cannot continue like this.
+        IsotrainError: The run has no checkpoint, or the spec differs where it must not.
+        RunFailedError: A process failed; the error names rank, step, call and cause.
     """
-    before = PreviousRun.of(run_directory)
-    own = load_spec(before.spec if spec is None else spec, overrides, strategy=strategy)
-    chosen = LauncherChoice(launcher or LOCAL, launcher_options or {})
-    if launcher is None and detect_cluster_info() is None:
-        options = {**before.launcher.options, **chosen.options}
-        chosen = LauncherChoice(before.launcher.name, options)
-    return run(
-        own,
-        backend=backend or before.backend,
-        replicas=replicas or before.replicas,
-        run_directory=before.directory,
-        on_event=on_event,
-        port=port,
-        launcher=chosen.name,
-        launcher_options=chosen.options,
-        resume=before.newest_folder(own),
-        max_restarts=max_restarts,
-        ranks=ranks,
-        interface=interface,
-    )
+    require_known("resume", ResumeOptions, options)
+    previous = PreviousRun.of(run_directory)
+    resumed = load_spec(previous.spec if spec is None else spec, overrides, strategy=strategy)
+    if options.get("launcher") is None and detect_cluster_info() is None:
+        changes = options.get("launcher_options") or {}
+        options["launcher"] = previous.launcher.name
+        options["launcher_options"] = {**previous.launcher.options, **changes}
+    options["replicas"] = options.get("replicas") or previous.replicas
+    continued: RunOptions = {
+        **options,
+        "run_directory": previous.directory,
+        "resume": previous.newest_folder(resumed),
+    }
+    return execute(train, resumed, backend or previous.backend, continued, _result)
 
 
 def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Session:

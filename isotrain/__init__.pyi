@@ -43,6 +43,8 @@ from isotrain.core.results.export import export as export
 from isotrain.core.results.export import predict as predict
 from isotrain.core.results.result import RunResult as RunResult
 from isotrain.core.results.result import read_result as read_result
+from isotrain.core.run.options import ResumeOptions as ResumeOptions
+from isotrain.core.run.options import RunOptions as RunOptions
 from isotrain.core.session.session import Session as Session
 from isotrain.core.spec.loading import load_spec as load_spec
 from isotrain.core.spec.training_spec import TrainingSpec as TrainingSpec

@@ -33,7 +33,7 @@ from isotrain.core.launching.scheduler import scheduler_process
 from isotrain.core.launching.scheduler.scheduler_run import WORK
 from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import plugin_manager
-from isotrain.core.spec.weight_name_map import NameMap, Target
+from isotrain.core.spec.weight_name_map import MappedTensor, NameMap
 from isotrain.plugin import Allocation, HostSlots, RankCommand, SchedulerLauncher, Submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
@@ -265,7 +265,7 @@ def test_an_engine_one_of_whose_commands_fails_is_ended(
 
     def submission(self: Engine, command: RankCommand) -> Submission:
         waiting = (sys.executable, "-c", "import time; time.sleep(1000)")
-        return Submission((("false",), waiting), last=(("no-such-program",),))
+        return Submission((("false",), waiting), cleanup_commands=(("no-such-program",),))
 
     monkeypatch.setattr(Engine, "submission", submission)
     monkeypatch.setattr(scheduler_process, "END_SECONDS", 1.0)
@@ -281,7 +281,9 @@ def test_an_engine_that_was_killed_has_left_what_it_had_started(
     ended = tmp_path / "ended"
 
     def submission(self: Engine, command: RankCommand) -> Submission:
-        return Submission((("sh", "-c", "kill -KILL $$"),), last=(("touch", str(ended)),))
+        return Submission(
+            (("sh", "-c", "kill -KILL $$"),), cleanup_commands=(("touch", str(ended)),)
+        )
 
     monkeypatch.setattr(Engine, "submission", submission)
     with pytest.raises(isotrain.RunFailedError, match="engine ended by signal 9"):
@@ -319,7 +321,7 @@ def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:
         isotrain.launch(
             print, SPEC, backend="reference", launcher="engine", run_directory=tmp_path / "a"
         )
-    names = NameMap({f"dense-{number}": Target(f"fc{number}") for number in range(4000)})
+    names = NameMap({f"dense-{number}": MappedTensor(f"fc{number}") for number in range(4000)})
     with pytest.raises(isotrain.PlanError, match=r"work 'trace' has \d{6} bytes .* at most 120000"):
         isotrain.launch(
             Trace(2, names),
@@ -491,7 +493,7 @@ def test_what_cannot_go_with_a_launcher_is_refused_first(
 
 
 def test_ranks_do_no_work_that_they_do_not_know(tmp_path: Path) -> None:
-    names = NameMap({"dense": Target("fc", "(HW)O->O(HW)", {"H": 2})})
+    names = NameMap({"dense": MappedTensor("fc", "(HW)O->O(HW)", {"H": 2})})
     trace = Trace(3, names, "initial.npz", True, str(tmp_path / "seen"))
     told = parse_internal_work(json.dumps({WORK: trace.name, **trace.fields()}))
     assert told == trace
