@@ -174,7 +174,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         if self._is_last:
             super().evaluation_step(batch)
 
-    def _total(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
         return self.communicator.sum_over_all(tensor)
 
     @property
@@ -222,7 +222,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             return weights
         return {name: tensor for name, tensor in weights.items() if self._is_own(tensor)}
 
-    def _frozen_here(self) -> list[torch.Tensor]:
+    def _local_frozen(self) -> list[torch.Tensor]:
         return [tensor for name, tensor in self._here().items() if name in self.trainer.frozen]
 
     def _weights(self) -> dict[str, torch.Tensor]:

@@ -1,4 +1,4 @@
-"""Gradients that are taken over bucket by bucket while a backward pass makes them."""
+"""Reduces gradients bucket by bucket during the backward pass, and frees them."""
 
 from __future__ import annotations
 
@@ -13,60 +13,73 @@ from isotrain.plugin import Reduction
 
 
 class BucketedGradients:
-    """What a reduction keeps of the gradients in `.grad`, which it lets go bucket by bucket."""
+    """Applies a reduction (as a reduce-scatter) to each bucket of the gradients in `.grad`, and frees these.
+
+    All replicas reduce the buckets in the same order.
+    """
 
     def __init__(
         self, trainer: ReplicaTrainer, replica: TorchReplica, reduction: Reduction
     ) -> None:
-        """Keeps nothing yet."""
+        """Prepares the buckets.
+
+        Args:
+            trainer: Trainer whose trainable weights have the gradients.
+            replica: Handle that the reduction is given.
+            reduction: Buckets, and the function that reduces one.
+        """
         self._weights = list(trainer.trainable.values())
         self._replica = replica
         self._reduction = reduction
-        self._kept: list[list[torch.Tensor]] = [[] for _ in reduction.buckets]
+        self._reduced: list[list[torch.Tensor]] = [[] for _ in reduction.buckets]
 
     @property
-    def kept(self) -> list[torch.Tensor]:
-        """What was kept of all buckets, in their order."""
-        return [tensor for kept in self._kept for tensor in kept]
+    def reduced(self) -> list[torch.Tensor]:
+        """Results of the reduction for all buckets, in their order; added up over backward passes."""
+        return [tensor for bucket in self._reduced for tensor in bucket]
 
     @contextlib.contextmanager
     def during_backward(self) -> Iterator[None]:
-        """Within it, a backward pass has each bucket taken as soon as it and those before it are complete."""
-        waiting = [set(bucket) for bucket in self._reduction.buckets]
-        taken = 0
+        """Context for one backward pass: reduces each bucket once it and all before it are complete."""
+        pending = [set(bucket) for bucket in self._reduction.buckets]
+        done = 0
 
-        def note(place: int) -> None:
-            nonlocal taken
-            for bucket in waiting:
-                bucket.discard(place)
-            while taken < len(waiting) and not waiting[taken]:
-                self._take(taken)
-                taken += 1
+        def mark_ready(index: int) -> None:
+            nonlocal done
+            for bucket in pending:
+                bucket.discard(index)
+            while done < len(pending) and not pending[done]:
+                self._reduce_bucket(done)
+                done += 1
 
         with contextlib.ExitStack() as hooks:
-            for place, weight in enumerate(self._weights):
-                hook = weight.register_post_accumulate_grad_hook(lambda _, place=place: note(place))
+            for index, weight in enumerate(self._weights):
+                hook = weight.register_post_accumulate_grad_hook(
+                    lambda _, index=index: mark_ready(index)
+                )
                 hooks.callback(hook.remove)
             yield
-        for number in range(taken, len(waiting)):
-            self._take(number)
+        for number in range(done, len(pending)):
+            self._reduce_bucket(number)
 
     def reduce_all(self) -> None:
-        """Takes every bucket."""
-        for number in range(len(self._kept)):
-            self._take(number)
+        """Reduces every bucket, after the backward pass."""
+        for number in range(len(self._reduced)):
+            self._reduce_bucket(number)
 
-    def _take(self, number: int) -> None:
+    def _reduce_bucket(self, number: int) -> None:
         reduction = self._reduction
-        weights = [self._weights[place] for place in reduction.buckets[number]]
+        weights = [self._weights[index] for index in reduction.buckets[number]]
         gradients = [
             torch.zeros_like(weight) if weight.grad is None else weight.grad for weight in weights
         ]
         for weight in weights:
             weight.grad = None
         with torch.no_grad():
-            found = reduction.reduce(self._replica, gradients, static=reduction.statics[number])
-        before = self._kept[number]
-        self._kept[number] = (
-            [one.add_(other) for one, other in zip(before, found, strict=True)] if before else found
+            results = reduction.reduce(self._replica, gradients, static=reduction.statics[number])
+        totals = self._reduced[number]
+        self._reduced[number] = (
+            [total.add_(result) for total, result in zip(totals, results, strict=True)]
+            if totals
+            else results
         )

@@ -1,4 +1,4 @@
-"""The replica group of one torch process, over any exchange."""
+"""Replica group of one torch process, over any communicator."""
 
 from __future__ import annotations
 
@@ -53,7 +53,7 @@ from isotrain.plugin import (
 
 
 def replica_device(backend_config: BackendConfig, context: ProcessContext) -> torch.device:
-    """The device of this process's replica: its own GPU, or the CPU."""
+    """Device of this process's replica: the GPU of its local rank, or the CPU."""
     if backend_config.device == "cpu":
         return torch.device("cpu")
     device = torch.device("cuda", context.local_rank)
@@ -62,12 +62,12 @@ def replica_device(backend_config: BackendConfig, context: ProcessContext) -> to
 
 
 class TorchReplicaGroup(ReplicaGroup):
-    """One replica: its trainer, and its exchange with the others.
+    """Replica group of one process: one replica's trainer, and its communicator.
 
     Attributes:
-        trainer: The replica.
-        communicator: Ties it to the others.
-        statistics: Its moving statistics, which are averaged in every step.
+        trainer: Trainer of the replica.
+        communicator: Communicator with the other replicas.
+        statistics: Moving statistics, which are averaged over replicas in every step.
     """
 
     def __init__(
@@ -78,14 +78,15 @@ class TorchReplicaGroup(ReplicaGroup):
         connect: Callable[[], Communicator],
         is_worker: bool = False,
     ) -> None:
-        """Builds the model, then joins the others.
+        """Builds the model, then connects to the other replicas. Collective.
 
         Args:
-            spec: What to train.
-            backend_config: What the plan resolved.
-            device: Where this replica lives.
-            connect: Joins the other replicas; called once the model is built.
-            is_worker: Whether it computes what others might as well, in runs that go on without it.
+            spec: Training spec.
+            backend_config: Backend configuration of the plan.
+            device: Device of this replica.
+            connect: Makes the communicator; called once the model is built.
+            is_worker: Whether it is a worker of a parameter-server run: any worker may compute a slice, so
+                graphs are captured from the first step on.
         """
         torch.set_num_threads(backend_config.threads)
         self._spec = spec
@@ -104,44 +105,44 @@ class TorchReplicaGroup(ReplicaGroup):
         self.local_replicas = (self.communicator.rank,)
         self._replica = TorchReplica(self.trainer, self.communicator)
         self._rate: float | None = None
-        self._kept: list[torch.Tensor] | None = None
-        self._updates_own = False
+        self._kept_gradients: list[torch.Tensor] | None = None
+        self._is_optimizer_sharded = False
         self.statistics = self.trainer.statistics if self.replicas > 1 else []
         self._metrics = MetricCollection(self.trainer, len(spec.losses("torch")), device)
-        self._random = generators(device, self.trainer.generators())
+        self._generators = generators(device, self.trainer.generators())
         self._snapshot_guard = SnapshotGuard()
         self._state = NamedState(self._sections(), self._snapshot_guard)
 
     def _build(self, spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
-        """Makes the replica."""
+        """Builds the trainer."""
         return build_trainer(spec, device)
 
     def _sections(self) -> dict[StateKind, Section]:
-        """The state by its kinds."""
+        """State of the replica by kind."""
         return {
             **self.trainer.sections(),
-            "random": self._random,
+            "random": self._generators,
             "metrics": accumulators(self._metrics.training),
             "exchange": Section(self._execution_state, self._write_execution_state),
         }
 
     def _execution_state(self) -> dict[str, torch.Tensor]:
-        """What exchange and trainer keep of how they work."""
+        """Execution state of communicator and trainer, by name."""
         return self.communicator.state() | self.trainer.execution_state()
 
     def _write_execution_state(self, name: str, value: torch.Tensor) -> None:
-        to_program = name in self.trainer.execution_state() or name.startswith(LOCAL_BUFFERS)
-        write = self.trainer.write_execution_state if to_program else self.communicator.write_state
+        is_trainers = name in self.trainer.execution_state() or name.startswith(LOCAL_BUFFERS)
+        write = self.trainer.write_execution_state if is_trainers else self.communicator.write_state
         write(name, value)
 
     @property
     def model(self) -> Any:
-        """The model of this process's replica."""
+        """Model of this process's replica."""
         return self.trainer.model
 
     def to_device(self, arrays: Any) -> Any:
-        is_one = isinstance(arrays, np.ndarray)
-        return self._to_device(arrays) if is_one else map_tree(self._to_device, arrays)
+        is_array = isinstance(arrays, np.ndarray)
+        return self._to_device(arrays) if is_array else map_tree(self._to_device, arrays)
 
     def _to_device(self, array: Any) -> torch.Tensor:
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
@@ -156,15 +157,15 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.trainer.optimizer_rates()
 
     def weight_finalizer(self) -> Callable[[], None] | None:
-        finalise = self.trainer.weight_finalizer()
-        if finalise is None:
+        finalize = self.trainer.weight_finalizer()
+        if finalize is None:
             return None
 
-        def finalised() -> None:
+        def wait_and_finalize() -> None:
             self._snapshot_guard.wait()
-            finalise()
+            finalize()
 
-        return finalised
+        return wait_and_finalize
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
@@ -191,28 +192,35 @@ class TorchReplicaGroup(ReplicaGroup):
         return mean()
 
     def _rescale_for_padding(self, total: torch.Tensor) -> Wait:
-        """Makes gradients and loss the means over what counts; a CPU does nothing where all counts."""
+        """Divides gradients and loss by the fraction of targets that are not padding.
+
+        Args:
+            total: Mean loss with padding counted, and fraction of padding, over all replicas; shape `[2]`.
+
+        Returns:
+            Function that returns the mean loss without padding, a scalar.
+        """
         padding_fraction = total[1]
-        if self._is_cpu and not padding_fraction:
+        if self._is_cpu and not padding_fraction:  # a GPU would have to wait for the number
             return lambda: total[0]
         counted = torch.where(padding_fraction < 1, 1 - padding_fraction, 1.0)
         weights = self.trainer.trainable.values()
         if gradients := [local_shard(w.grad) for w in weights if w.grad is not None]:
-            with torch.no_grad():  # parts of gradients are views
+            with torch.no_grad():  # shards of gradients are views
                 private_api.foreach_div_(gradients, counted)
         return lambda: without_padding_mean(total)
 
     def _warm_up(self, warm_up: AbstractContextManager[Any], micro_batch: Slice) -> None:
-        """Lets the exchange see a backward pass, of which nothing else remains."""
+        """Runs a backward pass, gradient all-reduce included, that changes no training state."""
         with self.preserving_training_state(), warm_up:
             loss, _ = self.communicator.module(micro_batch.inputs, micro_batch.targets)
-            self.trainer.backward(loss.sum())  # there may be several
+            self.trainer.backward(loss.sum())  # it may have several elements
             self.communicator.wait_gradients()
 
     def _forward(
         self, slice_weights: SliceWeights, index: int, module: Callable[..., Any]
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Returns what to take gradients of, and this slice's share of the loss."""
+        """Returns the scalar to differentiate, and the share of the mean loss: see `SliceWeights.of`."""
         micro_batch = slice_weights.micro_batches[index]
         if micro_batch.count:
             loss, predictions = module(micro_batch.inputs, micro_batch.targets)
@@ -230,7 +238,7 @@ class TorchReplicaGroup(ReplicaGroup):
         module: Callable[..., Any],
         before: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Adds a slice's gradients; returns the share of the loss so far."""
+        """Adds a slice's gradients to `.grad`; returns the share of the mean loss up to this slice."""
         loss, share = self._forward(slice_weights, index, module)
         self.trainer.backward(loss)
         return _add(before, share)
@@ -251,23 +259,28 @@ class TorchReplicaGroup(ReplicaGroup):
     def _local_gradients(
         self,
         slice_weights: SliceWeights,
-        each: Callable[[], AbstractContextManager[Any]] = nullcontext,
+        slice_context: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> Wait:
-        """Leaves this replica's gradients in `.grad`; the mean of the losses travels while the last are made.
+        """Computes this replica's gradients into `.grad`, without an all-reduce of these.
+
+        The all-reduce of the loss overlaps with the last backward pass.
 
         Args:
-            slice_weights: Of the slices.
-            each: Around the passes of each slice.
+            slice_weights: Micro-batches and their weights.
+            slice_context: Makes the context for the passes of each slice.
+
+        Returns:
+            Function that waits for the loss of the global batch, a scalar.
         """
         self.trainer.zero_gradients()
         module, last = self.trainer.loss_module, len(slice_weights.micro_batches) - 1
         share: torch.Tensor | None = None
         for index in range(last):
-            with each():
+            with slice_context():
                 share = self._backward(slice_weights, index, module, share)
-        with each():
-            loss, own = self._forward(slice_weights, last, module)
-            mean = self.communicator.all_reduce_mean_async(_add(share, own))
+        with slice_context():
+            loss, last_share = self._forward(slice_weights, last, module)
+            mean = self.communicator.all_reduce_mean_async(_add(share, last_share))
             self.trainer.backward(loss)
         return (lambda: without_padding_mean(mean())) if slice_weights.is_padding_deferred else mean
 
@@ -277,7 +290,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return [self._unscaled_gradients()], mean()
 
     def _unscaled_gradients(self) -> list[torch.Tensor]:
-        """Copies of the gradients in `.grad`, without the loss scale; zeros where there are none."""
+        """Copies of the gradients in `.grad` divided by the loss scale; zeros where there are none."""
         scale = self.trainer.loss_scale()
         return [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
@@ -295,13 +308,13 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def _update_weights(self) -> None:
         """Clips and applies the gradients in `.grad`, and keeps a copy where that is asked for."""
-        if self._kept is not None:
-            self._kept = self._unscaled_gradients()
+        if self._kept_gradients is not None:
+            self._kept_gradients = self._unscaled_gradients()
         self._snapshot_guard.wait_after_forward()
         self.trainer.apply()
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
-        self._updates_own = True
+        self._is_optimizer_sharded = True
         self.trainer.shard_optimizer(weights[0])
         self._rate = None  # another optimizer
 
@@ -315,7 +328,7 @@ class TorchReplicaGroup(ReplicaGroup):
         )
         if not reduction.each_slice:
             bucketed.reduce_all()
-        return [bucketed.kept], mean()
+        return [bucketed.reduced], mean()
 
     def update_shard(
         self,
@@ -333,14 +346,14 @@ class TorchReplicaGroup(ReplicaGroup):
 
     @contextlib.contextmanager
     def preserving_training_state(self) -> Iterator[None]:
-        moved = [*self._frozen_here(), *self._metrics.sums()]
+        changed = [*self._local_frozen(), *self._metrics.sums()]
         carry, eagerly = self.trainer.carry.preserving_state(), self.trainer.eagerly()
         with (
-            restored_after(moved),
+            restored_after(changed),
             carry,
-            preserving_state(self._random),
+            preserving_state(self._generators),
             eagerly,
-        ):  # eagerly: no record counts it
+        ):  # eagerly: graph capture must not count these calls
             yield
 
     @contextlib.contextmanager
@@ -348,21 +361,21 @@ class TorchReplicaGroup(ReplicaGroup):
         with (
             restored_after(self.trainer.self_updating),
             self.trainer.carry.preserving_state(),
-            preserving_state(self._random),
+            preserving_state(self._generators),
         ):
             yield
 
-    def _frozen_here(self) -> list[torch.Tensor]:
-        """The non-trainable state that this process has as it is now."""
+    def _local_frozen(self) -> list[torch.Tensor]:
+        """Up-to-date non-trainable tensors of this process."""
         return list(self.trainer.frozen.values())
 
     def keep_gradients(self) -> bool:
-        if not self._updates_own:
-            self._kept = []
-        return not self._updates_own
+        if not self._is_optimizer_sharded:
+            self._kept_gradients = []
+        return not self._is_optimizer_sharded
 
     def kept_gradients(self) -> list[list[torch.Tensor]]:
-        return super().kept_gradients() if self._kept is None else [self._kept]
+        return super().kept_gradients() if self._kept_gradients is None else [self._kept_gradients]
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
@@ -370,7 +383,7 @@ class TorchReplicaGroup(ReplicaGroup):
         options = {} if static is None else {"static": static}
         self._snapshot_guard.wait()
         with torch.no_grad():
-            return [computation(self._replica, *(own for (own,) in values), **options)]
+            return [computation(self._replica, *(value for (value,) in values), **options)]
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         return self.communicator.compress(method, rank, start)
@@ -380,20 +393,20 @@ class TorchReplicaGroup(ReplicaGroup):
             self._metrics.evaluate(micro_batch)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        return [self.trainer.predict(own) for own in inputs]
+        return [self.trainer.predict(each) for each in inputs]
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        return self._metrics.collect(phase, self._total)
+        return self._metrics.collect(phase, self._sum_over_processes)
 
-    def _total(self, tensor: torch.Tensor) -> torch.Tensor:
-        """The sum over all processes."""
+    def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
+        """All-reduce sum of a tensor over all processes."""
         return self.communicator.all_reduce(tensor, "sum")
 
     def pop_metric_state(self) -> np.ndarray:
-        return self._metrics.take()
+        return self._metrics.pop_sums()
 
     def add_metric_state(self, sums: np.ndarray) -> None:
-        self._metrics.add(sums)
+        self._metrics.add_sums(sums)
 
     def traits(self) -> list[LayerTrait]:
         return self.trainer.traits() + self.trainer.without_gradient()
@@ -404,10 +417,12 @@ class TorchReplicaGroup(ReplicaGroup):
     def step_notes(self, batch: Batch) -> list[str]:
         micro_batch = batch.slices[0][0]
         with self.trainer.carry.preserving_state():
-            unalike = self.trainer.has_own_denominator(micro_batch.inputs, micro_batch.targets)
+            has_denominator = self.trainer.has_own_denominator(
+                micro_batch.inputs, micro_batch.targets
+            )
             return (
                 self.trainer.notes(micro_batch.inputs, micro_batch.targets)
-                + [OWN_DENOMINATOR] * unalike
+                + [OWN_DENOMINATOR] * has_denominator
             )
 
     def refuses_single_sample(self, batch: Batch) -> str | None:
@@ -426,9 +441,9 @@ class TorchReplicaGroup(ReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         self.local_index(replica)
-        found = sharding.mark_local_slots(self._state.describe(kinds), self.trainer.is_local_slot)
-        tied = {n: a for n, a in self.trainer.aliases.items() if n in found}
-        return found | {n: replace(found[n], aliases=names) for n, names in tied.items()}
+        infos = sharding.mark_local_slots(self._state.describe(kinds), self.trainer.is_local_slot)
+        tied = {n: a for n, a in self.trainer.aliases.items() if n in infos}
+        return infos | {n: replace(infos[n], aliases=names) for n, names in tied.items()}
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
@@ -450,7 +465,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self.local_index(replica)
         self._snapshot_guard.wait()
         self._state.write({n: v for n, v in state.items() if not self.is_remote(n)})
-        self._rate = None  # the optimizer may have been given another
+        self._rate = None  # the state may have another learning rate
 
     def is_remote(self, name: str) -> bool:
         return sharding.is_remote(name, self.trainer.is_remote_slot)

@@ -1,4 +1,4 @@
-"""The torch replica that a strategy's computations see."""
+"""The torch implementation of `Replica`, which a strategy's computations are given."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
 
 
 class TorchReplica(Replica):
-    """Reads and writes a program's tensors; exchanges eagerly."""
+    """Replica whose collectives run eagerly; reads and writes the tensors of a trainer."""
 
     def __init__(self, trainer: ReplicaTrainer, communicator: Communicator) -> None:
         self.index = communicator.rank
@@ -30,23 +30,23 @@ class TorchReplica(Replica):
         return torch.cat([tensor.detach().reshape(-1) for tensor in tensors])
 
     def write(self, parts: Sequence[StatePart], vector: torch.Tensor) -> None:
-        _write(self._tensors(parts), vector)
+        _write_flat(self._tensors(parts), vector)
 
-    def read_weights(self, places: Sequence[int]) -> torch.Tensor:
+    def read_weights(self, indices: Sequence[int]) -> torch.Tensor:
         weights = list(self._trainer.trainable.values())
         widest = functools.reduce(torch.promote_types, [weight.dtype for weight in weights])
-        own = [weights[place].detach().reshape(-1) for place in places]
-        return torch.cat([weights[0].new_empty(0, dtype=widest), *own])
+        flat = [weights[index].detach().reshape(-1) for index in indices]
+        return torch.cat([weights[0].new_empty(0, dtype=widest), *flat])
 
-    def write_weights(self, places: Sequence[int], vector: torch.Tensor) -> None:
+    def write_weights(self, indices: Sequence[int], vector: torch.Tensor) -> None:
         weights = list(self._trainer.trainable.values())
-        _write([weights[place] for place in places], vector)
+        _write_flat([weights[index] for index in indices], vector)
 
     def _tensors(self, parts: Sequence[StatePart]) -> list[torch.Tensor]:
         return [tensor for part in parts for tensor in self._trainer.part(part)]
 
-    def scatter_add(self, places: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:
-        return values.new_zeros(length).index_add_(0, places, values)
+    def scatter_add(self, indices: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:
+        return values.new_zeros(length).index_add_(0, indices, values)
 
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         return self._communicator.all_reduce(tensor, op)
@@ -81,7 +81,8 @@ class TorchReplica(Replica):
         return self._communicator.broadcast_within(tensor, subgroups)
 
 
-def _write(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> None:
+def _write_flat(tensors: Sequence[torch.Tensor], vector: torch.Tensor) -> None:
+    """Overwrites tensors by the consecutive elements of a vector, shape `[sum of their sizes]`."""
     values = vector.split([tensor.numel() for tensor in tensors])
     for tensor, value in zip(tensors, values, strict=bool(tensors)):
         tensor.copy_(value.view_as(tensor))

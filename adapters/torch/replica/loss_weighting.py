@@ -1,4 +1,4 @@
-"""What the slices of a step add to the mean loss of the global batch."""
+"""Weights of the slices of a step in the mean loss of the global batch, and the mean evaluation loss."""
 
 from __future__ import annotations
 
@@ -12,18 +12,17 @@ from isotrain.plugin import Slice
 
 
 class SliceWeights:
-    """The slices of one replica in one step, of which each counts by its samples, or by what counts in it.
+    """Weights of one replica's slices in one step: by their samples, or by their loss denominators.
 
-    Losses that do not count all targets alike cost one exchange of a few numbers, others cost none. Used by
-    all replicas at the same point.
+    A loss with its own denominator costs one all-reduce of a few numbers, others cost none. Collective: used
+    by all replicas at the same point.
 
     Attributes:
-        micro_batches: The slices, one after the other.
-        weight: The sum of their weights.
-        is_padding_deferred: Whether shares of the loss are vectors of two, the mean as if padding counted
-            and which part of the targets that is: their mean is to be divided by the rest
-            (`without_padding_mean`), and but
-            for local steps the gradients are too.
+        micro_batches: Slices of the replica, one after the other.
+        weight: Sum of the slices' weights.
+        is_padding_deferred: Whether shares of the loss have shape `[2]`: the mean with padding counted, and
+            the fraction of padding. Their mean over replicas is then to be divided by the rest
+            (`without_padding_mean`), and so are the gradients, except in local steps.
     """
 
     def __init__(
@@ -34,14 +33,14 @@ class SliceWeights:
         local: bool = False,
         is_padding_deferred: bool = False,
     ) -> None:
-        """Knows nothing of the loss yet.
+        """Prepares a step.
 
         Args:
-            micro_batches: The slices, one after the other.
-            trainer: The replica.
-            communicator: Ties it to the others.
-            local: Whether gradients are to be those of this replica's own mean.
-            is_padding_deferred: Whether padding is made up for when gradients and loss have been exchanged.
+            micro_batches: Slices of the replica, one after the other.
+            trainer: Trainer of the replica.
+            communicator: Communicator of the replica.
+            local: Whether gradients are those of this replica's mean loss, not of the global one.
+            is_padding_deferred: Whether to correct for padding after the all-reduce of gradients and loss.
         """
         self.micro_batches = micro_batches
         self._trainer = trainer
@@ -54,18 +53,23 @@ class SliceWeights:
             else sum(p.weight for p in micro_batches)
         )
         self._factors: torch.Tensor | None = None
-        self._counted: torch.Tensor | None = None
+        self._unpadded_weight: torch.Tensor | None = None
 
     def of(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """A slice's share, as an objective gives its loss.
+        """Weighs the loss of a slice.
+
+        Args:
+            index: Index of the slice.
+            loss: Loss of the slice, of any shape that `LossModule` names.
 
         Returns:
-            What to take gradients of; and the share of the mean loss, without gradients.
+            The scalar to differentiate; and the slice's share of the mean loss, detached: a scalar, or
+            shape `[2]` where `is_padding_deferred`.
         """
         if self._trainer.may_ignore_padding:
             return self._without_padding(index, loss)
         if loss.dim():
-            return self._of_rows(index, loss)
+            return self._weigh_means(index, loss)
         weight = self.micro_batches[index].weight
         share = loss if weight == 1.0 else loss * weight
         if not self._local or self.weight == 1.0:
@@ -73,7 +77,7 @@ class SliceWeights:
         return loss * (weight / self.weight if weight else 0.0), share.detach()
 
     def _without_padding(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        """The share of a slice whose loss is a mean, or a mean and which part of the targets is padding."""
+        """Weighs a loss that is a scalar mean, or `[mean, fraction of padding]`."""
         mean, padding = loss if loss.dim() else (loss, loss.new_zeros(()))
         weight = self.micro_batches[index].weight
         share = mean if weight == 1.0 else mean * weight
@@ -82,13 +86,13 @@ class SliceWeights:
         )
         if reported is not None and not self._local:
             return share, reported
-        if self._counted is None:
-            self._counted = self._part_that_counts()
-        scaled = mean * (weight / _or_one(self._counted)).to(mean)
+        if self._unpadded_weight is None:
+            self._unpadded_weight = self._weight_without_padding()
+        scaled = mean * (weight / _nonzero(self._unpadded_weight)).to(mean)
         return scaled, scaled.detach() if reported is None else reported
 
-    def _part_that_counts(self) -> torch.Tensor:
-        """The weight of the targets that are no padding, a scalar: this replica's, or the mean over all."""
+    def _weight_without_padding(self) -> torch.Tensor:
+        """Weight of the targets that are not padding, a scalar: this replica's, or the mean over replicas."""
         padding = torch.stack(
             [p.weight * self._trainer.padding_fraction(p.targets) for p in self.micro_batches]
         )
@@ -96,79 +100,89 @@ class SliceWeights:
             return self.weight - padding.sum()
         return 1 - self._communicator.all_reduce(padding.sum(), "mean")
 
-    def _of_rows(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        means, counted = loss
+    def _weigh_means(self, index: int, loss: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Weighs a loss of shape `[2, 1 + losses]`: means, and denominators."""
+        means, denominators = loss
         if self._factors is None:
-            self._factors = self._all_factors(counted[1:].detach()).to(means)
+            self._factors = self._mean_factors(denominators[1:].detach()).to(means)
         share = (means.detach() * self._factors[index]).sum()
-        own = self._factors / _or_one(self._factors.sum(0)) if self._local else self._factors
-        return (means * own[index]).sum(), share
+        factors = self._factors / _nonzero(self._factors.sum(0)) if self._local else self._factors
+        return (means * factors[index]).sum(), share
 
-    def _all_factors(self, counted: torch.Tensor) -> torch.Tensor:
-        """By what each mean of each slice is multiplied: shape `[slices, 1 + losses]`.
+    def _mean_factors(self, denominators: torch.Tensor) -> torch.Tensor:
+        """Factors of each mean of each slice in the global mean loss: float64, shape `[slices, 1 + losses]`.
 
         Args:
-            counted: What the losses of the only slice count by.
+            denominators: Denominators of the first slice, shape `[losses]`; used if it is the only one.
         """
         micro_batches = self.micro_batches
-        each = [counted]
+        per_slice = [denominators]
         if len(micro_batches) > 1:
-            each = [
+            per_slice = [
                 self._trainer.loss_denominators(micro_batch.inputs, micro_batch.targets)
                 for micro_batch in micro_batches
             ]
-        own = torch.stack(
-            [c.double() * (p.count > 0) for c, p in zip(each, micro_batches, strict=True)]
+        local = torch.stack(
+            [d.double() * (m.count > 0) for d, m in zip(per_slice, micro_batches, strict=True)]
         )
-        weights = own.new_tensor([[micro_batch.weight] for micro_batch in micro_batches])
-        total = self._communicator.all_reduce(torch.cat([own, weights], 1).sum(0), "sum")
-        return torch.cat([weights, own * (total[-1] / _or_one(total[:-1]))], 1)
+        weights = local.new_tensor([[micro_batch.weight] for micro_batch in micro_batches])
+        total = self._communicator.all_reduce(torch.cat([local, weights], 1).sum(0), "sum")
+        return torch.cat([weights, local * (total[-1] / _nonzero(total[:-1]))], 1)
 
 
 class EvaluationLoss:
-    """The mean of the losses over all that was evaluated, each over what counts in it."""
+    """Accumulator of the mean evaluation loss, each loss divided by its own denominator."""
 
     def __init__(self, losses: int, device: torch.device) -> None:
         """Starts with no samples.
 
         Args:
-            losses: How many the spec has.
-            device: Where to add up.
+            losses: Number of losses that the spec has.
+            device: Device of the accumulators.
         """
         self._sums = torch.zeros(2, 1 + losses, dtype=torch.float64, device=device)
 
     def add(self, loss: torch.Tensor, count: int) -> None:
-        """Adds the loss of so many samples, as an objective gives it."""
+        """Adds the loss of some samples.
+
+        Args:
+            loss: Loss, of any shape that `LossModule` names.
+            count: Number of samples.
+        """
         if loss.dim() == 0:
             self._sums[0, 0] += loss.double() * count
         elif loss.dim() == 1:
-            mean, part = loss.double()
+            mean, padding = loss.double()
             self._sums[0, 0] += mean * count
-            self._sums[1, 0] -= part * count
+            self._sums[1, 0] -= padding * count
         else:
-            means, counted = loss.double()
-            self._sums[0] += means * torch.cat([counted.new_tensor([count]), counted[1:]])
-            self._sums[1, 1:] += counted[1:]
+            means, denominators = loss.double()
+            self._sums[0] += means * torch.cat([denominators.new_tensor([count]), denominators[1:]])
+            self._sums[1, 1:] += denominators[1:]
         self._sums[1, 0] += count
 
-    def taken(self, total: Callable[[torch.Tensor], torch.Tensor]) -> float:
-        """The mean; starts anew.
+    def pop_mean(self, total: Callable[[torch.Tensor], torch.Tensor]) -> float:
+        """Mean loss over the samples of all replicas; resets the accumulators. Collective.
 
         Args:
-            total: Sums a tensor over all replicas.
+            total: All-reduce sum over all replicas.
         """
         sums, counts = total(self._sums)
         self._sums.zero_()
-        mean = sums[0] / _or_one(counts[0]) + (sums[1:] / _or_one(counts[1:])).sum()
+        mean = sums[0] / _nonzero(counts[0]) + (sums[1:] / _nonzero(counts[1:])).sum()
         return float(mean)
 
 
 def without_padding_mean(total: torch.Tensor) -> torch.Tensor:
-    """The mean loss over what counts, from the mean of shares of two numbers."""
+    """Mean loss over targets that are not padding, a scalar.
+
+    Args:
+        total: Means over replicas, shape `[2]`: the loss with padding counted, and the fraction of padding.
+    """
     loss, padding_fraction = total.unbind()
-    return loss / _or_one(1 - padding_fraction)
+    return loss / _nonzero(1 - padding_fraction)
 
 
-def _or_one(sums: torch.Tensor) -> torch.Tensor:
-    """Sums to divide by, of which some may be 0: so are then their terms."""
+def _nonzero(sums: torch.Tensor) -> torch.Tensor:
+    """Denominators with zeros replaced by 1 (their numerators are 0 too); any shape."""
     return torch.where(sums > 0, sums, 1.0)

@@ -1,4 +1,4 @@
-"""What one torch replica measures while it trains and is evaluated: metrics, and the evaluated loss."""
+"""Training and evaluation metrics of one torch replica, and its evaluation loss."""
 
 from __future__ import annotations
 
@@ -17,57 +17,58 @@ from isotrain.plugin import Phase, Slice, unweighted
 
 
 class MetricCollection:
-    """The sums of one replica; knows nothing of other replicas.
+    """Metric accumulators of one replica; knows nothing of other replicas.
 
     Attributes:
-        training: The metrics of training.
+        training: Metrics of the training phase.
     """
 
     def __init__(self, trainer: ReplicaTrainer, losses: int, device: torch.device) -> None:
         """Starts with no samples.
 
         Args:
-            trainer: The replica.
-            losses: How many the spec has.
-            device: Where to add up.
+            trainer: Trainer of the replica.
+            losses: Number of losses that the spec has.
+            device: Device of the accumulators.
         """
         self._trainer = trainer
         self.training = trainer.build_metrics("train")
         self._evaluation = trainer.build_metrics("evaluation")
-        self._evaluated = EvaluationLoss(losses, device)
+        self._evaluation_loss = EvaluationLoss(losses, device)
 
     def train(self, micro_batch: Slice, predictions: Any) -> None:
-        """Adds a slice that was trained on."""
+        """Adds the predictions for a slice that was trained on to the training metrics."""
         if self.training:
             _update(self.training, micro_batch, predictions)
 
     def evaluate(self, micro_batch: Slice) -> None:
-        """Computes loss and predictions of a slice in evaluation mode, and adds it.
+        """Computes loss and predictions of a slice in evaluation mode, and adds them.
 
-        A placeholder is computed only where metrics make their sums by the first samples they see.
+        A placeholder, a slice of count 0, is computed only where metrics build their sums from the first
+        predictions they see.
         """
         if micro_batch.count == 0 and not any(metric.is_unbuilt for metric in self._evaluation):
             return
         loss, predictions = self._trainer.evaluate(micro_batch.inputs, micro_batch.targets)
         if micro_batch.count:
-            self._evaluated.add(loss, micro_batch.count)
+            self._evaluation_loss.add(loss, micro_batch.count)
         _update(self._evaluation, micro_batch, predictions)
 
     def collect(
         self, phase: Phase, total: Callable[[torch.Tensor], torch.Tensor]
     ) -> dict[str, float]:
-        """The numbers of all replicas; this one starts anew.
+        """Metrics of a phase over the samples of all replicas; resets the accumulators. Collective.
 
         Args:
-            phase: Whose.
-            total: Sums a tensor over all replicas.
+            phase: Phase of the metrics.
+            total: All-reduce sum over all replicas.
         """
         if phase == "train":
             return collect(self.training, total)
-        return {"loss": self._evaluated.taken(total)} | collect(self._evaluation, total)
+        return {"loss": self._evaluation_loss.pop_mean(total)} | collect(self._evaluation, total)
 
-    def take(self) -> np.ndarray:
-        """The sums of training in one float64 vector; they start anew."""
+    def pop_sums(self) -> np.ndarray:
+        """Sums of the training metrics as one float64 vector; resets them."""
         for metric in self.training:
             metric.require_sums()
         sums = [to_numpy(total).ravel() for total in self.sums()]
@@ -75,16 +76,16 @@ class MetricCollection:
             metric.reset()
         return np.concatenate([np.zeros(0), *sums]).astype(np.float64)
 
-    def add(self, sums: np.ndarray) -> None:
-        """Adds the sums of others to those of training."""
+    def add_sums(self, sums: np.ndarray) -> None:
+        """Adds a vector from `pop_sums` of another replica to the sums of the training metrics."""
         start = 0
         for total in self.sums():
-            part = torch.from_numpy(sums[start : start + total.numel()]).to(total)
-            total += part.reshape(total.shape)
+            addend = torch.from_numpy(sums[start : start + total.numel()]).to(total)
+            total += addend.reshape(total.shape)
             start += total.numel()
 
     def sums(self) -> list[torch.Tensor]:
-        """What the metrics of training add up."""
+        """Accumulator tensors of the training metrics."""
         return [total for metric in self.training for total in metric.sums]
 
 

@@ -65,7 +65,7 @@ class ShardedReplicaGroup(TorchReplicaGroup):
         weights.forget()
         assert share is not None
         mean = self.communicator.all_reduce_mean_async(share)
-        self.update_shard([weights.in_weight_order(bucketed.kept)], learning_rate, None)
+        self.update_shard([weights.in_weight_order(bucketed.reduced)], learning_rate, None)
         if self.statistics:
             all_reduce_mean_flat(self.communicator, self.statistics, slice_weights.weight)
         return mean()
