@@ -1,4 +1,4 @@
-"""Showing what a process printed last, should it die without a word: killed, or by native code."""
+"""Shows the last output of a process that is killed or crashes in native code."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterator
 Dismiss = Callable[[], None]
 
 _STDERR = 2
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 _PROGRAM = """
 import os, signal, sys
 signal.signal(signal.SIGINT, signal.SIG_IGN)
@@ -25,26 +25,26 @@ if not sys.stdin.buffer.read(1):
 
 @contextlib.contextmanager
 def output_tail_on_crash(log: int, shown: int) -> Iterator[Dismiss]:
-    """Should this process end within it, a small one beside it shows the end of its output.
+    """Context in which a helper process shows the tail of this process's output if this process dies.
 
-    Where the system starts no further process, nothing is shown.
+    If no process can be started, nothing is shown.
 
     Args:
-        log: Descriptor of the file that the output goes to.
-        shown: Descriptor of where to show it.
+        log: File descriptor of the log with the output.
+        shown: File descriptor to show it on.
 
     Yields:
-        What ends that one without a word, to be called before this process ends on purpose.
+        A function that ends the helper silently; call it before this process ends on purpose.
     """
     try:
-        witness = _started(log, shown)
+        helper = _start_helper(log, shown)
     except OSError:
         yield lambda: None
         return
 
     def dismiss() -> None:
         with contextlib.suppress(OSError, ValueError):  # it is gone, or dismissed
-            witness.communicate(b".")
+            helper.communicate(b".")
 
     try:
         yield dismiss
@@ -52,9 +52,9 @@ def output_tail_on_crash(log: int, shown: int) -> Iterator[Dismiss]:
         dismiss()
 
 
-def _started(log: int, shown: int) -> subprocess.Popen[bytes]:
+def _start_helper(log: int, shown: int) -> subprocess.Popen[bytes]:
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", "-c", _PROGRAM, str(log), str(_MOST_BYTES)],
+        [sys.executable, "-I", "-S", "-c", _PROGRAM, str(log), str(_MAX_BYTES)],
         stdin=subprocess.PIPE,
         stdout=shown,
         stderr=subprocess.DEVNULL,
@@ -65,7 +65,7 @@ def _started(log: int, shown: int) -> subprocess.Popen[bytes]:
 
 @contextlib.contextmanager
 def faulthandler_enabled() -> Iterator[None]:
-    """Within it, a crash of native code writes where each thread was to standard error."""
+    """Context in which a crash in native code writes the stacks of all threads to standard error."""
     if faulthandler.is_enabled():
         yield
         return

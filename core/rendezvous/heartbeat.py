@@ -1,4 +1,4 @@
-"""How often the processes of a joined run tell each other where they are."""
+"""Heartbeat interval of processes that were started from outside, and their SIGTERM handler."""
 
 from __future__ import annotations
 
@@ -16,38 +16,38 @@ _EXIT_CODE = 128 + signal.SIGTERM
 
 @contextlib.contextmanager
 def sigterm_as_exception() -> Iterator[None]:
-    """Within it, SIGTERM unwinds the program that it would end at once, so that it can say why first.
+    """Context in which SIGTERM raises SystemExit, so that the process can report its end.
 
-    A program that has a way of its own keeps it.
+    A program with its own SIGTERM handler keeps it.
     """
-    has_listener = threading.current_thread() is threading.main_thread()
-    if not has_listener or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+    is_main_thread = threading.current_thread() is threading.main_thread()
+    if not is_main_thread or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
         yield
         return
-    signal.signal(signal.SIGTERM, _end)
+    signal.signal(signal.SIGTERM, _raise_exit)
     try:
         yield
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
-def _end(number: int, frame: FrameType | None) -> None:
+def _raise_exit(number: int, frame: FrameType | None) -> None:
     signal.signal(number, signal.SIG_IGN)
     raise SystemExit(_EXIT_CODE)
 
 
 _SECONDS_PER_PROCESS = 0.002
-"""Rank 0 hears of all of them, and has work of its own to do."""
-_WITHIN_SILENCE = 4
+"""Rank 0 reads the messages of all processes beside its own training."""
+_BEATS_PER_SILENCE = 4
 
 
 @dataclass(frozen=True)
 class HeartbeatInterval:
-    """How often, in seconds.
+    """Interval between the status messages of a process.
 
     Attributes:
-        min_seconds: Between two messages at least, where something has changed.
-        max_seconds: Between two at most: each is a sign of life.
+        min_seconds: Shortest interval, in seconds, used while the status changes.
+        max_seconds: Longest interval, in seconds; each message is a sign of life.
     """
 
     min_seconds: float
@@ -55,12 +55,12 @@ class HeartbeatInterval:
 
     @classmethod
     def of(cls, processes: int, silence: float) -> HeartbeatInterval:
-        """For a run.
+        """The interval for a run.
 
         Args:
-            processes: Of it.
-            silence: Seconds without a sign of life after which one is taken for lost.
+            processes: Number of processes.
+            silence: Timeout without a sign of life, in seconds (`timeouts.silence`).
         """
-        most = silence / _WITHIN_SILENCE
-        news = min(_SECONDS_PER_PROCESS * processes, most)
-        return cls(news, min(max(HEARTBEAT_SECONDS, news), most))
+        longest = silence / _BEATS_PER_SILENCE
+        shortest = min(_SECONDS_PER_PROCESS * processes, longest)
+        return cls(shortest, min(max(HEARTBEAT_SECONDS, shortest), longest))

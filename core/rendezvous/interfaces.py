@@ -1,4 +1,4 @@
-"""Which address of this machine the other processes of a run reach it by."""
+"""Network interfaces: the address by which the other processes of a run reach this host."""
 
 from __future__ import annotations
 
@@ -10,43 +10,43 @@ import psutil
 from isotrain.core.errors import PlanError
 
 INTERFACE_VARIABLE = "ISOTRAIN_INTERFACE"
-"""The network interface, by its name or address, over which a backend's processes talk; also where all
-processes meet that are on one host."""
+"""Environment variable: network interface, by name or address, for a backend's communication; also for the
+rendezvous of processes on one host."""
 
 
 def requested_interface(interface: str | None, variables: Mapping[str, str]) -> str:
-    """What was asked for: as an option, else by the variable; empty where nothing was."""
+    """The interface that the option, else the environment variable, names; empty: none."""
     return (variables.get(INTERFACE_VARIABLE, "") if interface is None else interface).strip()
 
 
-def interface_address(asked: str) -> str | None:
-    """The address of the interface that was asked for; None where none was.
+def interface_address(requested: str) -> str | None:
+    """IPv4 address of an interface; None if none was requested.
 
     Args:
-        asked: What `requested_interface` found.
+        requested: Name or address of the interface; empty: none.
 
     Raises:
-        PlanError: This machine has no such interface.
+        PlanError: This host has no such interface.
     """
-    if not asked:
+    if not requested:
         return None
-    found = {
-        name: [each.address for each in addresses if each.family == socket.AF_INET]
-        for name, addresses in psutil.net_if_addrs().items()
+    addresses = {
+        name: [each.address for each in entries if each.family == socket.AF_INET]
+        for name, entries in psutil.net_if_addrs().items()
     }
-    if found.get(asked):
-        return found[asked][0]
-    if is_local_address(asked):
-        return asked
-    known = "; ".join(f"{name}: {', '.join(each)}" for name, each in found.items() if each)
+    if addresses.get(requested):
+        return addresses[requested][0]
+    if is_local_address(requested):
+        return requested
+    available = "; ".join(f"{name}: {', '.join(each)}" for name, each in addresses.items() if each)
     raise PlanError(
         f"interface (or {INTERFACE_VARIABLE}): expected the name or address of one of {socket.gethostname()},"
-        f" received {asked!r}. It has {known}."
+        f" received {requested!r}. It has {available}."
     )
 
 
 def is_local_address(address: str) -> bool:
-    """Whether this machine has an address: one can listen on it."""
+    """Whether this host can listen on an address."""
     try:
         with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
             probe.bind((address, 0))
@@ -56,5 +56,5 @@ def is_local_address(address: str) -> bool:
 
 
 def is_loopback(address: str) -> bool:
-    """Whether only this machine reaches it."""
+    """Whether an IPv4 address is a loopback address."""
     return address.startswith("127.")

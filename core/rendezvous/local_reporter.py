@@ -1,4 +1,4 @@
-"""What a process tells of itself, as it reads it itself: the pipe and the status page of its reporter."""
+"""A reporter that its own process reads: the pipe of its events and its status page."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from isotrain.core.launching.run_directory.pipes import LineReader
 
 
 class LocalReporter:
-    """A reporter, and the other ends of what it writes to.
+    """A reporter with the reading ends of its pipe and status page.
 
     Attributes:
-        events: A descriptor that becomes readable when it has told something.
-        reporter: Of this process.
+        events: File descriptor that is readable when there are events.
+        reporter: Reporter of this process.
     """
 
     def __init__(self, rank: int) -> None:
@@ -33,25 +33,25 @@ class LocalReporter:
         self.reporter = Reporter(rank, self._writing, self._status)
 
     def read_lines(self) -> list[bytes] | None:
-        """The events that were told, a line each, without waiting."""
+        """The new events, one line each, without waiting."""
         return self._lines.read()
 
     @property
     def status(self) -> Status:
-        """Where this process is."""
+        """Step and current call of this process."""
         return read_status(self._page)
 
     def request_checkpoint(self, *, and_end: bool) -> None:
-        """Tells the loop that a checkpoint is wanted, and whether the run is to end after that."""
+        """Requests a checkpoint from the training loop, and with `and_end` the end of the run after it."""
         request_checkpoint(self._page, and_end=and_end)
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether the loop looks for wishes."""
+        """Whether the training loop looks for requests."""
         return accepts_requests(self._page)
 
     def close(self) -> None:
-        """Ends the heartbeat. What is still told is lost."""
+        """Stops the heartbeat, and drops unread events."""
         self.reporter.close()
         for descriptor in (self._writing, self.events, self._status):
             os.close(descriptor)

@@ -1,4 +1,4 @@
-"""The part of any other process in a joined run: it does its work, and tells rank 0 how it goes."""
+"""Every rank but 0 of a run whose processes were started from outside: works, and reports to rank 0."""
 
 from __future__ import annotations
 
@@ -30,203 +30,206 @@ from isotrain.core.system.process import environ_set, exit_after_failure
 from isotrain.core.transport.channel import Channel
 from isotrain.core.transport.codec import decode_value, encode_value
 
-_LOOK_SECONDS = 0.1
+_POLL_SECONDS = 0.1
 _HEARTBEAT = f'{{"event": "{Heartbeat.kind}"'.encode()
 _PAUSE_SECONDS = 1.0
 _STDERR = 2
-"""Whatever has been put in the place of `sys.stderr`."""
+"""The file descriptor, even if `sys.stderr` is something else."""
 
 
 class RankRelay:
-    """Tells rank 0 what this process reports, and does what rank 0 says."""
+    """Sends events, output and status of this process to rank 0, and carries out rank 0's commands."""
 
     def __init__(
         self,
         channel: Channel,
-        line: LocalReporter,
-        work: WorkerThread,
+        reporter: LocalReporter,
+        worker: WorkerThread,
         silence: float,
         processes: int,
     ) -> None:
-        """Prepares.
+        """Starts with rank 0 alive and no status sent.
 
         Args:
-            channel: To rank 0.
-            line: Of this process.
-            work: That it does.
-            silence: Seconds without a word from rank 0 after which that is taken for lost.
-            processes: In the run.
+            channel: Channel to rank 0.
+            reporter: Reporter of this process.
+            worker: Worker thread of this process.
+            silence: Seconds without a message from rank 0 after which it counts as lost.
+            processes: Number of processes of the run.
         """
-        self._pace = HeartbeatInterval.of(processes, silence)
-        self._told: Status | None = None
-        self._told_at = 0.0
+        self._interval = HeartbeatInterval.of(processes, silence)
+        self._sent_status: Status | None = None
+        self._sent_at = 0.0
         self._channel = channel
-        self._line = line
-        self._work = work
+        self._reporter = reporter
+        self._worker = worker
         self._silence = silence
-        self._first = Status(None, 0.0, "start")
-        self._heard = time.monotonic()
+        self._rank_zero = Status(None, 0.0, "start")
+        self._received_at = time.monotonic()
         self._received = 0
 
     def run(self, tail: OutputTail) -> list[Any]:
-        """Goes on until rank 0 says that the run has ended.
+        """Relays until rank 0 ends the run.
 
         Args:
-            tail: Of this process's output.
+            tail: Output of this process.
 
         Returns:
-            What every process returned, by rank.
+            The return values of all processes, by rank.
 
         Raises:
-            IsotrainError: The run has failed, in rank 0's words; or rank 0 is lost.
+            IsotrainError: The run has failed, as rank 0 reports it; or rank 0 is lost.
         """
         with selectors.DefaultSelector() as selector:
-            for source in (self._line.events, self._channel):
+            for source in (self._reporter.events, self._channel):
                 selector.register(source, selectors.EVENT_READ)
             while True:
                 began = time.monotonic()
-                selector.select(_LOOK_SECONDS)
-                self._forgive(time.monotonic() - began - _LOOK_SECONDS)
-                self._pass_on(tail)
-                ended, values = self._obey(tail)
+                selector.select(_POLL_SECONDS)
+                self._discount_pause(time.monotonic() - began - _POLL_SECONDS)
+                self._forward(tail)
+                ended, values = self._handle_commands(tail)
                 if ended:
                     return values
 
-    def _forgive(self, pause: float) -> None:
-        """Counts no time in which this process was suspended."""
+    def _discount_pause(self, pause: float) -> None:
+        """Does not count time in which this process was suspended as silence of rank 0."""
         if pause > _PAUSE_SECONDS:
-            self._heard += pause
+            self._received_at += pause
 
-    def _pass_on(self, tail: OutputTail) -> None:
-        lines = (
-            self._line.read_lines() or ()
-        )  # first: what was printed before an event goes before it
+    def _forward(self, tail: OutputTail) -> None:
+        lines = self._reporter.read_lines() or ()  # first: output before an event is sent before it
         while text := tail.read():
             self._channel.send({"output": text})
         for line in lines:
-            if not line.startswith(_HEARTBEAT):  # whatever is sent is one
+            if not line.startswith(_HEARTBEAT):  # any message is a heartbeat
                 self._channel.send({"event": line.decode(), **self._status()})
-        pace = self._pace.min_seconds if self._told != self._line.status else self._pace.max_seconds
-        if time.monotonic() - self._told_at > pace:
+        has_changed = self._sent_status != self._reporter.status
+        interval = self._interval.min_seconds if has_changed else self._interval.max_seconds
+        if time.monotonic() - self._sent_at > interval:
             self._channel.send(self._status())
 
     def _status(self) -> dict[str, Any]:
-        self._told, self._told_at = self._line.status, time.monotonic()
-        return status_message(self._line)
+        self._sent_status, self._sent_at = self._reporter.status, time.monotonic()
+        return status_message(self._reporter)
 
-    def _obey(self, tail: OutputTail) -> tuple[bool, list[Any]]:
-        """Does what rank 0 has said; whether the run is over, and what was returned then."""
+    def _handle_commands(self, tail: OutputTail) -> tuple[bool, list[Any]]:
+        """Carries out rank 0's commands; returns whether the run is over, and the return values then."""
         messages = self._channel.read()
         if messages is None:
-            raise self._lost("is gone: its connection was closed")
+            raise self._rank_zero_lost("is gone: its connection was closed")
         if self._channel.received != self._received:
-            self._received, self._heard = self._channel.received, time.monotonic()
+            self._received, self._received_at = self._channel.received, time.monotonic()
         for message, arrays in messages:
-            if "error" in message:  # of the run, or of rank 0 before or after it
+            if "error" in message:  # the run has failed, or rank 0 has, before or after it
                 raise remote_error(message)
-            what = message["do"]
-            if what == "leave":
+            command = message["do"]
+            if command == "leave":
                 values: list[Any] = decode_value(message["returned"], arrays)
                 return True, values
-            self._do(what, message, tail)
-        silent = time.monotonic() - self._heard
+            self._execute(command, message, tail)
+        silent = time.monotonic() - self._received_at
         if silent > self._silence:
-            raise self._lost(f"fell silent: nothing was heard of it for {silent:.0f} s")
+            raise self._rank_zero_lost(
+                f"fell silent: nothing was received from it for {silent:.0f} s"
+            )
         return False, []
 
-    def _do(self, what: str, message: Any, tail: OutputTail) -> None:
-        if what == "beat":
-            self._first = Status(message["step"], 0.0, message["call"])
-        elif what == "begin":
-            self._work.begin()
-        elif what == "stacks":
+    def _execute(self, command: str, message: Any, tail: OutputTail) -> None:
+        if command == "beat":
+            self._rank_zero = Status(message["step"], 0.0, message["call"])
+        elif command == "begin":
+            self._worker.begin()
+        elif command == "stacks":
             faulthandler.dump_traceback(_STDERR, all_threads=True)
-        elif what == "end":  # the run goes on, and an engine would end it for a process that fails
+        elif command == "end":  # the run goes on; a launcher would end it if a process failed
             tail.dismiss()
             os._exit(0)
 
-    def _lost(self, how: str) -> PeerLostError:
-        self._channel.shutdown()  # nobody waits for its word any more
-        own = whereabouts(self._line.status)
+    def _rank_zero_lost(self, how: str) -> PeerLostError:
+        self._channel.shutdown()  # rank 0 waits for no message any more
+        local = whereabouts(self._reporter.status)
         return PeerLostError(
-            f"rank 0 {how}. It was {whereabouts(self._first)}, and this process {own}."
+            f"rank 0 {how}. It was {whereabouts(self._rank_zero)}, and this process {local}."
         )
 
 
-def run_rank(party: WorkerGroup, job: Job) -> tuple[list[Any], str]:
-    """Does this process's part of a job.
+def run_rank(group: WorkerGroup, job: Job) -> tuple[list[Any], str]:
+    """Runs this rank's part of a job.
 
     Args:
-        party: That this process belongs to.
-        job: Made as rank 0 makes it.
+        group: Worker group of this process.
+        job: Job, made in the same way as on rank 0.
 
     Returns:
-        What every process returned, by rank; and the run's directory on rank 0's host.
+        The return values of all processes, by rank; and the run directory on rank 0's host.
 
     Raises:
         IsotrainError: The run has failed; says how.
     """
-    with tempfile.TemporaryDirectory(prefix="isotrain-joined-") as spare:
-        return _attend(party, job, Path(spare))
+    with tempfile.TemporaryDirectory(prefix="isotrain-joined-") as folder:
+        return _run_rank(group, job, Path(folder))
 
 
-def _attend(party: WorkerGroup, job: Job, spare: Path) -> tuple[list[Any], str]:
-    """As `run_rank`, with a folder for where rank 0's cannot be seen."""
-    meeting = party.rendezvous
-    assert isinstance(meeting, RendezvousClient)
-    channel = meeting.channel
-    with meeting.broadcasting_errors():
-        agreed = party.exchange_plan(job.plan, spare, None)
-    own = replace(job, key=meeting.key.derive("parameter-server run"), resume=agreed.resume)
-    line = LocalReporter(party.rank)
+def _run_rank(group: WorkerGroup, job: Job, folder: Path) -> tuple[list[Any], str]:
+    """`run_rank`, with a local folder in case rank 0's run directory is not visible here."""
+    rendezvous = group.rendezvous
+    assert isinstance(rendezvous, RendezvousClient)
+    channel = rendezvous.channel
+    with rendezvous.broadcasting_errors():
+        assignment = group.exchange_plan(job.plan, folder, None)
+    key = rendezvous.key.derive("parameter-server run")
+    job = replace(job, key=key, resume=assignment.resume)
+    reporter = LocalReporter(group.rank)
 
-    def hand_over(value: Any) -> None:
+    def send_returned(value: Any) -> None:
         plain, arrays = encode_value(value)
         channel.send({"returned": plain}, arrays)
 
-    work = WorkerThread(own, party.cast, agreed.context, line, hand_over)
-    relay = RankRelay(channel, line, work, job.plan.timeouts["silence"], len(job.plan.processes))
+    worker = WorkerThread(job, group.resolved_spec, assignment.context, reporter, send_returned)
+    silence, processes = job.plan.timeouts["silence"], len(job.plan.processes)
+    relay = RankRelay(channel, reporter, worker, silence, processes)
     with contextlib.ExitStack() as stack:
-        stack.callback(line.close)
+        stack.callback(reporter.close)
         stack.enter_context(sigterm_as_exception())
         if job.spec.checkpoint is not None:
-            stack.enter_context(checkpoint_on_signals([line]))
+            stack.enter_context(checkpoint_on_signals([reporter]))
         stack.enter_context(environ_set(job.plan.environment_variables))
         tail = stack.enter_context(output_to_file())
-        work.start()
+        worker.start()
         try:
             values = relay.run(tail)
         except BaseException as error:
             if not isinstance(error, IsotrainError):
-                _tell(error, channel, line)
-            work.end(END_SECONDS)
-            exit_after_failure(work)
-            meeting.close()
+                _send_failure(error, channel, reporter)
+            worker.end(END_SECONDS)
+            exit_after_failure(worker)
+            rendezvous.close()
             raise
-        meeting.close()
-    return values, str(agreed.directory)
+        rendezvous.close()
+    return values, str(assignment.directory)
 
 
-def status_message(line: LocalReporter) -> dict[str, Any]:
-    """Where this process is, and what its clock shows, as it tells rank 0, whose clock is another one."""
-    step, since, call = line.status
+def status_message(reporter: LocalReporter) -> dict[str, Any]:
+    """Status of this process with the time on its clock, for rank 0, whose clock may differ."""
+    step, since, call = reporter.status
     return {"status": [step, time.monotonic() - since, call], "clock": time.time()}
 
 
-def _tell(error: BaseException, channel: Channel, line: LocalReporter) -> None:
-    """Tells rank 0 what has ended this process from outside of its work."""
-    kind = type(error).__name__
-    shown = "".join(traceback.format_exception(error))
-    step, _, call = line.status
+def _send_failure(error: BaseException, channel: Channel, reporter: LocalReporter) -> None:
+    """Reports to rank 0 an error outside the worker thread, such as a signal."""
+    error_type = type(error).__name__
+    text = "".join(traceback.format_exception(error))
+    step, _, call = reporter.status
     failed = Failed(
-        rank=line.reporter.rank,
+        rank=reporter.reporter.rank,
         time=time.time(),
         step=step,
         call=call,
-        error=kind,
-        message=f"{kind}: {error}".strip(": "),
-        traceback=shown,
+        error=error_type,
+        message=f"{error_type}: {error}".strip(": "),
+        traceback=text,
         is_peer_error=False,
     )
-    channel.send({"event": failed.to_line().decode().strip(), **status_message(line)})
+    channel.send({"event": failed.to_line().decode().strip(), **status_message(reporter)})
     sys.stderr.flush()

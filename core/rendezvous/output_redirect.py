@@ -1,4 +1,4 @@
-"""What a process of a joined run prints: into a file, of which rank 0 is sent what is new."""
+"""Redirects the output of a rank into a file, from which it is sent to rank 0."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from isotrain.core.rendezvous.crash_output import (
 )
 from isotrain.core.system.standard_streams import line_buffered
 
-_MOST_BYTES = 1 << 16
+_MAX_BYTES = 1 << 16
 
 
 class OutputTail:
-    """Reads what is written to a file, as it grows.
+    """Reads a growing file of output, as `tail -f` does.
 
     Attributes:
-        dismiss: Has nobody show the end of it when this process ends.
+        dismiss: Call it before this process ends on purpose: the tail is not shown then.
     """
 
     def __init__(self, descriptor: int, dismiss: Dismiss) -> None:
@@ -33,31 +33,34 @@ class OutputTail:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
 
     def read(self) -> str:
-        """What is new, or the first part of it."""
-        chunk = os.pread(self._descriptor, _MOST_BYTES, self._position)
+        """The next new text, at most 64 KiB; empty: there is none."""
+        chunk = os.pread(self._descriptor, _MAX_BYTES, self._position)
         self._position += len(chunk)
         return self._decoder.decode(chunk)
 
 
 @contextlib.contextmanager
 def output_to_file() -> Iterator[OutputTail]:
-    """Within it, standard output and error go to a file, line by line, whoever writes to them.
+    """Context in which file descriptors 1 and 2 go to a file, line by line, native output included.
 
-    Should this process die, the end of it goes where its errors went before.
+    If this process dies, the tail of the file goes to the original standard error.
     """
     with tempfile.TemporaryFile() as log, line_buffered():
         _flush()
-        kept = [os.dup(number) for number in (1, 2)]
+        originals = [os.dup(number) for number in (1, 2)]
         for number in (1, 2):
             os.dup2(log.fileno(), number)
         try:
-            with output_tail_on_crash(log.fileno(), kept[1]) as dismiss, faulthandler_enabled():
+            with (
+                output_tail_on_crash(log.fileno(), originals[1]) as dismiss,
+                faulthandler_enabled(),
+            ):
                 yield OutputTail(log.fileno(), dismiss)
         finally:
             _flush()
-            for number, own in zip((1, 2), kept, strict=True):
-                os.dup2(own, number)
-                os.close(own)
+            for number, original in zip((1, 2), originals, strict=True):
+                os.dup2(original, number)
+                os.close(original)
 
 
 def _flush() -> None:

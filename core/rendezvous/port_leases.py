@@ -1,4 +1,4 @@
-"""The ports of this process in the runs that it joins, kept for it: those of backends until it ends."""
+"""Leases on TCP ports of this process, for the runs that it joins; a backend's port is kept until it ends."""
 
 from __future__ import annotations
 
@@ -10,67 +10,65 @@ from isotrain.core.launching.processes.ports import Ports
 
 
 class PortLeases:
-    """Leases on ports of this machine. A lease ends with its object: a framework's server keeps its port."""
+    """Leases on ports of this host. A lease ends with its object: a framework's server keeps its port."""
 
     def __init__(self, ports: Callable[[str], Ports] = Ports) -> None:
-        """Takes how ports of an address are had."""
+        """Starts without leases; `ports` makes the leases on an address."""
         self._ports = ports
         self._leases: list[Ports] = []
-        self._doors: Ports | None = None
-        self._meeting: Ports | None = None
+        self._extra: Ports | None = None
+        self._rendezvous: Ports | None = None
         self._backends: dict[tuple[str, str], tuple[int | None, int]] = {}
-        """By backend and address: what was asked for, and the port."""
+        """Backend and address to the requested port and the leased port."""
 
-    def backend(self, name: str, address: str, asked: int | None) -> int:
+    def backend(self, name: str, address: str, requested: int | None) -> int:
         """The port of a backend's own server, the same for all its runs in this process.
 
         Args:
-            name: Of the backend; another one has another port, for a server may be there until the end.
-            address: That others reach it by; empty: all of this machine's.
-            asked: Take the first free one after this; None: any.
+            name: Backend name. Each backend has its own port: a server may live until the process ends.
+            address: Address to listen on; empty: all addresses of this host.
+            requested: Take the first free port after this one; None: any.
 
         Raises:
-            PlanError: An earlier run was told another one.
+            PlanError: An earlier run requested another port.
         """
         key = (name, address)
         if key not in self._backends:
             self._leases.append(self._ports(address))
-            self._backends[key] = asked, _taken(self._leases[-1], 1, asked)[0]
-        before, port = self._backends[key]
-        if asked not in (None, before):
+            self._backends[key] = requested, _lease(self._leases[-1], 1, requested)[0]
+        earlier, port = self._backends[key]
+        if requested not in (None, earlier):
             raise PlanError(
-                f"port: this process keeps {port} for {name}, since a run before this one; received"
-                f" {asked}. Give all its runs the same --port (port= in Python), or none."
+                f"port: this process keeps {port} for {name}, since an earlier run; received"
+                f" {requested}. Give all its runs the same --port (port= in Python), or none."
             )
         return port
 
     def rendezvous(self, address: str, candidates: Sequence[int]) -> list[int]:
-        """Where rank 0 tries to let the others in: first where no other run here is or will be.
-
-        The port of the run before it is given back.
+        """Candidate ports of rank 0's server, the one leased for it first; ends the earlier run's lease.
 
         Args:
-            address: To listen on; empty: all of this machine's.
-            candidates: In the order in which the others call there.
+            address: Address to listen on; empty: all addresses of this host.
+            candidates: Ports, in the order in which the other ranks try them.
         """
-        if self._meeting is not None:
-            self._meeting.close()
-        self._meeting = self._ports(address)
-        kept = self._meeting.take_one_of(candidates)
-        first = [] if kept is None else [kept]
-        return [*first, *(port for port in candidates if port != kept)]
+        if self._rendezvous is not None:
+            self._rendezvous.close()
+        self._rendezvous = self._ports(address)
+        leased = self._rendezvous.take_one_of(candidates)
+        first = [] if leased is None else [leased]
+        return [*first, *(port for port in candidates if port != leased)]
 
-    def extra_ports(self, address: str, count: int, asked: int | None) -> list[Address]:
-        """Where rank 0 lets others in besides, in one run; those of the run before it are given back."""
-        if self._doors is not None:
-            self._doors.close()
-        self._doors = self._ports(address)
-        return [(address, port) for port in _taken(self._doors, count, asked)] if count else []
+    def extra_ports(self, address: str, count: int, requested: int | None) -> list[Address]:
+        """Addresses of rank 0's extra servers in one run; ends the earlier run's leases."""
+        if self._extra is not None:
+            self._extra.close()
+        self._extra = self._ports(address)
+        return [(address, port) for port in _lease(self._extra, count, requested)] if count else []
 
 
-def _taken(ports: Ports, count: int, asked: int | None) -> tuple[int, ...]:
-    return ports.take(count) if asked is None else ports.take_after(asked, count)
+def _lease(ports: Ports, count: int, requested: int | None) -> tuple[int, ...]:
+    return ports.take(count) if requested is None else ports.take_after(requested, count)
 
 
 PORT_LEASES = PortLeases()
-"""Of this process."""
+"""Port leases of this process."""

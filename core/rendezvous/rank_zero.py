@@ -1,4 +1,4 @@
-"""Rank 0's part in a joined run: it watches all, keeps the run's files, and tells the others how it ends."""
+"""Rank 0 of a run whose processes were started from outside: supervises all ranks, writes the files."""
 
 from __future__ import annotations
 
@@ -27,102 +27,103 @@ from isotrain.core.transport.channel import Channel
 from isotrain.core.transport.codec import encode_value
 
 _STDOUT = 1
-"""Whatever has been put in the place of `sys.stdout`."""
+"""The file descriptor, even if `sys.stdout` is something else."""
 
 
 class RankZeroLauncher:
-    """What rank 0 has in the place of a launcher: all processes are there already."""
+    """Rank 0's stand-in for a launcher: all processes run already."""
 
-    def __init__(self, party: WorkerGroup) -> None:
-        self._party = party
+    def __init__(self, group: WorkerGroup) -> None:
+        self._group = group
 
     def launch(
         self, job: Job, directory: Path, *, on_event: OnEvent, first_port: int | None = None
     ) -> list[Any]:
-        """Does this process's part of a job, and watches the others.
+        """Runs this rank's part of a job, and supervises the other ranks.
 
         Args:
-            job: The same as theirs.
-            directory: Where the run keeps its files.
+            job: Job, the same on all ranks.
+            directory: Run directory.
             on_event: Called with every event.
-            first_port: Of no use here: the ports were chosen when the processes met.
+            first_port: Not used: the ports were chosen in the rendezvous.
 
         Returns:
-            What the job's function returned, by rank, of the processes with a session.
+            The return values of the job's function, by rank, for ranks with a training loop.
 
         Raises:
-            RunFailedError: A process died, raised, or fell silent.
+            RunFailedError: A rank died, raised, or fell silent.
         """
-        meeting = self._party.rendezvous
-        assert isinstance(meeting, RendezvousHost)
-        agreed = self._party.exchange_plan(job.plan, directory, job.resume)
-        meeting.close_server()
-        job = replace(job, key=meeting.key.derive("parameter-server run"))
-        line, channels = LocalReporter(0), meeting.channels
-        own = LocalProcess(line, agreed.context.local_peer, directory)
-        others = [
-            RemoteProcess(channels[peer.rank], peer, directory) for peer in agreed.context.peers[1:]
-        ]
+        rendezvous = self._group.rendezvous
+        assert isinstance(rendezvous, RendezvousHost)
+        assignment = self._group.exchange_plan(job.plan, directory, job.resume)
+        rendezvous.close_server()
+        job = replace(job, key=rendezvous.key.derive("parameter-server run"))
+        reporter, channels = LocalReporter(0), rendezvous.channels
+        context = assignment.context
+        local = LocalProcess(reporter, context.local_peer, directory)
+        others = [RemoteProcess(channels[peer.rank], peer, directory) for peer in context.peers[1:]]
         returned: list[Any] = []
-        work = WorkerThread(job, self._party.cast, agreed.context, line, returned.append)
+        worker = WorkerThread(job, self._group.resolved_spec, context, reporter, returned.append)
 
-        def let_begin() -> None:
-            work.begin()
+        def begin() -> None:
+            worker.begin()
             for channel in channels.values():
                 channel.send({"do": "begin"})
 
-        with _taking_part(job, line, list(channels.values())):
+        with _run_environment(job, reporter, list(channels.values())):
             supervisor = Supervisor(
-                [own, *others], job.plan.timeouts, on_event, let_begin, job.ignored_log_lines
+                [local, *others], job.plan.timeouts, on_event, begin, job.ignored_log_lines
             )
-            work.start()
-            with _failing_together(meeting, supervisor, work):
-                _watch(supervisor)
-                work.join()
-                found = (each.returned for each in others if runs_the_loop(each.peer.role))
-                values = [*returned, *found]
+            worker.start()
+            with _broadcasting_failure(rendezvous, supervisor, worker):
+                _supervise(supervisor)
+                worker.join()
+                remote = (each.returned for each in others if runs_the_loop(each.peer.role))
+                values = [*returned, *remote]
                 plain, arrays = encode_value(values)
                 for channel in channels.values():
                     channel.send({"do": "leave", "returned": plain}, arrays)
-            meeting.close()
+            rendezvous.close()
         return values
 
 
 @contextlib.contextmanager
-def _taking_part(job: Job, line: LocalReporter, channels: Sequence[Channel]) -> Iterator[None]:
-    """What holds in this process while it works and watches."""
+def _run_environment(
+    job: Job, reporter: LocalReporter, channels: Sequence[Channel]
+) -> Iterator[None]:
+    """Context of a run on rank 0: signal handlers, environment variables, heartbeats."""
     with contextlib.ExitStack() as stack:
-        stack.callback(line.close)
-        enlarge_pipe(_STDOUT)  # whose reader, the engine, may be held by a terminal
+        stack.callback(reporter.close)
+        enlarge_pipe(_STDOUT)  # its reader, the launcher, may be blocked by a terminal
         stack.enter_context(faulthandler_enabled())
         stack.enter_context(sigterm_as_exception())
         if job.spec.checkpoint is not None:
-            stack.enter_context(checkpoint_on_signals([line]))
+            stack.enter_context(checkpoint_on_signals([reporter]))
         stack.enter_context(environ_set(job.plan.environment_variables))
-        pace = HeartbeatInterval.of(len(job.plan.processes), job.plan.timeouts["silence"])
-        stack.enter_context(heartbeats(line, channels, pace.max_seconds))
+        interval = HeartbeatInterval.of(len(job.plan.processes), job.plan.timeouts["silence"])
+        stack.enter_context(heartbeats(reporter, channels, interval.max_seconds))
         yield
 
 
 @contextlib.contextmanager
-def _failing_together(
-    meeting: RendezvousHost, supervisor: Supervisor, work: WorkerThread
+def _broadcasting_failure(
+    rendezvous: RendezvousHost, supervisor: Supervisor, worker: WorkerThread
 ) -> Iterator[None]:
-    """Tells the others what its body raises, and ends this process's own work then."""
+    """Context in which any error is sent to the other ranks, and ends this rank's worker thread."""
     try:
         yield
     except BaseException as error:
         cause = None if isinstance(error, Exception) else supervisor.cause_of_end()
-        meeting.broadcast_failure(cause or error)
-        work.end(END_SECONDS)
-        exit_after_failure(work)
+        rendezvous.broadcast_failure(cause or error)
+        worker.end(END_SECONDS)
+        exit_after_failure(worker)
         if cause is not None:
             raise cause from error
         raise
 
 
-def _watch(supervisor: Supervisor) -> None:
-    """Returns once all are done; raises what one failed by."""
+def _supervise(supervisor: Supervisor) -> None:
+    """Returns once all ranks are done; raises the failure of a rank."""
     failure = supervisor.run()
     if failure is not None:
         raise failure
@@ -130,19 +131,21 @@ def _watch(supervisor: Supervisor) -> None:
 
 
 @contextlib.contextmanager
-def heartbeats(line: LocalReporter, channels: Sequence[Channel], seconds: float) -> Iterator[None]:
-    """Within it, the others hear all the time that this process lives, and where it is.
+def heartbeats(
+    reporter: LocalReporter, channels: Sequence[Channel], seconds: float
+) -> Iterator[None]:
+    """Context in which a thread sends the status of this process to the others regularly.
 
     Args:
-        line: Of this process.
-        channels: To the others.
-        seconds: Between two messages.
+        reporter: Reporter of this process.
+        channels: Channels to the others.
+        seconds: Interval between two messages.
     """
     is_over = threading.Event()
 
     def beat() -> None:
         while not is_over.wait(seconds):
-            step, _, call = line.status
+            step, _, call = reporter.status
             for channel in channels:
                 channel.send({"do": "beat", "step": step, "call": call})
 

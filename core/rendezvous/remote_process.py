@@ -1,4 +1,4 @@
-"""The processes of a joined run, as rank 0 watches them: itself, and those at the other end of a channel."""
+"""Ranks that were started from outside, as rank 0's supervisor monitors them: itself, and the other ranks."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ _FAILED = f'"{Failed.kind}"'.encode()
 
 
 class LocalProcess:
-    """Rank 0 itself.
+    """Rank 0 itself, as a monitored process.
 
     Attributes:
-        peer: Who it is.
-        log: The file with its output.
+        peer: Peer of this process.
+        log: Log file with its output.
     """
 
     output: int | None = None
@@ -37,47 +37,47 @@ class LocalProcess:
     exit_code: int | None = None
     is_stopped = False
 
-    def __init__(self, line: LocalReporter, peer: Peer, directory: Path) -> None:
+    def __init__(self, reporter: LocalReporter, peer: Peer, directory: Path) -> None:
         self.peer = peer
         self.log = rank_log(directory, peer.rank)
-        self.events = line.events
-        self._line = line
+        self.events = reporter.events
+        self._reporter = reporter
 
     def read_lines(self) -> list[bytes] | None:
-        """The events that it has told, a line each, without waiting."""
-        return self._line.read_lines()
+        """The new events, one line each, without waiting."""
+        return self._reporter.read_lines()
 
     @property
     def status(self) -> Status:
-        """Where it is."""
-        return self._line.status
+        """Step and current call."""
+        return self._reporter.status
 
     @property
     def activity(self) -> float:
-        """Grows with what it does."""
+        """Measure of its work (CPU time, I/O), which only grows."""
         return activity(os.getpid())
 
     @property
     def waits(self) -> dict[int, float]:
-        """How long each of its threads was ready, and had no processor."""
+        """Seconds that each of its threads was ready without a CPU."""
         return waits(os.getpid())
 
     def request_stacks(self) -> None:
-        """Writes where each thread is to the log."""
+        """Writes the stacks of all threads to the log."""
         with self.log.open("a", encoding="utf-8") as log:
             faulthandler.dump_traceback(log, all_threads=True)
 
     def end(self) -> None:
-        """It ends by itself, when it has told the others."""
+        """Does nothing: rank 0 ends by itself, after the other ranks."""
 
 
 class RemoteProcess:
-    """Another process of the run.
+    """Another rank of the run, as a monitored process, over its channel.
 
     Attributes:
-        peer: Who it is.
-        log: The file here with what it has sent of its output.
-        returned: What its work has returned.
+        peer: Peer of the rank.
+        log: Log file on this host with the output that it has sent.
+        returned: Return value of its job function.
     """
 
     output: int | None = None
@@ -92,12 +92,12 @@ class RemoteProcess:
         self.is_gone = False
         self.status = Status(None, time.monotonic(), "start")
         self._channel = channel
-        self._behind = math.inf
-        """Seconds by which its clock is behind this one, and the quickest message was under way."""
+        self._clock_offset = math.inf
+        """Seconds by which its clock is behind this one, plus the shortest latency of a message."""
         self.log.touch()
 
     def read_lines(self) -> list[bytes] | None:
-        """The events that it has told, a line each, without waiting; None when no more will come."""
+        """The new events, one line each, without waiting; None at the end of the stream."""
         messages = self._channel.read()
         if messages is None:
             self.is_gone = True
@@ -105,11 +105,11 @@ class RemoteProcess:
         lines = []
         for message, arrays in messages:
             if "status" in message:
-                self._note(message)
+                self._update_status(message)
             if "event" in message:
-                lines.append(self._timed_here(str(message["event"]).encode()))
+                lines.append(self._in_local_time(str(message["event"]).encode()))
             elif "output" in message:
-                self._keep(message["output"])
+                self._append_to_log(message["output"])
             elif "returned" in message:
                 self.returned = decode_value(message["returned"], arrays)
             else:
@@ -118,34 +118,34 @@ class RemoteProcess:
 
     @property
     def activity(self) -> float:
-        """Grows with what comes of it, of messages that are not whole yet too."""
+        """Measure of the bytes received from it, incomplete messages included; it only grows."""
         return activity_of_bytes(self._channel.received)
 
     @property
     def waits(self) -> dict[int, float]:
-        """Nobody here knows."""
+        """Empty: not known on this host."""
         return {}
 
-    def _note(self, message: Mapping[str, Any]) -> None:
+    def _update_status(self, message: Mapping[str, Any]) -> None:
         step, age, call = message["status"]
         self.status = Status(step, time.monotonic() - age, call)
-        self._behind = min(self._behind, time.time() - message["clock"])
+        self._clock_offset = min(self._clock_offset, time.time() - message["clock"])
 
-    def _timed_here(self, line: bytes) -> bytes:
-        """An event; of a failure by the clock here: what came first is most likely the cause."""
+    def _in_local_time(self, line: bytes) -> bytes:
+        """An event; a failure gets the time of the clock here: the first failure is most likely the cause."""
         event = read_event(line) if _FAILED in line else None
         if not isinstance(event, Failed):
             return line
-        return replace(event, time=event.time + self._behind).to_line()
+        return replace(event, time=event.time + self._clock_offset).to_line()
 
-    def _keep(self, text: str) -> None:
+    def _append_to_log(self, text: str) -> None:
         with self.log.open("a", encoding="utf-8") as log:
             log.write(text)
 
     def request_stacks(self) -> None:
-        """Makes it write where each of its threads is to its log."""
+        """Makes the rank write the stacks of its threads to its log."""
         self._channel.send({"do": "stacks"})
 
     def end(self) -> None:
-        """Makes it end at once."""
+        """Makes the rank end at once."""
         self._channel.send({"do": "end"})

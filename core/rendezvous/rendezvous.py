@@ -1,4 +1,4 @@
-"""The meeting of a joined run's processes: each tells its facts, rank 0 judges, all get its decision."""
+"""Rendezvous of processes started from outside: each sends facts, rank 0 decides, all get the decision."""
 
 from __future__ import annotations
 
@@ -30,64 +30,67 @@ from isotrain.core.transport.rank_zero_server import (
 )
 
 Facts = Mapping[str, Any]
-"""What a process tells of itself: JSON values."""
+"""Facts of one process: JSON values."""
 DecisionFunction = Callable[[Sequence[Facts]], dict[str, Any]]
-"""Makes a decision of all processes' facts, by rank; raises where they do not fit."""
+"""Makes a decision from the facts of all processes, by rank; raises if they do not match."""
 
-_LOOK_SECONDS = 0.02
+_POLL_SECONDS = 0.02
 LATE_SECONDS = 5.0
-"""For so long rank 0 tells those who come late that the run has failed, unless it has waited for them."""
+"""How long rank 0 tells late ranks that the run has failed, unless it has waited for them before."""
 _GONE_SECONDS = 1.0
-"""In which it is noticed that a caller has hung up."""
+"""Time in which a closed connection of a rank is noticed."""
 RECONNECT_SECONDS = 2.0
-"""In which one who hung up without a word calls again: it had not heard in time that it was let in."""
-_FIRST_SECONDS = 8.0
-"""So long the others wait for rank 0 to hang up: an engine may end all processes once one of them has failed,
-and rank 0 is the one that says why."""
+"""Time for a rank that closed its connection to reconnect: its attempt may have timed out too early."""
+_RANK_ZERO_FIRST_SECONDS = 8.0
+"""How long the others wait for rank 0 to close: a launcher may end all processes once one of them has failed,
+and rank 0 is the one that reports why."""
 _MARGIN_SECONDS = 10.0
-"""How much longer than rank 0 the others wait: it can say who did not come."""
+"""How much longer than rank 0 the others wait: rank 0 can tell which rank is missing."""
 
 
 class Rendezvous(ABC):
-    """Where the processes of a joined run agree before it begins.
+    """Agreement of all processes before the run begins (compare torchelastic's rendezvous).
 
-    Every process calls the same methods in the same order.
+    Collective: every process calls the same methods in the same order.
 
     Attributes:
-        place: Of this process.
-        key: Of the run.
-        seconds: That each step of it may take.
+        cluster_info: Cluster info of this process.
+        key: Secret key of the run.
+        timeout: Seconds that each agreement may take.
     """
 
-    def __init__(self, place: ClusterInfo, key: RunKey, seconds: float) -> None:
-        self.place = place
+    def __init__(self, cluster_info: ClusterInfo, key: RunKey, timeout: float) -> None:
+        self.cluster_info = cluster_info
         self.key = key
-        self.seconds = seconds
+        self.timeout = timeout
         self._has_failed = False
 
     @abstractmethod
-    def agree(self, facts: Facts, judge: DecisionFunction) -> dict[str, Any]:
-        """Gives every process the same decision.
+    def agree(self, facts: Facts, decide: DecisionFunction) -> dict[str, Any]:
+        """Returns rank 0's decision, the same on every process. Collective.
 
         Args:
-            facts: Of this process.
-            judge: Called on rank 0.
+            facts: Facts of this process.
+            decide: Called on rank 0 with the facts of all processes.
 
         Raises:
-            IsotrainError: On every process the same: what the judge found, or which process failed.
+            IsotrainError: The same on every process: the error of `decide`, or which process failed.
         """
 
     @abstractmethod
     def fail(self, error: BaseException) -> None:
-        """Tells the others that this process cannot go on. Rank 0 hangs up when it ends or goes on."""
+        """Tells the other processes that this one has failed.
+
+        Rank 0 keeps its connections open until its program ends or joins another run.
+        """
 
     @abstractmethod
     def close(self) -> None:
-        """Ends the connections, once what was sent has been read."""
+        """Closes the connections, once all messages have been read."""
 
     @contextlib.contextmanager
     def broadcasting_errors(self) -> Iterator[None]:
-        """Tells the others of any error within."""
+        """Context in which any error is sent to the other processes (`fail`)."""
         try:
             yield
         except BaseException as error:
@@ -98,87 +101,92 @@ class Rendezvous(ABC):
 
 
 class RendezvousHost(Rendezvous):
-    """Rank 0's part.
+    """The rendezvous on rank 0: gathers the facts, decides, and sends the decision.
 
     Attributes:
-        channels: To the others, by rank.
+        channels: Channels to the other ranks, by rank.
     """
 
     _left_open: ClassVar[RendezvousHost | None] = None
-    """Of this program's run that has failed before."""
+    """Rendezvous of an earlier, failed run of this program."""
 
     def __init__(
-        self, place: ClusterInfo, key: RunKey, seconds: float, welcome: RankZeroServer
+        self, cluster_info: ClusterInfo, key: RunKey, timeout: float, server: RankZeroServer
     ) -> None:
-        super().__init__(place, key, seconds)
+        super().__init__(cluster_info, key, timeout)
         self.channels: dict[int, Channel] = {}
-        self._welcome = welcome
-        self._late = LATE_SECONDS
-        self._has_said_whom_it_awaits = False
-        self._names: dict[int, str] = {}
-        """Rank to its host, as far as it has told."""
-        self._left: dict[int, float] = {}
-        """Who was seen to have hung up, and when first."""
+        self._server = server
+        self._late_seconds = LATE_SECONDS
+        self._has_announced_wait = False
+        self._hosts: dict[int, str] = {}
+        """Rank to host name, as far as received."""
+        self._closed_since: dict[int, float] = {}
+        """Rank to the time when its connection was first seen closed."""
 
-    def agree(self, facts: Facts, judge: DecisionFunction) -> dict[str, Any]:
+    def agree(self, facts: Facts, decide: DecisionFunction) -> dict[str, Any]:
         with self.broadcasting_errors():
-            told = self._gathered()
-            decision = judge([facts, *(told[rank] for rank in sorted(told))])
+            gathered = self._gather_facts()
+            decision = decide([facts, *(gathered[rank] for rank in sorted(gathered))])
         for channel in self.channels.values():
             channel.send({"decision": decision})
         return decision
 
-    def _gathered(self) -> dict[int, Facts]:
-        """What each of the others tells in this round.
+    def _gather_facts(self) -> dict[int, Facts]:
+        """The facts of the other ranks in this agreement, by rank.
 
         Raises:
-            IsotrainError: One has failed, did not come or left.
+            IsotrainError: A rank has failed, did not connect in time, or left.
         """
-        told: dict[int, Facts] = {}
+        gathered: dict[int, Facts] = {}
         began = time.monotonic()
-        deadline = began + self.seconds
-        while missing := [rank for rank in range(1, self.place.world_size) if rank not in told]:
-            self._let_in()
+        deadline = began + self.timeout
+        while missing := [
+            rank for rank in range(1, self.cluster_info.world_size) if rank not in gathered
+        ]:
+            self._accept_clients()
             for rank in missing:
-                facts = self._heard(rank)
+                facts = self._receive_facts(rank)
                 if facts is not None:
-                    told[rank] = facts
-                    self._names[rank] = str(facts.get("host", self._names.get(rank, "")))
-            if time.monotonic() > began + LONG_WAIT_SECONDS and not self._has_said_whom_it_awaits:
-                self._say_who_is_absent()
+                    gathered[rank] = facts
+                    self._hosts[rank] = str(facts.get("host", self._hosts.get(rank, "")))
+            if time.monotonic() > began + LONG_WAIT_SECONDS and not self._has_announced_wait:
+                self._announce_absent()
             if time.monotonic() > deadline:
-                self._late = 0.0
-                raise PeerLostError(self._who_did_not_come(missing))
-            time.sleep(_LOOK_SECONDS)
-        return told
+                self._late_seconds = 0.0
+                raise PeerLostError(self._timeout_message(missing))
+            time.sleep(_POLL_SECONDS)
+        return gathered
 
-    def _say_who_is_absent(self) -> None:
-        """On the terminal, once: of those who have come nobody has to look for."""
-        self._has_said_whom_it_awaits = True
-        ranks = (rank for rank in range(1, self.place.world_size) if rank not in self.channels)
+    def _announce_absent(self) -> None:
+        """Prints the ranks that have not connected, once."""
+        self._has_announced_wait = True
+        ranks = (
+            rank for rank in range(1, self.cluster_info.world_size) if rank not in self.channels
+        )
         if absent := ", ".join(map(str, ranks)):
-            at = f"rank {absent} at {self._welcome.location}"
-            announce_wait(self.place, at, self.seconds)
+            awaited = f"rank {absent} at {self._server.location}"
+            announce_wait(self.cluster_info, awaited, self.timeout)
 
-    def _let_in(self) -> None:
-        refused = None
-        for rank, wire in self._welcome.arrivals():
-            if 0 < rank < self.place.world_size and not self._is_here(rank):
-                self.channels[rank] = Channel(wire)
-                self._left.pop(rank, None)
-            else:  # those who came at the same time are to hear of it too
-                wire.close()
-                refused = rank
-        for problem in self._welcome.rejected.values():
+    def _accept_clients(self) -> None:
+        duplicate = None
+        for rank, connection in self._server.arrivals():
+            if 0 < rank < self.cluster_info.world_size and not self._is_connected(rank):
+                self.channels[rank] = Channel(connection)
+                self._closed_since.pop(rank, None)
+            else:  # go on: ranks that arrived at the same time must get the error too
+                connection.close()
+                duplicate = rank
+        for problem in self._server.rejected.values():
             raise PlanError(problem)
-        if refused is not None:
+        if duplicate is not None:
             raise IsotrainError(
-                f"two processes say that they are rank {refused} of the run's {self.place.world_size}."
-                f" Look at what the engine, {self.place.environment}, was told to start. {claim(self.place)}"
+                f"two processes say that they are rank {duplicate} of the run's"
+                f" {self.cluster_info.world_size}. Check which processes {self.cluster_info.environment}"
+                f" was told to start. {claim(self.cluster_info)}"
             )
 
-    def _is_here(self, rank: int) -> bool:
-        """Whether a process of this rank has come and has not given up since, waiting to be let in."""
+    def _is_connected(self, rank: int) -> bool:
+        """Whether this rank has a connection that is still open."""
         channel = self.channels.get(rank)
         if channel is None:
             return False
@@ -187,89 +195,89 @@ class RendezvousHost(Rendezvous):
             channel.close()
         return not has_gone
 
-    def _heard(self, rank: int) -> Facts | None:
+    def _receive_facts(self, rank: int) -> Facts | None:
         channel = self.channels.get(rank)
         messages = [] if channel is None else channel.read()
         if messages is None:
             now = time.monotonic()
             if (
-                rank not in self._names
-                and now - self._left.setdefault(rank, now) < RECONNECT_SECONDS
+                rank not in self._hosts
+                and now - self._closed_since.setdefault(rank, now) < RECONNECT_SECONDS
             ):
                 return None
             raise PeerLostError(
                 f"{self._name(rank)} left before the run began: its connection to rank 0 was closed. Its"
-                f" own output, which {self.place.environment} has, says more."
+                f" output, which {self.cluster_info.environment} has, says more."
             )
         if channel is None or not messages:
             return None
-        (message, _), *others = messages
-        channel.put_back(others)
+        (message, _), *rest = messages
+        channel.put_back(rest)
         if "error" in message:
             raise remote_error(message, f"{self._name(rank)}: ")
         facts: Facts = message["facts"]
         return facts
 
     def _name(self, rank: int) -> str:
-        host = self._names.get(rank)
+        host = self._hosts.get(rank)
         return f"rank {rank} on {host}" if host else f"rank {rank}"
 
-    def _who_did_not_come(self, missing: Sequence[int]) -> str:
-        known = [rank for rank in missing if rank in self.channels]
-        silent = ", ".join(map(self._name, known))
-        absent = ", ".join(str(rank) for rank in missing if rank not in known)
-        if known:
-            return f"{silent} said nothing for {self.seconds:g} s before the run began."
+    def _timeout_message(self, missing: Sequence[int]) -> str:
+        connected = [rank for rank in missing if rank in self.channels]
+        silent = ", ".join(map(self._name, connected))
+        absent = ", ".join(str(rank) for rank in missing if rank not in connected)
+        if connected:
+            return f"{silent} sent nothing for {self.timeout:g} s before the run began."
         return (
-            f"rank {absent} of {self.place.world_size} never came to {self._welcome.location}, in"
-            f" {self.seconds:g} s (timeouts.start). Was it started, can its host reach this one there, and"
-            f" has it the same key? {self._welcome.rejected_clients} clients were rejected."
-            f" {claim(self.place)}"
+            f"rank {absent} of {self.cluster_info.world_size} never came to {self._server.location}, in"
+            f" {self.timeout:g} s (timeouts.start). Was it started, can its host reach this one there, and"
+            f" has it the same key? {self._server.rejected_clients} clients were rejected."
+            f" {claim(self.cluster_info)}"
         )
 
-    def reachable_address(self, told: Sequence[Facts]) -> str:
-        """The own address by which the others have called, those on other hosts above all."""
-        others = [rank for rank in self.channels if told[rank]["host"] != told[0]["host"]]
+    def reachable_address(self, facts: Sequence[Facts]) -> str:
+        """Address of this host by which the other ranks have connected, preferably from other hosts."""
+        others = [rank for rank in self.channels if facts[rank]["host"] != facts[0]["host"]]
         return self.channels[min(others)].local_address if others else LOCALHOST
 
     def fail(self, error: BaseException) -> None:
         message = as_message(error)
         self._close_later()
-        patience = Deadline(self._late)
-        informed: set[int] = set()
+        deadline = Deadline(self._late_seconds)
+        sent_to: set[int] = set()
         while True:
             with contextlib.suppress(IsotrainError):
-                self._let_in()
-            for rank in self.channels.keys() - informed:
+                self._accept_clients()
+            for rank in self.channels.keys() - sent_to:
                 self.channels[rank].send(message)
-                informed.add(rank)
-            know = informed | self._welcome.rejected.keys()
-            if len(know) == self.place.world_size - 1 or patience.is_over:
+                sent_to.add(rank)
+            informed = sent_to | self._server.rejected.keys()
+            if len(informed) == self.cluster_info.world_size - 1 or deadline.is_over:
                 break
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
         self.close_server()
 
     def broadcast_failure(self, error: BaseException) -> None:
-        """Tells the others how a run that had begun has failed."""
+        """Sends the other ranks the error of a run that had begun."""
         self._has_failed = True
         self._close_later()
-        told: BaseException = error
+        reported: BaseException = error
         if not isinstance(error, RunFailedError):
-            words = f"{type(error).__name__}: {error}".strip(": ")
-            told = EndedError(f"the run was ended on rank 0: {words}")
+            text = f"{type(error).__name__}: {error}".strip(": ")
+            reported = EndedError(f"the run was ended on rank 0: {text}")
         elif error.was_asked:
-            told = EndedError(str(error))
+            reported = EndedError(str(error))
         for channel in self.channels.values():
-            channel.send(as_message(told))
+            channel.send(as_message(reported))
 
     def _close_later(self) -> None:
-        """Hangs up when this program ends, or joins another run."""
+        """Leaves closing to the end of this program, or to its next run."""
         atexit.register(self.close)
         RendezvousHost._left_open = self
 
     @classmethod
     def close_previous(cls) -> None:
-        """Hangs up on those whose run has failed: they wait for that to end, or to go on."""
+        """Closes the connections of an earlier, failed run: its other ranks wait for that."""
         if cls._left_open is not None:
             cls._left_open.close()
 
@@ -281,26 +289,28 @@ class RendezvousHost(Rendezvous):
         finish(self.channels.values())
 
     def close_server(self) -> None:
-        """Lets nobody in any more."""
-        self._welcome.close()
+        """Stops accepting connections."""
+        self._server.close()
 
 
 class RendezvousClient(Rendezvous):
-    """The part of any other process.
+    """The rendezvous on every other rank.
 
     Attributes:
-        channel: To rank 0.
+        channel: Channel to rank 0.
     """
 
-    def __init__(self, place: ClusterInfo, key: RunKey, seconds: float, channel: Channel) -> None:
-        super().__init__(place, key, seconds)
+    def __init__(
+        self, cluster_info: ClusterInfo, key: RunKey, timeout: float, channel: Channel
+    ) -> None:
+        super().__init__(cluster_info, key, timeout)
         self.channel = channel
 
-    def agree(self, facts: Facts, judge: DecisionFunction) -> dict[str, Any]:
+    def agree(self, facts: Facts, decide: DecisionFunction) -> dict[str, Any]:
         self.channel.send({"facts": dict(facts)})
-        message = self.channel.wait(self.seconds + _MARGIN_SECONDS)
+        message = self.channel.wait(self.timeout + _MARGIN_SECONDS)
         if message is None:
-            raise PeerLostError("rank 0 is gone, or says nothing, before the run began.")
+            raise PeerLostError("rank 0 is gone, or sends nothing, before the run began.")
         header, _ = message
         if "error" in header:
             raise remote_error(header)
@@ -312,24 +322,25 @@ class RendezvousClient(Rendezvous):
         self.close()
 
     def close(self) -> None:
-        self.channel.await_end(_FIRST_SECONDS)
+        self.channel.await_end(_RANK_ZERO_FIRST_SECONDS)
         finish([self.channel])
 
 
 def as_message(error: BaseException) -> dict[str, str]:
-    """An error as JSON values."""
-    kind = type(error).__name__
+    """Encodes an error as a message header of JSON values."""
+    error_type = type(error).__name__
     if isinstance(error, IsotrainError):
-        return {"error": kind, "text": str(error)}
-    return {"error": RunFailedError.__name__, "text": f"{kind}: {error}".strip(": ")}
+        return {"error": error_type, "text": str(error)}
+    return {"error": RunFailedError.__name__, "text": f"{error_type}: {error}".strip(": ")}
 
 
 def remote_error(message: Mapping[str, Any], prefix: str = "") -> IsotrainError:
-    """The error that another process has told of."""
+    """Decodes an error that another process has sent (`as_message`)."""
     return errors.error_named(str(message["error"]), prefix + str(message["text"]))
 
 
-def announce_wait(place: ClusterInfo, whom: str, seconds: float) -> None:
-    """Tells a person, before there is a run that could, whom this process waits for, and why."""
-    limit = f"for up to {seconds:g} s (timeouts.start)"
-    print(f"isotrain: waiting {limit} for {whom}. {claim(place)}", file=sys.stderr, flush=True)
+def announce_wait(cluster_info: ClusterInfo, awaited: str, timeout: float) -> None:
+    """Prints to standard error what this process waits for, and why; the run cannot report it yet."""
+    limit = f"for up to {timeout:g} s (timeouts.start)"
+    text = f"isotrain: waiting {limit} for {awaited}. {claim(cluster_info)}"
+    print(text, file=sys.stderr, flush=True)

@@ -1,4 +1,4 @@
-"""Where rank 0's door is: where the others call, and where it listens, which is one decision."""
+"""Address of the rendezvous: where rank 0 listens, and where the other ranks connect."""
 
 from __future__ import annotations
 
@@ -11,55 +11,54 @@ from isotrain.core.errors import PlanError
 from isotrain.core.planning.cluster_environment import COORDINATOR_VARIABLE, claim
 from isotrain.core.rendezvous.interfaces import interface_address, is_local_address, is_loopback
 
-_ANY = ""
-"""All addresses of a machine."""
+_ALL_ADDRESSES = ""
 
 
 @dataclass(frozen=True)
 class RendezvousAddress:
-    """Where the processes of a joined run come together.
+    """Address of rank 0's server.
 
     Attributes:
-        host: Name or address of rank 0's host, as the others call it.
-        listen_address: The address that rank 0 listens on; empty: all of its machine's, since it cannot know
-            which one the name stands for elsewhere.
+        host: Name or address of rank 0's host, as the other ranks use it.
+        listen_address: Address that rank 0 listens on; empty: all addresses of its host, as it cannot know
+            to which one the name resolves elsewhere.
     """
 
     host: str
     listen_address: str
 
     @classmethod
-    def of(cls, place: ClusterInfo, interface: str) -> RendezvousAddress:
-        """The same for all processes of a run, but for what only rank 0 needs.
+    def of(cls, cluster_info: ClusterInfo, interface: str) -> RendezvousAddress:
+        """The rendezvous address of a run: `host` is the same on all ranks.
 
         Args:
-            place: Of this process.
-            interface: That was asked for, if one was.
+            cluster_info: Cluster info of this process.
+            interface: Requested network interface; empty: none.
 
         Raises:
-            PlanError: Nobody says where rank 0 is, or there is no such interface.
+            PlanError: The host of rank 0 is unknown, or there is no such interface.
         """
-        if place.is_on_one_host:
-            here = interface_address(interface) or LOCALHOST
-            return cls(here, here)
-        called = place.coordinator or next(iter(place.hosts), None)
-        if called is None:
+        if cluster_info.is_on_one_host:
+            address = interface_address(interface) or LOCALHOST
+            return cls(address, address)
+        host = cluster_info.coordinator or next(iter(cluster_info.hosts), None)
+        if host is None:
             raise PlanError(
-                f"{place.environment} does not tell its processes where rank 0 is. Set"
+                f"{cluster_info.environment} does not tell its processes where rank 0 is. Set"
                 f" {COORDINATOR_VARIABLE} to"
-                f" the name or address of its host for all of them. {claim(place)}"
+                f" the name or address of its host for all of them. {claim(cluster_info)}"
             )
-        return cls(called, _heard_at(called) if place.rank == 0 else _ANY)
+        return cls(host, _listen_address(host) if cluster_info.rank == 0 else _ALL_ADDRESSES)
 
 
-def _heard_at(called: str) -> str:
-    """Where rank 0 hears those who call it so.
+def _listen_address(host: str) -> str:
+    """Address on which rank 0 receives connections to its host name.
 
-    Its own name may stand for the loopback address here, as Debian has it, and for another one elsewhere.
+    On the host itself (Debian's /etc/hosts) the name may resolve to loopback, elsewhere to another address.
     """
     try:
-        found = socket.gethostbyname(called)
+        address = socket.gethostbyname(host)
     except OSError:
-        return _ANY
-    means_the_same_everywhere = not is_loopback(found) or called in ("localhost", found)
-    return found if means_the_same_everywhere and is_local_address(found) else _ANY
+        return _ALL_ADDRESSES
+    is_same_everywhere = not is_loopback(address) or host in ("localhost", address)
+    return address if is_same_everywhere and is_local_address(address) else _ALL_ADDRESSES

@@ -1,4 +1,4 @@
-"""The processes of a joined run, once they have met and agreed."""
+"""The worker group: processes that were started from outside, after their rendezvous."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.rendezvous import interfaces
 from isotrain.core.rendezvous.consistency import (
     LocalRankAssignment,
+    checkpoint_token,
     local_facts,
+    marker_file,
     plugins_of,
     require_equal,
 )
@@ -36,7 +38,6 @@ from isotrain.core.rendezvous.rendezvous import (
     announce_wait,
 )
 from isotrain.core.rendezvous.rendezvous_address import RendezvousAddress
-from isotrain.core.rendezvous.shared_filesystem import checkpoint_token, marker_file
 from isotrain.core.rendezvous.shared_secret import RunKey, shared_secret
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.files import is_url, make_folder
@@ -49,13 +50,13 @@ from isotrain.core.transport.rank_zero_server import (
 )
 
 _CANDIDATES = 8
-"""Ports that rank 0 tries for its door."""
+"""Number of ports that rank 0 tries for its server."""
 _UNKNOWN_SECONDS = 60.0
-"""To meet where no spec says how long: it cannot be read."""
+"""Timeout of the rendezvous if the spec, which has it, cannot be read."""
 REFUSED_SECONDS = 2.0
-"""To meet where this process takes part in no run: the others see that by themselves, told the same."""
-_numbers = itertools.count()
-"""Of the runs that this program joins, which it does in the same order on every rank."""
+"""Timeout of the rendezvous if this process refuses the run: the others, with the same arguments, do too."""
+_run_numbers = itertools.count()
+"""Numbers of the runs that this program joins, in the same order on every rank."""
 
 _ENCRYPTED = (
     f"events, output and returned values travel encrypted ({TLS_VARIABLE}); the tensors that the backend"
@@ -67,115 +68,127 @@ Load = Callable[[], tuple[TrainingSpec, PluginManager]]
 
 @dataclass(frozen=True)
 class WorkerGroup:
-    """The processes of a joined run.
+    """The processes of a run that were started from outside, after their rendezvous.
 
     Attributes:
-        rendezvous: Of them.
-        cast: What to train, and by what.
-        layout: Where they are.
-        addresses: Address and port of each, besides.
-        port: After which rank 0 takes those of its other doors; None: any.
+        rendezvous: Connection of this process to the others.
+        resolved_spec: Training spec with its plugins.
+        layout: Hosts, process slots and resources.
+        addresses: Address and port of each process, by rank: `{"address": str, "port": int}`.
+        port: Extra ports of rank 0 follow this one; None: any free ports.
     """
 
     rendezvous: Rendezvous
-    cast: ResolvedSpec
+    resolved_spec: ResolvedSpec
     layout: ClusterLayout
     addresses: Sequence[Mapping[str, Any]]
     port: int | None
 
     @property
     def rank(self) -> int:
-        """Of this process."""
-        return self.rendezvous.place.rank
+        """Rank of this process."""
+        return self.rendezvous.cluster_info.rank
 
-    def exchange_plan(self, plan: Plan, own: Path, resume: str | None) -> RunAssignment:
-        """Has all processes agree on the plan, and learn what rank 0 has decided. Called by all.
+    def exchange_plan(self, plan: Plan, folder: Path, resume: str | None) -> RunAssignment:
+        """Checks that all processes have the same plan, and distributes rank 0's decisions. Collective.
 
         Args:
-            plan: As this process has made it.
-            own: On rank 0 the run's directory; elsewhere the folder to use where that cannot be seen.
-            resume: What the run goes on from; of rank 0.
+            plan: Plan as this process has made it.
+            folder: On rank 0 the run directory; elsewhere a local folder to use if that is not visible.
+            resume: Checkpoint to resume from; only rank 0's counts.
 
         Raises:
-            PlanError: The plans differ, or a process cannot see what it needs.
+            PlanError: The plans differ, or a process cannot see a file that it needs.
         """
         require_equal(self.rendezvous, {"plan": plan.to_dict()})
-        with self._decided(plan, own, resume) as decided:
-            decision = self.rendezvous.agree({}, lambda told: decided)
-            folder = Path(decision["directory"])
-            sees = Path(decision["mark"]).is_file()
-            self._require_shared(decision["kept"], decision["resume"])
-        context = self._context(plan, folder if sees else own, decision["extra_ports"])
-        return RunAssignment(context, folder, decision["resume"])
+        with self._rank_zero_decision(plan, folder, resume) as local_decision:
+            decision = self.rendezvous.agree({}, lambda facts: local_decision)
+            run_directory = Path(decision["directory"])
+            is_visible = Path(decision["marker"]).is_file()
+            self._require_shared(decision["checkpoint_marker"], decision["resume"])
+        context = self._context(
+            plan, run_directory if is_visible else folder, decision["extra_ports"]
+        )
+        return RunAssignment(context, run_directory, decision["resume"])
 
     @contextlib.contextmanager
-    def _decided(self, plan: Plan, own: Path, resume: str | None) -> Iterator[dict[str, Any]]:
-        """What rank 0 tells the others; within it they can see whether they see its folder."""
+    def _rank_zero_decision(
+        self, plan: Plan, folder: Path, resume: str | None
+    ) -> Iterator[dict[str, Any]]:
+        """Rank 0's decision (empty on other ranks); in this context its marker files exist."""
         if self.rank:
             yield {}
             return
-        doors = PORT_LEASES.extra_ports(self.addresses[0]["address"], plan.extra_ports, self.port)
-        told = {"directory": str(own.absolute()), "resume": _absolute(resume), "extra_ports": doors}
-        with marker_file(own) as mark, self._checkpoints_marked(own, mark) as kept:
-            yield {**told, "mark": mark, "kept": kept}
+        address = self.addresses[0]["address"]
+        decision = {
+            "directory": str(folder.absolute()),
+            "resume": _absolute(resume),
+            "extra_ports": PORT_LEASES.extra_ports(address, plan.extra_ports, self.port),
+        }
+        with (
+            marker_file(folder) as marker,
+            self._checkpoint_marker(marker) as checkpoint_marker,
+        ):
+            yield {**decision, "marker": marker, "checkpoint_marker": checkpoint_marker}
 
     @contextlib.contextmanager
-    def _checkpoints_marked(self, own: Path, mark: str) -> Iterator[str | None]:
-        """Within it, who sees the file that it gives sees where checkpoints are written; None: all do."""
-        policy = self.cast.spec.checkpoint
+    def _checkpoint_marker(self, run_marker: str) -> Iterator[str | None]:
+        """Path of a file in the checkpoint folder; None if there is none, or it is behind a URL."""
+        policy = self.resolved_spec.spec.checkpoint
         if policy is None or (policy.folder is not None and is_url(policy.folder)):
             yield None
         elif policy.folder is None:
-            yield mark
+            yield run_marker
         else:
             folder = make_folder(Path(policy.folder).absolute(), "checkpoint.folder: it")
-            with marker_file(folder) as kept:
-                yield kept
+            with marker_file(folder) as marker:
+                yield marker
 
-    def _require_shared(self, kept: str | None, resume: str | None) -> None:
-        """Refuses checkpoints that not all can reach."""
+    def _require_shared(self, checkpoint_marker: str | None, resume: str | None) -> None:
+        """Refuses checkpoint folders that not all processes see."""
         host = self.layout.process_slots[self.rank].host
-        sees = kept is None or Path(kept).is_file()
-        blind = self.rendezvous.agree(
-            {"host": host, "sees": sees, "finds": checkpoint_token(resume)}, _blind
-        )
-        if kept is not None and blind["sees"]:
+        sees_folder = checkpoint_marker is None or Path(checkpoint_marker).is_file()
+        facts = {"host": host, "sees_folder": sees_folder, "checkpoint": checkpoint_token(resume)}
+        differing = self.rendezvous.agree(facts, _differing_hosts)
+        if checkpoint_marker is not None and differing["sees_folder"]:
             raise PlanError(
-                f"checkpoint: every process writes its share, and {', '.join(blind['sees'])} cannot see"
-                f" {Path(kept).parent}. Choose a run directory (--run-dir) or `checkpoint.folder` that all"
-                " hosts share, or a URL."
+                f"checkpoint: every process writes its shard, and {', '.join(differing['sees_folder'])}"
+                f" cannot see {Path(checkpoint_marker).parent}. Choose a run directory (--run-dir) or"
+                " `checkpoint.folder` that all hosts share, or a URL."
             )
-        if blind["finds"]:
+        if differing["checkpoint"]:
             raise PlanError(
-                f"resume: every process reads the checkpoint, and {', '.join(blind['finds'])} cannot see"
-                f" {resume}, or finds another one there. Put it where all hosts find it, or behind a URL."
+                f"resume: every process reads the checkpoint, and {', '.join(differing['checkpoint'])} cannot"
+                f" see {resume}, or sees another one there. Put it where all hosts find it, or behind a URL."
             )
 
-    def _context(self, plan: Plan, own: Path, doors: Sequence[Sequence[Any]]) -> ProcessContext:
+    def _context(
+        self, plan: Plan, folder: Path, extra_ports: Sequence[Sequence[Any]]
+    ) -> ProcessContext:
         peers = tuple(
             Peer(
-                each.rank,
-                each.host,
-                seat["address"],
-                seat["port"],
-                each.local_rank,
-                each.replicas,
-                each.role,
+                process.rank,
+                process.host,
+                address["address"],
+                address["port"],
+                process.local_rank,
+                process.replicas,
+                process.role,
             )
-            for each, seat in zip(plan.processes, self.addresses, strict=True)
+            for process, address in zip(plan.processes, self.addresses, strict=True)
         )
-        opened = tuple((host, port) for host, port in doors)
-        return ProcessContext(self.rank, plan.replicas, str(own), peers, opened, plan.device_mesh)
+        extra = tuple((host, port) for host, port in extra_ports)
+        return ProcessContext(self.rank, plan.replicas, str(folder), peers, extra, plan.device_mesh)
 
 
 @dataclass(frozen=True)
 class RunAssignment:
-    """What a process needs to begin.
+    """Rank 0's decisions, as one process gets them.
 
     Attributes:
-        context: Its place.
-        directory: The run's, on rank 0's host.
-        resume: The checkpoint that the run goes on from.
+        context: Process context of this process.
+        directory: Run directory, on rank 0's host.
+        resume: Checkpoint that the run resumes from.
     """
 
     context: ProcessContext
@@ -187,14 +200,16 @@ def _absolute(location: str | None) -> str | None:
     return location if location is None or is_url(location) else str(Path(location).absolute())
 
 
-def _blind(told: Sequence[Facts]) -> dict[str, Any]:
-    """The hosts that do not find what rank 0 finds."""
-    names = ("sees", "finds")
-    return {n: sorted({t["host"] for t in told if t[n] != told[0][n]}) for n in names}
+def _differing_hosts(facts: Sequence[Facts]) -> dict[str, Any]:
+    """The hosts that do not see the files that rank 0 sees."""
+    return {
+        name: sorted({each["host"] for each in facts if each[name] != facts[0][name]})
+        for name in ("sees_folder", "checkpoint")
+    }
 
 
-def rendezvous(
-    place: ClusterInfo,
+def join_worker_group(
+    cluster_info: ClusterInfo,
     load: Load,
     *,
     backend: str,
@@ -202,66 +217,77 @@ def rendezvous(
     port: int | None,
     interface: str | None = None,
 ) -> WorkerGroup:
-    """Meets the other processes of this one's run, and sees that all were told the same.
+    """Connects this process to the other ranks, and checks that all have the same configuration. Collective.
 
     Args:
-        place: Of this process.
-        load: Reads the spec, and makes the plugin host.
-        backend: As for `run`.
-        replicas: As for `run`.
-        port: As for `run`: where rank 0 lets the others in; those after it are for the backend.
-        interface: As for `run`.
+        cluster_info: Cluster info of this process.
+        load: Reads the spec, and makes the plugin manager.
+        backend: Backend, as for `run`.
+        replicas: Number of replicas, as for `run`.
+        port: Port of rank 0's server, as for `run`; the ports after it are for the backend. None: any.
+        interface: Network interface, as for `run`.
 
     Raises:
-        IsotrainError: On every process the same: one of them has failed, or did not come, or differs.
+        IsotrainError: The same on every process: a process has failed, is missing, or differs.
     """
     if port is not None:
         require_port(port)
-    terms = EncryptionOffer.from_folder(os.environ.get(TLS_VARIABLE, ""))
-    given = plugin_manager().environment(place.environment).secret(os.environ)
-    own = shared_secret(place, os.environ, given, is_certified=bool(terms.folder))
-    key = RunKey.of(place, own, next(_numbers))
-    over = interfaces.requested_interface(interface, os.environ)
-    doorstep = RendezvousAddress.of(place, over)
+    offer = EncryptionOffer.from_folder(os.environ.get(TLS_VARIABLE, ""))
+    scheduler_secret = plugin_manager().environment(cluster_info.environment).secret(os.environ)
+    secret = shared_secret(
+        cluster_info, os.environ, scheduler_secret, is_certified=bool(offer.folder)
+    )
+    key = RunKey.of(cluster_info, secret, next(_run_numbers))
+    requested = interfaces.requested_interface(interface, os.environ)
+    address = RendezvousAddress.of(cluster_info, requested)
     try:
         spec, host = load()
     except IsotrainError as error:
-        _open(place, key, terms, doorstep, _UNKNOWN_SECONDS, port).fail(error)
+        _connect(cluster_info, key, offer, address, _UNKNOWN_SECONDS, port).fail(error)
         raise
     if replicas is not None:
         try:
-            _require_as_many(place, ResolvedSpec(spec, host), backend, replicas)
+            _require_replicas(cluster_info, ResolvedSpec(spec, host), backend, replicas)
         except IsotrainError as error:
-            with contextlib.suppress(IsotrainError):  # it found nobody to tell
-                _open(place, key, terms, doorstep, REFUSED_SECONDS, port).fail(error)
+            with contextlib.suppress(IsotrainError):  # no other process was reached
+                _connect(cluster_info, key, offer, address, REFUSED_SECONDS, port).fail(error)
             raise
-    meeting = _open(place, key, terms, doorstep, spec.timeouts.start, port)
-    with meeting.broadcasting_errors():
-        terms.require_available()
-        asked = {"backend": backend, "replicas": replicas}
-        require_equal(meeting, {"asked": asked, **_parts(spec, host, backend)})
-        at = _own_address(meeting, over)
-        facts = local_facts(place, at, PORT_LEASES.backend(split_backend(backend)[0], at, port))
-        found = meeting.agree(facts, LocalRankAssignment(_reached_at(meeting, over)))
+    rendezvous = _connect(cluster_info, key, offer, address, spec.timeouts.start, port)
+    with rendezvous.broadcasting_errors():
+        offer.require_available()
+        arguments = {"backend": backend, "replicas": replicas}
+        require_equal(rendezvous, {"arguments": arguments, **_configuration(spec, host, backend)})
+        local = _local_address(rendezvous, requested)
+        backend_port = PORT_LEASES.backend(split_backend(backend)[0], local, port)
+        facts = local_facts(cluster_info, local, backend_port)
+        assignment = rendezvous.agree(
+            facts, LocalRankAssignment(_rank_zero_address(rendezvous, requested))
+        )
     process_slots = tuple(
-        ProcessSlot(seat["host"], seat["local_rank"]) for seat in found["processes"]
+        ProcessSlot(process["host"], process["local_rank"]) for process in assignment["processes"]
     )
-    notes = () if terms.tls is None else (_ENCRYPTED,)
-    layout = ClusterLayout(place.environment, process_slots, found["cores"], found["gpus"], notes)
-    return WorkerGroup(meeting, ResolvedSpec(spec, host), layout, found["processes"], port)
+    notes = () if offer.tls is None else (_ENCRYPTED,)
+    layout = ClusterLayout(
+        cluster_info.environment, process_slots, assignment["cores"], assignment["gpus"], notes
+    )
+    resolved_spec = ResolvedSpec(spec, host)
+    return WorkerGroup(rendezvous, resolved_spec, layout, assignment["processes"], port)
 
 
-def _require_as_many(place: ClusterInfo, cast: ResolvedSpec, backend: str, replicas: int) -> None:
-    """Refuses, before anybody is waited for, replicas that are not those of the processes."""
-    adapter = cast.host.backend(split_backend(backend)[0])
+def _require_replicas(
+    cluster_info: ClusterInfo, resolved_spec: ResolvedSpec, backend: str, replicas: int
+) -> None:
+    """Refuses, before the rendezvous, a number of replicas that the processes cannot have."""
+    adapter = resolved_spec.host.backend(split_backend(backend)[0])
+    environment, world_size = cluster_info.environment, cluster_info.world_size
     try:
-        replicas_for(place.environment, place.world_size, adapter, cast.strategy, replicas)
+        replicas_for(environment, world_size, adapter, resolved_spec.strategy, replicas)
     except PlanError as error:
-        raise PlanError(f"{error} {claim(place)}") from error
+        raise PlanError(f"{error} {claim(cluster_info)}") from error
 
 
-def _parts(spec: TrainingSpec, host: PluginManager, backend: str) -> dict[str, Any]:
-    """What every process must have the same of."""
+def _configuration(spec: TrainingSpec, host: PluginManager, backend: str) -> dict[str, Any]:
+    """Configuration that must be the same on every process: JSON values by name."""
     packages = host.backend(split_backend(backend)[0]).packages
     return {
         "spec": spec.to_dict(),
@@ -270,45 +296,47 @@ def _parts(spec: TrainingSpec, host: PluginManager, backend: str) -> dict[str, A
     }
 
 
-def _open(
-    place: ClusterInfo,
+def _connect(
+    cluster_info: ClusterInfo,
     key: RunKey,
-    terms: EncryptionOffer,
-    doorstep: RendezvousAddress,
-    seconds: float,
+    offer: EncryptionOffer,
+    address: RendezvousAddress,
+    timeout: float,
     port: int | None,
 ) -> Rendezvous:
     RendezvousHost.close_previous()
-    told = place.port if port is None else port
-    drawn = [PORTS[number] for number in key.numbers(_CANDIDATES, len(PORTS))]
-    ports = drawn if told is None else [told]
-    if place.rank == 0:
-        at = doorstep.listen_address
-        opened = PORT_LEASES.rendezvous(at, ports) if told is None else ports
-        return RendezvousHost(place, key, seconds, RankZeroServer(at, opened, key.secret, terms))
-    at = f"rank 0 at {doorstep.host}, ports {', '.join(map(str, ports))}"
-    say = functools.partial(announce_wait, place, at, seconds)
+    fixed_port = cluster_info.port if port is None else port
+    candidates = [PORTS[number] for number in key.numbers(_CANDIDATES, len(PORTS))]
+    ports = candidates if fixed_port is None else [fixed_port]
+    if cluster_info.rank == 0:
+        listen = address.listen_address
+        ordered = PORT_LEASES.rendezvous(listen, ports) if fixed_port is None else ports
+        server = RankZeroServer(listen, ordered, key.secret, offer)
+        return RendezvousHost(cluster_info, key, timeout, server)
+    awaited = f"rank 0 at {address.host}, ports {', '.join(map(str, ports))}"
+    announce = functools.partial(announce_wait, cluster_info, awaited, timeout)
     try:
-        wire = connect_to_rank_zero(
-            doorstep.host, ports, key.secret, place.rank, seconds, terms, say
+        connection = connect_to_rank_zero(
+            address.host, ports, key.secret, cluster_info.rank, timeout, offer, announce
         )
     except PeerLostError as error:
-        raise PeerLostError(f"{error} {claim(place)}") from error
-    return RendezvousClient(place, key, seconds, Channel(wire))
+        raise PeerLostError(f"{error} {claim(cluster_info)}") from error
+    return RendezvousClient(cluster_info, key, timeout, Channel(connection))
 
 
-def _own_address(meeting: Rendezvous, interface: str) -> str:
+def _local_address(rendezvous: Rendezvous, interface: str) -> str:
+    """Address of this process: its interface's, else the one that reaches rank 0; empty on rank 0."""
     chosen = interfaces.interface_address(interface)
     if chosen is not None:
         return chosen
-    return meeting.channel.local_address if isinstance(meeting, RendezvousClient) else ""
+    return rendezvous.channel.local_address if isinstance(rendezvous, RendezvousClient) else ""
 
 
-def _reached_at(meeting: Rendezvous, interface: str) -> Callable[[Sequence[Facts]], str]:
-    """How rank 0 finds its own address out: by those who have called it."""
+def _rank_zero_address(rendezvous: Rendezvous, interface: str) -> Callable[[Sequence[Facts]], str]:
+    """Function by which rank 0 finds its address: its interface's, else the one that others have used."""
 
-    def own(told: Sequence[Facts]) -> str:
-        assert isinstance(meeting, RendezvousHost)
-        return _own_address(meeting, interface) or meeting.reachable_address(told)
+    def address(facts: Sequence[Facts]) -> str:
+        assert isinstance(rendezvous, RendezvousHost)
+        return _local_address(rendezvous, interface) or rendezvous.reachable_address(facts)
 
-    return own
+    return address

@@ -1,4 +1,4 @@
-"""The work of this process in a joined run: on a thread of its own, while the main thread watches."""
+"""The thread that runs this rank's part of a job, while the main thread supervises or relays."""
 
 from __future__ import annotations
 
@@ -18,66 +18,66 @@ from isotrain.core.system.process import note_framework_use
 from isotrain.core.worker.worker import report_failure, run_job_in_worker
 
 END_SECONDS = 2.0
-"""That the work of a process has to end by itself when its run has failed."""
-_LOOK_SECONDS = 0.1
+"""Seconds that the thread has to end by itself when the run has failed."""
+_POLL_SECONDS = 0.1
 
 
 class WorkerThread(threading.Thread):
-    """Does a job; what becomes of it is told to the reporter."""
+    """Runs a job, and reports its end or failure."""
 
     def __init__(
         self,
         job: Job,
-        cast: ResolvedSpec,
+        resolved_spec: ResolvedSpec,
         context: ProcessContext,
-        line: LocalReporter,
-        hand_over: Callable[[Any], None],
+        reporter: LocalReporter,
+        on_returned: Callable[[Any], None],
     ) -> None:
-        """Prepares.
+        """Makes the thread; `start` starts it.
 
         Args:
-            job: To do.
-            cast: What takes part, as it was planned with.
-            context: Of this process.
-            line: Of it.
-            hand_over: Called with what the work has returned, before its end is told.
+            job: Job to run.
+            resolved_spec: Training spec with its plugins, as in the plan.
+            context: Process context of this process.
+            reporter: Reporter of this process.
+            on_returned: Called with the job's return value, before its end is reported.
         """
         super().__init__(name="isotrain-work", daemon=True)
         self._job = job
-        self._cast = cast
+        self._resolved_spec = resolved_spec
         self._context = context
-        self._reporter = line.reporter
-        self._hand_over = hand_over
+        self._reporter = reporter.reporter
+        self._on_returned = on_returned
         self._may_begin = threading.Event()
         self._is_over = threading.Event()
 
     def run(self) -> None:
-        """Does the job."""
+        """Runs the job (called by `threading`)."""
         note_framework_use()
         reporter = self._reporter
         reporter.emit(Started(pid=os.getpid()))
-        adapter = self._cast.host.backend(self._job.plan.backend)
+        adapter = self._resolved_spec.host.backend(self._job.plan.backend)
         try:
             value = run_job_in_worker(
-                self._job, self._cast, self._context, reporter, self._await_others
+                self._job, self._resolved_spec, self._context, reporter, self._await_others
             )
-            self._hand_over(value)
+            self._on_returned(value)
             reporter.emit(Finished())
-        except BaseException as error:  # whatever ends it must be reported
+        except BaseException as error:  # any error must be reported
             report_failure(error, reporter, adapter)
 
     def begin(self) -> None:
-        """Lets it take its first step: all others are ready too."""
+        """Allows the first step: all other ranks are ready too."""
         self._may_begin.set()
 
     def _await_others(self) -> None:
         self._reporter.enter(AWAITING_OTHERS)
-        while not self._may_begin.wait(_LOOK_SECONDS):
+        while not self._may_begin.wait(_POLL_SECONDS):
             if self._is_over.is_set():
                 raise EndedError("the run has ended before its first step")
 
     def end(self, seconds: float) -> None:
-        """Makes it end at its next call; gives up after some seconds."""
+        """Makes the job end at its next call into isotrain; waits for at most so many seconds."""
         self._is_over.set()
         self._reporter.end_soon()
         self.join(seconds)

@@ -113,10 +113,10 @@ def execute(
         return _lead(work, resolved, plan, options, conclude, None)
     from isotrain.core.rendezvous.other_ranks import run_rank  # these import NumPy
     from isotrain.core.rendezvous.rank_zero import RankZeroLauncher
-    from isotrain.core.rendezvous.worker_group import rendezvous
+    from isotrain.core.rendezvous.worker_group import join_worker_group
 
     _require_no_restarts(options.get("max_restarts", 0), cluster)
-    workers = rendezvous(
+    workers = join_worker_group(
         cluster,
         lambda: _load(spec),
         backend=backend,
@@ -126,16 +126,18 @@ def execute(
     )
     with workers.rendezvous.broadcasting_errors():
         plan = make_plan(
-            workers.cast,
+            workers.resolved_spec,
             backend=backend,
             replicas=options.get("replicas"),
             launcher=launcher,
             layout=workers.layout,
         )
         if workers.rank == 0:
-            return _lead(work, workers.cast, plan, options, conclude, RankZeroLauncher(workers))
+            return _lead(
+                work, workers.resolved_spec, plan, options, conclude, RankZeroLauncher(workers)
+            )
     returned, directory = run_rank(
-        workers, Job(work, workers.cast.spec, plan, b"", selection.current())
+        workers, Job(work, workers.resolved_spec.spec, plan, b"", selection.current())
     )
     return conclude(RunOutcome(returned, RunDirectory(Path(directory))))
 

@@ -220,10 +220,10 @@ def silent(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[tuple[str,
         ("crash", 1, "rank 1 of 2 on 127.0.0.2 is gone: its connection to rank 0 was closed "),
         ("raise_error", 1, f"rank 1 of 2 on 127.0.0.2 raised ValueError after step {STEP}, "),
         ("raise_error", 0, f"rank 0 of 2 on 127.0.0.1 raised ValueError after step {STEP}, "),
-        ("stop", 1, "rank 1 of 2 on 127.0.0.2 fell silent: nothing was heard of it for "),
+        ("stop", 1, "rank 1 of 2 on 127.0.0.2 fell silent: nothing was received from it for "),
         ("hang", 1, "rank 1 of 2 on 127.0.0.2 made no progress for "),
         ("kill", 0, "rank 0 is gone: its connection was closed. It was "),
-        ("stop", 0, "rank 0 fell silent: nothing was heard of it for "),
+        ("stop", 0, "rank 0 fell silent: nothing was received from it for "),
     ],
 )
 def test_who_ends_a_run_is_named_by_all_in_time(

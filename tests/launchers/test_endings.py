@@ -95,7 +95,7 @@ class Loss:
 
 
 _WHERE = r" (at|after) step \d+, in call '\w"
-_SILENT = r"rank [23] of 4 on node2 fell silent: nothing was heard of it for 1[0-4] s" + _WHERE
+_SILENT = r"rank [23] of 4 on node2 fell silent: nothing was received from it for 1[0-4] s" + _WHERE
 _KILLED = "rank 3 of 4 on node2 is gone: its connection to rank 0 was closed" + _WHERE
 _GONE = "rank [23] of 4 on node2 is gone: its connection to rank 0 was closed" + _WHERE
 _IN_TIME = rf"in {ending_job.START_SECONDS:g} s \(timeouts.start\)"

@@ -85,7 +85,7 @@ def opened(
 def settling(judge: Any = lambda told: {"ranks": [each["rank"] for each in told]}) -> Part:
     def part(meeting: Rendezvous) -> Any:
         with meeting.broadcasting_errors():
-            rank = meeting.place.rank
+            rank = meeting.cluster_info.rank
             return meeting.agree({"rank": rank, "host": f"n{rank}"}, judge)
 
     return part

@@ -30,11 +30,16 @@ from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.rendezvous import interfaces, rendezvous_address, worker_group
 from isotrain.core.rendezvous import rendezvous as meeting_module
 from isotrain.core.rendezvous import shared_secret as key_module
-from isotrain.core.rendezvous.consistency import Facts, LocalRankAssignment, require_equal
+from isotrain.core.rendezvous.consistency import (
+    Facts,
+    LocalRankAssignment,
+    checkpoint_token,
+    marker_file,
+    require_equal,
+)
 from isotrain.core.rendezvous.port_leases import PortLeases
 from isotrain.core.rendezvous.rendezvous import Rendezvous, RendezvousClient, RendezvousHost
 from isotrain.core.rendezvous.rendezvous_address import RendezvousAddress
-from isotrain.core.rendezvous.shared_filesystem import checkpoint_token, marker_file
 from isotrain.core.spec.loading import load_spec
 from isotrain.core.system import files
 from isotrain.core.transport import auth
@@ -96,7 +101,7 @@ def test_who_never_comes_is_named_when_the_start_limit_is_over() -> None:
 
     def wait_for_the_others(meeting: Rendezvous) -> Any:
         assert has_come.wait(LONG)
-        meeting.seconds = 0.5
+        meeting.timeout = 0.5
         return settling()(meeting)
 
     found = meet({0: wait_for_the_others, 1: come}, 4)
@@ -142,7 +147,7 @@ def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
             "0", str(rank), 1
         )
         with pytest.raises(PlanError, match=refused):
-            worker_group.rendezvous(
+            worker_group.join_worker_group(
                 there, lambda: (spec, plugin_manager()), backend="torch-ddp", replicas=2, port=None
             )
 
@@ -158,7 +163,7 @@ def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
         there = ClusterInfo("torchrun", ("RANK",), 1, 2, "job", hosts=("n0",), port=told)
         port = given if asked else None
         with pytest.raises(PeerLostError, match=f"ports {given if asked else told}, in 0 s"):
-            worker_group.rendezvous(
+            worker_group.join_worker_group(
                 there,
                 lambda: (spec, plugin_manager()),
                 backend="reference",
@@ -285,7 +290,7 @@ def both(chair: Rendezvous, come: Callable[[], Rendezvous]) -> Iterator[None]:
 
 def test_what_differs_is_named_with_its_rank() -> None:
     def compare(meeting: Rendezvous) -> None:
-        rate = 0.5 if meeting.place.rank == 2 else 0.25
+        rate = 0.5 if meeting.cluster_info.rank == 2 else 0.25
         parts = {"spec": {"optimizer": {"lr": rate}, "data": [1, 2]}, "versions": {"numpy": "2"}}
         with meeting.broadcasting_errors():
             require_equal(meeting, parts)
@@ -449,7 +454,7 @@ def test_a_key_file_that_is_no_key_is_named(
     file.write_text("secret\n")
     assert secret(ON_TWO_HOSTS) == b"secret"
     file.chmod(0o640)
-    with pytest.raises(PlanError, match="others can read it"):
+    with pytest.raises(PlanError, match="other users can read it"):
         secret(ON_TWO_HOSTS)
 
 

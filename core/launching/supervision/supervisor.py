@@ -267,7 +267,7 @@ class Supervisor:
         limit = self._stagnation.limit(watched)
         quiet = now - watched.last_heard
         if quiet > max(limit, silence) or (quiet > silence and now - watched.last_active > silence):
-            return f"fell silent: nothing was heard of it for {quiet:.0f} s"
+            return f"fell silent: nothing was received from it for {quiet:.0f} s"
         return None
 
     def _suspects(self) -> list[RankStatus]:
