@@ -108,7 +108,7 @@ class HorovodTF(Horovod):
         spec: TrainingSpec,
         backend_config: BackendConfig,
         context: ProcessContext,
-        cut: PipelineSplit,
+        split: PipelineSplit,
     ) -> ReplicaGroup:
         _use_tensorflow(backend_config, context)
         from isotrain.adapters.horovod import runtime, tf_comm
@@ -118,7 +118,7 @@ class HorovodTF(Horovod):
         parts = runtime.pipeline_process_sets(context.device_mesh)
         processes = tf_comm.HorovodCommunicator(context, backend_config, parts)
         ties = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
-        return pipeline_group.PipelineReplicaGroup(spec, ties, cut)
+        return pipeline_group.PipelineReplicaGroup(spec, ties, split)
 
 
 def _use_tensorflow(backend_config: BackendConfig, context: ProcessContext) -> None:

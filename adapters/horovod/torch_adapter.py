@@ -110,7 +110,7 @@ class HorovodTorch(Horovod):
         spec: TrainingSpec,
         backend_config: BackendConfig,
         context: ProcessContext,
-        cut: PipelineSplit,
+        split: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
         from isotrain.adapters.horovod import torch_pipeline_comm
@@ -122,4 +122,4 @@ class HorovodTorch(Horovod):
             return torch_pipeline_comm.HorovodPipelineCommunicator(backend_config, context)
 
         device = replica_group.replica_device(backend_config, context)
-        return pipeline_group.PipelineReplicaGroup(spec, backend_config, device, connect, cut)
+        return pipeline_group.PipelineReplicaGroup(spec, backend_config, device, connect, split)

@@ -331,7 +331,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         spec: TrainingSpec,
         backend_config: BackendConfig,
         context: ProcessContext,
-        cut: PipelineSplit,
+        split: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("tensorflow")
         from isotrain.adapters.tensorflow import distribution
@@ -345,7 +345,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         )  # for its server
         processes = tf_distribute.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
         communicator = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
-        return pipeline_group.PipelineReplicaGroup(spec, communicator, cut)
+        return pipeline_group.PipelineReplicaGroup(spec, communicator, split)
 
     def build_strategy(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext

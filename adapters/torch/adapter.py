@@ -232,7 +232,7 @@ class TorchDDP(TcpParameterServer):
         spec: TrainingSpec,
         backend_config: BackendConfig,
         context: ProcessContext,
-        cut: PipelineSplit,
+        split: PipelineSplit,
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
         from isotrain.adapters.torch.pipeline import comm as pipeline_comm
@@ -244,7 +244,7 @@ class TorchDDP(TcpParameterServer):
             return process_group_comm.ProcessGroupPipelineCommunicator(backend_config, context)
 
         device = replica_group.replica_device(backend_config, context)
-        return pipeline_group.PipelineReplicaGroup(spec, backend_config, device, connect, cut)
+        return pipeline_group.PipelineReplicaGroup(spec, backend_config, device, connect, split)
 
 
 def sharded_notes(spec: TrainingSpec) -> list[str]:

@@ -1,4 +1,4 @@
-"""The contract of an adapter: the code that binds one backend to the neutral interface."""
+"""The contract of an adapter: the code that connects one backend to isotrain."""
 
 from __future__ import annotations
 
@@ -23,33 +23,31 @@ if TYPE_CHECKING:
 
 
 class Adapter(ABC):
-    """Declares one backend and starts a process's share of it.
+    """One backend: what it supports, and how a process of it starts.
 
-    Creating one, and every method but `examine` and `start`, imports no framework.
+    Importing and creating an adapter loads no framework, nor does any method but `examine` and the `start`
+    and `serve` methods.
 
     Attributes:
-        name: The backend's name.
-        framework: `torch`, `tensorflow`, ...
+        name: Name of the backend.
+        framework: Framework of its models: `torch`, `tensorflow`, ...
         summary: One line for listings.
-        collectives: Name to a one-line meaning; the first is what is used unless one is asked for.
-        replicas_per_process: `one`, or `all` when one process holds every replica of its host.
-        capabilities: By the name of a parallel_layout, what its replica groups can do, and why not the
-            rest; it has no runs of a parallel layout of which it declares nothing.
-        packages: The distributions whose installed versions a run's record has.
-        ignored_log_lines: Patterns of how lines begin that its libraries write to logs of healthy runs too:
-            they explain no failure.
-        options: The names of `backend_options` it knows, with their meaning.
-        replicated_options: Those of them that say nothing to groups of any parallel layout but `replicated`.
-        sync_batchnorm_devices: The devices on which a layer that asks for statistics of the global
-            batch (synchronised batch normalisation) gets them from several replicas.
-        compiler: What translates the model where a spec says `compile`; None where nothing does.
-        parameter_server_transport: With what the processes of a parameter-server run exchange, where it has
-            parameter-server runs.
-        exports: The forms in which its groups write models to files, but for `safetensors`, which needs none.
-        conformance_models: Where it trains no portable models, the module that has the conformance kit's
-            models in its own words: `probe_model`, `probe_objective` and `digits_model`.
-        optimizer_state_names: How optimizers of its native models keep slots, for who goes on in another
-            framework.
+        collectives: Collective name to a one-line description; the first is the default.
+        replicas_per_process: `one`, or `all` if one process holds every replica of its host.
+        capabilities: Parallel layout name to what its replica groups support. Layouts that are missing here
+            are not supported.
+        packages: Distributions whose installed versions are recorded with each run.
+        ignored_log_lines: Regular expressions for the beginnings of log lines that also appear in healthy
+            runs, and so explain no failure.
+        options: Name to description of each supported option of `backend_options`.
+        replicated_options: Options that only the parallel layout `replicated` supports.
+        sync_batchnorm_devices: Devices on which synchronized batch normalization over several replicas works.
+        compiler: Compiler used where the spec says `compile`, such as `torch.compile`; None for none.
+        parameter_server_transport: Transport of parameter-server runs, such as `tcp`; `none` without them.
+        exports: File formats that `ReplicaGroup.export` writes; `safetensors` is always supported besides.
+        conformance_models: Module with native versions of the conformance kit's models (`probe_model`,
+            `probe_objective` and `digits_model`), for backends that train no portable models.
+        optimizer_state_names: Optimizer state names of its native models, to resume in another framework.
     """
 
     name: ClassVar[str]
@@ -71,81 +69,104 @@ class Adapter(ABC):
 
     @abstractmethod
     def availability(self) -> Availability:
-        """Looks whether the packages are installed, importing none of them."""
+        """Whether the packages are installed; imports none of them."""
 
     @abstractmethod
     def examine(self) -> Examination:
-        """Loads everything for real. Called in a process of its own, which it may bring down."""
+        """Imports the packages and tries what needs trying. Called in a subprocess, which may crash."""
 
     @abstractmethod
     def accelerators(self) -> int:
-        """How many GPUs of this machine the installed build of the framework can use."""
+        """Number of this machine's GPUs that the installed build of the framework can use."""
 
     @abstractmethod
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
-        """Names the collective that will really be used.
+        """Name of the collective that the run will use.
+
+        Args:
+            requested: Collective requested by the user; None for the default.
+            device: Kind of device.
+            replicas: Number of replicas.
 
         Raises:
-            UnsupportedError: It is unknown, or cannot work on this device.
+            UnsupportedError: The collective is unknown, or does not support the device.
         """
 
     @abstractmethod
     def environment_variables(
         self, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
-        """Variables that must be set before a process of this backend starts Python."""
+        """Environment variables to set before a process of this backend starts Python.
+
+        Args:
+            device: Kind of device.
+            threads: Compute threads per replica.
+            replicas: Number of replicas.
+        """
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
-        """What a process of this backend imports before it knows its run, if it can be forked then.
+        """Modules that a fork server preloads for this backend, or why its processes are not forked.
 
-        Nothing that is imported may run the framework: no runtime, no device, no thread that matters.
-        What `environment_variables` returns is set by then. Other runs of the same program are forked from
-        the same process if they import the same, so `spec` should bear on little.
+        The imports must not start the framework's runtime, open a device or start a thread that matters: none
+        of these survives a fork. `environment_variables` are set before. Later runs of the same program reuse
+        the fork server if they preload the same modules, so the result should depend little on `spec`.
         """
-        return StartMethod(why_fresh=f"backend {self.name!r} does not say that it can be forked")
+        return StartMethod(
+            why_fresh=f"backend {self.name!r} does not declare that it can be forked"
+        )
 
     @abstractmethod
     def start(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> ReplicaGroup:
-        """Joins the run and builds the model. Called once by every process.
+        """Joins the process group and builds the model. Collective: called once by every process.
 
         A run with one replica starts no process group and opens no port.
-        """
-
-    def servers(self, asked: int) -> int:
-        """How many processes that only hold parameters a parameter-server run has besides its workers.
 
         Args:
-            asked: As many as the strategy wants, where the backend has such.
+            spec: Training spec.
+            backend_config: Backend settings that the plan resolved.
+            context: Rank and peers of this process.
+        """
+
+    def servers(self, requested: int) -> int:
+        """Number of parameter server processes, which hold parameters only, besides coordinator and workers.
+
+        Args:
+            requested: Number that the strategy requests.
 
         Raises:
-            UnsupportedError: It cannot have so many.
+            UnsupportedError: The backend does not support so many.
         """
-        if asked > 1:
+        if requested > 1:
             raise UnsupportedError(
                 f"backend {self.name!r} keeps the parameters of a parameter-server run in rank 0, and cannot"
-                f" spread them over {asked} servers."
+                f" spread them over {requested} servers."
             )
         return 0
 
     def start_parameter_server(
         self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
     ) -> ReplicaGroup:
-        """Starts the coordinator of a parameter-server run: a group with `parameter_server_step`.
+        """Starts the coordinator of a parameter-server run; its group has `parameter_server_step`.
+
+        The mixin `TcpParameterServer` implements it for any backend by `start` with one replica.
 
         Raises:
-            UnsupportedError: It has no parameter-server runs. `TcpParameterServer` gives a backend those
-                that need nothing of it but `start` with one replica.
+            UnsupportedError: The backend has no parameter-server runs.
         """
         raise UnsupportedError(f"backend {self.name!r} has no parameter-server runs.")
 
     def serve(
         self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
     ) -> None:
-        """Runs a worker or server of a parameter-server run; returns when the coordinator is gone."""
+        """Runs a worker or server of a parameter-server run; returns when the coordinator has left.
+
+        Raises:
+            UnsupportedError: The backend has no parameter-server runs.
+        """
         raise UnsupportedError(f"backend {self.name!r} has no parameter-server runs.")
 
     def start_pipeline(
@@ -153,13 +174,19 @@ class Adapter(ABC):
         spec: TrainingSpec,
         backend_config: BackendConfig,
         context: ProcessContext,
-        cut: PipelineSplit,
+        split: PipelineSplit,
     ) -> ReplicaGroup:
-        """Starts a process of a pipeline run: a group with `pipeline_step`.
+        """Starts a process of a pipeline run; its group has `pipeline_step`.
+
+        Args:
+            spec: Training spec.
+            backend_config: Backend settings that the plan resolved.
+            context: Rank and peers of this process.
+            split: How the model's layers are split into stages.
 
         Raises:
-            UnsupportedError: It has no pipeline runs.
-            SpecError: The model cannot be cut so.
+            UnsupportedError: The backend has no pipeline runs.
+            SpecError: The model cannot be split so.
         """
         raise UnsupportedError(f"backend {self.name!r} has no pipeline runs.")
 
@@ -170,111 +197,111 @@ class Adapter(ABC):
         context: ProcessContext,
         unit_bytes: int,
     ) -> ReplicaGroup:
-        """Starts a process of a fully sharded run: a group with `synchronous_step` and `unshard_weights`.
+        """Starts a process of a fully sharded run; its group has `synchronous_step` and `unshard_weights`.
 
         Args:
-            spec: What to train.
-            backend_config: What the plan resolved.
-            context: This process's place.
-            unit_bytes: Of weights that are joined together, where the model's modules allow it.
+            spec: Training spec.
+            backend_config: Backend settings that the plan resolved.
+            context: Rank and peers of this process.
+            unit_bytes: Bytes of weights to gather in one all-gather, where the model's modules allow it.
 
         Raises:
-            UnsupportedError: It has no fully sharded runs, or not of such models.
+            UnsupportedError: The backend has no fully sharded runs, or none of such models.
         """
         raise UnsupportedError(f"backend {self.name!r} has no fully sharded runs.")
 
     def why_not_externally_started(self) -> str | None:
-        """Why processes that an engine has started cannot become a run of this backend; None: they can.
+        """Why several processes started from outside cannot form a run of this backend; None: they can.
 
-        Any backend runs in a process that is alone. Overridden by one whose processes hold several
-        replicas and yet exchange with each other.
+        Any backend supports a single such process. Overridden by backends whose processes hold several
+        replicas each and still communicate with each other.
         """
         if self.replicas_per_process == "all":
             return (
-                "all its replicas are in one process, so several processes cannot be one run: have the"
-                " engine start one process, on the host whose devices it is to use"
+                "all its replicas are in one process, so several processes cannot form a run: have the"
+                " launcher start one process, on the host whose devices it is to use"
             )
         return None
 
     def capabilities_for(self, parallel_layout: str) -> Capabilities:
-        """What its replica groups of a parallel layout of this name can do."""
+        """What its replica groups support under the parallel layout of this name."""
         return self.capabilities.get(parallel_layout, Capabilities())
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
-        """Refuses what this backend cannot honour.
+        """Checks that the backend supports a spec.
 
         Args:
-            spec: What to train.
-            options: What `check_options` gave.
-            replicas: With how many.
+            spec: Training spec.
+            options: Backend options, as `check_options` returned them.
+            replicas: Number of replicas.
 
         Returns:
-            Remarks about what it honours in its own way, for the plan.
+            Notes for the plan on what the backend does differently from what the spec says.
 
         Raises:
-            UnsupportedError: The spec asks for something the backend cannot do.
+            UnsupportedError: The backend does not support something in the spec.
         """
         return []
 
     def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
-        """Refuses models whose state its groups of a parallel layout cannot lay out.
+        """Checks that the backend supports a model under a parallel layout.
 
         Args:
-            spec: What to train.
-            parallel_layout: Its name.
+            spec: Training spec.
+            parallel_layout: Name of the parallel layout.
 
         Returns:
-            Remarks about how it lays out the others, for the plan.
+            Notes for the plan on how the model's state is laid out.
 
         Raises:
-            UnsupportedError: The model is such a one.
+            UnsupportedError: The backend does not support such models under the parallel layout.
         """
         return []
 
     def is_peer_error(self, error: BaseException) -> bool:
-        """Whether an error tells that another process of the run is gone, and not of a fault here.
+        """Whether an error only says that another process of the run failed or left.
 
-        Asked in the process that raised it, which may have failed before anything was imported.
+        Called in the process that raised it, which may have failed before it imported anything.
         """
         return False
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """Bytes each replica sends per synchronised step; an optimal all-reduce unless overridden.
+        """Bytes that each replica sends per synchronous step; by default those of a ring all-reduce.
 
         Args:
-            plan: With the measures of the model: `parameters` and `gradient_bytes`.
-            spec: What is trained.
+            plan: Plan with the model's size: `parameters` and `gradient_bytes`.
+            spec: Training spec.
         """
         return 2 * (plan.replicas - 1) / plan.replicas * (plan.gradient_bytes or 0)
 
     def check_options(
         self, spec: TrainingSpec, parallel_layout: str = "replicated"
     ) -> Mapping[str, Any]:
-        """Returns the spec's options for this backend.
+        """Returns the spec's options for this backend, checked.
 
         Args:
-            spec: What to train.
-            parallel_layout: The name of how its state will lie.
+            spec: Training spec.
+            parallel_layout: Name of the parallel layout.
 
         Raises:
-            PlanError: One of them is unknown.
-            UnsupportedError: Groups of the parallel layout would not honour one.
+            PlanError: An option is unknown.
+            UnsupportedError: The parallel layout does not support an option.
         """
-        given = spec.backend_options.get(self.name, {})
-        for option in given:
+        options = spec.backend_options.get(self.name, {})
+        for option in options:
             if option not in self.options:
                 raise PlanError(
                     f"backend_options.{self.name}: " + unknown_name("option", option, self.options)
                 )
             if option in self.replicated_options and parallel_layout != "replicated":
                 raise UnsupportedError(
-                    f"backend_options.{self.name}.{option}: it is about how the gradients of data-parallel"
-                    f" steps are exchanged, of which {parallel_layout} runs have none. Leave it out."
+                    f"backend_options.{self.name}.{option}: it is about the all-reduce of gradients in"
+                    f" data-parallel steps, which {parallel_layout} runs do not have. Leave it out."
                 )
-        return given
+        return options
 
     def collective_or_default(self, requested: str | None) -> str:
-        """Returns the requested collective or the default.
+        """Name of the requested collective, or of the default for None.
 
         Raises:
             UnsupportedError: The backend has no collective of that name.

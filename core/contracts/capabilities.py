@@ -1,4 +1,4 @@
-"""What a strategy can ask of a backend, and a backend can declare."""
+"""What a backend declares: the capabilities of its replica groups, and whether it is available here."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from enum import StrEnum
 
 
 class Capability(StrEnum):
-    """One thing a backend's replica group can do; every backend declares each, or says why not."""
+    """A capability that strategies require and backends declare, or give a reason for the lack of."""
 
     SYNCHRONOUS_STEP = "synchronous-step"
     LOCAL_STEP = "local-step"
@@ -32,24 +32,24 @@ NOT_REPLICATED = {
     Capability.PARAMETER_SERVER_STEP: "only a strategy of parallel layout `parameter-server` has workers",
     **dict.fromkeys(
         (Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS),
-        "only in a strategy of parallel layout `sharded` has each replica its own part",
+        "only a strategy of parallel layout `sharded` shards the optimizer state",
     ),
     Capability.PIPELINE_STEP: "only a strategy of parallel layout `pipeline` has stages",
     **dict.fromkeys(
         (Capability.UNSHARD_WEIGHTS, Capability.HYBRID_SHARDING), "each replica has all weights"
     ),
 }
-"""Why no replicated group has what others have."""
+"""Reasons why groups of the parallel layout `replicated` lack the capabilities of other layouts."""
 _UNDECLARED = "the backend does not declare it"
 
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What the replica groups of one parallel layout can do under a backend.
+    """Capabilities of a backend's replica groups under one parallel layout.
 
     Attributes:
-        has: What they can do; what is not in it they cannot, also a capability of a later isotrain.
-        lacks: Why they cannot do the others.
+        has: Supported capabilities. Any other is unsupported, also one that a later isotrain adds.
+        lacks: Unsupported capability to the reason.
     """
 
     has: frozenset[Capability] = frozenset()
@@ -57,11 +57,11 @@ class Capabilities:
 
     @classmethod
     def none(cls, reason: str) -> Capabilities:
-        """Of a backend that has no such groups at all."""
+        """No capabilities, all for the same reason."""
         return cls(lacks=dict.fromkeys(Capability, reason))
 
     def missing(self, needed: Collection[Capability]) -> list[str]:
-        """Says for which reasons which of the needed capabilities are not there."""
+        """Unsupported ones among the needed capabilities: one text for each reason."""
         by_reason: dict[str, list[str]] = {}
         for capability in sorted(set(needed) - self.has):
             by_reason.setdefault(self.lacks.get(capability, _UNDECLARED), []).append(capability)
@@ -70,13 +70,13 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class Availability:
-    """Whether a backend, one of its collectives, a launcher or a logger can be used here.
+    """Whether a backend, a collective, a launcher or a logger can be used on this machine.
 
     Attributes:
-        available: True when it can.
-        version: Of the framework or library, when installed.
-        reason: Why not, when not usable; else what it cannot do here, if there is something.
-        hint: What to do about it.
+        available: Whether it can be used.
+        version: Installed version of the framework or library; None where not installed.
+        reason: Why it is not available; if it is, what it cannot do here, or None.
+        hint: What the user can do about the reason.
     """
 
     available: bool
@@ -87,12 +87,12 @@ class Availability:
 
 @dataclass(frozen=True)
 class Examination:
-    """What `doctor` found by really loading a backend.
+    """Result of loading a backend in a subprocess, as `isotrain doctor` does.
 
     Attributes:
-        backend: Availability of the backend as a whole.
-        collectives: Availability of each of its collectives.
-        versions: Versions of every package it uses.
+        backend: Availability of the backend.
+        collectives: Collective name to its availability.
+        versions: Package name to installed version.
     """
 
     backend: Availability

@@ -1,4 +1,4 @@
-"""The contract of an environment: who a process is, from the variables that its engine has set."""
+"""The contract of a cluster environment: rank and world size from the variables that a launcher set."""
 
 from __future__ import annotations
 
@@ -14,24 +14,23 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class ClusterInfo:
-    """What an engine tells one process about itself; None and empty where it does not tell.
+    """Rank, world size and hosts of one process, as its launcher set them; None or empty where unknown.
 
     Attributes:
-        environment: The name of the environment that read it.
-        variables_read: The variables that it was read from.
-        rank: Of this process among all that the engine started, from 0.
-        world_size: How many it started.
-        job: Names what was started on the whole cluster, equally in all its processes and, as far as the
-            engine allows, unlike what is started beside it: for ports and keys. Not a secret.
-        local_rank: Of this process on its host.
-        local_world_size: Processes on this host.
-        node_rank: Of this host, from 0.
-        host: This process's, as the engine calls it.
-        hosts: All, by node rank.
-        coordinator: The host of rank 0, or what the engine tells that is most often the same.
-        port: One that the engine chose on the coordinator's host and does not use itself: rank 0 lets the
-            others in there.
-        restarts: How often the engine has started the processes again.
+        environment: Name of the cluster environment that read it.
+        variables_read: Names of the environment variables it was read from.
+        rank: Rank of this process among all that the launcher started, from 0.
+        world_size: Number of processes that the launcher started.
+        job: Identifier of the launch, equal in all its processes and, as far as the launcher allows, unlike
+            that of concurrent launches; ports and file names are derived from it. Not a secret.
+        local_rank: Rank of this process on its host, from 0.
+        local_world_size: Number of processes on this host.
+        node_rank: Index of this host, from 0.
+        host: Name of this host, as the launcher has it.
+        hosts: Names of all hosts, by node rank.
+        coordinator: Host of rank 0, or the launcher's nearest equivalent, such as its master address.
+        port: Port on the coordinator's host that the launcher chose and leaves free; rank 0 listens on it.
+        restarts: Number of times that the launcher has restarted the processes.
     """
 
     environment: str
@@ -50,14 +49,14 @@ class ClusterInfo:
 
     @property
     def is_on_one_host(self) -> bool:
-        """Whether all processes are known to be on one machine."""
+        """Whether all processes are known to be on one host."""
         return self.local_world_size == self.world_size or len(self.hosts) == 1
 
     def __post_init__(self) -> None:
-        """Refuses what cannot be.
+        """Validates the ranks.
 
         Raises:
-            ClusterInfoError: A rank is not below its size.
+            ClusterInfoError: A rank is not below its world size.
         """
         _require_below("rank", self.rank, "processes", self.world_size, self)
         _require_below("local rank", self.local_rank, "on its host", self.local_world_size, self)
@@ -66,11 +65,11 @@ class ClusterInfo:
 
 @dataclass(frozen=True)
 class ProcessSlot:
-    """Where one process is.
+    """Host and local rank of one process.
 
     Attributes:
-        host: The name of its machine.
-        local_rank: Among the processes of its host.
+        host: Host name.
+        local_rank: Rank among the processes of the host, from 0.
     """
 
     host: str
@@ -79,14 +78,14 @@ class ProcessSlot:
 
 @dataclass(frozen=True)
 class ClusterLayout:
-    """Where the processes of a run are, and what each has there.
+    """Hosts and resources of the processes that a launcher has started.
 
     Attributes:
-        launcher: That has started them.
-        process_slots: Of each process, by rank.
-        cores: That each may use.
-        gpus: That each can see; None: nobody tells before they start.
-        notes: On how they talk with each other, for people.
+        launcher: Name of the launcher.
+        process_slots: Slot of each process, by rank.
+        cores: CPU cores per process.
+        gpus: GPUs visible to each process; None where unknown before the framework starts.
+        notes: Notes for the user on how the processes communicate.
     """
 
     launcher: str
@@ -97,20 +96,20 @@ class ClusterLayout:
 
     @property
     def max_processes_per_host(self) -> int:
-        """Processes on the host that has most."""
-        hosts = [spot.host for spot in self.process_slots]
+        """Largest number of processes on one host."""
+        hosts = [slot.host for slot in self.process_slots]
         return max(map(hosts.count, {*hosts}))
 
 
 class ClusterEnvironment(ABC):
-    """Tells who a process is, if one engine started it.
+    """Reads the environment variables of one scheduler or launcher, such as SLURM, MPI or torchrun.
 
     Attributes:
-        name: The engine, under which it is registered.
+        name: Name of the scheduler or launcher, under which it is registered.
         summary: One line for listings.
-        nested_in: Engines that often start this one, or in whose jobs it runs: where both claim a process,
-            this one is right, and what is half set for the others does not matter. Of engines of which
-            neither names the other, only one may claim a process.
+        nested_in: Schedulers and launchers that often start this one, or in whose jobs it runs. If both
+            recognize a process, this one wins, and incomplete variables of the others are ignored. Two
+            environments of which neither is nested in the other must not recognize the same process.
     """
 
     name: ClassVar[str]
@@ -119,116 +118,135 @@ class ClusterEnvironment(ABC):
 
     @abstractmethod
     def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
-        """Reads the place of the process that has these variables; None: this engine did not start it.
+        """Cluster info of the process that has these environment variables.
 
-        Looks at nothing else: no other variables, no file, no socket, no clock. See `EnvReader`.
+        A pure function: it reads no other variables, files, sockets or clocks. `EnvReader` helps.
+
+        Args:
+            variables: Environment variables of the process.
+
+        Returns:
+            Rank, world size and what else is set; None if this launcher did not start the process.
 
         Raises:
-            ClusterInfoError: The variables are half set, or not what they should be.
+            ClusterInfoError: The variables are incomplete or invalid.
         """
 
     def secret(self, variables: Mapping[str, str]) -> str | None:
-        """What the engine has told all processes that it started together, and nobody else; None: nothing.
+        """Secret that only the processes of one launch share; None if the launcher sets none.
 
-        Made anew for each of its jobs, of random bits, and on no command line.
+        It must be random, new for every launch, and never on a command line.
         """
         return None
 
 
 def _require_below(
-    what: str, number: int | None, of_what: str, size: int | None, place: ClusterInfo
+    what: str, number: int | None, of_what: str, size: int | None, cluster_info: ClusterInfo
 ) -> None:
     if number is not None and size is not None and not 0 <= number < size:
         raise ClusterInfoError(
-            f"{place.environment}: the {what} is {number} of {size} {of_what}, as"
-            f" {', '.join(place.variables_read)} say; expected at least 0 and less than {size}. Unset these"
-            " variables if you set them, or start the processes anew."
+            f"{cluster_info.environment}: the {what} is {number} of {size} {of_what}, as"
+            f" {', '.join(cluster_info.variables_read)} say; expected at least 0 and less than {size}. Unset"
+            " these variables if you set them, or start the processes again."
         )
 
 
 class EnvReader:
-    """Reads variables that an engine sets, and notes which. One that is set to nothing is not set."""
+    """Reads and validates a launcher's environment variables, and records their names.
 
-    def __init__(self, engine: str, variables: Mapping[str, str]) -> None:
-        self._engine = engine
+    A variable that is set to an empty text counts as unset.
+    """
+
+    def __init__(self, launcher: str, variables: Mapping[str, str]) -> None:
+        """Starts with no variable read.
+
+        Args:
+            launcher: Name of the launcher, for error messages.
+            variables: Environment variables of the process.
+        """
+        self._launcher = launcher
         self._variables = variables
         self._read: dict[str, None] = {}
 
     @property
     def variables_read(self) -> tuple[str, ...]:
-        """The names of the set variables that were asked for so far, in order."""
+        """Names of the variables read so far that are set, in order."""
         return tuple(self._read)
 
     def all_set(self, *names: str) -> bool:
-        """Whether the engine has set these variables: all of them, or none.
+        """Whether all of these variables are set, rather than none.
 
         Raises:
-            ClusterInfoError: Some of them are set, and others are not.
+            ClusterInfoError: Some are set and others are not.
         """
-        found = [name for name in names if self.text(name) is not None]
-        missing = [name for name in names if name not in found]
-        if found and missing:
+        present = [name for name in names if self.text(name) is not None]
+        missing = [name for name in names if name not in present]
+        if present and missing:
             raise ClusterInfoError(
-                f"{self._engine}: {_are_set(found)}, but not {' and '.join(missing)}; expected all of"
-                f" {', '.join(names)}, as this engine sets them, or none. Set what is missing, or unset"
+                f"{self._launcher}: {_are_set(present)}, but not {' and '.join(missing)}; expected all of"
+                f" {', '.join(names)}, as {self._launcher} sets them, or none. Set what is missing, or unset"
                 " the others."
             )
-        return bool(found)
+        return bool(present)
 
     def text(self, name: str) -> str | None:
-        """The text of a variable; None: it is not set."""
-        found = self._variables.get(name, "").strip()
-        if not found:
+        """Text of a variable, stripped; None if it is unset."""
+        text = self._variables.get(name, "").strip()
+        if not text:
             return None
         self._read[name] = None
-        return found
+        return text
 
     def required_text(self, name: str) -> str:
-        """The text of a variable without which the place is not whole.
+        """Text of a variable that must be set if the ones read before are.
 
         Raises:
-            ClusterInfoError: It is not set.
+            ClusterInfoError: The variable is unset.
         """
-        found = self.text(name)
-        if found is None:
+        text = self.text(name)
+        if text is None:
             self.all_set(*self._read, name)
-        return found or ""
+        return text or ""
 
     def number(self, name: str) -> int | None:
-        """The whole number, of at least 0, that a variable is set to; None: it is not set.
+        """Integer, at least 0, of a variable; None if it is unset.
 
         Raises:
-            ClusterInfoError: It is set to something else.
+            ClusterInfoError: The variable is not such an integer.
         """
-        found = self.text(name)
-        if found is None:
+        text = self.text(name)
+        if text is None:
             return None
-        if not (found.isascii() and found.isdecimal()):
+        if not (text.isascii() and text.isdecimal()):
             raise ClusterInfoError(
-                f"{self._engine}: {name} is {found!r}; expected a whole number of at least 0."
+                f"{self._launcher}: {name} is {text!r}; expected an integer of at least 0."
             )
-        return int(found)
+        return int(text)
 
     def required_number(self, name: str) -> int:
-        """The number of a variable without which the place is not whole.
+        """Integer, at least 0, of a variable that must be set if the ones read before are.
 
         Raises:
-            ClusterInfoError: It is not set, or to something else.
+            ClusterInfoError: The variable is unset, or is not such an integer.
         """
         self.required_text(name)
         return self.number(name) or 0
 
-    def required_list(self, name: str, read: Callable[[str], list[T]]) -> tuple[T, ...]:
-        """What `host_list` or `counts_per_host` reads in a variable without which the place is not whole.
+    def required_list(self, name: str, parse: Callable[[str], list[T]]) -> tuple[T, ...]:
+        """Items of a variable that must be set if the ones read before are.
+
+        Args:
+            name: Name of the variable.
+            parse: Parser of its text: `host_list` or `counts_per_host`.
 
         Raises:
-            ClusterInfoError: It is not set, or to something else.
+            ClusterInfoError: The variable is unset, or cannot be parsed.
         """
         text = self.required_text(name)
         try:
-            return tuple(read(text))
+            return tuple(parse(text))
         except ClusterInfoError as error:
-            raise ClusterInfoError(f"{self._engine}: {name}: {error}") from error
+            raise ClusterInfoError(f"{self._launcher}: {name}: {error}") from error
 
 
 def _are_set(names: list[str]) -> str:

@@ -1,4 +1,4 @@
-"""Where the state of a run lies: its places as a grid with named axes."""
+"""The device mesh of a run: its positions as a grid with named axes, as torch's `DeviceMesh` has it."""
 
 from __future__ import annotations
 
@@ -11,46 +11,45 @@ DATA, SHARD, STAGE = "data", "shard", "stage"
 
 @dataclass(frozen=True)
 class DeviceMesh:
-    """The places of a run as a grid, numbered row by row: neighbours differ along the last axis.
+    """Grid of positions with named axes, in row-major order: neighbors differ along the last axis.
 
-    Along `data`, places hold equal state; along `shard`, each holds a part of it; on both, each place is a
-    replica with a slice of its own of every global batch. Along `stage` are the parts of one replica.
+    Positions along `data` hold equal state, those along `shard` hold its shards; along both, each position is
+    a replica with its own local batch. Positions along `stage` are the pipeline stages of one replica.
 
     Attributes:
-        sizes: Places along each axis, by its name; the axis that varies slowest goes first.
+        sizes: Axis name to size; the slowest varying axis first.
     """
 
     sizes: Mapping[str, int] = field(default_factory=dict)
 
     def size(self, axis: str) -> int:
-        """Places along an axis; 1 along one that it does not have."""
+        """Size of an axis; 1 for a missing axis."""
         return self.sizes.get(axis, 1)
 
     @property
     def total_size(self) -> int:
-        """In all."""
+        """Number of positions."""
         return math.prod(self.sizes.values())
 
     @property
     def replicas(self) -> int:
-        """Into how many slices a global batch is cut."""
+        """Number of replicas, each with its own local batch."""
         return self.size(DATA) * self.size(SHARD)
 
-    def coordinates(self, place: int) -> dict[str, int]:
-        """Where a place is along each axis."""
-        found = {}
+    def coordinates(self, index: int) -> dict[str, int]:
+        """Axis name to coordinate of a position."""
+        coordinates = {}
         for axis, size in reversed(list(self.sizes.items())):
-            place, found[axis] = divmod(place, size)
-        return {axis: found[axis] for axis in self.sizes}
+            index, coordinates[axis] = divmod(index, size)
+        return {axis: coordinates[axis] for axis in self.sizes}
 
     def groups(self, axis: str) -> tuple[tuple[int, ...], ...]:
-        """The places that differ along one axis alone, together; each in the order of the axis."""
-        found: dict[tuple[tuple[str, int], ...], list[int]] = {}
-        for place in range(self.total_size):
-            others = self.coordinates(place)
+        """Groups of positions that differ along one axis only, each in the order of the axis."""
+        groups: dict[tuple[tuple[str, int], ...], list[int]] = {}
+        for index in range(self.total_size):
+            others = self.coordinates(index)
             others.pop(axis, None)
-            found.setdefault(tuple(others.items()), []).append(place)
-        own = (
-            found.values() if axis in self.sizes else ([place] for place in range(self.total_size))
-        )
-        return tuple(tuple(places) for places in own)
+            groups.setdefault(tuple(others.items()), []).append(index)
+        if axis not in self.sizes:
+            return tuple((index,) for index in range(self.total_size))
+        return tuple(map(tuple, groups.values()))

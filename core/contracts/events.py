@@ -1,4 +1,4 @@
-"""What the processes of a run, and whoever launched them, tell: one class for each kind of event."""
+"""Events of a run: one class for each kind, and their form as JSON lines."""
 
 from __future__ import annotations
 
@@ -12,16 +12,16 @@ from isotrain.core.json_format import FORMAT, json_line, with_numbers
 
 @dataclass(frozen=True, kw_only=True)
 class Event:
-    """Something that happened in a run.
+    """Event of a run.
 
     Attributes:
-        kind: What it is called where events are written.
+        kind: Name of the kind in JSON.
     """
 
     kind: ClassVar[str]
 
     def to_dict(self) -> dict[str, Any]:
-        """The event as a mapping: `event`, which is its kind, and its fields."""
+        """The event's fields, and its kind as `event`."""
         return {
             "event": self.kind,
             **{field.name: getattr(self, field.name) for field in fields(self)},
@@ -33,21 +33,21 @@ class Event:
 
 
 OnEvent = Callable[[Event], None]
-"""Is told of every event as it arrives."""
+"""Callback for every event as it arrives."""
 
 OnPlainEvent = Callable[[Mapping[str, Any]], None]
-"""A person's own function: the same, with every event as a mapping."""
+"""A user's callback for every event, as a mapping."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProcessEvent(Event):
-    """Something that a process of the run tells; its reporter fills in who, when and where.
+    """Event of one process; its reporter fills in these fields.
 
     Attributes:
-        rank: Of the process.
-        time: When it was sent, in seconds since 1970.
-        step: The step that the process is at; None before the first.
-        call: What it is doing, in a word or two.
+        rank: Rank of the process.
+        time: Seconds since 1970 when the event was sent.
+        step: Current step of the process, from 0; None before the first.
+        call: Current call of the process, such as `step` or `save checkpoint`.
     """
 
     rank: int = 0
@@ -58,10 +58,10 @@ class ProcessEvent(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Started(ProcessEvent):
-    """The process runs.
+    """The process has started.
 
     Attributes:
-        pid: Its number.
+        pid: Process ID.
     """
 
     kind = "started"
@@ -70,7 +70,7 @@ class Started(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Heartbeat(ProcessEvent):
-    """The process lives."""
+    """The process is alive."""
 
     kind = "heartbeat"
 
@@ -80,8 +80,8 @@ class Ready(ProcessEvent):
     """The process has loaded its data and built its model.
 
     Attributes:
-        plan: What `plan.json` holds, completed with what was measured; of rank 0 only.
-        samples: In its training data; None for a stream, and for who serves others.
+        plan: Content of `plan.json` with the measured values; from rank 0 only.
+        samples: Number of training samples; None for a stream, and for workers and servers.
     """
 
     kind = "ready"
@@ -91,14 +91,14 @@ class Ready(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Progress(ProcessEvent):
-    """How far the training is; of rank 0.
+    """Progress of the training, from rank 0.
 
     Attributes:
-        done: Steps taken.
-        total: Steps of the run.
-        epoch: Counted from 0.
-        loss: Of the newest step whose loss is known.
-        samples_per_s: None until known.
+        done: Number of steps done.
+        total: Number of steps of the run.
+        epoch: Index of the epoch, from 0.
+        loss: Loss of the newest step whose loss is known.
+        samples_per_s: Samples per second; None until known.
     """
 
     kind = "progress"
@@ -111,12 +111,12 @@ class Progress(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Steps(ProcessEvent):
-    """Steps that were done; of rank 0.
+    """Steps done since the last such event, from rank 0.
 
     Attributes:
-        first: The first of them, counted from 0 over the run.
-        losses: Of each step: the mean loss of its global batch.
-        learning_rates: Of each step.
+        first: Index of the first step, from 0 over the run.
+        losses: Mean loss of each step's global batch.
+        learning_rates: Learning rate of each step.
     """
 
     kind = "steps"
@@ -127,20 +127,20 @@ class Steps(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Evaluating(ProcessEvent):
-    """An evaluation begins; of rank 0."""
+    """An evaluation begins, from rank 0."""
 
     kind = "evaluating"
 
 
 @dataclass(frozen=True, kw_only=True)
 class EpochEnded(ProcessEvent):
-    """An epoch and its evaluation have ended; of rank 0.
+    """An epoch and its evaluation have ended, from rank 0.
 
     Attributes:
-        metrics: By name; the evaluation's as `validation_<name>`.
-        epoch: Counted from 0.
-        done: Steps taken.
-        loss: Mean over the epoch's samples, each as it was when it was trained on; None without steps.
+        metrics: Metric name to value; evaluation metrics are named `validation_<name>`.
+        epoch: Index of the epoch, from 0.
+        done: Number of steps done.
+        loss: Mean training loss over the epoch's samples; None without steps.
     """
 
     kind = "epoch"
@@ -152,12 +152,12 @@ class EpochEnded(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class CheckpointSaved(ProcessEvent):
-    """A checkpoint is complete; of rank 0.
+    """A checkpoint is complete, from rank 0.
 
     Attributes:
-        done: Steps taken when its state was copied.
-        location: Its folder.
-        best: Whether it is the best so far, where the spec says what that is.
+        done: Number of steps done when the state was copied.
+        location: Folder or URL of the checkpoint.
+        best: Whether it is the best so far by the spec's metric.
     """
 
     kind = "checkpoint"
@@ -168,13 +168,13 @@ class CheckpointSaved(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Resumed(ProcessEvent):
-    """The run goes on from a checkpoint; of rank 0.
+    """The run has resumed from a checkpoint, from rank 0.
 
     Attributes:
-        done: Steps taken before it.
-        location: The checkpoint's folder.
-        changes: What of spec and plan is another than in the run that saved it.
-        lost: What of its state could not be taken over.
+        done: Number of steps done in the checkpoint.
+        location: Folder or URL of the checkpoint.
+        changes: Differences of spec and plan from the run that saved it.
+        lost: State that could not be restored.
     """
 
     kind = "resumed"
@@ -186,13 +186,13 @@ class Resumed(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class WorkerLost(ProcessEvent):
-    """A worker of a parameter-server run is lost, and the run goes on without it; of rank 0.
+    """A worker of a parameter-server run is lost and the run continues without it, from rank 0.
 
     Attributes:
-        lost_rank: Of the worker.
-        lost_step: Of the slice that it had; None where it had none, or the backend does not tell.
-        reason: What was noticed of it.
-        cause: What became of it, as far as its launcher can see.
+        lost_rank: Rank of the worker.
+        lost_step: Step of the slice it was computing; None for none, or where unknown.
+        reason: How the coordinator noticed.
+        cause: How the worker process ended, as far as its launcher knows.
     """
 
     kind = "worker lost"
@@ -204,10 +204,10 @@ class WorkerLost(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Warned(ProcessEvent):
-    """The run goes on, but a person should know of something.
+    """Warning to the user; the run continues.
 
     Attributes:
-        text: What.
+        text: Text of the warning.
     """
 
     kind = "warning"
@@ -219,10 +219,10 @@ class Failed(ProcessEvent):
     """The process has raised.
 
     Attributes:
-        error: The name of the error's class.
-        message: The error in a line.
-        traceback: As Python prints it, without most frames of libraries; the log has the whole.
-        is_peer_error: Whether the error tells that another process is gone.
+        error: Class name of the error.
+        message: The error in one line.
+        traceback: Traceback without most library frames; the log has the full one.
+        is_peer_error: Whether the error only says that another process failed or left.
     """
 
     kind = "failed"
@@ -234,18 +234,18 @@ class Failed(ProcessEvent):
 
 @dataclass(frozen=True, kw_only=True)
 class Finished(ProcessEvent):
-    """The process's work is done."""
+    """The process has finished its work."""
 
     kind = "finished"
 
 
 @dataclass(frozen=True, kw_only=True)
 class Output(Event):
-    """A rank has printed something: rank 0, or another whose output was asked for.
+    """Output that a rank has printed: rank 0, or another rank requested by the user.
 
     Attributes:
-        text: What.
-        rank: Which.
+        text: Printed text.
+        rank: Rank of the process.
     """
 
     kind = "output"
@@ -255,13 +255,13 @@ class Output(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class FilePart(Event):
-    """A part of a file of the run, for who follows it from elsewhere; those of a file follow each other.
+    """Part of a file of the run directory, for runs followed from another machine; parts arrive in order.
 
     Attributes:
-        name: Of the file, in the run directory.
-        begin: Bytes of it that come before.
-        size: Of the whole file, in bytes.
-        data: The part, in base64.
+        name: File name in the run directory.
+        begin: Offset of the part in the file, in bytes.
+        size: Size of the file, in bytes.
+        data: Content of the part, in base64.
     """
 
     kind = "file"
@@ -273,11 +273,11 @@ class FilePart(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class LauncherNote(Event):
-    """The launcher does something in another way than the plan says.
+    """The launcher deviates from the plan.
 
     Attributes:
-        time: When, in seconds since 1970.
-        text: What, and why.
+        time: Seconds since 1970.
+        text: What it does instead, and why.
     """
 
     kind = "note"
@@ -287,14 +287,14 @@ class LauncherNote(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class Restarted(Event):
-    """The run has failed, and starts again.
+    """The run has failed and restarts.
 
     Attributes:
-        time: When, in seconds since 1970.
-        failure: What happened.
-        after_step: Steps that had been done by then.
-        from_step: Steps that it goes on after.
-        replicas: With how many.
+        time: Seconds since 1970.
+        failure: Description of the failure.
+        after_step: Number of steps done before the failure.
+        from_step: Number of steps done in the checkpoint it restarts from.
+        replicas: Number of replicas from now on.
     """
 
     kind = "restarted"
@@ -307,11 +307,11 @@ class Restarted(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class RunFailed(Event):
-    """The run has failed, as whoever launched it found.
+    """The run has failed, from its launcher.
 
     Attributes:
-        time: When, in seconds since 1970.
-        message: How, in words.
+        time: Seconds since 1970.
+        message: Description of the failure.
     """
 
     kind = "run failed"
@@ -321,14 +321,14 @@ class RunFailed(Event):
 
 @dataclass(frozen=True, kw_only=True)
 class CommandFailed(Event):
-    """A command with `--json` ends by an error; nothing follows.
+    """A command with `--json` has failed; the last line of its output.
 
     Attributes:
-        format: Of what the command line prints.
-        error: The name of the error's class.
-        message: The error, in words.
-        exit_code: Of the program.
-        lost_host: The host that a run has lost with all its ranks, where it has.
+        format: Version of the command line's JSON format.
+        error: Class name of the error.
+        message: Error message.
+        exit_code: Exit code of the program.
+        lost_host: Host that was lost with all its ranks; None for other errors.
     """
 
     kind = "error"
@@ -340,7 +340,7 @@ class CommandFailed(Event):
 
 
 RESULT = "result"
-"""What stands for a kind in the last line of a run that went well, whose fields are `RunResult`'s."""
+"""Kind of the last line of a successful run, whose fields are those of `RunResult`."""
 
 _KINDS: tuple[type[Event], ...] = (
     Started,
@@ -367,27 +367,24 @@ _CLASSES = {each.kind: each for each in _KINDS}
 
 
 def read_event(line: bytes) -> Event | None:
-    """Reads an event.
-
-    Args:
-        line: One line of JSON, as `to_line` writes it.
+    """Parses one line of JSON, as `to_line` writes it.
 
     Returns:
-        The event, without the fields that this version does not know; None if it does not know the kind.
+        The event, without unknown fields; None for an unknown kind.
     """
     return event_from_dict(json.loads(line))
 
 
-def event_from_dict(told: Mapping[str, Any]) -> Event | None:
-    """The same of a mapping that was read already, as `to_dict` gives it."""
-    event = _CLASSES.get(told["event"])
-    if event is None:
+def event_from_dict(values: Mapping[str, Any]) -> Event | None:
+    """Event of a mapping, as `to_dict` returns it, without unknown fields; None for an unknown kind."""
+    event_class = _CLASSES.get(values["event"])
+    if event_class is None:
         return None
-    known = {field.name: str(field.type) for field in fields(event)}
-    return event(
+    types = {field.name: str(field.type) for field in fields(event_class)}
+    return event_class(
         **{
-            name: with_numbers(value) if "float" in known[name] else value
-            for name, value in told.items()
-            if name in known
+            name: with_numbers(value) if "float" in types[name] else value
+            for name, value in values.items()
+            if name in types
         }
     )

@@ -1,4 +1,4 @@
-"""What a process of a run is given to do."""
+"""The job that a launcher gives every process of a run."""
 
 from __future__ import annotations
 
@@ -12,44 +12,44 @@ if TYPE_CHECKING:
     from isotrain.core.spec.training_spec import TrainingSpec
 
 Work = Callable[[Any], Any]
-"""Called on every process with its session; what it returns is given back to the caller."""
+"""Function that every process calls with its session; its return value goes back to the launching process."""
 
 
 class InternalWork(ABC):
-    """Work of isotrain's own that is not training, which also the ranks of an engine can be told to do.
+    """Work of isotrain other than training, in a form that ranks of a scheduler can be sent as JSON.
 
     Attributes:
-        name: Under which they know it.
+        name: Name of the work in JSON.
     """
 
     name: ClassVar[str]
 
     @abstractmethod
     def __call__(self, session: Any) -> dict[str, Any]:
-        """Does it; returns plain values, and among them the `plan` of the session."""
+        """Does the work; returns JSON values, among them the session's `plan`."""
 
     def fields(self) -> dict[str, Any]:
-        """What it is made from again, as JSON values."""
+        """Constructor arguments as JSON values."""
         return dict(vars(self))
 
     @classmethod
     def of(cls, fields: Mapping[str, Any]) -> Self:
-        """Makes it again from what `fields` gave."""
+        """Inverse of `fields`."""
         return cls(**fields)
 
 
 @dataclass(frozen=True, eq=False)
 class PluginChoice:
-    """What was asked for in one process; it travels to the processes of a run.
+    """Plugins that one process uses besides the built-in ones; sent to the processes of a run.
 
     Attributes:
-        asked: Modules and files of `--plugin`.
-        blocked: Names of plugins to leave out.
-        registered: Name to plugin, by `isotrain.register`, in order.
-        installed: What installed packages offer, once somebody has looked; None: nobody has.
+        requested: Modules and files of `--plugin`.
+        blocked: Names of plugins not to load.
+        registered: Name and plugin of each `isotrain.register` call, in order.
+        installed: Plugins of installed packages; None if not searched yet.
     """
 
-    asked: tuple[str, ...] = ()
+    requested: tuple[str, ...] = ()
     blocked: tuple[str, ...] = ()
     registered: tuple[tuple[str, object], ...] = ()
     installed: tuple[Any, ...] | None = None
@@ -57,17 +57,17 @@ class PluginChoice:
 
 @dataclass(frozen=True)
 class Job:
-    """One run's work, the same for every process.
+    """Job of a run, equal on all processes.
 
     Attributes:
-        work: What to do.
-        spec: What to train.
-        plan: How.
-        key: A secret of this run's processes.
-        plugins: Those that were asked for where the run was.
-        resume: The checkpoint to go on from: its folder or URL.
-        ignored_log_lines: Of the backend's logs; see `Adapter`.
-        interface: The network interface over which its processes talk, where they are on several hosts.
+        work: Function to call with the session.
+        spec: Training spec.
+        plan: Plan of the run.
+        key: Secret by which the run's processes authenticate each other.
+        plugins: Plugins of the launching process.
+        resume: Folder or URL of the checkpoint to resume from; None to start anew.
+        ignored_log_lines: Log lines that explain no failure; see `Adapter`.
+        interface: Network interface for communication between hosts; None for the default.
     """
 
     work: Work

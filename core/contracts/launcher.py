@@ -1,4 +1,4 @@
-"""The contract of a launcher: what starts the processes of a run."""
+"""The contract of a launcher: starts the processes of a run, here or by a scheduler such as SLURM."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class HostSlots:
-    """What one host gives.
+    """Process slots of one host of an allocation.
 
     Attributes:
-        slots: Processes that may run there.
-        host: Its name; None: the engine chooses it when the run starts.
-        devices: Accelerators there; None: nobody tells before the run starts.
+        slots: Number of processes that may run on the host.
+        host: Host name; None if the scheduler chooses the host when the run starts.
+        devices: Number of accelerators on the host; None if unknown before the run starts.
     """
 
     slots: int
@@ -36,55 +36,56 @@ class HostSlots:
 
 @dataclass(frozen=True)
 class Allocation:
-    """What all hosts give, in the order of their ranks.
+    """Hosts and process slots that a scheduler grants a run.
 
     Attributes:
-        host_slots: Of each host.
+        host_slots: Slots of each host, in the order of their ranks.
     """
 
     host_slots: tuple[HostSlots, ...]
 
     @property
     def hosts(self) -> tuple[str, ...]:
-        """Their names; empty where the engine chooses them later."""
-        return tuple(share.host for share in self.host_slots if share.host is not None)
+        """Names of the hosts; empty if the scheduler chooses them when the run starts."""
+        return tuple(each.host for each in self.host_slots if each.host is not None)
 
     @property
     def slots(self) -> int:
-        """Processes in all."""
-        return sum(share.slots for share in self.host_slots)
+        """Total number of process slots."""
+        return sum(each.slots for each in self.host_slots)
 
     @property
     def devices(self) -> int | None:
-        """Accelerators that every host has at least; None: nobody tells of one of them."""
-        told = [share.devices for share in self.host_slots]
-        known = [count for count in told if count is not None]
-        return min(known) if len(known) == len(told) else None
+        """Smallest number of accelerators on a host; None if that of any host is unknown."""
+        counts = [each.devices for each in self.host_slots]
+        known = [count for count in counts if count is not None]
+        return min(known) if len(known) == len(counts) else None
 
     @property
     def is_even(self) -> bool:
-        """Whether every host gives as many processes as the first."""
-        return all(share.slots == self.host_slots[0].slots for share in self.host_slots)
+        """Whether all hosts have the same number of process slots."""
+        return all(each.slots == self.host_slots[0].slots for each in self.host_slots)
 
 
 @dataclass(frozen=True)
 class RankCommand:
-    """What an engine starts on every rank, which finds its place there by itself.
+    """The command that a scheduler starts on every rank; each rank reads its rank from the environment.
 
     Attributes:
-        name: Of this run and of no other, as engines take it: small letters, digits, hyphens.
-        spec: The spec's file here, which other hosts need not see.
-        spec_text: What is in it.
-        options: Of `isotrain run`, but for the run directory.
-        run_directory: Where rank 0 keeps the run's files, on its own host.
-        variables: What every rank must find set, as it is here; no secret is among them.
-        key: A secret by which the processes of the run know each other.
-        follow_options: Options for a run that is followed from here while it goes on.
-        fewest_processes: With how few the run may go on; None: with no fewer than it began.
-        key_variable: The variable in which they are told the key.
-        spec_variable: The one in which they are told the spec.
-        key_file_variable: The one that names a file with it, where everybody can read variables.
-        key_file: The person's own, where processes look for one that they are not told of.
+        name: Unique name of the run that schedulers accept: lower-case letters, digits and hyphens.
+        spec: Spec file on this host; other hosts need not have it.
+        spec_text: Spec as JSON text.
+        options: Options of `isotrain run`, without the run directory.
+        run_directory: Directory of the run's files on the host of rank 0.
+        variables: Environment variables to set on every rank, none of them secret.
+        key: Secret by which the processes of the run authenticate each other.
+        follow_options: Options for runs whose events are followed from this process.
+        fewest_processes: Smallest number of processes the run may continue with; None: it needs them all.
+        key_variable: Environment variable that holds the key.
+        spec_variable: Environment variable that holds the spec.
+        key_file_variable: Environment variable with the path of a key file, for schedulers whose variables
+            other users can read.
+        key_file: Default path of the user's key file.
     """
 
     name: str
@@ -103,36 +104,41 @@ class RankCommand:
 
     @property
     def arguments(self) -> tuple[str, ...]:
-        """The program and its arguments, where hosts have this one's interpreter."""
-        where = f"env:{self.spec_variable}"
-        return self.on_host(sys.executable, where, str(self.run_directory))
+        """Program and arguments for hosts that have this host's interpreter."""
+        spec = f"env:{self.spec_variable}"
+        return self.on_host(sys.executable, spec, str(self.run_directory))
 
     def on_host(self, python: str, spec: str, run_directory: str) -> tuple[str, ...]:
-        """The same where these are elsewhere."""
+        """Program and arguments for hosts with other paths.
+
+        Args:
+            python: Path of the interpreter.
+            spec: Spec file, or `env:VARIABLE`.
+            run_directory: Directory of the run's files.
+        """
         run = (python, "-m", "isotrain", "run", spec)
         return (*run, *self.options, *self.follow_options, "--run-dir", run_directory)
 
     @property
     def secret_variables(self) -> dict[str, str]:
-        """Further variables that every rank must find set, and that stand on no command line."""
+        """Secret environment variables to set on every rank; they must not appear on a command line."""
         spec = json.dumps(json.loads(self.spec_text))
         return {self.key_variable: self.key, self.spec_variable: spec}
 
 
 @dataclass(frozen=True)
 class Submission:
-    """What is given to an engine.
+    """Commands that start a run on a scheduler.
 
     Attributes:
-        commands: Programs with their arguments, started here together; all have ended when the run has.
-            What rank 0 prints comes out of them.
-        variables: What the commands find set besides.
-        files: Texts by name, written into the run's folder before.
-        key_in_environment: Whether the commands find `ISOTRAIN_KEY` set, for engines that hand variables on
-            and show nobody what is in them.
-        stdin: What each command reads, such as a secret that must stand on no command line.
-        cleanup_commands: Commands that end what the engine has started, where ending `commands` does not,
-            or they were killed.
+        commands: Programs with arguments, started here at the same time. All end when the run ends, and they
+            print the output of rank 0.
+        variables: Additional environment variables of the commands.
+        files: Name to text of files to write into the run directory first.
+        key_in_environment: Whether the commands get `ISOTRAIN_KEY`: for schedulers that pass variables on
+            and keep them private.
+        stdin: Standard input of each command, such as a secret that must not be on a command line.
+        cleanup_commands: Commands that stop the run where stopping `commands` does not, or they were killed.
     """
 
     commands: tuple[tuple[str, ...], ...]
@@ -144,16 +150,16 @@ class Submission:
 
 
 LOCAL = "local"
-"""The launcher that is used unless another is asked for."""
+"""Name of the default launcher, which starts processes on this machine."""
 
 
 @dataclass(frozen=True)
 class LauncherChoice:
-    """A launcher, as it was asked for.
+    """Requested launcher.
 
     Attributes:
-        name: The name it is registered under.
-        options: The keyword arguments that it is made with.
+        name: Name under which it is registered.
+        options: Keyword arguments of its constructor.
     """
 
     name: str = LOCAL
@@ -161,10 +167,12 @@ class LauncherChoice:
 
 
 class Launcher(ABC):
-    """Starts a run's processes, watches them, and brings back what they returned.
+    """Starts a run's processes, monitors them and returns their results.
+
+    Its options are the keyword arguments of its constructor.
 
     Attributes:
-        name: The name it is registered under.
+        name: Name under which it is registered.
         summary: One line for listings.
     """
 
@@ -172,40 +180,39 @@ class Launcher(ABC):
     summary: ClassVar[str]
 
     def availability(self) -> Availability:
-        """Looks whether it can start runs from here, starting nothing; plans are made also where not."""
+        """Whether it can start runs from this machine; starts nothing. Plans can be made even if not."""
         return Availability(True)
 
     def allocation(self) -> Allocation | None:
-        """What there is to run on; None: this machine, and as many processes as are asked for.
+        """Hosts and process slots for the run; None: this machine, with any number of processes.
 
         Raises:
-            PlanError: The options contradict each other or what there is.
+            PlanError: The options contradict each other or the allocation.
         """
         return None
 
     def refuses(self, adapter: Adapter, processes: int) -> str | None:
-        """Why it does not start runs of a backend; None: it does.
+        """Why it cannot start runs of a backend; None: it can.
 
-        A launcher that has an engine start the same command on every rank gives
-        `adapter.why_not_externally_started()` where there are several: a rank that is alone starts what its
-        backend has by itself.
+        Launchers that start the same command on every rank return `adapter.why_not_externally_started()` for
+        more than one process.
 
         Args:
-            adapter: Of the backend.
-            processes: As many as its allocation has slots; 1 where it has no allocation.
+            adapter: Adapter of the backend.
+            processes: Process slots of the allocation; 1 without an allocation.
         """
         return None
 
     def without(self, host: str) -> Mapping[str, Any]:
-        """The options that change, for a start on the other hosts alone.
+        """Changed options for a restart that excludes a host.
 
         Args:
-            host: One that was lost, as it calls itself.
+            host: Name of the lost host, as it calls itself.
 
         Raises:
-            PlanError: It cannot be left out.
+            PlanError: The launcher cannot exclude it.
         """
-        raise PlanError(f"launcher {self.name!r} cannot leave out a host that was lost: {host}.")
+        raise PlanError(f"launcher {self.name!r} cannot exclude a lost host: {host}.")
 
     @abstractmethod
     def launch(
@@ -216,18 +223,17 @@ class Launcher(ABC):
         on_event: OnEvent,
         first_port: int | None = None,
     ) -> list[Any]:
-        """Runs a job; none of its processes is left when this returns or raises.
+        """Runs a job to its end; none of its processes is alive when this returns or raises.
 
         Args:
-            job: What every process does; `job.plan.processes` says how many there are.
-            directory: Where the run keeps its files.
-            on_event: Called here with every event, as it arrives; what of it is kept is not the
-                launcher's business.
-            first_port: Use this port and those after it; None: any free ones.
+            job: Work of every process; `job.plan.processes` lists the processes.
+            directory: Run directory.
+            on_event: Callback for every event as it arrives, called in this process.
+            first_port: First of consecutive ports to use; None: any free ports.
 
         Returns:
-            What the job's function returned, by rank, of the processes with a session.
+            Return values of `job.work` on the processes with a session, by rank.
 
         Raises:
-            RunFailedError: A process died, raised, or fell silent.
+            RunFailedError: A process died, raised, or sent no heartbeat in time.
         """

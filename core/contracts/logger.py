@@ -1,4 +1,4 @@
-"""The contract of a logger: writes down somewhere how a run goes."""
+"""The contract of a logger: records the metrics of a run, such as in TensorBoard or MLflow."""
 
 from __future__ import annotations
 
@@ -10,16 +10,15 @@ from isotrain.core.contracts.capabilities import Availability
 
 
 class Logger:
-    """Writes down how one run goes; every method does nothing unless overridden.
+    """Records steps, epochs and the outcome of one run; every method does nothing by default.
 
-    A logger lives in the process that launched the run, on a thread of its own, so that it can hold up
-    neither the training nor the watch over it. An exception that it raises is warned about, and the
-    run goes on without it; so are steps and epochs that it is not told of because too many wait for it
-    already. Its options are the keyword arguments of its constructor. It imports what
-    it writes with in `started`, not when it is imported itself.
+    A logger runs in the launching process, on its own thread, so that it delays neither training nor
+    supervision. If it raises, isotrain warns and the run continues without it; if it is too slow, isotrain
+    drops steps and epochs and warns. Its options are the keyword arguments of its constructor. It imports
+    its library in `started`, not at import time.
 
     Attributes:
-        name: The name it is registered under.
+        name: Name under which it is registered.
         summary: One line for listings.
     """
 
@@ -28,42 +27,42 @@ class Logger:
 
     @classmethod
     def availability(cls) -> Availability:
-        """Looks whether the packages it needs are installed, importing none of them."""
+        """Whether the packages it needs are installed; imports none of them."""
         return Availability(True)
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
-        """Called first: the processes are ready, or the run failed before they were.
+        """Called first, when the processes are ready or the run failed before.
 
         Args:
-            plan: What `plan.json` holds.
-            run_directory: Where the run keeps its files.
+            plan: Content of `plan.json`.
+            run_directory: Run directory.
         """
 
     def resumed(self, step: int) -> None:
-        """Called after `started`, where the run goes on after so many steps: later ones come again."""
+        """Called after `started` when the run resumes after `step` steps: later steps are repeated."""
 
     def steps_done(
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
     ) -> None:
-        """Called while the training goes on, with the steps since the last call: every 500, or two seconds.
+        """Called during training with the steps since the last call: every 500 steps, or two seconds.
 
         Args:
-            first_step: The first of these steps, counted from 0 over the run.
-            losses: Of each step: the mean loss of its global batch.
-            learning_rates: Of each step.
+            first_step: Index of the first of these steps, from 0 over the run.
+            losses: Mean loss of each step's global batch.
+            learning_rates: Learning rate of each step.
         """
 
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """Called when an epoch has ended, after its steps.
 
         Args:
-            epoch: Counted from 0.
-            step: Steps done so far.
-            metrics: The epoch's means; those of the evaluation are under `validation_*`.
+            epoch: Index of the epoch, from 0.
+            step: Number of steps done.
+            metrics: Metric name to mean over the epoch; evaluation metrics are named `validation_*`.
         """
 
     def failed(self, message: str) -> None:
         """Called last, when the run ended early, also by Ctrl-C."""
 
     def finished(self, result: Mapping[str, Any] | None) -> None:
-        """Called last, when the run went well; `result` is what `result.json` holds, if there is one."""
+        """Called last, when the run succeeded; `result` is the content of `result.json`, if there is one."""

@@ -1,4 +1,4 @@
-"""The contract of a parallel layout: how the state of a run lies over its processes."""
+"""The contract of a parallel layout: how weights and optimizer state are laid out over processes."""
 
 from __future__ import annotations
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class ProcessRole:
-    """What one process of a run is there for.
+    """Role of one process in a run.
 
     Attributes:
-        replicas: That live in it.
-        role: What it does.
+        replicas: Indices of the replicas in the process.
+        role: Role of the process; see `Role`.
     """
 
     replicas: tuple[int, ...]
@@ -33,14 +33,14 @@ class ProcessRole:
 
 
 class ParallelLayout(ABC):
-    """Lays out the processes of a run, and opens the group of each.
+    """Assigns roles and a device mesh to the processes of a run, and opens the replica group of each.
 
-    A strategy has one; where it depends on options, the strategy's constructor makes it. It is the same on
-    every process, and knows no backend: what it asks of one goes through the adapter.
+    Every strategy has one, made by the strategy's constructor if it depends on options. It is equal on all
+    processes, and reaches the backend through the adapter only.
 
     Attributes:
-        name: Under which backends declare what their groups of it can do.
-        extra_ports: Ports that its processes need besides one for each.
+        name: Name under which backends declare their capabilities for it.
+        extra_ports: Number of ports that the run needs besides one per process.
     """
 
     name: ClassVar[str]
@@ -48,46 +48,51 @@ class ParallelLayout(ABC):
 
     @property
     def message_prefix(self) -> str:
-        """How texts begin that are about groups of it."""
+        """Beginning of messages about what groups of this layout lack."""
         return f"in {self.name} runs "
 
     def for_replicas(self, replicas: int) -> ParallelLayout:
-        """The parallel layout of a run of so many: a single replica may need no other."""
+        """Parallel layout for a number of replicas; a single replica may need a simpler one."""
         return self
 
     @abstractmethod
     def device_mesh(self, replicas: int) -> DeviceMesh:
-        """The places of a run of so many replicas.
+        """Device mesh of a run with this number of replicas.
 
         Raises:
-            PlanError: So many do not fit.
+            PlanError: The layout does not support this number.
         """
 
     def device_mesh_on_hosts(self, replicas: int, hosts: Sequence[Sequence[int]]) -> DeviceMesh:
-        """The places of a run whose hosts are known; by default those of any hosts.
+        """Device mesh of a run whose hosts are known; by default the same for all hosts.
 
         Args:
-            replicas: In all.
-            hosts: The replicas of each.
+            replicas: Number of replicas in the run.
+            hosts: Replica indices of each host.
 
         Raises:
-            PlanError: They do not fit.
+            PlanError: The layout does not support these hosts.
         """
         return self.device_mesh(replicas)
 
     def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
-        """What each process is there for, by rank: by default to hold as many replicas as the backend says.
+        """Role of each process, by rank; by default processes with one replica each, or all in one.
 
         Raises:
-            UnsupportedError: The backend has no such processes.
+            UnsupportedError: The backend does not support the roles.
         """
-        everyone = tuple(range(replicas))
+        indices = tuple(range(replicas))
         if adapter.replicas_per_process == "all":
-            return (ProcessRole(everyone),)
-        return tuple(ProcessRole((replica,)) for replica in everyone)
+            return (ProcessRole(indices),)
+        return tuple(ProcessRole((replica,)) for replica in indices)
 
     def collective(self, adapter: Adapter, resolved: str) -> str:
-        """What several replicas exchange with, where the backend has resolved a collective."""
+        """Name of the collective or transport that replicas communicate by.
+
+        Args:
+            adapter: Adapter of the backend.
+            resolved: Collective that the backend resolved.
+        """
         return resolved
 
     def open(
@@ -98,14 +103,14 @@ class ParallelLayout(ABC):
         context: ProcessContext,
         server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
-        """Joins the run; called once by every process that has a session.
+        """Opens the replica group of this process. Collective: called once by every process with a session.
 
         Args:
-            adapter: Of the backend.
-            spec: What to train.
-            backend_config: What the plan resolved.
-            context: This process's place.
-            server_connection: What it is told besides; None in a session that nobody launched.
+            adapter: Adapter of the backend.
+            spec: Training spec.
+            backend_config: Backend settings that the plan resolved.
+            context: Rank and peers of this process.
+            server_connection: Key and timeouts of a parameter-server run; None in a session without launcher.
         """
         return adapter.start(spec, backend_config, context)
 
@@ -116,20 +121,24 @@ class ParallelLayout(ABC):
         backend_config: BackendConfig,
         server_connection: ServerConnection,
     ) -> None:
-        """Does what a process without a session does; returns when those with one are through."""
+        """Runs a process without a session, such as a parameter server, until the coordinator has left.
+
+        Raises:
+            UnsupportedError: The layout has no such processes.
+        """
         raise UnsupportedError(
             f"parallel layout {self.name!r} has no process of role {server_connection.context.role!r}."
         )
 
 
 class ReplicatedLayout(ParallelLayout):
-    """Every replica holds the weights, and steps."""
+    """Data parallelism: every replica holds all weights and optimizer state."""
 
     name = "replicated"
     message_prefix = ""
 
     def device_mesh(self, replicas: int) -> DeviceMesh:
-        """All of them along the data axis."""
+        """One-dimensional mesh along the data axis."""
         return DeviceMesh({DATA: replicas})
 
 

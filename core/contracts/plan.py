@@ -1,4 +1,4 @@
-"""A run, resolved: what a plan holds, what adapters are told of it, and what differs between two."""
+"""The plan of a run: the resolved settings, its backend part, and the differences between two plans."""
 
 from __future__ import annotations
 
@@ -15,15 +15,14 @@ from isotrain.core.pipeline.pipeline_plan import PipelinePlan
 
 @dataclass(frozen=True)
 class StartMethod:
-    """How the processes of a run come to be.
+    """How the processes of a run start: forked from a fork server, or as fresh interpreters.
 
-    They are forked from one process that has imported the framework and run nothing of it, or each
-    of them starts by itself. Forking is safe only after imports that start no runtime, open no
-    device and leave no thread that matters: threads do not survive it.
+    A fork server has imported the framework and run nothing of it. Forking is safe only after imports that
+    start no runtime, open no device and leave no thread that matters: threads do not survive a fork.
 
     Attributes:
-        imports: What that process imports, in this order.
-        why_fresh: Why there is no such process; None where there is.
+        imports: Modules that the fork server imports, in order.
+        why_fresh: Why processes start as fresh interpreters; None if they are forked.
     """
 
     imports: tuple[str, ...] = ()
@@ -31,25 +30,25 @@ class StartMethod:
 
     @property
     def way(self) -> Literal["forked", "fresh"]:
-        """How, in a word."""
+        """Start method in one word."""
         return "forked" if self.why_fresh is None else "fresh"
 
 
 DeviceKind = Literal["cpu", "gpu"]
 Hosts = tuple[tuple[int, ...], ...]
-"""The replicas of each host."""
+"""Replica indices of each host."""
 
 
 @dataclass(frozen=True)
 class BackendConfig:
-    """What the plan resolved for every process of a run.
+    """Backend settings that the plan resolved, equal on all processes.
 
     Attributes:
-        collective: The collective that will be used; `none` with one replica.
-        device: `cpu` or `gpu`.
+        collective: Name of the collective; `none` with one replica.
+        device: Kind of device.
         threads: Compute threads per replica.
         options: The spec's options for this backend, checked.
-        timeout: Seconds after which a collective that makes no progress is an error.
+        timeout: Seconds without progress after which a collective fails.
     """
 
     collective: str
@@ -61,7 +60,7 @@ class BackendConfig:
 
 @dataclass(frozen=True)
 class ProcessPlan:
-    """One process of the run, and the replicas that live in it."""
+    """Planned process of a run: rank, host, local rank, replica indices and role."""
 
     rank: int
     host: str
@@ -71,54 +70,55 @@ class ProcessPlan:
 
     @property
     def has_session(self) -> bool:
-        """Whether it runs the loop; the others serve one that does."""
+        """Whether the process runs the training loop; workers and servers do not."""
         return runs_the_loop(self.role)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """A run, resolved.
+    """Resolved settings of a run.
 
     Attributes:
-        run: The spec's name.
-        backend: Its registered name.
-        framework: The framework under it.
-        collective: What replicas will really exchange with; `none` for one replica.
-        requested_collective: The collective that was asked for; None: whichever the backend takes.
-        strategy: The strategy's name.
-        strategy_options: Its options.
-        launcher: What starts the processes.
-        launcher_options: Its options; None: an engine has started the processes, and they join.
-        device: `cpu` or `gpu`.
-        replicas: Of the model, in all.
+        run: Name of the run, from the spec.
+        backend: Name of the backend.
+        framework: Framework of the backend.
+        collective: Collective that replicas communicate by; `none` for one replica.
+        requested_collective: Collective requested by the user; None for the backend's default.
+        strategy: Name of the strategy.
+        strategy_options: Options of the strategy.
+        launcher: Name of the launcher.
+        launcher_options: Options of the launcher; None if the processes were started from outside.
+        device: Kind of device.
+        replicas: Number of replicas.
         threads: Compute threads per replica.
-        processes: Who runs where.
-        start_method: How they come to be.
-        environment_variables: Set for every process before it starts.
-        precision: The spec's.
-        global_batch_size: Samples of one step over all replicas.
-        local_batch_sizes: Each replica's share of a full global batch, in samples.
-        gradient_accumulation_steps: Micro-batches that each share is cut into.
-        scaling: The rule, and the factor it puts on the spec's learning rate.
-        optimizer: Its name; `custom`: one of the spec's own.
-        learning_rate: After scaling, at the end of any warm-up.
-        timeouts: Seconds: silence, start, progress.
+        processes: Processes by rank.
+        start_method: How the processes start.
+        environment_variables: Environment variables set for every process before it starts.
+        precision: Precision of the spec.
+        global_batch_size: Samples per step over all replicas.
+        local_batch_sizes: Samples per step of each replica, for a full global batch.
+        gradient_accumulation_steps: Micro-batches per local batch.
+        scaling: Scaling rule, with its factor on the spec's learning rate.
+        optimizer: Name of the optimizer; `custom` for your own.
+        learning_rate: Learning rate after scaling and warm-up.
+        timeouts: Timeouts in seconds: silence, start, progress.
         options: The spec's options for this backend.
-        notes: What the backend honours in its own way.
-        loggers: Names of those that write down how the run goes.
-        parallel_layout: The name of how state lies over the processes.
-        device_mesh: Its places, by axis.
-        extra_ports: Ports that the processes need besides one for each.
-        samples: In the training data; None until they were counted.
-        steps_per_epoch: None until the samples were counted.
-        total_steps: Of the run; None until known.
-        parameters: Trainable numbers in the model; None until it was built.
-        weight_shapes: Of the trainable weights, in order; None until it was built. Not in `to_dict`.
-        gradient_bytes: Their size; None until it was built.
-        exchanged_bytes_per_step: Sent by each replica in one step, or by each of its stages, on average; None
+        notes: What the backend does differently from what the spec says.
+        loggers: Names of the loggers.
+        parallel_layout: Name of the parallel layout.
+        device_mesh: Device mesh of the replicas and stages.
+        extra_ports: Number of ports needed besides one per process.
+        samples: Number of training samples; None until counted.
+        steps_per_epoch: Steps per epoch; None until the samples are counted.
+        total_steps: Steps of the run; None until known.
+        parameters: Number of trainable parameters; None until the model is built.
+        weight_shapes: Shapes of the trainable weights, in order; None until the model is built. Not in
+            `to_dict`.
+        gradient_bytes: Bytes of all gradients; None until the model is built.
+        exchanged_bytes_per_step: Bytes sent per step by each replica, or each of its stages, on average; None
             until known.
-        state_bytes: What the model's state takes on the replica that has most of it; None until it was built.
-        stages: How the model's layers lie in them and take turns; None without stages, or until it was built.
+        state_bytes: State on the replica that holds most of it; None until the model is built.
+        stages: Pipeline stages and schedule; None without stages, or until the model is built.
     """
 
     run: str
@@ -161,7 +161,7 @@ class Plan:
     stages: PipelinePlan | None = None
 
     def __repr__(self) -> str:
-        """In a line; `isotrain plan` and `to_dict` show all of it."""
+        """Summary in one line; `isotrain plan` and `to_dict` show everything."""
         collective = "" if self.collective == "none" else f":{self.collective}"
         plural = "" if self.replicas == 1 else "s"
         where = f"{self.backend}{collective}, {self.replicas} replica{plural}"
@@ -169,7 +169,7 @@ class Plan:
 
     @property
     def backend_config(self) -> BackendConfig:
-        """What adapters are told about it."""
+        """The settings that adapters receive."""
         return BackendConfig(
             collective=self.collective,
             device=self.device,
@@ -180,17 +180,17 @@ class Plan:
 
     @property
     def hosts(self) -> Hosts:
-        """The replicas of each host."""
+        """Replica indices of each host."""
         return replicas_by_host(self.processes)
 
     @property
     def uses_parameter_server(self) -> bool:
-        """Whether rank 0 is a coordinator, and the others work for it."""
+        """Whether this is a parameter-server run, with a coordinator as rank 0."""
         return self.processes[0].role == "coordinator"
 
     @property
     def ports(self) -> int:
-        """One for each process, and those where they meet besides."""
+        """Number of ports that the run needs: one per process, and the extra ports."""
         return len(self.processes) + self.extra_ports
 
     def to_dict(self) -> dict[str, Any]:
@@ -212,63 +212,64 @@ class Plan:
 
 
 def replicas_by_host(processes: Sequence[ProcessPlan]) -> Hosts:
-    """The replicas of each host, of hosts that have some; in the order of their first processes."""
-    found: dict[str, set[int]] = {}
+    """Replica indices of each host that has replicas, in the order of the hosts' first processes."""
+    by_host: dict[str, set[int]] = {}
     for process in processes:
-        found.setdefault(process.host, set()).update(process.replicas)
-    return tuple(tuple(sorted(replicas)) for replicas in found.values() if replicas)
+        by_host.setdefault(process.host, set()).update(process.replicas)
+    return tuple(tuple(sorted(replicas)) for replicas in by_host.values() if replicas)
 
 
-def hosts_of_size(whose: str, replicas: int, size: int) -> Hosts:
-    """Takes so many consecutive replicas for a host.
+def hosts_of_size(owner: str, replicas: int, size: int) -> Hosts:
+    """Replica indices of hosts with an equal number of consecutive replicas each.
 
     Args:
-        whose: The option `host_size`, for the error.
-        replicas: In all.
-        size: Of each host.
+        owner: Owner of the option `host_size` for the error message, such as `strategy NAME`.
+        replicas: Number of replicas in the run.
+        size: Replicas per host.
 
     Raises:
-        PlanError: It divides not the number of replicas.
+        PlanError: `size` does not divide the number of replicas.
     """
     if replicas % size:
         raise PlanError(
-            f"{whose}: host_size: expected a divisor of the {replicas} replicas, got {size}."
+            f"{owner}: host_size: expected a divisor of the {replicas} replicas, got {size}."
         )
     return tuple(tuple(range(first, first + size)) for first in range(0, replicas, size))
 
 
 def split_backend(text: str) -> tuple[str, str | None]:
-    """Splits `NAME:COLLECTIVE`; the collective may be left out."""
+    """Splits `NAME:COLLECTIVE`, or `NAME` without a collective."""
     name, _, collective = text.partition(":")
     return name, collective or None
 
 
 def backend_label(name: str, collective: str | None) -> str:
-    """What `split_backend` has split."""
+    """Inverse of `split_backend`."""
     return name if collective is None else f"{name}:{collective}"
 
 
 def differences(first: Plan, second: Plan) -> list[tuple[str, Any, Any]]:
-    """The fields in which two plans differ: name, the first's value, the second's; not in what was timed."""
-    one, two = (replace(plan, stages=None).to_dict() for plan in (first, second))
-    return plain_differences(one, two)
+    """Fields in which two plans differ: name, first value, second value. Measured stage times are ignored."""
+    return plain_differences(
+        replace(first, stages=None).to_dict(), replace(second, stages=None).to_dict()
+    )
 
 
 def plain_differences(
     first: Mapping[str, Any], second: Mapping[str, Any]
 ) -> list[tuple[str, Any, Any]]:
-    """As `differences`, of plans as plain values."""
-    one, two = flat(first), flat(second)
+    """Fields in which two plans as JSON values differ: dotted name, first value, second value."""
+    one, two = flatten(first), flatten(second)
     keys = [*one, *(key for key in two if key not in one)]
     return [(key, one.get(key), two.get(key)) for key in keys if one.get(key) != two.get(key)]
 
 
-def flat(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
-    """Turns nested mappings into one level with dotted names."""
+def flatten(fields: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+    """Flattens nested mappings into one with dotted names."""
     result: dict[str, Any] = {}
     for key, value in fields.items():
         if isinstance(value, Mapping):
-            result |= flat(value, f"{prefix}{key}.")
+            result |= flatten(value, f"{prefix}{key}.")
         else:
             result[prefix + key] = value
     return result

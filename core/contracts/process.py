@@ -1,4 +1,4 @@
-"""Who a process is within its run: a pure function of the variables its launcher set."""
+"""Rank, role and peers of a process, a pure function of the variables that its launcher set."""
 
 from __future__ import annotations
 
@@ -17,39 +17,39 @@ if TYPE_CHECKING:
 VARIABLE = "ISOTRAIN_PROCESS"
 LOCALHOST = "127.0.0.1"
 Role = Literal["replica", "coordinator", "worker", "server"]
-"""`replica`: holds replicas that step. In a parameter-server run: `coordinator` has the optimizer; `worker`,
+"""`replica`: holds replicas. In a parameter-server run: `coordinator`, which runs the loop; `worker`,
 which computes gradients; `server`, which holds parameters where the framework has such processes."""
 Address = tuple[str, int]
 """Host and port."""
 
 
 def runs_the_loop(role: Role) -> bool:
-    """Whether a process of this role has a session; workers and servers serve one that does."""
+    """Whether processes of this role run the training loop; workers and servers do not."""
     return role in ("replica", "coordinator")
 
 
 def rank_of(worker: int) -> int:
-    """Rank of a worker of a parameter-server run. Rank 0 is the coordinator; worker k has rank k + 1."""
+    """Rank of a worker of a parameter-server run: worker k has rank k + 1, the coordinator rank 0."""
     return worker + 1
 
 
 def worker_of(rank: int) -> int:
-    """The worker that a process of this rank is, in a parameter-server run."""
+    """Index of the worker with this rank; inverse of `rank_of`."""
     return rank - 1
 
 
 @dataclass(frozen=True)
 class Peer:
-    """One process of a run, as all of them know it.
+    """One process of a run, as all processes see it.
 
     Attributes:
-        rank: Among all, from 0.
-        host: The name of its machine.
-        address: Of its machine, as the others reach it.
-        port: Kept for it there: for the backend's own server.
-        local_rank: Among the processes of its host.
-        replicas: Indices of those that live in it.
-        role: What it does; see `Role`.
+        rank: Rank in the run, from 0.
+        host: Host name.
+        address: Address of the host, as other hosts reach it.
+        port: Port on the host reserved for the process, for the backend to listen on.
+        local_rank: Rank among the processes of the host, from 0.
+        replicas: Indices of the replicas in the process.
+        role: Role of the process; see `Role`.
     """
 
     rank: int
@@ -63,17 +63,15 @@ class Peer:
 
 @dataclass(frozen=True)
 class ProcessContext:
-    """One process's place in the run.
+    """Rank, peers and device mesh of one process of a run.
 
     Attributes:
-        rank: Of this process.
-        replicas: Replicas in the whole run.
-        run_directory: Where this process keeps the run's files: on another machine than rank 0's perhaps in
-            a folder of its own.
-        peers: All processes of the run, in the order of their ranks.
-        extra_addresses: Where rank 0 lets the others in besides, as the parallel layout asked.
-        device_mesh: The places of the run. Where every process holds one of them, this one holds that of
-            its rank.
+        rank: Rank of this process.
+        replicas: Number of replicas in the run.
+        run_directory: Directory for this process's files of the run; may differ from rank 0's on other hosts.
+        peers: All processes of the run, by rank.
+        extra_addresses: Further addresses of rank 0, one for each extra port of the parallel layout.
+        device_mesh: Device mesh of the run. Where each process holds one position, its rank is the index.
     """
 
     rank: int
@@ -85,59 +83,59 @@ class ProcessContext:
 
     @functools.cached_property
     def local_peer(self) -> Peer:
-        """This process, as the others know it."""
+        """This process, as its peers see it."""
         return next(peer for peer in self.peers if peer.rank == self.rank)
 
     @property
     def rendezvous(self) -> Address:
-        """Where the processes meet, in whatever the backend opens for that: rank 0's own port."""
+        """Rendezvous address for the backend's process group: host and port of rank 0."""
         return self.peers[0].address, self.peers[0].port
 
     @property
     def world_size(self) -> int:
-        """Processes in the run."""
+        """Number of processes in the run."""
         return len(self.peers)
 
     @property
     def local_rank(self) -> int:
-        """Of this process on its host."""
+        """Rank among the processes of this host."""
         return self.local_peer.local_rank
 
     @property
     def local_world_size(self) -> int:
-        """Processes on this host."""
+        """Number of processes on this host."""
         return sum(peer.host == self.local_peer.host for peer in self.peers)
 
     @property
     def local_replicas(self) -> tuple[int, ...]:
-        """Indices of the replicas that live in this process."""
+        """Indices of the replicas in this process."""
         return self.local_peer.replicas
 
     @property
     def role(self) -> Role:
-        """What it does; see `Role`."""
+        """Role of this process; see `Role`."""
         return self.local_peer.role
 
     @property
     def has_session(self) -> bool:
-        """Whether it runs the loop; workers and servers of a parameter-server run do not."""
+        """Whether this process runs the training loop; workers and servers do not."""
         return runs_the_loop(self.role)
 
     def to_variables(self) -> dict[str, str]:
-        """The environment variables from which `from_variables` makes this context again."""
+        """Environment variables that `from_variables` reads."""
         return {VARIABLE: json.dumps(asdict(self))}
 
 
 @dataclass(frozen=True)
 class ServerConnection:
-    """How one process finds the others, where its backend does not see to that: in a parameter-server run.
+    """Address, key and timeouts by which a process joins a parameter-server run.
 
     Attributes:
-        context: Its place.
-        key: Known to this run's processes alone; whoever connects must prove that it has it.
-        start_timeout: Seconds that the workers may take to be ready, once the coordinator is.
-        answer_timeout: Seconds after which a worker without an answer counts as lost.
-        reporter: Tells the launcher.
+        context: Rank and peers of this process.
+        key: Secret of this run's processes, which every connection must prove to know.
+        start_timeout: Seconds that workers may take to become ready after the coordinator.
+        answer_timeout: Seconds without an answer after which a worker counts as lost.
+        reporter: Reporter to the launcher.
     """
 
     context: ProcessContext
@@ -154,27 +152,27 @@ class ServerConnection:
         timeouts: Mapping[str, float],
         reporter: Reporter,
     ) -> ServerConnection:
-        """With limits that are over before the launcher's own, which would end the run."""
+        """Connection settings with half of the launcher's timeouts, to expire before these end the run."""
         return cls(context, key, timeouts["start"] / 2, timeouts["progress"] / 2, reporter)
 
     @property
     def server_address(self) -> Address:
-        """Where the coordinator lets the others in."""
+        """Host and port that the coordinator listens on."""
         return self.context.extra_addresses[0]
 
     @property
     def replica(self) -> int:
-        """The replica of a worker, or 0."""
+        """Replica index of a worker; 0 for other roles."""
         return self.context.local_replicas[0] if self.context.local_replicas else 0
 
     def single_replica_context(self) -> ProcessContext:
-        """The context of a group with one replica: no process group, no port."""
-        own = replace(self.context.local_peer, local_rank=self.replica, replicas=(self.replica,))
-        return replace(self.context, replicas=1, peers=(own,), device_mesh=DeviceMesh({DATA: 1}))
+        """Context for a group with one replica, without process group and port."""
+        peer = replace(self.context.local_peer, local_rank=self.replica, replicas=(self.replica,))
+        return replace(self.context, replicas=1, peers=(peer,), device_mesh=DeviceMesh({DATA: 1}))
 
 
 def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
-    """Reads the context that isotrain's own launcher set; None outside of such a process."""
+    """Process context that isotrain's launcher set; None in a process started by anything else."""
     text = variables.get(VARIABLE)
     if text is None:
         return None
@@ -192,5 +190,5 @@ def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
 
 
 def peer_of(fields: Mapping[str, Any]) -> Peer:
-    """Makes a peer of its fields, as JSON has them."""
+    """Peer of its fields as JSON values."""
     return Peer(**{**fields, "replicas": tuple(fields["replicas"])})

@@ -1,4 +1,4 @@
-"""One replica as a computation of a strategy sees it: state, tensor functions, collectives."""
+"""The contract of a replica inside a strategy's computation: state, tensor functions, collectives."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ from typing import Any, Literal, Protocol
 from isotrain.core.errors import UnsupportedError
 
 Tensor = Any
-"""A tensor of the backend's framework; it has the arithmetic operators, `@`, `shape` and `dtype`."""
+"""A tensor of the backend's framework, with the arithmetic operators, `@`, `shape` and `dtype`."""
 
 ReduceOp = Literal["sum", "mean", "max"]
 StatePart = Literal["trainable", "statistics", "momenta"]
 Subgroups = Sequence[Sequence[int]]
-"""Disjoint sets of replicas, by index; each sorted. A replica may be in none of them."""
+"""Disjoint groups of replica indices, each sorted. A replica may be in none."""
 
 Computation = Callable[..., Any]
-"""`computation(replica, *own)`: gets a `Replica` and its own part of each value; gives a tensor, a list
-or tuple of such results, or None."""
+"""Function `computation(replica, *entries)` of a `Replica` and that replica's entry of each value; returns a
+tensor, a list or tuple of such results, or None."""
 
 
 class TensorFunctions(Protocol):
-    """The functions on tensors that strategies may use: so many of those of `keras.ops`."""
+    """The tensor functions that strategies may use: a subset of `keras.ops`, with its signatures."""
 
     def abs(self, x: Tensor) -> Tensor:
-        """Elementwise."""
+        """Elementwise absolute value, any shape."""
 
     def cast(self, x: Tensor, dtype: Any) -> Tensor:
-        """To a type by name, or to that of another tensor."""
+        """Copy in another dtype, given by name or as another tensor's `dtype`."""
 
     def concatenate(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Joins tensors along an axis."""
+        """Concatenation of tensors along an axis; their other axes have equal lengths."""
 
     def maximum(self, x1: Tensor, x2: Tensor) -> Tensor:
-        """The larger one, elementwise."""
+        """Elementwise maximum of two tensors of one shape."""
 
     def qr(self, x: Tensor) -> tuple[Tensor, Tensor]:
-        """The reduced QR decomposition of a matrix."""
+        """Reduced QR decomposition of a matrix: shapes `[m, n]` to `[m, k]` and `[k, n]`, `k = min(m, n)`."""
 
     def reshape(self, x: Tensor, newshape: Sequence[int]) -> Tensor:
-        """The same elements in another shape."""
+        """The same elements in row-major order in another shape."""
 
     def split(self, x: Tensor, indices_or_sections: Sequence[int], axis: int = 0) -> list[Tensor]:
-        """Cuts a tensor at these places."""
+        """Parts of a tensor, cut along an axis at the given indices."""
 
     def take(self, x: Tensor, indices: Tensor) -> Tensor:
-        """The elements of a vector at these places."""
+        """Elements of a vector at integer indices."""
 
     def top_k(self, x: Tensor, k: int, sorted: bool = True) -> tuple[Tensor, Tensor]:
-        """The largest k elements of a vector, and their places."""
+        """The k largest elements of a vector and their int32 indices, each of shape `[k]`."""
 
     def transpose(self, x: Tensor) -> Tensor:
-        """A matrix with rows and columns exchanged."""
+        """Transpose of a matrix: shape `[m, n]` to `[n, m]`."""
 
     def zeros(self, shape: Sequence[int], dtype: Any) -> Tensor:
-        """Zeros of a shape and type."""
+        """Zeros of a shape and dtype."""
 
     def zeros_like(self, x: Tensor) -> Tensor:
-        """Zeros of the same shape and type."""
+        """Zeros of another tensor's shape and dtype."""
 
 
 class Replica(ABC):
-    """What `ReplicaGroup.compute` gives a computation.
+    """One replica, as `ReplicaGroup.compute` passes it to a computation.
 
-    Every collective is called by all replicas of the run, in the same order and with equal shapes; inside
-    parts, groups of sharded runs take other shapes in each part.
+    All replicas of the run call every collective in the same order and with equal shapes and dtypes; in
+    sharded runs, shapes may differ between the subgroups of a collective.
 
     Attributes:
-        index: Of this replica in the run.
-        replicas: In the run.
-        ops: The framework's functions on tensors.
+        index: Index of this replica in the run.
+        replicas: Number of replicas in the run.
+        ops: The framework's tensor functions.
     """
 
     index: int
@@ -79,71 +79,102 @@ class Replica(ABC):
 
     @abstractmethod
     def read(self, parts: Sequence[StatePart]) -> Tensor:
-        """Copies state into one new vector, in the widest of the types it has.
+        """Copies state into one new vector. Local.
 
-        `trainable` are the trainable weights; `statistics` the weights that forward passes move;
-        `momenta` the optimizer's tensors of one dimension or more. Without any, its length is 0.
+        Args:
+            parts: State to read: `trainable` are the trainable weights, `statistics` the weights that
+                forward passes update, `momenta` the optimizer state tensors of one dimension or more.
+
+        Returns:
+            Vector of the flattened tensors, one after the other, in the widest of their dtypes; length 0
+            where there are none.
         """
 
     @abstractmethod
     def write(self, parts: Sequence[StatePart], vector: Tensor) -> None:
-        """Sets state to the values of a vector such as `read` gives for the same parts."""
+        """Overwrites state with a vector in the layout of `read` for the same parts. Local."""
 
-    def read_weights(self, places: Sequence[int]) -> Tensor:
-        """Copies some of the trainable weights, by their places among them, into one new vector.
+    def read_weights(self, indices: Sequence[int]) -> Tensor:
+        """Copies some trainable weights into one new vector. Local.
 
-        It is in the widest of the types that trainable weights have, also where there are none to copy.
+        Args:
+            indices: Indices among the trainable weights; may be empty.
+
+        Returns:
+            Vector of the flattened weights, in order, in the widest dtype of all trainable weights.
         """
         raise UnsupportedError(f"{type(self).__name__} reads trainable weights all at once.")
 
-    def write_weights(self, places: Sequence[int], vector: Tensor) -> None:
-        """Sets trainable weights to the values of a vector such as `read_weights` gives."""
+    def write_weights(self, indices: Sequence[int], vector: Tensor) -> None:
+        """Overwrites trainable weights with a vector in the layout of `read_weights`. Local."""
         raise UnsupportedError(f"{type(self).__name__} writes trainable weights all at once.")
 
     @abstractmethod
-    def scatter_add(self, places: Tensor, values: Tensor, length: int) -> Tensor:
-        """A vector of zeros to which `values[i]` is added at `places[i]` (int32)."""
+    def scatter_add(self, indices: Tensor, values: Tensor, length: int) -> Tensor:
+        """Vector of zeros to which `values[i]` is added at `indices[i]`. Local.
+
+        Args:
+            indices: Indices below `length`, int32, shape `[n]`.
+            values: Values to add, shape `[n]`.
+            length: Length of the result, whose dtype is that of `values`.
+        """
 
     @abstractmethod
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """Reduces a tensor over all replicas."""
+        """All-reduce over all replicas, of a tensor of any shape. Collective."""
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
-        """Stacks the tensors of all replicas: shape `[replicas, *shape]`."""
-
-    def reduce_scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Sums a vector over all replicas, of which each gets a part: a reduce-scatter.
+        """All-gather over all replicas. Collective.
 
         Args:
-            vector: Of `sum(sizes)` numbers.
-            sizes: How many of them each replica gets, one after the other.
+            tensor: Tensor of any shape.
+
+        Returns:
+            The tensors of all replicas, stacked: shape `[replicas, *shape]`.
+        """
+
+    def reduce_scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
+        """Reduce-scatter (sum) over all replicas, with shards of any sizes. Collective.
+
+        Args:
+            vector: Vector to sum, length `sum(sizes)`.
+            sizes: Length of each replica's shard.
+
+        Returns:
+            This replica's shard of the sum, length `sizes[index]`.
         """
         start = sum(sizes[: self.index])
         total = self.all_reduce(vector)
         return total[start : start + sizes[self.index]]
 
     def all_gather_shards(self, shard: Tensor, sizes: Sequence[int]) -> Tensor:
-        """Joins the parts of all replicas into one vector: an all-gather of parts of any sizes.
+        """All-gather over all replicas of shards of any sizes. Collective.
 
         Args:
-            shard: This replica's, a vector.
-            sizes: How many numbers each replica has.
+            shard: This replica's vector, length `sizes[index]`.
+            sizes: Length of each replica's shard.
+
+        Returns:
+            The concatenated shards, length `sum(sizes)`.
         """
-        rest = max(sizes) - sizes[self.index]
-        filled = self.ops.concatenate([shard, self.ops.zeros((rest,), shard.dtype)])
-        rows = self.all_gather(filled)
+        padding = max(sizes) - sizes[self.index]
+        padded = self.ops.concatenate([shard, self.ops.zeros((padding,), shard.dtype)])
+        rows = self.all_gather(padded)
         return self.ops.concatenate([rows[i][:size] for i, size in enumerate(sizes)])
 
     def reduce_scatter_within(
         self, vector: Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> Tensor:
-        """As `reduce_scatter`, over the replicas of one set of several.
+        """Reduce-scatter (sum) within each subgroup. Collective.
 
         Args:
-            vector: Of `sum(sizes)` numbers.
-            sizes: How many of them each replica of a set gets, one after the other.
-            subgroups: The sets, each of `len(sizes)` replicas; each replica is in one of them.
+            vector: Vector to sum, length `sum(sizes)`.
+            sizes: Length of the shard of each replica of a subgroup.
+            subgroups: Subgroups of `len(sizes)` replicas each; every replica is in one.
+
+        Returns:
+            This replica's shard of its subgroup's sum.
         """
         index = index_within(self.index, subgroups)
         start = sum(sizes[:index])
@@ -152,38 +183,44 @@ class Replica(ABC):
     def all_gather_shards_within(
         self, shard: Tensor, sizes: Sequence[int], subgroups: Subgroups
     ) -> Tensor:
-        """As `all_gather_shards`, over the replicas of one set of several.
+        """All-gather of shards within each subgroup. Collective.
 
         Args:
-            shard: This replica's, a vector.
-            sizes: How many numbers each replica of a set has.
-            subgroups: The sets, each of `len(sizes)` replicas; each replica is in one of them.
+            shard: This replica's vector.
+            sizes: Length of the shard of each replica of a subgroup.
+            subgroups: Subgroups of `len(sizes)` replicas each; every replica is in one.
+
+        Returns:
+            The concatenated shards of this replica's subgroup, length `sum(sizes)`.
         """
         index = index_within(self.index, subgroups)
         before, after = sum(sizes[:index]), sum(sizes[index + 1 :])
-        rest = [self.ops.zeros((size,), shard.dtype) for size in (before, after)]
-        return self.all_reduce_within(self.ops.concatenate([rest[0], shard, rest[1]]), subgroups)
+        zeros = [self.ops.zeros((size,), shard.dtype) for size in (before, after)]
+        return self.all_reduce_within(self.ops.concatenate([zeros[0], shard, zeros[1]]), subgroups)
 
     @abstractmethod
     def send_receive(self, tensor: Tensor, destinations: Sequence[int]) -> Tensor:
-        """Sends a tensor to one replica, and gives the one that was sent to this replica.
+        """Sends a tensor to one replica and receives one from another. Collective.
 
         Args:
-            tensor: Of the same shape on every replica.
-            destinations: For every replica of the run whom it sends to: a permutation.
+            tensor: Tensor of any shape, the same shape on all replicas.
+            destinations: Index of the replica that each replica sends to: a permutation of all replicas.
+
+        Returns:
+            The tensor that was sent to this replica.
         """
 
     @abstractmethod
     def all_reduce_within(self, tensor: Tensor, subgroups: Subgroups) -> Tensor:
-        """Sums a tensor over the replicas of each part; one that is in no part keeps its own."""
+        """All-reduce (sum) within each subgroup; a replica in none keeps its own tensor. Collective."""
 
     @abstractmethod
     def broadcast_within(self, tensor: Tensor, subgroups: Subgroups) -> Tensor:
-        """Gives each part the tensor of its first replica; one that is in no part keeps its own."""
+        """Broadcast from the first replica of each subgroup; a replica in none keeps its own. Collective."""
 
 
 def local_subgroup(replica: int, subgroups: Subgroups) -> tuple[int, ...]:
-    """The part that a replica is in; empty where it is in none, or alone."""
+    """The subgroup that contains a replica; empty if there is none or the replica is alone in it."""
     for subgroup in subgroups:
         if replica in subgroup and len(subgroup) > 1:
             return tuple(subgroup)
@@ -191,5 +228,5 @@ def local_subgroup(replica: int, subgroups: Subgroups) -> tuple[int, ...]:
 
 
 def index_within(replica: int, subgroups: Subgroups) -> int:
-    """Which of the replicas of its part a replica is; it is in one of them."""
+    """Index of a replica within the subgroup that contains it."""
     return next(subgroup.index(replica) for subgroup in subgroups if replica in subgroup)

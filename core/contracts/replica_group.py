@@ -1,4 +1,4 @@
-"""The neutral handle on the replicas that live in one process."""
+"""The contract of a replica group: the replicas of one process, under any framework."""
 
 from __future__ import annotations
 
@@ -23,22 +23,22 @@ if TYPE_CHECKING:
 
 
 class Trait(StrEnum):
-    """One thing that a layer does in training."""
+    """A behavior of a layer because of which runs may differ between backends or numbers of replicas."""
 
     LOCAL_STATISTICS = "local-statistics"
-    """Normalises with the mean and variance of the samples it is called with."""
+    """Batch normalization over the samples of the call, such as a micro-batch."""
     GLOBAL_STATISTICS = "global-statistics"
-    """Asks to normalise with those of the global batch."""
+    """Batch normalization over the global batch (synchronized batch normalization)."""
     RANDOM = "random"
-    """Draws random numbers from the framework's generator."""
+    """Random numbers from the framework's generator."""
     LOWER_PRECISION = "lower-precision"
-    """Computes in fewer bits than the spec's precision."""
+    """Computation in fewer bits than the spec's precision."""
     CUSTOM_TRAINING = "custom-training"
-    """Brings a step, loss or optimizer of its own for training, which is not called."""
+    """A custom train step, loss or optimizer, which isotrain does not call."""
     WITHOUT_GRADIENT = "without-gradient"
-    """Is a trainable weight that the last step gave no gradient."""
+    """A trainable weight without a gradient in the last step."""
     HIDDEN = "hidden"
-    """May do any of these: nobody can look inside."""
+    """An opaque layer, which may have any of these traits."""
 
 
 @dataclass(frozen=True)
@@ -46,10 +46,10 @@ class LayerTrait:
     """A trait of one layer.
 
     Attributes:
-        trait: What it does.
-        layer: Its name in the model; of `CUSTOM_TRAINING` what is not called, of `WITHOUT_GRADIENT` the
-            weight.
-        kind: Its class.
+        trait: The behavior.
+        layer: Layer name in the model; the method that is not called for `CUSTOM_TRAINING`, the weight's
+            name for `WITHOUT_GRADIENT`.
+        kind: Class name of the layer.
     """
 
     trait: Trait
@@ -58,83 +58,84 @@ class LayerTrait:
 
 
 class LayoutSteps:
-    """Steps of staged, served and sharded runs; a group that has none of them says so.
+    """Optional steps of pipeline, parameter-server and sharded runs; by default unsupported.
 
-    Every method is called by every process at the same point unless its docstring says *local*, or who
-    calls it.
+    Collective unless the docstring says *local* or names the caller: every process calls the method at the
+    same point.
     """
 
     def pipeline_step(
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> Tensor:
-        """Takes the micro-batches of a global batch through the stages of a pipeline run, and updates each.
+        """Runs the pipeline schedule for a global batch and updates the weights of each stage. Collective.
 
         Args:
-            batch: The slices of this process's replica, which all of its stages have.
-            learning_rate: The rate of this step.
-            actions: Of each stage.
+            batch: Slices of this process's replica, the same on all of its stages; a slice is a micro-batch.
+            learning_rate: Learning rate of this step.
+            actions: Schedule of each stage: its forward and backward passes and transfers, in order.
 
         Returns:
-            The loss of the global batch, equal on every process.
+            Mean loss of the global batch, a scalar tensor, equal on all processes.
         """
-        raise UnsupportedError(f"{type(self).__name__} is no group of a pipeline run.")
+        raise UnsupportedError(f"{type(self).__name__} is not a group of a pipeline run.")
 
     def gather_stages(self) -> None:
-        """Gives every process of a pipeline run the weights of all stages, as they are."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a pipeline run.")
+        """All-gather of a pipeline's weights: every process gets the current weights of all stages."""
+        raise UnsupportedError(f"{type(self).__name__} is not a group of a pipeline run.")
 
     def reshard_weights(self) -> None:
-        """Leaves each process of a staged or fully sharded run the weights that it keeps up to date. Local.
+        """Frees weights of other stages or shards in pipeline and fully sharded runs. Local.
 
-        It does nothing in other runs. Called on every process before a checkpoint is read whose state is the
-        same on all replicas; `gather_stages` and `unshard_weights` get the others again. Means of replicas
-        and translated state are written whole.
+        Does nothing in other runs. Called on every process before a checkpoint is read whose state is equal
+        on all replicas; `gather_stages` and `unshard_weights` get the other weights back. Averages over
+        replicas and converted state are written unsharded.
         """
 
     def enable_action_timing(self) -> None:
-        """Has `last_actions` tell of the staged steps from here on, also where to know it costs something."""
+        """Makes `last_actions` report the pipeline steps from now on, even where timing costs time. Local."""
 
     def last_actions(self) -> Sequence[ExecutedAction]:
-        """What this process did in the last staged step, where that was noted. Local."""
+        """Timed actions of this process in the last pipeline step; empty where not recorded. Local."""
         return ()
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
-        """Times the layers of all stages of a pipeline run on a micro-batch, before the first step. Local."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a pipeline run.")
+        """Times the layers of all pipeline stages on a micro-batch. Local; called before the first step."""
+        raise UnsupportedError(f"{type(self).__name__} is not a group of a pipeline run.")
 
     def unshard_weights(self) -> None:
-        """Gives every process of a fully sharded run all weights, as they are, until the next step."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a fully sharded run.")
+        """All-gather of fully sharded weights: every process holds all of them until the next step."""
+        raise UnsupportedError(f"{type(self).__name__} is not a group of a fully sharded run.")
 
     def parameter_server_step(
         self, batch: Batch, learning_rate: float, staleness: int | None
     ) -> Tensor:
-        """Hands a global batch out to the workers of a parameter-server run. Called by the coordinator.
+        """Schedules the slices of a global batch on the workers. Called by the coordinator alone.
 
         Args:
-            batch: All slices of it.
-            learning_rate: The rate of this step.
-            staleness: 0: returns after one update with the mean gradient, as a synchronised step does.
-                Else each slice is an update of its own with its part of the rate, when it comes in;
-                and slices are computed with weights in which all global batches are but the last
-                `staleness`, or (None) any number.
+            batch: All slices of the global batch.
+            learning_rate: Learning rate of this step.
+            staleness: 0 for synchronous steps: one update with the mean gradient. Otherwise each slice's
+                gradient is applied on arrival, with its part of the learning rate, and is computed with
+                weights that lack at most the updates of the last `staleness` global batches (bounded
+                staleness); None: of any number.
 
         Returns:
-            The loss of the global batch; with staleness an object that is ready later: `float` waits.
+            Mean loss of the global batch, a scalar. With staleness it may be a future: `float` waits for it.
         """
-        raise UnsupportedError(f"{type(self).__name__} is no group of a parameter-server run.")
+        raise UnsupportedError(f"{type(self).__name__} is not a group of a parameter-server run.")
 
     def parameter_server_stats(self) -> Mapping[str, Any]:
         """Statistics of a parameter-server run as JSON values: staleness, slices, lost workers. Local."""
-        raise UnsupportedError(f"{type(self).__name__} is no group of a parameter-server run.")
+        raise UnsupportedError(f"{type(self).__name__} is not a group of a parameter-server run.")
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
-        """Lets each replica here update some of the weights only, and keep slots for them alone. Local.
+        """Shards the optimizer state (ZeRO stage 1): each replica updates some of the weights only. Local.
 
         Called before the first step, at most once.
 
         Args:
-            weights: Of each local replica, the places of its weights among the trainable ones; some.
+            weights: For each local replica, the indices of its weights among the trainable ones; at least
+                one.
         """
         raise UnsupportedError(f"{type(self).__name__} updates all weights on each replica.")
 
@@ -144,37 +145,45 @@ class LayoutSteps:
         learning_rate: float,
         norms: Sequence[Tensor] | None,
     ) -> None:
-        """Clips and applies, on each replica, reduced gradients of the weights that it keeps slots of. Local.
+        """Clips and applies reduced gradients of each replica's shard of the weights (ZeRO). Local.
 
         Args:
-            gradients: Of these weights, in the order in which `shard_optimizer` was told them.
-            learning_rate: The rate of this step.
-            norms: The norm of the gradients of all weights, where the spec clips by it: a scalar for each
-                local replica, equal on all.
+            gradients: For each local replica, one gradient of the weight's shape and dtype for each weight of
+                its shard, in the order given to `shard_optimizer`.
+            learning_rate: Learning rate of this step.
+            norms: Global gradient norm, a scalar for each local replica, equal on all; None unless the spec
+                clips by it.
         """
         raise UnsupportedError(f"{type(self).__name__} updates all weights on each replica.")
 
     def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[Tensor]], Tensor]:
-        """Computes gradients, and keeps of each bucket what a reduction makes of it; the rest is let go.
+        """Computes gradients and reduces them bucket by bucket, freeing each (ZeRO stage 2). Collective.
+
+        Args:
+            batch: This process's slices of the global batch, on the device.
+            reduction: The buckets and the function that reduces one.
 
         Returns:
-            Per local replica what was kept of all buckets, in their order; and the loss of the global batch.
+            For each local replica the tensors that `reduction.reduce` returned, in the order of the buckets;
+            and the mean loss of the global batch, a scalar.
         """
-        raise UnsupportedError(f"{type(self).__name__} gives its gradients all at once.")
+        raise UnsupportedError(f"{type(self).__name__} returns its gradients all at once.")
 
 
 @dataclass(frozen=True)
 class Reduction:
-    """What a strategy makes of the gradients of a step, in parts; the same on every process.
+    """A strategy's reduction of gradients in buckets; equal on all processes.
 
     Attributes:
-        buckets: Of each, the places of its weights among the trainable ones: each weight is in one of them.
-        statics: Of each bucket, what `reduce` is given besides.
-        reduce: `reduce(replica, gradients, static=...)` gives a list of tensors, which are kept.
-        each_slice: Whether it is called for the gradients of each slice, and what it gives is added up over
-            the slices of a step; or once, for the sums of the gradients.
+        buckets: For each bucket the indices of its weights among the trainable ones; each weight is in
+            exactly one bucket.
+        statics: For each bucket the `static` argument of `reduce`.
+        reduce: Function `reduce(replica, gradients, static=...)` of a bucket's gradients; returns the list of
+            tensors to keep, such as this replica's shard of the sum.
+        each_slice: True: called for the gradients of each slice, and the results are summed over the slices
+            of a step. False: called once, for the accumulated gradients.
     """
 
     buckets: tuple[tuple[int, ...], ...]
@@ -188,15 +197,15 @@ Phase = Literal["train", "evaluation"]
 
 
 class ReplicaGroup(LayoutSteps, ABC):
-    """The replicas of one process, and their ties to all others.
+    """The replicas of one process, and their communication with all others.
 
-    Every method is called by every process at the same point unless its docstring says *local*.
-    Where a method takes or gives a sequence of tensors, there is one per replica of this process, in
-    the order of `local_replicas`. `LayoutSteps` has what only runs of other placements ask for.
+    Methods are collective, called by every process at the same point, unless the docstring says *local*.
+    Sequences of tensors have one entry per replica of this process, in the order of `local_replicas`.
+    `LayoutSteps` has the methods that only pipeline, parameter-server and sharded runs need.
 
     Attributes:
-        replicas: Replicas in the whole run.
-        local_replicas: The indices of the replicas that live in this process, ascending.
+        replicas: Number of replicas in the run.
+        local_replicas: Indices of the replicas of this process, ascending.
     """
 
     replicas: int
@@ -204,75 +213,92 @@ class ReplicaGroup(LayoutSteps, ABC):
 
     @abstractmethod
     def to_device(self, arrays: Any) -> Any:
-        """Moves NumPy arrays of a slice, one or a tree of them, to the framework. Local; any thread."""
+        """Copies NumPy arrays to the device as the framework's tensors. Local; on any thread.
+
+        Args:
+            arrays: One array or a pytree of arrays, any shape `[samples, ...]` and dtype.
+
+        Returns:
+            Tensors of the same structure, shapes and dtypes.
+        """
 
     def is_on_device(self, value: Any) -> bool:
-        """Whether something is as `to_device` would make it: streams that give such are not copied. Local."""
+        """Whether a value is already as `to_device` would return it, so that it needs no copy. Local."""
         return False
 
     def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
-        """The schedule that the spec's own optimizer came with; None where it has none. Local.
+        """Learning rate schedule of a custom optimizer; None where it has none. Local.
 
         Returns:
-            A function from the number of steps done to the rate of the next one, equal on every process.
+            Function from the number of steps done to the next step's learning rate, equal on all processes.
         """
         return None
 
     def optimizer_rates(self) -> tuple[float, float] | None:
-        """The rates of an optimizer that sets them itself, past those it is given. Local.
+        """Learning rates of an optimizer that ignores the given ones and sets its own. Local.
 
         Returns:
-            Those of the last update and of the next; None of an optimizer that uses the rate of the step.
+            Rates of the last and of the next update; None for optimizers that use the step's learning rate.
         """
         return None
 
     def weight_finalizer(self) -> Callable[[], None] | None:
-        """What the spec's own optimizer does with the weights when training ends. Local.
+        """Function by which a custom optimizer changes the weights when training ends. Local.
 
         Returns:
-            Such as replaces them by the averages that it keeps of them, on each replica; None where it does
-            nothing.
+            Function that, for example, overwrites the weights of each local replica with their moving
+            averages; None for optimizers that change nothing.
         """
         return None
 
     @abstractmethod
     def synchronous_step(self, batch: Batch, learning_rate: float) -> Tensor:
-        """Runs the backend's native synchronised data-parallel step.
+        """Runs the backend's native synchronous data-parallel step (DDP). Collective.
 
         Args:
-            batch: The global batch's slices of this process, already placed. A replica's loss is the
+            batch: This process's slices of the global batch, on the device. A replica's loss is the
                 sum over its micro-batches of `weight * mean`; the mean of that over all replicas is
                 the mean over the global batch.
-            learning_rate: The rate of this step.
+            learning_rate: Learning rate of this step.
 
         Returns:
-            The loss of the global batch, a scalar tensor, equal on every replica.
+            Mean loss of the global batch, a scalar tensor, equal on all replicas.
         """
 
     @abstractmethod
     def local_step(self, batch: Batch, learning_rate: float) -> Tensor:
-        """Updates each replica from its own slice alone; returns the loss of the global batch."""
+        """Updates each replica with the gradient of its own slice (local SGD); only the loss is all-reduced.
+
+        Returns:
+            Mean loss of the global batch, a scalar tensor, equal on all replicas.
+        """
 
     @abstractmethod
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
-        """Computes each replica's gradients without exchanging them.
+        """Computes each replica's gradients without reducing them; only the loss is all-reduced.
 
         Returns:
-            Per local replica the gradients of the trainable weights, in the order of their names;
-            and the loss of the global batch. The mean over all replicas of the gradients is the
-            gradient of the global batch's mean loss.
+            For each local replica the gradients, one of each trainable weight's shape, in the order of the
+            weights' names; and the mean loss of the global batch, a scalar. The mean of the gradients
+            over all replicas is the gradient of that loss.
         """
 
     @abstractmethod
     def apply_gradients(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
-        """Clips and applies gradients that are already reduced, on each replica. Local."""
+        """Clips and applies gradients that are already reduced, on each local replica. Local.
+
+        Args:
+            gradients: For each local replica one gradient of each trainable weight's shape, in the order of
+                the weights' names.
+            learning_rate: Learning rate of this step.
+        """
 
     @contextlib.contextmanager
     def preserving_training_state(self) -> Iterator[None]:
-        """Puts back at its end what computing gradients moves, on each replica here. Local.
+        """Context that restores on exit the state that computing gradients changes. Local.
 
-        That is the non-trainable state; and, where a group has them besides, training metrics and
-        random streams, for which it overrides this.
+        That is the non-trainable weights. Groups with training metrics or random streams override this to
+        restore those too.
         """
         before = self.read_state(("non-trainable",))
         try:
@@ -282,10 +308,10 @@ class ReplicaGroup(LayoutSteps, ABC):
 
     @contextlib.contextmanager
     def preserving_state(self) -> Iterator[None]:
-        """Puts back at its end what evaluations and predictions move, on each replica here. Local.
+        """Context that restores on exit the state that evaluations and predictions change. Local.
 
-        Training goes on as if they had not been: with the states that layers carry, the random streams and
-        the statistics that it had. Weights, which they leave alone, need not be copied for it.
+        That is non-trainable weights, random streams and the states that layers carry from call to call, so
+        that training goes on as if there had been no evaluation. Trainable weights are not copied.
         """
         kinds: tuple[StateKind, ...] = ("non-trainable", "random", "carry")
         before = {each: self.read_state(kinds, replica=each) for each in self.local_replicas}
@@ -296,25 +322,24 @@ class ReplicaGroup(LayoutSteps, ABC):
                 self.write_state(state, replica=replica)
 
     def keep_gradients(self) -> bool:
-        """Makes every later step keep the gradients that it updates the weights with. Local.
+        """Makes every later step keep a copy of its reduced gradients, for diagnosis. Local.
 
-        Called before the first step, for diagnosis: it costs a copy of the gradients in each step.
+        Called before the first step.
 
         Returns:
-            Whether the group can; unless it says otherwise, it cannot. None can where each replica
-            updates weights of its own: it does not have the gradients of all.
+            Whether the group supports it. Sharded runs never do: no replica has the gradients of all weights.
         """
         return False
 
     def kept_gradients(self) -> list[list[Tensor]]:
-        """The gradients of the last step as its update was given them. Local.
+        """Gradients that updated the weights in the last step. Local.
 
         Returns:
-            Per local replica those of the trainable weights, in the order of their names: after the
-            exchange, before clipping, and without any loss scale.
+            For each local replica one gradient of each trainable weight's shape, in the order of the
+            weights' names: reduced and unscaled, before clipping.
 
         Raises:
-            UnsupportedError: `keep_gradients` was not called, or gave False.
+            UnsupportedError: `keep_gradients` was not called, or returned False.
         """
         raise UnsupportedError(f"{type(self).__name__} keeps no gradients.")
 
@@ -322,34 +347,34 @@ class ReplicaGroup(LayoutSteps, ABC):
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
-        """Runs `computation(replica, *own)` for each replica of this process, natively.
+        """Runs `computation(replica, *entries)` natively for each replica of this process.
 
-        The framework compiles it where it compiles steps: it is then traced once for each pair of
-        computation and `static`, so whatever else it depends on must be in `values`. Nothing in it is
-        differentiated.
+        Collective if the computation calls a collective. Where the framework compiles steps, it compiles
+        this too: it traces once for each pair of computation and `static`, so everything else that the
+        computation depends on must be in `values`. No gradients are recorded.
 
         Args:
-            computation: Gets a `Replica`, and its own entry of each of `values`.
-            values: Each has one entry per local replica: a tensor, or a list or tuple of tensors.
-            static: What the computation depends on besides: hashable, the same on every process, and
-                given to it as the keyword argument `static` unless it is None.
+            computation: Function of a `Replica` and that replica's entry of each of `values`.
+            values: Sequences with one entry per local replica: a tensor of any shape and dtype, or a list or
+                tuple of tensors.
+            static: Hashable argument, equal on all processes; passed on as the keyword `static` unless None.
 
         Returns:
-            Per local replica what the computation gave.
+            For each local replica the computation's result.
         """
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
-        """Asks that synchronised steps send their gradients compressed, natively. Local.
+        """Requests native gradient compression in synchronous steps. Local.
 
         Called before the first step, at most once.
 
         Args:
-            method: How.
-            rank: Of the approximation that `powersgd` sends.
-            start: Steps before `powersgd` begins.
+            method: Compression method.
+            rank: Rank of the low-rank approximation of `powersgd`.
+            start: Steps without compression before `powersgd` begins.
 
         Returns:
-            True if they will; False, and nothing is changed, if the backend has no such method.
+            Whether the backend has the method; if not, nothing changes.
         """
         return False
 
@@ -359,81 +384,84 @@ class ReplicaGroup(LayoutSteps, ABC):
 
     @abstractmethod
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        """Calls the model on samples in evaluation mode, in the precision of the run. Local.
+        """Calls the model in evaluation mode, in the run's precision. Local.
 
         Args:
-            inputs: Of each local replica, already placed: shape `[samples, ...]`, or a tree of such.
+            inputs: For each local replica the model's inputs on the device: a tensor of shape
+                `[samples, ...]`, or a pytree of such.
 
         Returns:
-            Of each local replica what its model gave: a tensor, or tensors in dicts, lists and tuples.
+            For each local replica the model's outputs: a tensor, or tensors in dicts, lists and tuples.
         """
 
     @abstractmethod
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        """Gives the exact means over all samples of all replicas since the last call, and resets.
+        """Reduces the metrics over all replicas and resets them. Collective.
 
-        `evaluation` has `loss` besides the spec's metrics; `train` has the metrics only.
+        Returns:
+            Name to the exact mean over all samples since the last call. `evaluation` has `loss` besides the
+            spec's metrics; `train` has the metrics only.
         """
 
     def pop_metric_state(self) -> np.ndarray:
-        """Gives the sums that this process's training metrics consist of, and starts them anew. Local.
+        """Returns the accumulators of this process's training metrics, and resets them. Local.
 
         Returns:
-            A float64 vector; adding it to another group's sums gives the metrics over both's samples.
+            Sums, a float64 vector. Added to another group's sums they give the metrics over the samples of
+            both.
 
         Raises:
-            UnsupportedError: The metrics are not of that kind.
+            UnsupportedError: The metrics are not sums.
         """
-        raise UnsupportedError(f"{type(self).__name__} does not give its metrics away.")
+        raise UnsupportedError(f"{type(self).__name__} cannot return the sums of its metrics.")
 
     def add_metric_state(self, sums: np.ndarray) -> None:
-        """Adds what `pop_metric_state` of another group gave to this one's. Local."""
-        raise UnsupportedError(f"{type(self).__name__} does not take metrics over.")
+        """Adds another group's sums, a float64 vector from `pop_metric_state`, to this group's. Local."""
+        raise UnsupportedError(f"{type(self).__name__} cannot add the sums of other metrics.")
 
     def traits(self) -> list[LayerTrait]:
-        """Lists what the model's layers do that bears on whether runs agree. Local."""
+        """Traits of the model's layers because of which runs may differ. Local."""
         return [LayerTrait(Trait.HIDDEN, "model", type(self).__name__)]
 
     def plan_notes(self) -> list[str]:
-        """What the model or the loss is used for in another way than one might think, for the plan. Local."""
+        """Notes for the plan on unexpected uses of the model or the loss. Local."""
         return []
 
     def step_notes(self, batch: Batch) -> list[str]:
-        """Says what it will honour in its own way in steps on such batches; nothing moves. Local."""
+        """Notes on how steps on such batches differ from what the spec says. Local; changes no state."""
         return []
 
     def refuses_single_sample(self, batch: Batch) -> str | None:
-        """Names a layer that cannot be trained on a slice of one sample, such as the batch's first. Local.
+        """Name of a layer that cannot train on a slice of one sample, such as batch normalization. Local.
 
-        It may try: nothing moves.
+        It may try the first slice of `batch`; it changes no state.
         """
         return None
 
     def reseed(self, replica: int, step: int) -> None:
-        """Has random layers draw from here on what a replica draws in a step. Local.
+        """Reseeds random layers as a function of replica and step. Local.
 
-        A worker of a parameter-server run is asked for it before each slice, so that what is drawn depends
-        neither on who computes a slice nor on what that one has computed before: runs that go on draw as if
-        never ended.
+        Workers of a parameter-server run call it before each slice, so that random numbers depend neither on
+        the worker nor on its earlier slices, and resumed runs draw the same.
 
         Args:
-            replica: Whose slice is computed; a worker may get that of another.
-            step: Of the run.
+            replica: Index of the replica whose slice is computed, perhaps by another replica's worker.
+            step: Step of the run, from 0.
 
         Raises:
-            UnsupportedError: Replicas of this kind cannot; they cannot be workers either.
+            UnsupportedError: The model cannot be reseeded, and so cannot be trained by workers.
         """
-        raise UnsupportedError(f"{type(self).__name__} does not draw by replica and step.")
+        raise UnsupportedError(f"{type(self).__name__} cannot reseed by replica and step.")
 
     def not_checkpointed(self) -> list[str]:
-        """Says what a step depends on that `read_state` cannot give: one sentence each. Local."""
+        """State that affects training but that `read_state` cannot return: one sentence each. Local."""
         return []
 
     @abstractmethod
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        """Tells what `read_state` would give, in the same order, and copies nothing. Local."""
+        """Shapes, dtypes and shards of what `read_state` would return, in the same order. Local; no copy."""
 
     @abstractmethod
     def read_state(
@@ -441,135 +469,136 @@ class ReplicaGroup(LayoutSteps, ABC):
     ) -> dict[str, np.ndarray]:
         """Copies named state to NumPy. Local.
 
-        Another group of the same backend and replicas that is given, replica by replica, all that this
-        one has (`ALL_STATE`) takes the very steps that this one would take.
+        A group of the same backend and number of replicas that is given all of it (`ALL_STATE`), replica by
+        replica, takes bitwise the same steps.
 
         Args:
-            kinds: Of the state; see `StateKind`.
+            kinds: Kinds of state to read; see `StateKind`.
             replica: One of `local_replicas`; None for the first of them.
 
         Returns:
-            Weights under their path, the rest under `KIND/...`; bfloat16, which NumPy lacks, as float32.
-            Of state that lies over the replicas in parts, this replica's part: see `describe_state`.
+            Name to array: weights under their path, other state under `KIND/...`. bfloat16, which NumPy
+            lacks, is returned as float32. Of sharded state, this replica's shard: see `describe_state`.
         """
 
     def copy_state(
         self,
         kinds: Sequence[StateKind],
-        kept: dict[str, np.ndarray],
+        buffers: dict[str, np.ndarray],
         *,
         replica: int | None = None,
     ) -> Callable[[], Mapping[str, np.ndarray]]:
-        """Begins to copy the state as it is now, for who does so again and again. Local.
-
-        Memory that is there already is filled several times as fast as new one.
+        """Starts an asynchronous copy of the current state, for repeated checkpoints. Local.
 
         Args:
-            kinds: Of the state.
-            kept: Empty at first, and the same in every call: the group may keep arrays in it, and give them
-                again, filled anew. So what the call before gave must not be read any more.
-            replica: As for `read_state`.
+            kinds: Kinds of state to copy; see `StateKind`.
+            buffers: Empty at first, and the same dict in every call: the group may keep arrays here and fill
+                them again, which is several times as fast as new memory. The arrays of the previous call
+                are then invalid.
+            replica: One of `local_replicas`; None for the first of them.
 
         Returns:
-            What gives the state, to be called once, on any thread: the group may go on meanwhile, but waits
-            for that before it changes what is not copied yet.
+            Function that finishes the copy and returns name to array; call it once, on any thread. Training
+            may go on meanwhile: the group waits before it changes anything that is not copied yet.
         """
-        found = self.read_state(kinds, replica=replica)
-        return lambda: found
+        state = self.read_state(kinds, replica=replica)
+        return lambda: state
 
     @abstractmethod
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
-        """Sets named state; what it does not name stays. Local.
+        """Overwrites named state; state that is not named keeps its value. Local.
 
         Args:
-            state: Such as `read_state` gives; or the whole of what this replica has a part of. What only
-                other replicas hold is passed over.
-            replica: One of `local_replicas`, which alone is set; None for each of them.
+            state: Name to array as `read_state` returns it. Of sharded state, this replica's shard or the
+                full array. State that only other processes hold is skipped.
+            replica: One of `local_replicas`, the only one to change; None for all of them.
 
         Raises:
-            IsotrainError: A name is unknown, a shape does not fit, or the replica is not here.
+            IsotrainError: A name is unknown, a shape differs, or the replica is not in this process.
         """
 
     def is_remote(self, name: str) -> bool:
-        """Whether only other processes hold the state of a name, which `write_state` passes over. Local.
-
-        Nothing of it is then read from a checkpoint here.
-        """
+        """Whether only other processes hold the named state, which is then not loaded here. Local."""
         return False
 
     def local_index(self, replica: int | None) -> int:
-        """The place of a replica among `local_replicas`, that of the first for None. Local.
+        """Index of a replica in `local_replicas`; 0 for None. Local.
 
         Raises:
-            IsotrainError: It does not live in this process.
+            IsotrainError: The replica is not in this process.
         """
         if replica is None:
             return 0
         if replica not in self.local_replicas:
-            here = ", ".join(map(str, self.local_replicas))
+            local = ", ".join(map(str, self.local_replicas))
             raise IsotrainError(
-                f"replica: expected one of those that live in this process ({here}), received"
-                f" {replica!r}."
+                f"replica: expected one of this process's replicas ({local}), received {replica!r}."
             )
         return self.local_replicas.index(replica)
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
-        """Reads weights from a file of a framework's form; the replicas' own stay as they are. Local.
+        """Reads weights from a file in the framework's own format, without changing the replicas. Local.
 
         Returns:
-            Arrays by the names that the file has, or by the model's where it has none.
+            Array by name: the file's names, or the model's where the file has none.
 
         Raises:
-            IsotrainError: It cannot be read.
-            UnsupportedError: It has a form that this group does not know.
+            IsotrainError: The file cannot be read.
+            UnsupportedError: The file format is not supported.
         """
         raise UnsupportedError(
             f"initial_weights: {path}: this backend reads weights from .safetensors and .npz files only."
         )
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
-        """Writes the model, as it is now, in a form that others open. Local; of a group of one replica.
+        """Writes the trained model to a file or folder. Local; for groups of one replica.
 
         Args:
-            form: One of the adapter's `exports`.
-            target: The file or folder to write; its name ends as the form's do.
-            inputs: Of a few samples, placed, where they are known: what the model's inputs are like.
+            form: File format, one of the adapter's `exports`.
+            target: File or folder to write; its name has a suffix of the format.
+            inputs: Example inputs on the device, shape `[samples, ...]` or a pytree of such; None where
+                unknown.
 
         Raises:
-            UnsupportedError: This model has no such form.
-            SpecError: The inputs are needed, and not known.
+            UnsupportedError: The model cannot be written in this format.
+            SpecError: The format needs example inputs, and there are none.
         """
         raise UnsupportedError(f"export: this backend writes no {form}.")
 
     @abstractmethod
     def average_parameters(self) -> None:
-        """Replaces every trainable weight by its mean over all replicas, natively."""
+        """All-reduces every trainable weight to its mean over all replicas, in place. Collective."""
 
     @abstractmethod
     def tensor(self, array: np.ndarray) -> Tensor:
-        """Makes a tensor from a NumPy array, keeping its dtype. Local."""
+        """Tensor of a NumPy array's values, shape and dtype, on the device. Local."""
 
     @abstractmethod
     def numpy(self, tensor: Tensor) -> np.ndarray:
-        """Copies a tensor to NumPy, keeping its dtype. Local."""
+        """Copy of a tensor as a NumPy array of its shape and dtype. Local."""
 
     def all_reduce(self, values: Sequence[Tensor], op: ReduceOp = "sum") -> list[Tensor]:
-        """Reduces tensors of one shape over all replicas; every replica gets the result.
+        """All-reduce over all replicas, outside of a computation; `Replica` has further collectives.
 
-        It is the collective of `Replica`, which has others besides, outside of any computation.
+        Args:
+            values: One tensor per local replica, of one shape and dtype on all replicas.
+            op: Reduction.
+
+        Returns:
+            For each local replica the reduced tensor, equal on all replicas.
         """
-        return self.compute(_all_reduced, values, static=op)
+        return self.compute(_all_reduce, values, static=op)
 
     @property
     def is_single_process(self) -> bool:
-        """Whether no other process takes part in the steps. Local."""
+        """Whether all replicas are in this process. Local."""
         return len(self.local_replicas) == self.replicas
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        """Gives the largest of what every process has in each place, the same on all of them.
+        """Elementwise maximum over all processes, equal on all of them. Collective.
 
         Args:
-            numbers: Of this process; equally many on each.
+            numbers: Numbers of this process, as many on each process.
         """
         import numpy as np
 
@@ -579,7 +608,7 @@ class ReplicaGroup(LayoutSteps, ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Returns once every process has called it."""
+        """Returns once every process has called it. Collective."""
 
     @abstractmethod
     def synchronize_device(self) -> None:
@@ -587,8 +616,8 @@ class ReplicaGroup(LayoutSteps, ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the run cleanly: nothing of it may be used afterwards."""
+        """Leaves the process group. Collective; the group cannot be used afterwards."""
 
 
-def _all_reduced(replica: Replica, tensor: Tensor, *, static: ReduceOp) -> Tensor:
+def _all_reduce(replica: Replica, tensor: Tensor, *, static: ReduceOp) -> Tensor:
     return replica.all_reduce(tensor, static)

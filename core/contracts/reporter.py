@@ -1,4 +1,4 @@
-"""What a process of a run tells the one that started it: JSON lines over a pipe, and a status page."""
+"""Reports from a process to its launcher: events as JSON lines over a pipe, and a shared status page."""
 
 from __future__ import annotations
 
@@ -28,30 +28,30 @@ from isotrain.core.errors import EndedError
 
 HEARTBEAT_SECONDS = 0.5
 BETWEEN_CALLS = "between calls"
-"""What a process does while the person's own code runs."""
+"""Call of a process while the user's code runs."""
 CLOSE = "close"
-"""What a process does that has left its loop."""
+"""Call of a process that has left the training loop."""
 AWAITING_OTHERS = "await the others"
-"""What a process does that is ready before the others are."""
+"""Call of a process that is ready and waits for the others."""
 VERSION = 1
 
 _PAGE = struct.Struct("<qd32s")
 PAGE_BYTES = mmap.PAGESIZE
-_MAY_LEAVE = PAGE_BYTES - 1
-"""Where on the page the launcher tells that all have finished."""
+_MAY_EXIT = PAGE_BYTES - 1
+"""Offset of the byte by which the launcher says that all processes have finished."""
 _SAVE, _END = PAGE_BYTES - 2, PAGE_BYTES - 3
-"""Where on the page the launcher tells that somebody asked for a checkpoint, and for an end after it."""
-_HEEDS_WISHES = PAGE_BYTES - 4
-"""Where on the page a process tells that its loop looks for wishes."""
-_LOOK_SECONDS = 0.002
+"""Offsets of the bytes by which the launcher requests a checkpoint, and an end after it."""
+_ACCEPTS_REQUESTS = PAGE_BYTES - 4
+"""Offset of the byte by which a process says that its loop polls for requests."""
+_POLL_SECONDS = 0.002
 
 
 class CheckpointRequest(NamedTuple):
-    """What somebody outside asks of a run.
+    """Request of a signal or command to a running run.
 
     Attributes:
-        save: To save a checkpoint.
-        end: To end after that.
+        save: Whether to save a checkpoint.
+        end: Whether to end after it.
     """
 
     save: bool = False
@@ -59,12 +59,12 @@ class CheckpointRequest(NamedTuple):
 
 
 class Status(NamedTuple):
-    """Where a process is.
+    """Current step and call of a process.
 
     Attributes:
-        step: The step it is at or was at last, from 0; None before the first.
-        since: When it began what it is doing (`time.monotonic`, which all processes of a host share).
-        call: What it is doing, in a word or two; "start" until it says otherwise.
+        step: Current or last step, from 0; None before the first.
+        since: Start of the current call, in seconds of `time.monotonic` (shared by a host).
+        call: Current call, such as `step` or `save checkpoint`; `start` at first.
     """
 
     step: int | None
@@ -73,7 +73,7 @@ class Status(NamedTuple):
 
 
 def read_status(page: mmap.mmap) -> Status:
-    """Reads a process's status page, whether the process still lives or not."""
+    """Reads a process's status page; works after the process has died, too."""
     content = page[: _PAGE.size]
     while content != (again := page[: _PAGE.size]):  # it was being written
         content = again
@@ -83,193 +83,199 @@ def read_status(page: mmap.mmap) -> Status:
 
 
 def allow_exit(page: mmap.mmap) -> None:
-    """Tells a process, on its status page, that it may end: all have finished."""
-    page[_MAY_LEAVE] = 1
+    """Allows a process, by its status page, to exit: all processes have finished."""
+    page[_MAY_EXIT] = 1
 
 
 def request_checkpoint(page: mmap.mmap, *, and_end: bool) -> None:
-    """Tells a process, on its status page, that a checkpoint is wanted."""
+    """Requests a checkpoint of a process, by its status page."""
     page[_END if and_end else _SAVE] = 1
 
 
 def accepts_requests(page: mmap.mmap) -> bool:
-    """Whether a process looks for such wishes."""
-    return page[_HEEDS_WISHES] > 0
+    """Whether a process polls its status page for checkpoint requests."""
+    return page[_ACCEPTS_REQUESTS] > 0
 
 
 MOST_BYTES = 1 << 27
-"""That wait: about two million steps."""
+"""Default limit of a queue, in bytes: about two million steps."""
 _STEP_BYTES = 64
 _EVENT_BYTES = 200
-_MAY_BE_LEFT_OUT = (Output.kind, Progress.kind, Steps.kind)
+_DROPPABLE = (Output.kind, Progress.kind, Steps.kind)
 
 Item = TypeVar("Item")
 
 
 class EventQueue(Generic[Item]):
-    """A queue of events in some form; of progress in a row only the newest is kept. Not thread-safe."""
+    """Bounded queue of events in some form. Not thread-safe.
+
+    Above the limit, steps, progress and output are dropped and counted. Of consecutive progress events only
+    the newest is kept.
+    """
 
     def __init__(self, as_item: Callable[[str], Item], most_bytes: int = MOST_BYTES) -> None:
-        """Begins empty.
+        """Starts empty.
 
         Args:
-            as_item: Makes an event of a text that says what was left out.
-            most_bytes: Roughly; steps, progress and output beyond that are left out.
+            as_item: Makes an item of a text that says what was dropped.
+            most_bytes: Approximate limit in bytes.
         """
         self._as_item = as_item
         self._most_bytes = most_bytes
-        self._waiting: deque[tuple[Item, str, int]] = deque()
+        self._queue: deque[tuple[Item, str, int]] = deque()
         self._bytes = 0
-        self._steps_left_out = 0
-        self._outputs_left_out = 0
+        self._steps_dropped = 0
+        self._outputs_dropped = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether steps, progress and output are left out."""
+        """Whether steps, progress and output are dropped."""
         return self._bytes > self._most_bytes
 
     @staticmethod
     def is_droppable(kind: str) -> bool:
-        """Whether events of a kind are left out where too much waits already."""
-        return kind in _MAY_BE_LEFT_OUT
+        """Whether a full queue drops events of a kind."""
+        return kind in _DROPPABLE
 
     def add(self, item: Item, kind: str, fields: Mapping[str, Any]) -> None:
-        """Adds an event, or counts what is left out with it.
+        """Adds an event, or drops and counts it.
 
         Args:
-            item: The event, as `take` gives it.
-            kind: The event's kind.
-            fields: The event's fields.
+            item: The event in the form that `take` returns.
+            kind: Kind of the event.
+            fields: Fields of the event.
         """
         if self.is_full and self.is_droppable(kind):
-            self._steps_left_out += len(fields.get("losses", ()))
-            self._outputs_left_out += kind == Output.kind
+            self._steps_dropped += len(fields.get("losses", ()))
+            self._outputs_dropped += kind == Output.kind
             return
-        self._tell_what_was_left_out()
-        if kind == Progress.kind and self._waiting and self._waiting[-1][1] == kind:
-            self._bytes -= self._waiting.pop()[2]
+        self._add_drop_notice()
+        if kind == Progress.kind and self._queue and self._queue[-1][1] == kind:
+            self._bytes -= self._queue.pop()[2]
         texts = (value for value in fields.values() if isinstance(value, str))
         size = _EVENT_BYTES + sum(map(len, texts)) + _STEP_BYTES * len(fields.get("losses", ()))
-        self._waiting.append((item, kind, size))
+        self._queue.append((item, kind, size))
         self._bytes += size
 
     def take(self) -> Item | None:
-        """Removes and returns the oldest event; None where none waits."""
-        if not self._waiting:
-            self._tell_what_was_left_out()
-        if not self._waiting:
+        """Removes and returns the oldest event; None if the queue is empty."""
+        if not self._queue:
+            self._add_drop_notice()
+        if not self._queue:
             return None
-        item, _, size = self._waiting.popleft()
+        item, _, size = self._queue.popleft()
         self._bytes -= size
         return item
 
-    def _tell_what_was_left_out(self) -> None:
-        steps, outputs = self._steps_left_out, self._outputs_left_out
+    def _add_drop_notice(self) -> None:
+        steps, outputs = self._steps_dropped, self._outputs_dropped
         if steps or outputs:
-            self._steps_left_out = self._outputs_left_out = 0
-            left_out = f"{steps} steps and {outputs} pieces of output were left out here"
-            text = f"nobody read for too long: {left_out}"
-            self._waiting.append((self._as_item(text), "", 0))
+            self._steps_dropped = self._outputs_dropped = 0
+            dropped = f"{steps} steps and {outputs} pieces of output were dropped here"
+            self._queue.append((self._as_item(f"the reader was too slow: {dropped}"), "", 0))
 
 
 class Reporter:
-    """Tells the launcher about this process; without a launcher it keeps quiet.
+    """Reports this process's events, step and current call to the launcher, if there is one.
 
-    Step and call are written to a page of memory that the launcher shares, so that they are known to
-    the very step when this process is killed, and cost no system call.
-    Who tells something never waits: what the pipe does not take at once, because its reader is stopped or
-    held, is sent by a thread of the reporter's.
+    Step and call are written to shared memory, the status page: that costs no system call, and the launcher
+    can read them after the process was killed.
+    Emitting an event never blocks: what the pipe does not take at once is sent by the reporter's thread.
 
     Attributes:
-        step: The step this process is at; None before the first.
-        call: What it is doing, in a word or two.
+        step: Current step, from 0; None before the first.
+        call: Current call, such as `step` or `save checkpoint`.
     """
 
     def __init__(
         self, rank: int = 0, descriptor: int | None = None, page: int | None = None
     ) -> None:
-        """Starts the heartbeat.
+        """Starts the thread that sends events and heartbeats.
 
         Args:
-            rank: Of this process.
-            descriptor: Where to write events; None: nobody listens.
-            page: Descriptor of the status page; None: nobody reads it.
+            rank: Rank of this process.
+            descriptor: File descriptor of the pipe for events; None without a launcher.
+            page: File descriptor of the status page; None without a launcher.
         """
         self.rank = rank
         self.step: int | None = None
-        self._is_asked_to_end = False
+        self._end_requested = False
         self._descriptor = descriptor
         self._page = mmap.mmap(-1 if page is None else page, PAGE_BYTES)
         self._lock = threading.Lock()
-        self._backlog = EventQueue(lambda text: self._told(Warned(text=text)).to_line())
+        self._backlog = EventQueue(lambda text: self._stamp(Warned(text=text)).to_line())
         self._unsent = b""
-        """Of the line that is being sent."""
+        """Rest of the line that is being sent."""
         self._has_more = threading.Event()
-        """Set while some of it has to be sent by the thread, and at the end."""
+        """Set while the thread has something to send, and at the end."""
         self.enter("start")
         if descriptor is not None:
             os.set_blocking(descriptor, False)
             threading.Thread(target=self._keep_sending, name="isotrain-events", daemon=True).start()
 
     def enter(self, call: str) -> None:
-        """Notes that another call begins."""
+        """Records the start of a call on the status page.
+
+        Raises:
+            EndedError: The process was requested to end.
+        """
         self.call = call
         step = 0 if self.step is None else self.step + 1
         # Not pack_into: it clears the page first, and the launcher would at times read zeros.
         self._page[: _PAGE.size] = _PAGE.pack(step, time.monotonic(), call.encode())
-        if self._is_asked_to_end:
-            self._is_asked_to_end = False
-            raise EndedError("this process was asked to end: the run was ended")
+        if self._end_requested:
+            self._end_requested = False
+            raise EndedError("this process was requested to end: the run was ended")
 
     @contextlib.contextmanager
     def doing(self, call: str) -> Iterator[None]:
-        """Notes that a call begins, and that it has ended; after an error it stays the one it was in."""
+        """Context that records a call on the status page; after an error the call stays recorded."""
         self.enter(call)
         yield
         self.enter(BETWEEN_CALLS)
 
     def ask_to_end(self) -> None:
-        """Makes the main thread, which calls this, raise: at once, or at the end of the step it is in.
+        """Ends the work in the main thread, which calls this: at once, or after the current step.
 
         Raises:
-            EndedError: It is in no step.
+            EndedError: The process is not in a step.
         """
-        self._is_asked_to_end = True
+        self._end_requested = True
         if self.call != "step":
             self.enter(self.call)
 
     def end_soon(self) -> None:
-        """Makes the thread that does the work raise when its next call begins."""
-        self._is_asked_to_end = True
+        """Makes the working thread raise `EndedError` when its next call begins."""
+        self._end_requested = True
 
     @property
     def checkpoint_request(self) -> CheckpointRequest:
-        """What was asked of this process's run: an end, or a checkpoint since this was looked at last."""
-        self._page[_HEEDS_WISHES] = 1
+        """Request on the status page: an end, or a checkpoint since the last read, which clears it."""
+        self._page[_ACCEPTS_REQUESTS] = 1
         end, save = bool(self._page[_END]), bool(self._page[_SAVE])
         self._page[_SAVE] = 0
         return CheckpointRequest(save=save or end, end=end)
 
     @property
     def has_listener(self) -> bool:
-        """Whether anybody listens."""
+        """Whether there is a launcher to report to."""
         return self._descriptor is not None
 
     def emit(self, event: ProcessEvent) -> None:
-        """Sends an event, and with it who tells it, when, and at which step in which call."""
+        """Sends an event, with this process's rank, the time, step and call."""
         if self._descriptor is None:
             return
-        told = self._told(event)
+        stamped = self._stamp(event)
         with self._lock:
-            self._backlog.add(told.to_line(), told.kind, vars(told))
+            self._backlog.add(stamped.to_line(), stamped.kind, vars(stamped))
             if not self._send():
                 self._has_more.set()
 
-    def _told(self, event: ProcessEvent) -> ProcessEvent:
+    def _stamp(self, event: ProcessEvent) -> ProcessEvent:
         return replace(event, rank=self.rank, time=time.time(), step=self.step, call=self.call)
 
     def _send(self) -> bool:
-        """Writes what the pipe takes at once; whether that was all. Called with the lock."""
+        """Writes what the pipe takes without blocking; returns whether that was all. Called with the lock."""
         while self._descriptor is not None:
             self._unsent = self._unsent or self._backlog.take() or b""
             if not self._unsent:
@@ -281,36 +287,36 @@ class Reporter:
         return True
 
     def flush(self) -> None:
-        """Returns once all that was told is sent, however long the reader takes."""
+        """Blocks until all events are sent."""
         while (descriptor := self._descriptor) is not None:
             with self._lock:
                 if self._send():
                     return
-            _await_room(descriptor)
+            _wait_writable(descriptor)
 
     def warn(self, text: str) -> None:
-        """Tells the launcher, or where there is none the person whose program this is."""
+        """Sends a warning to the launcher, or issues it in this process without one."""
         if self.has_listener:
             self.emit(Warned(text=text))
         else:
             warnings.warn(text, stacklevel=2)
 
     def close(self) -> None:
-        """Tells nothing any more, of what goes on in this process."""
+        """Stops reporting."""
         with self._lock:
             self._descriptor = None
         self._has_more.set()
 
     def wait_for_others(self) -> None:
-        """Returns once all processes with a session have finished; their launcher watches those it waits for.
+        """Blocks until the launcher says that all processes with a session have finished.
 
-        A process that ended while another still received the last of its messages would break its connection.
+        A process that exits while a peer still receives its last message would break that connection.
         """
-        while self._descriptor is not None and not self._page[_MAY_LEAVE]:
-            time.sleep(_LOOK_SECONDS)
+        while self._descriptor is not None and not self._page[_MAY_EXIT]:
+            time.sleep(_POLL_SECONDS)
 
     def _keep_sending(self) -> None:
-        """Sends what `emit` has left, and heartbeats between."""
+        """Thread: sends queued events, and a heartbeat when there are none."""
         try:
             while self._descriptor is not None:
                 if not self._has_more.wait(HEARTBEAT_SECONDS):
@@ -322,13 +328,13 @@ class Reporter:
             kill_process_group()
 
 
-def _await_room(descriptor: int) -> None:
-    """Returns once a pipe takes more or nobody reads it any more, and after a heartbeat's time."""
-    room = select.poll()
-    room.register(descriptor, select.POLLOUT)
-    room.poll(HEARTBEAT_SECONDS * 1000)
+def _wait_writable(descriptor: int) -> None:
+    """Blocks until a pipe is writable or broken, at most for a heartbeat's interval."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLOUT)
+    poll.poll(HEARTBEAT_SECONDS * 1000)
 
 
 def kill_process_group() -> None:
-    """Ends this process and all that it started: whoever started the run is gone."""
+    """Kills this process and those it started, because its launcher is gone."""
     os.killpg(os.getpgrp(), signal.SIGKILL)

@@ -1,4 +1,4 @@
-"""The state of a replica: its kinds, and what is known of a named part of it."""
+"""The state of a replica: kinds, names, shapes, shards and sizes of its tensors; export formats."""
 
 from __future__ import annotations
 
@@ -21,43 +21,44 @@ SUFFIXES: Mapping[ExportForm, tuple[str, ...]] = {
     "onnx": (".onnx",),
     "saved-model": (),
 }
-"""How the names of files of each form end; a folder's name is free."""
+"""File name suffixes of each format; folders may have any name."""
 
 
 class OptimizerStateNames(ABC):
-    """Names in the state of native models, which lack the prefix `optimizer/`; imports no framework.
+    """Optimizer state names of a framework's native models, without `optimizer/`; imports no framework.
 
-    A slot has its name in the spec (`optimizer.slots`), where `momentum` of SGD and RMSprop is what was
-    subtracted from a weight the last time, that of SGD with the other sign: the rate is in it.
+    Slots are named as in the spec (`optimizer.slots`). There, `momentum` of RMSprop is the last update, which
+    was subtracted from the weight, and that of SGD the same with opposite sign: both include the learning
+    rate.
     """
 
     @abstractmethod
     def slot(self, optimizer: str, weight: str, slot: str) -> Sequence[str]:
-        """Says what a weight's slot may be called, the likeliest first; nothing where there is none.
+        """Possible state names of a weight's optimizer slot, the likeliest first; empty for none.
 
         Args:
-            optimizer: Its name in the spec.
-            weight: Its name in the state.
-            slot: Its name in the spec.
+            optimizer: Name of the optimizer in the spec.
+            weight: Name of the weight in the state.
+            slot: Name of the slot in the spec.
         """
 
     @abstractmethod
     def steps(self, optimizer: str, weight: str) -> str | None:
-        """The name of the number of updates of a weight, if it counts."""
+        """State name of a weight's step count; None if the optimizer keeps none."""
 
     def rate_factor(self, optimizer: str, slot: str) -> float | None:
-        """What a slot, times the rate, is to be multiplied by to be the spec's; None: it is the spec's."""
+        """Factor that, times the learning rate, converts a slot to the spec's; None if they are equal."""
         return None
 
 
 @dataclass(frozen=True)
 class StateBytes:
-    """Of one replica, in bytes.
+    """Memory of one replica's state, in bytes.
 
     Attributes:
-        weights: Trainable and others.
-        gradients: Of a step, where they take most.
-        slots: Of the optimizer.
+        weights: Bytes of all weights, trainable or not.
+        gradients: Largest number of bytes of gradients during a step.
+        slots: Bytes of optimizer state.
     """
 
     weights: int
@@ -66,18 +67,18 @@ class StateBytes:
 
     @property
     def total(self) -> int:
-        """All of it."""
+        """Sum of all bytes."""
         return self.weights + self.gradients + self.slots
 
 
 @dataclass(frozen=True)
 class ModelBytes:
-    """Of all that a model and its training have, in bytes.
+    """Unsharded size of a model's state.
 
     Attributes:
-        weights: Of each trainable weight, in order.
-        fixed: Of the other weights together.
-        slots: How many slots of a weight's size the optimizer has for each.
+        weights: Bytes of each trainable weight, in order.
+        fixed: Bytes of the other weights together.
+        slots: Number of optimizer slots of a weight's size per trainable weight.
     """
 
     weights: tuple[int, ...]
@@ -86,7 +87,7 @@ class ModelBytes:
 
     @property
     def replicated(self) -> StateBytes:
-        """What a replica has that has all of it."""
+        """State of a replica that holds all of it."""
         trained = sum(self.weights)
         return StateBytes(trained + self.fixed, trained, trained * self.slots)
 
@@ -103,32 +104,32 @@ StateKind = Literal[
 ]
 """`trainable` and `non-trainable`: the model's weights, under their own names; all else under `KIND/...`.
 
-`optimizer`: its slots. `loss-scale`: `scale`, and `steps` since it changed. `random`: generators of random
-numbers, but for those among the non-trainable weights. `metrics`: what training metrics have added up since
-they were collected last. `exchange`: what the backend keeps of how it exchanges and computes, such as
-residuals of compressed gradients. `carry`: what layers carry from one call to the next and is no weight, such
-as the states of stateful RNNs.
+`optimizer`: slots and step counts. `loss-scale`: `scale`, and `steps` since it changed. `random`: random
+number generators that are not among the non-trainable weights. `metrics`: accumulators of training metrics
+since they were last collected. `exchange`: the backend's state of communication and execution, such as
+residuals of compressed gradients. `carry`: state that layers carry from call to call and that is no weight,
+such as the states of stateful RNNs.
 
-`random`, `metrics`, `exchange` and `carry` are each replica's own. The others are equal on all replicas
-wherever these hold the same weights."""
+`random`, `metrics`, `exchange` and `carry` differ between replicas. The others are equal on all replicas that
+hold the same weights."""
 
 ALL_STATE: tuple[StateKind, ...] = get_args(StateKind)
 MODEL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")
-"""What is meant where no kinds are given."""
+"""Default kinds: weights and optimizer state."""
 
 
 @dataclass(frozen=True)
 class StateInfo:
-    """What is known of a named state without reading it.
+    """Shape, dtype and shard of a named tensor.
 
     Attributes:
-        shape: Of the whole of it.
-        dtype: Its own, by name: also `bfloat16`, for which `read_state` gives float32, as NumPy lacks it.
-        nbytes: Bytes that it takes on this replica.
-        offset: Where this replica's part begins in the whole, an index along each axis; None where every
-            replica has all of it. What is whole here, and elsewhere not at all, is a part too.
+        shape: Shape of the full tensor.
+        dtype: Name of its dtype; for `bfloat16`, which NumPy lacks, `read_state` returns float32.
+        nbytes: Bytes on this replica.
+        offset: Index of the shard's first element along each axis of the full tensor; None where every
+            replica holds the full tensor. A tensor that one replica alone holds is sharded too.
         shard_shape: Shape of this replica's shard; None likewise.
-        aliases: Other names that the model has for it, where weights are tied.
+        aliases: Other names of the tensor, for tied weights.
     """
 
     shape: tuple[int, ...]
@@ -139,12 +140,12 @@ class StateInfo:
     aliases: tuple[str, ...] = ()
 
     def on_this_replica_only(self) -> StateInfo:
-        """That it is whole here, and elsewhere not at all."""
+        """Info of a tensor that this replica alone holds, in full."""
         return replace(self, offset=(0,) * len(self.shape), shard_shape=self.shape)
 
     @property
     def full_nbytes(self) -> int:
-        """That the whole of it takes."""
+        """Bytes of the full tensor."""
         if self.shard_shape in (None, self.shape):
             return self.nbytes
         bits = re.search(r"\d+", self.dtype)
@@ -152,5 +153,5 @@ class StateInfo:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Number of elements of the full tensor."""
         return math.prod(self.shape)

@@ -1,4 +1,4 @@
-"""The contract of a strategy: how replicas cooperate."""
+"""The contract of a strategy: what each replica computes in a step, and what replicas communicate when."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class StrategyState:
-    """What a strategy keeps besides the state of its replicas.
+    """State of a strategy besides weights and optimizer state, as checkpoints store it.
 
     Attributes:
-        values: JSON values, equal on every process.
-        tensors: Arrays by name, equal on every process.
-        per_replica: Arrays by name of each replica of this process, by its index in the run.
+        values: JSON values, equal on all ranks.
+        tensors: Name to array of any shape and dtype, equal on all ranks.
+        per_replica: Replica index to that replica's arrays by name; only replicas of this process.
     """
 
     values: Mapping[str, Any] = field(default_factory=dict)
@@ -45,10 +45,11 @@ class StrategyState:
 
 
 class Invariant(StrEnum):
-    """What a strategy's exchange can leave as it is.
+    """A quantity that a strategy's communication preserves; the conformance kit checks it.
 
-    `parameter-mean`: the mean over all replicas of the parameters changes by local steps only.
-    `gradient-sum`: all that gradients ask for arrives in the end; what is held back does not grow.
+    `parameter-mean`: communication does not change the mean of the parameters over all replicas; only local
+    steps do.
+    `gradient-sum`: every part of a gradient is applied in the end; residuals stay bounded (error feedback).
     """
 
     PARAMETER_MEAN = "parameter-mean"
@@ -56,31 +57,30 @@ class Invariant(StrEnum):
 
 
 class Strategy(ABC):
-    """What is computed locally and what is exchanged when; neutral to frameworks.
+    """A training strategy, such as synchronous data parallelism or local SGD. Knows no framework.
 
-    One instance lives in each process. Its options are the keyword arguments of its constructor. What it
-    promises below is checked by `isotrain conformance`; where it depends on options, the constructor sets
-    it on the instance.
+    One instance lives in each process. Its options are the keyword arguments of its constructor. The
+    attributes below are promises that `isotrain conformance` checks; where one depends on an option, the
+    constructor sets it on the instance.
 
     Attributes:
-        name: The name it is registered under.
-        summary: One line for listings; an instance may say it otherwise, where options change it.
-        requires: What it asks of a backend's groups of its parallel layout; a backend that lacks one of
-            these is refused by the plan. An instance may ask for more than its class, where an option needs
-            it.
-        parallel_layout: How weights and other state lie over the processes, and who steps.
-        keeps_replicas_equal: When all replicas have the same weights, to the bit: after every step
+        name: Name under which it is registered.
+        summary: One line for listings. An instance may override it where an option changes the method.
+        requires: Capabilities that it needs of a backend under its parallel layout; the plan refuses backends
+            that lack one. An instance may need more than its class, where an option does.
+        parallel_layout: How weights and optimizer state are laid out over the processes, and which
+            processes step.
+        keeps_replicas_equal: When the weights of all replicas are bitwise equal: after every step
             (`always`), after `finished` (`finally`), or `never`.
-        equals_data_parallel: Whether, with plain SGD, its weights are after every step those of
-            synchronous data parallelism, up to rounding, where the loss counts all targets alike.
-        invariants: What its exchange leaves as it is.
-        memory_saving: Options with which a replica takes less memory than in data-parallel runs, what
-            spares least
-            first: what `isotrain check` advises where a model does not fit.
-        variants: Options with which it asks other things of backends: each has a row of its own in
+        equals_data_parallel: Whether, with plain SGD, the weights after every step are those of synchronous
+            data parallelism, up to rounding, for losses that weigh all targets alike.
+        invariants: Quantities that its communication preserves.
+        memory_saving: Sets of options with which a replica needs less memory than under data parallelism,
+            smallest saving first; `isotrain check` suggests them where a model does not fit.
+        variants: Sets of options that need other capabilities; each has its own row in
             `isotrain strategies`.
-        convergence_margin: By how much its accuracy on the kit's digits may be below that of synchronous
-            data parallelism.
+        convergence_margin: Accuracy, as a fraction, by which it may be worse than synchronous data
+            parallelism on the kit's digits data.
     """
 
     name: ClassVar[str]
@@ -95,101 +95,114 @@ class Strategy(ABC):
     convergence_margin: float = 0.05
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Called first of all, with what the run will be; keeps of it what the strategy needs.
+        """Checks the options against the run, and stores what the strategy needs of the plan. Local.
 
-        Once while the plan is made, then (with the numbers of steps and parameters) before
-        `exchanged_bytes` and, on every process, before `started`. Where it is told of several plans, the
-        last is the one that counts. One may have a single replica, whatever the options: so data and model
-        are looked at for a measured plan or a check of any number.
+        Called before every other method: once while the plan is made, then again, with the numbers of steps
+        and parameters filled in, before `exchanged_bytes` and on every process before `started`. The last
+        call counts. A plan may have a single replica whatever the options: data and model are measured on
+        one.
+
+        Args:
+            spec: Training spec.
+            plan: Plan of the run, perhaps without measurements of the data and model.
 
         Returns:
-            Remarks on what the spec's fields mean under this strategy, for the plan.
+            Notes for the plan: what fields of the spec mean under this strategy.
 
         Raises:
             PlanError: The options do not fit the run.
-            UnsupportedError: The spec asks for something that this strategy cannot honour.
+            UnsupportedError: The strategy does not support something in the spec.
         """
         return []
 
     def started(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
-        """Called once on every process before the first step."""
+        """Hook before the first step. Called once on every process with a session."""
 
     def state_written(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
-        """Called on every process after `session.write_state`; what was kept of the weights is old."""
+        """Hook after `session.write_state` on every process: copies of weights kept here are outdated."""
 
     def state(self, group: ReplicaGroup) -> StrategyState:
-        """Gives what it keeps from step to step besides the state of its replicas. Local.
+        """The strategy's own state, for a checkpoint. Local.
 
-        Called between two steps; the step does not change what was given.
+        Called between two steps; later steps must not change the arrays that it returned.
         """
         return StrategyState()
 
     def load_state(self, group: ReplicaGroup, state: StrategyState) -> None:  # noqa: B027  # as above
-        """Goes on from what `state` of the same strategy gave; the group has its own state back. Local.
+        """Restores what `state` of the same strategy returned. Local.
 
-        Called after `started`. Where the run had another number of replicas, `state.per_replica` is empty
-        and `state_written` was called before.
+        Called after `started`, once the group's weights and optimizer state are restored. If the number of
+        replicas changed, `state.per_replica` is empty and `state_written` was called before.
         """
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
-        """Says what a run loses of this strategy's own state when it goes on as something else.
+        """Lists what of the strategy's own state is lost when a run resumes under other conditions.
 
-        With another strategy's name it goes on from the weights alone: `load_state` is not called.
+        After a change of strategy the run resumes from the weights alone: `load_state` is not called.
 
         Args:
-            strategy_before: The name of the strategy until now.
-            replicas_before: How many there were.
-            replicas: How many there will be.
+            strategy_before: Name of the strategy in the checkpoint.
+            replicas_before: Number of replicas in the checkpoint.
+            replicas: Number of replicas from now on.
 
         Returns:
-            A sentence for each thing that is lost; nothing where the strategy keeps nothing.
+            One sentence for each loss; empty for a strategy without state.
 
         Raises:
-            UnsupportedError: It cannot go on.
+            UnsupportedError: The strategy cannot resume from such a checkpoint.
         """
         if type(self).state is Strategy.state:
             return []
         if strategy_before != self.name:
-            return [f"{self.name}: starts with nothing kept from the steps before"]
+            return [f"{self.name}: starts without state from the steps before"]
         if replicas_before != replicas:
-            return [f"{self.name}: what it kept for each replica is lost"]
+            return [f"{self.name}: its state per replica is lost"]
         return []
 
     def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan | None:
-        """Draws how the layers of a model lie in stages; None where they do not.
+        """Assigns the layers of a model to pipeline stages; None for strategies without stages.
 
         Args:
-            profile: Of the model, as the group timed it.
-            slots: How many of a weight's size the optimizer has for each.
-            plan: Of the run.
+            profile: Time and memory of each layer, as the group measured them.
+            slots: Optimizer state tensors of a weight's size per weight.
+            plan: Plan of the run.
         """
         return None
 
     @abstractmethod
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Trains on one global batch, on every process; returns its mean loss (a scalar tensor)."""
+        """Trains on one global batch. Called on every process with a session.
+
+        Args:
+            group: The replicas of this process.
+            batch: This process's slices of the global batch, on the device.
+            learning_rate: Learning rate of this step.
+
+        Returns:
+            Mean loss of the global batch, a scalar tensor, equal on all replicas.
+        """
 
     def evaluating(self, group: ReplicaGroup) -> AbstractContextManager[None]:
-        """Called on every process; within it the replicas hold the weights that are evaluated.
+        """Context in which replicas hold the weights to evaluate, such as averages. Called on every process.
 
-        Afterwards they hold again what they held. By default each evaluates on what it has.
+        On exit they hold the training weights again. By default each replica evaluates its own weights.
         """
         return nullcontext()
 
     def finished(self, group: ReplicaGroup) -> None:  # noqa: B027  # as above
-        """Called once on every process after the last step, before the final weights are read."""
+        """Hook after the last step, before the final weights are read. Called once on every process."""
 
     def report(self) -> Mapping[str, Any]:
-        """What the strategy measured in the run, as JSON values, for the result; of rank 0."""
+        """Measurements of the strategy for the run's result, as JSON values. Called on rank 0."""
         return {}
 
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
-        """What the state of the model takes on the replica that has most of it.
+        """Bytes of weights, gradients and optimizer state on the replica that holds most of them.
 
-        What the strategy keeps besides is not counted.
+        The strategy's own state is not counted.
         """
         return model.replicated
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
-        """Bytes that each replica sends per step on average; None leaves it to the backend."""
+        """Bytes that each replica sends per step, on average; None: as the backend estimates it."""
         return None

@@ -77,7 +77,7 @@ def examine_here(task: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
     Returns:
         By name: what was found, or what loading it `raised`.
     """
-    selection.set_current(PluginChoice(tuple(task["asked"]), tuple(task["blocked"])))
+    selection.set_current(PluginChoice(tuple(task["requested"]), tuple(task["blocked"])))
     return {name: _examined(name) for name in task["names"]}
 
 
@@ -137,7 +137,7 @@ def _groups(host: PluginManager, names: Sequence[str]) -> list[_Group]:
 
 def _started(host: PluginManager, group: _Group, folder: Path) -> ChildProcess:
     plugins = selection.for_workers(selection.current())
-    task = {"names": group, "asked": plugins.asked, "blocked": plugins.blocked}
+    task = {"names": group, "requested": plugins.requested, "blocked": plugins.blocked}
     variables = _variables(host, group[0])
     return ChildProcess(_EXAMINE, task, folder / "+".join(group), variables=variables)
 

@@ -32,12 +32,12 @@ def set_current(choice: PluginChoice) -> None:
 
 
 @contextlib.contextmanager
-def chosen(asked: Sequence[str], blocked: Sequence[str]) -> Iterator[None]:
+def chosen(requested: Sequence[str], blocked: Sequence[str]) -> Iterator[None]:
     """Has these plugins for a while, beside what was asked for before."""
     before = _Process.choice
     _Process.choice = replace(
         before,
-        asked=(*before.asked, *asked),
+        requested=(*before.requested, *requested),
         blocked=(*before.blocked, *blocked),
     )
     try:
@@ -48,7 +48,7 @@ def chosen(asked: Sequence[str], blocked: Sequence[str]) -> Iterator[None]:
 
 def candidates_of(choice: PluginChoice) -> Iterator[Candidate]:
     """All plugins that were asked for."""
-    for where in choice.asked:
+    for where in choice.requested:
         yield plugin.of_module(where, "--plugin")
     for name, thing in choice.registered:
         origin = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)

@@ -31,12 +31,12 @@ class ReferenceReplica(Replica):
     def write(self, parts: Sequence[StatePart], vector: Array) -> None:
         unflatten_into(vector, self._arrays(parts))
 
-    def read_weights(self, places: Sequence[int]) -> Array:
+    def read_weights(self, indices: Sequence[int]) -> Array:
         kinds = [weight.dtype for weight in self._program.part("trainable")]
-        return flatten(self._weights(places)).astype(np.result_type(*kinds))
+        return flatten(self._weights(indices)).astype(np.result_type(*kinds))
 
-    def write_weights(self, places: Sequence[int], vector: Array) -> None:
-        unflatten_into(vector, self._weights(places))
+    def write_weights(self, indices: Sequence[int], vector: Array) -> None:
+        unflatten_into(vector, self._weights(indices))
 
     def _weights(self, places: Sequence[int]) -> list[Array]:
         weights = self._program.part("trainable")
@@ -45,9 +45,9 @@ class ReferenceReplica(Replica):
     def _arrays(self, parts: Sequence[StatePart]) -> list[Array]:
         return [array for part in parts for array in self._program.part(part)]
 
-    def scatter_add(self, places: Array, values: Array, length: int) -> Array:
+    def scatter_add(self, indices: Array, values: Array, length: int) -> Array:
         found = np.zeros(length, values.dtype)
-        np.add.at(found, places, values)
+        np.add.at(found, indices, values)
         return found
 
     def all_reduce(self, tensor: Array, op: ReduceOp = "sum") -> Array:

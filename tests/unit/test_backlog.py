@@ -35,7 +35,7 @@ def test_what_is_left_out_is_counted_where_it_would_be() -> None:
     given = [steps(0, 20), steps(20, 3), Output(text="x"), progress(23), EPOCH, steps(23, 4)]
     first, gap, epoch, last = through(backlog, *given)
     assert (first, epoch) == (steps(0, 20), EPOCH)
-    left_out = "nobody read for too long: {} steps and {} pieces of output were left out here"
+    left_out = "the reader was too slow: {} steps and {} pieces of output were dropped here"
     assert gap == Warned(text=left_out.format(3, 1))
     assert last == Warned(text=left_out.format(4, 0))
     assert through(backlog, steps(27, 1)) == [steps(27, 1)], "there is room again"

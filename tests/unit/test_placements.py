@@ -127,5 +127,5 @@ def test_a_single_replica_needs_nobody_to_serve_it() -> None:
 
 
 class _Servers(Reference):
-    def servers(self, asked: int) -> int:
-        return asked
+    def servers(self, requested: int) -> int:
+        return requested

@@ -115,7 +115,7 @@ def test_half_set_variables_are_named(host: PluginManager) -> None:
 
 @pytest.mark.parametrize("rank", ["x", "-1", "1.5", "٣"])
 def test_what_is_no_number_is_named(host: PluginManager, rank: str) -> None:
-    with pytest.raises(ClusterInfoError, match=f"A: A_RANK is '{rank}'; expected a whole number"):
+    with pytest.raises(ClusterInfoError, match=f"A: A_RANK is '{rank}'; expected an integer"):
         cluster_info_of({"A_RANK": rank, "A_SIZE": "4"}, host)
 
 

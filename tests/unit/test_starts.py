@@ -92,7 +92,7 @@ def test_mpi_is_not_forked(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Non
 def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
     silent = resolve_start_method(SaysNothing(), LOCAL, SPEC, "cpu")
     assert silent == StartMethod(
-        why_fresh="backend 'says-nothing' does not say that it can be forked"
+        why_fresh="backend 'says-nothing' does not declare that it can be forked"
     )
     alone = resolve_start_method(TorchDDP(), "one-by-one", SPEC, "cpu")
     assert alone.why_fresh == "one-by-one starts each process by itself"

@@ -41,17 +41,17 @@ class TensorFlowReplica(Replica):
     def write(self, parts: Sequence[StatePart], vector: tf.Tensor) -> None:
         _write(self._variables(parts), vector)
 
-    def read_weights(self, places: Sequence[int]) -> tf.Tensor:
+    def read_weights(self, indices: Sequence[int]) -> tf.Tensor:
         weights = self._trainer.part("trainable")
         widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.size)
-        selected = [tf.cast(value_of(weights[place]), widest) for place in places]
+        selected = [tf.cast(value_of(weights[index]), widest) for index in indices]
         return tf.concat(
             [tf.zeros(0, widest), *(tf.reshape(weight, [-1]) for weight in selected)], axis=0
         )
 
-    def write_weights(self, places: Sequence[int], vector: tf.Tensor) -> None:
+    def write_weights(self, indices: Sequence[int], vector: tf.Tensor) -> None:
         weights = self._trainer.part("trainable")
-        _write([weights[place] for place in places], vector)
+        _write([weights[index] for index in indices], vector)
 
     def reduce_scatter(self, vector: tf.Tensor, sizes: Sequence[int]) -> tf.Tensor:
         part, proof = self._communicator.reduce_scatter(vector, sizes)
@@ -76,8 +76,8 @@ class TensorFlowReplica(Replica):
     def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
         return [variable for part in parts for variable in self._trainer.part(part)]
 
-    def scatter_add(self, places: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
-        return tf.scatter_nd(places[:, tf.newaxis], values, [length])
+    def scatter_add(self, indices: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
+        return tf.scatter_nd(indices[:, tf.newaxis], values, [length])
 
     def all_reduce(self, tensor: tf.Tensor, op: ReduceOp = "sum") -> tf.Tensor:
         return self._communicator.all_reduce([tensor], op)[0]

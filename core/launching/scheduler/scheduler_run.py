@@ -167,7 +167,7 @@ def rank_command(
         options += ["--interface", interface]
     if resume is not None:
         options += ["--resume", resume]
-    for where in plugins.asked:
+    for where in plugins.requested:
         options += ["--plugin", where]
     for blocked in plugins.blocked:
         options += ["--block-plugin", blocked]

@@ -94,17 +94,17 @@ class ShardedReplica(JaxReplica):
         super().__init__(program, ties, state)
         self._exchanges = exchanges
 
-    def read_weights(self, places: Sequence[int]) -> jax.Array:
+    def read_weights(self, indices: Sequence[int]) -> jax.Array:
         weights = self.state.trainable
         widest = max((weight.dtype for weight in weights), key=lambda dtype: dtype.itemsize)
-        own = [weights[place] for place in places]
+        own = [weights[index] for index in indices]
         return _joined(own, widest) if own else jnp.zeros(0, widest)
 
-    def write_weights(self, places: Sequence[int], vector: jax.Array) -> None:
+    def write_weights(self, indices: Sequence[int], vector: jax.Array) -> None:
         weights = list(self.state.trainable)
-        values = _separated(vector, [weights[place] for place in places])
-        for place, value in zip(places, values, strict=True):
-            weights[place] = value
+        values = _separated(vector, [weights[index] for index in indices])
+        for index, value in zip(indices, values, strict=True):
+            weights[index] = value
         self.state = self.state._replace(trainable=weights)
 
     def all_reduce(self, tensor: jax.Array, op: ReduceOp = "sum") -> jax.Array:
