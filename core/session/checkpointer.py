@@ -1,4 +1,4 @@
-"""The checkpoints of a run: when its session saves them, and how it goes back to one."""
+"""The checkpoints of a session: saving them when they are due, and restoring one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ PathLike = str | os.PathLike[str]
 
 
 class Checkpointer:
-    """Saves where a session is, and takes it back there; every process calls it alike."""
+    """Saves and restores the state of a session. Collective."""
 
     def __init__(
         self,
@@ -40,82 +40,82 @@ class Checkpointer:
         self._trainer_state = trainer_state
         self._step_logger = step_logger
         self._reporter = reporter
-        self._saver = CheckpointWriter(self._folder(run_directory), session_context, reporter)
+        self._writer = CheckpointWriter(self._folder(run_directory), session_context, reporter)
 
     def _folder(self, run_directory: Path) -> CheckpointFolder | None:
-        """Where the run's own lie; a session that nobody launched has no directory for them."""
+        """The run's folder of checkpoints; None for a session without a run directory or a folder."""
         policy = self._session_context.spec.checkpoint
         if not self._reporter.has_listener and (policy is None or policy.folder is None):
             return None
         return CheckpointFolder(checkpoint_folder(self._session_context.spec, run_directory))
 
     def save(self, folder: PathLike | None, notes: Mapping[str, Any]) -> None:
-        """Saves one; returns when it is written.
+        """Saves a checkpoint; returns when it is written.
 
         Args:
-            folder: Of checkpoints; None: the run's own.
-            notes: The person's own.
+            folder: Folder of checkpoints; None for the run's.
+            notes: `session.notes`.
 
         Raises:
-            RunFailedError: It cannot be written.
+            RunFailedError: The checkpoint cannot be written.
         """
         with self._reporter.doing("save checkpoint"):
-            elsewhere = None if folder is None else CheckpointFolder(folder)
-            self._saver.save(self._position(notes), elsewhere)
-            fault = self._saver.wait()
+            other_folder = None if folder is None else CheckpointFolder(folder)
+            self._writer.save(self._saved_state(notes), other_folder)
+            fault = self._writer.wait()
         if fault is not None:
             step = self._trainer_state.steps_done
             raise RunFailedError(f"the checkpoint of step {step} was not saved: {fault}")
 
     def save_if_due(self, best: bool, overlap_next_step: bool, notes: Mapping[str, Any]) -> bool:
-        """Begins to save one if the spec or a signal asks for it, or the weights are the best so far.
+        """Begins to save a checkpoint if the spec or a signal requests one, or the weights are the best.
 
-        Where the spec lets training wait for it, it is complete on return, or was warned about.
+        With `background: false` in the spec the checkpoint is complete on return, or a warning was sent.
 
         Args:
-            best: Whether they are.
-            overlap_next_step: Whether the copy may be finished beside the next step.
-            notes: The person's own.
+            best: Whether the weights are the best so far.
+            overlap_next_step: Whether the copy may be finished during the next step.
+            notes: `session.notes`.
 
         Returns:
-            Whether one is being saved.
+            Whether a checkpoint is being saved.
 
         Raises:
-            EndedError: The run was asked to end; its checkpoint is saved.
+            EndedError: A signal requested the end of the run; its checkpoint is saved.
         """
         policy = self._session_context.spec.checkpoint
         if policy is None:
             return False
         trainer_state = self._trainer_state
-        wishes = self._saver.poll_requests(trainer_state.steps_done)
+        requests = self._writer.poll_requests(trainer_state.steps_done)
         if best:
             trainer_state.best_steps.append(trainer_state.steps_done)
-        due = trainer_state.is_done or self._saver.is_due(
+        due = trainer_state.is_done or self._writer.is_due(
             trainer_state.steps_done, trainer_state.steps_per_epoch
         )
-        if not (due or best or wishes.save):
+        if not (due or best or requests.save):
             return False
         with self._reporter.doing("save checkpoint"):
-            may_skip = policy.background and not (trainer_state.is_done or wishes.end)
-            is_saved = self._saver.save_once(
-                self._position(notes), overlap_next_step and policy.background, may_skip
+            may_skip = policy.background and not (trainer_state.is_done or requests.end)
+            is_saved = self._writer.save_once(
+                self._saved_state(notes), overlap_next_step and policy.background, may_skip
             )
             if not policy.background:
-                self._saver.wait()
-        if wishes.end and not trainer_state.is_done:
-            self._end_as_asked()
+                self._writer.wait()
+        if requests.end and not trainer_state.is_done:
+            self._end_run()
         return is_saved
 
-    def _end_as_asked(self) -> None:
-        """Ends this process's part of the run when its checkpoint is written."""
-        self._saver.wait()
+    def _end_run(self) -> None:
+        """Raises the end of the run once its checkpoint is written."""
+        self._writer.wait()
         with self._reporter.doing("barrier"):
             self._session_context.group.barrier()
         step = self._trainer_state.steps_done
         raise EndedError(f"the run was asked to end, and did after step {step}")
 
-    def _position(self, notes: Mapping[str, Any]) -> SavedTrainerState:
-        """Where the run is; waits for the losses of its steps."""
+    def _saved_state(self, notes: Mapping[str, Any]) -> SavedTrainerState:
+        """The trainer state as a checkpoint holds it; waits for the losses of all steps."""
         self._step_logger.flush()
         trainer_state = self._trainer_state
         step = trainer_state.steps_done
@@ -132,85 +132,88 @@ class Checkpointer:
         )
 
     def _rates_around(self, step: int) -> list[float]:
-        """Of the last step and the next; none where the optimizer sets its rates itself."""
+        """Learning rates of the last and the next step; empty if the optimizer sets its rates itself."""
         if self._session_context.group.optimizer_rates() is not None:
             return []
         return [self._rates(s) * self._trainer_state.rate_factor for s in (max(0, step - 1), step)]
 
-    def _changed_rate(self, position: SavedTrainerState) -> list[str]:
-        """Says how the rate of the next step is another than in the run that saved a checkpoint."""
-        if len(position.rates) != 2 or self._trainer_state.total_steps <= position.step:
+    def _changed_rate(self, saved: SavedTrainerState) -> list[str]:
+        """Describes how the learning rate of the next step differs from that in the saved run."""
+        if len(saved.rates) != 2 or self._trainer_state.total_steps <= saved.step:
             return []
-        last, before = position.rates
-        now = self._rates(position.step) * position.rate_factor
+        last, before = saved.rates
+        now = self._rates(saved.step) * saved.rate_factor
         if math.isclose(now, before, rel_tol=1e-6):
             return []
         return [
-            f"learning rate of step {position.step}: {before:.6g} in the checkpoint, {now:.6g} now; the step"
+            f"learning rate of step {saved.step}: {before:.6g} in the checkpoint, {now:.6g} now; the step"
             f" before it had {last:.6g}"
         ]
 
     def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
-        """Goes back to a checkpoint; None: to the run's newest.
+        """Restores a checkpoint.
+
+        Args:
+            checkpoint: Location of the checkpoint; None for the run's newest.
 
         Returns:
-            The notes that it holds.
+            The notes in the checkpoint.
 
         Raises:
-            IsotrainError: There is none, it is damaged, or it is of another run: says what differs.
+            IsotrainError: There is no checkpoint, it is damaged, or it belongs to a different run.
         """
-        own = self._session_context
+        context = self._session_context
         with self._reporter.doing("restore"):
-            self._all_written()
+            self._wait_for_all_writers()
             saved = resume_check.SavedRun(
-                checkpoint_at(checkpoint or self._saver.run_folder.location)
+                checkpoint_at(checkpoint or self._writer.run_folder.location)
             )
-            changes = resume_check.changes(saved, own.spec, own.plan)
+            changes = resume_check.changes(saved, context.spec, context.plan)
             changes += self._changed_rate(saved.trainer_state)
-            position, where = saved.trainer_state, saved.checkpoint.location
+            state, location = saved.trainer_state, saved.checkpoint.location
             lost = checkpoint_load.load(
-                saved, own, lambda: self._rates(position.step) * position.rate_factor
+                saved, context, lambda: self._rates(state.step) * state.rate_factor
             )
-            lost += own.group.not_checkpointed()
-            is_own = self._saver.restored_from(saved.checkpoint, position)
-            self._go_on_from(position, is_own=is_own)
+            lost += context.group.not_checkpointed()
+            is_from_this_run = self._writer.note_restored(saved.checkpoint, state)
+            self._continue_from(state, is_from_this_run=is_from_this_run)
             if self._reporter.rank == 0:
                 self._reporter.emit(
-                    Resumed(done=position.step, location=where, changes=changes, lost=lost)
+                    Resumed(done=state.step, location=location, changes=changes, lost=lost)
                 )
-        return dict(position.notes)
+        return dict(state.notes)
 
-    def _go_on_from(self, position: SavedTrainerState, *, is_own: bool) -> None:
+    def _continue_from(self, saved: SavedTrainerState, *, is_from_this_run: bool) -> None:
         trainer_state = self._trainer_state
-        trainer_state.seek(position.step)
-        trainer_state.mark = position.mark
-        trainer_state.is_finished = position.is_finished
+        trainer_state.seek(saved.step)
+        trainer_state.mark = saved.mark
+        trainer_state.is_finished = saved.is_finished
         trainer_state.restore_count += 1
-        trainer_state.last_loss = position.last_loss
-        trainer_state.rate_factor = position.rate_factor
-        trainer_state.best_steps = list(position.best_steps) if is_own else []
-        self._step_logger.resume_from(position.step, position.epoch_loss, position.epoch_samples)
+        trainer_state.last_loss = saved.last_loss
+        trainer_state.rate_factor = saved.rate_factor
+        trainer_state.best_steps = list(saved.best_steps) if is_from_this_run else []
+        self._step_logger.resume_from(saved.step, saved.epoch_loss, saved.epoch_samples)
 
     def restore_best(self) -> None:
-        """Takes the weights of the best one, and no other state.
+        """Loads the weights of the best checkpoint, and no other state.
 
         Raises:
-            IsotrainError: None was saved as the best.
+            IsotrainError: No checkpoint was saved as the best.
         """
         if not self._trainer_state.best_steps:
             raise IsotrainError("restore_best: no checkpoint was saved as the best so far.")
-        own = self._session_context
+        context = self._session_context
         with self._reporter.doing("restore"):
-            self._all_written()
-            saved = resume_check.SavedRun(self._saver.last_of(self._trainer_state.best_steps))
-            checkpoint_load.load_weights(saved, own)
-            own.strategy.state_written(own.group)
+            self._wait_for_all_writers()
+            saved = resume_check.SavedRun(self._writer.last_of(self._trainer_state.best_steps))
+            checkpoint_load.load_weights(saved, context)
+            context.strategy.state_written(context.group)
 
-    def _all_written(self) -> None:
-        """Waits until no process writes or removes one: all see the same then."""
-        self._saver.wait()
+    def _wait_for_all_writers(self) -> None:
+        """Waits until no process writes or removes a checkpoint, so that all see the same ones."""
+        self._writer.wait()
         self._session_context.group.barrier()
 
     def wait(self) -> None:
-        """Returns once the last one is written by all."""
-        self._saver.wait()
+        """Waits until all processes have written the last checkpoint."""
+        self._writer.wait()

@@ -1,4 +1,4 @@
-"""What a person with their own loop holds: one process's view of a run, the same under every backend."""
+"""The session: one process's handle on a run, the same API under every backend."""
 
 from __future__ import annotations
 
@@ -30,27 +30,27 @@ from isotrain.core.session.training.train_step import TrainLoop
 
 
 class Session:
-    """Trains and evaluates, on every process of the run alike.
+    """One process's handle on a run, for a custom training loop: step, evaluate, predict, save, restore.
 
-    Every method but the properties is called by every process at the same point. Nothing can be set that
-    is not there.
+    Methods are collective unless marked "Local.": every process calls them at the same point. Properties
+    are local. Attributes that do not exist cannot be set.
 
     Attributes:
-        spec: What is trained.
-        plan: How, completed with the numbers of samples and parameters.
-        group: The replicas of this process.
-        rank: Of this process.
-        run_directory: Where the run keeps its files.
-        initial_weights: What became of those that the spec names; None where it names none.
-        notes: JSON values of your own loop, which every checkpoint holds, those of rank 0; `restore` brings
-            them back on every process.
+        spec: The training spec.
+        plan: The plan of the run, completed with the numbers of samples and parameters.
+        group: The replica group of this process.
+        rank: Rank of this process.
+        run_directory: Directory of the run's files.
+        initial_weights: Report on the initial weights that the spec names; None where it names none.
+        notes: JSON values of a custom loop. Every checkpoint holds those of rank 0; `restore` brings them
+            back on every process.
     """
 
     _is_open = False
 
     def __init__(
         self,
-        cast: ResolvedSpec,
+        resolved_spec: ResolvedSpec,
         plan: Plan,
         context: ProcessContext,
         reporter: Reporter,
@@ -58,33 +58,33 @@ class Session:
         *,
         resumes: bool = False,
     ) -> None:
-        """Loads the data, builds the model and joins the other processes.
+        """Builds the model, connects to the other processes and loads the data. Collective.
 
         Args:
-            cast: What is trained, and what takes part.
-            plan: How.
-            context: This process's place.
-            reporter: Tells the launcher.
-            server_connection: This process's part in a parameter-server run; needed there only.
+            resolved_spec: The spec with its plugin references resolved.
+            plan: The plan of the run.
+            context: Rank, device mesh and run directory of this process.
+            reporter: Sends events to the launcher.
+            server_connection: Connection to the parameter server; needed in parameter-server runs only.
             resumes: Whether `restore` is called next: initial weights are not read then.
         """
         self.stopwatch = Stopwatch()
-        self._session_context = own = build_session_context(
-            cast, plan, context, reporter, server_connection, resumes=resumes
+        self._session_context = session_context = build_session_context(
+            resolved_spec, plan, context, reporter, server_connection, resumes=resumes
         )
-        self.spec = cast.spec
-        self.plan = own.plan
-        self.group = own.group
+        self.spec = resolved_spec.spec
+        self.plan = session_context.plan
+        self.group = session_context.group
         self.rank = context.rank
         self.run_directory = Path(context.run_directory)
-        self.initial_weights = own.initial_weights
+        self.initial_weights = session_context.initial_weights
         self.notes: dict[str, Any] = {}
         self._reporter = reporter
-        self._training = training = TrainLoop(own, reporter, self.stopwatch)
+        self._training = training = TrainLoop(session_context, reporter, self.stopwatch)
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
-        self._evaluation = Evaluator(own, reporter)
+        self._evaluation = Evaluator(session_context, reporter)
         self._checkpoints = Checkpointer(
-            own,
+            session_context,
             self._trainer_state,
             self._step_logger,
             reporter,
@@ -96,15 +96,15 @@ class Session:
         reporter.enter(BETWEEN_CALLS)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Refuses what would be set and never read.
+        """Refuses to set an attribute that nothing would read.
 
         Raises:
-            IsotrainError: A session has no attribute of that name that can be set.
+            IsotrainError: The session has no attribute of that name.
         """
         if self._is_open and name not in self.__dict__:
             raise IsotrainError(
-                f"session.{name} cannot be set, and would change nothing. scale_learning_rate(factor)"
-                " changes the rate, write_state(state) weights and slots; all else is in the spec."
+                f"session.{name} cannot be set, and would change nothing. scale_learning_rate(factor) changes"
+                " the learning rate, write_state(state) weights and optimizer state; all else is in the spec."
             )
         super().__setattr__(name, value)
 
@@ -122,32 +122,32 @@ class Session:
 
     @property
     def replicas(self) -> int:
-        """Replicas in the whole run."""
+        """Number of replicas in the run."""
         return self.group.replicas
 
     @property
     def versions(self) -> dict[str, str]:
-        """Of Python and of the packages that this process uses for the run."""
+        """Versions of Python and of the packages that take part in the run, by name."""
         return self._session_context.versions()
 
     @property
     def is_main(self) -> bool:
-        """Whether this is the process that speaks for all: rank 0."""
+        """Whether this process is rank 0."""
         return self.rank == 0
 
     @property
     def strategy(self) -> Strategy:
-        """By which this process takes its steps."""
+        """The strategy that takes the training steps of this process."""
         return self._session_context.strategy
 
     @property
     def total_steps(self) -> int:
-        """Steps of the whole run."""
+        """Number of steps of the run, over all epochs."""
         return self._trainer_state.total_steps
 
     @property
     def steps_done(self) -> int:
-        """Steps taken so far."""
+        """Number of steps taken so far."""
         return self._trainer_state.steps_done
 
     @property
@@ -157,31 +157,34 @@ class Session:
 
     @property
     def best_step(self) -> int | None:
-        """Steps done when the best checkpoint was saved; None while none was called so."""
+        """Step of the best checkpoint so far; None while none was saved as the best."""
         steps = self._trainer_state.best_steps
         return steps[-1] if steps else None
 
     @property
     def last_loss(self) -> float | None:
-        """Mean loss of the last step, for which this waits; None before the first. Local."""
+        """Mean loss of the last step; None before the first. Waits for the device. Local."""
         return self._trainer_state.loss
 
     def learning_rate(self, step: int) -> float:
-        """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local.
+        """Learning rate of a step, with the present scaling. Local.
+
+        Args:
+            step: Index of the step, from 0 over the whole run.
 
         Raises:
             IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one.
         """
-        return self._training.known_rate(step)
+        return self._training.learning_rate(step)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiplies the rates of all steps from here on, on top of the spec's schedule. Local.
+        """Multiplies the learning rates of all later steps, on top of the spec's schedule. Local.
 
         Args:
-            factor: Above 0; every process passes the same. Factors multiply: 0.5 twice is a quarter.
+            factor: A finite number above 0, the same on every process. Factors multiply: 0.5 twice is 0.25.
 
         Raises:
-            IsotrainError: It is no such number.
+            IsotrainError: The factor is not such a number.
         """
         if not 0 < factor < math.inf:
             raise IsotrainError(
@@ -190,33 +193,33 @@ class Session:
         self._trainer_state.rate_factor *= factor
 
     def batches(self) -> Iterator[Batch]:
-        """Yields this process's part of every global batch from the next step to the run's end.
+        """Yields this process's part of each global batch, from the next step to the end of the run.
 
-        After a `restore` in the middle it goes on from there.
+        After a `restore` in the middle it continues from the restored step.
         """
         return self._training.batches(self.group)
 
     def setup_notes(self) -> list[str]:
-        """What became of initial weights and data, and how the group uses the model in its own way. Local."""
+        """Plan notes on initial weights, data, learning rates and the model's execution. Local."""
         return setup_notes(
             self.spec, self.group, self.initial_weights, self._session_context.loaders
         )
 
     def state_notes(self) -> list[str]:
-        """What checkpoints, where they are asked for, cannot hold of the group's state. Local."""
+        """Plan notes on state that the run's checkpoints cannot hold; none without checkpoints. Local."""
         return state_notes(self.spec, self.group)
 
     def step_notes(self) -> list[str]:
-        """What the group will honour in its own way, seen on the next batch."""
+        """Plan notes on how the group executes a step, found on the next batch."""
         batch = self.next_batch()
         return [] if batch is None else self.group.step_notes(batch)
 
     def next_batch(self) -> Batch | None:
-        """What `batches` gives next, to look at: it gives that again; None after the last."""
+        """The batch that `batches` yields next, without consuming it; None after the last."""
         return self._training.next_batch(self.group)
 
     def stop(self) -> None:
-        """Ends the training before its last step: `batches` gives no more. Every process calls it."""
+        """Ends training early: `batches` yields no more."""
         self._trainer_state.is_stopped = True
         self._training.finish(self.group)
 
@@ -224,51 +227,51 @@ class Session:
         """Saves a checkpoint; returns when it is written.
 
         Args:
-            folder: Of checkpoints, at a path or URL; left out: this run's own.
+            folder: Path or URL of a folder of checkpoints; this run's when left out.
 
         Raises:
             IsotrainError: Predictions are being read.
-            RunFailedError: It cannot be written.
+            RunFailedError: The checkpoint cannot be written.
         """
         self._trainer_state.require_no_predictions("save")
         self._checkpoints.save(folder, self.notes)
 
     def save_if_due(self, *, best: bool = False, overlap_next_step: bool = False) -> bool:
-        """Saves a checkpoint if the spec's `checkpoint` or a signal asks for one, while training goes on.
+        """Begins to save a checkpoint if the spec's `checkpoint` or a signal requests one.
 
-        For loops of your own: call it after each step and, at the end of an epoch, once all of the epoch
-        is done.
+        For custom loops: call it after each step; at the end of an epoch, after validation. Writing goes on
+        in the background.
 
         Args:
-            best: Whether the weights are the best so far: then one is saved in any case, and kept.
+            best: Whether the weights are the best so far: a checkpoint is then saved in any case, and kept.
             overlap_next_step: Whether nothing but the session changes weights until the next step's update:
-                then their copy may be made while that step computes its gradients.
+                they may then be copied while that step computes its gradients.
 
         Returns:
-            Whether one is being saved.
+            Whether a checkpoint is being saved.
 
         Raises:
-            EndedError: The run was asked to end; its checkpoint is saved.
+            EndedError: A signal requested the end of the run; its checkpoint is saved.
             IsotrainError: Predictions are being read.
         """
         self._trainer_state.require_no_predictions("save_if_due")
         return self._checkpoints.save_if_due(best, overlap_next_step, self.notes)
 
     def restore(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
-        """Goes on from a checkpoint: all state, and the step that comes next.
+        """Loads a checkpoint: all state, and the step to continue from.
 
         Args:
-            checkpoint: Its folder or URL, a folder of them or a run directory, of which the newest is
-                taken; this run's newest when left out.
+            checkpoint: Path or URL of a checkpoint; or of a folder of checkpoints or a run directory, of
+                which the newest is loaded. This run's newest when left out.
 
         Raises:
-            IsotrainError: There is none, or it is of another run: says what differs. Or it is damaged: some
-                state may be that of the checkpoint by then, and another one is to be restored.
+            IsotrainError: There is no checkpoint, or it belongs to a different run (the message lists the
+                differences), or it is damaged. State may be partly loaded after damage: restore another one.
         """
         self.notes = self._checkpoints.restore(checkpoint)
 
     def restore_best(self) -> None:
-        """Takes the weights of the best checkpoint, and no other state.
+        """Loads the weights of the best checkpoint, and no other state.
 
         Raises:
             IsotrainError: No checkpoint was saved as the best.
@@ -276,65 +279,65 @@ class Session:
         self._checkpoints.restore_best()
 
     def seek(self, step: int) -> None:
-        """Makes `batches` go on from a step (0 for the start); the state stays as it is. Local.
+        """Makes `batches` continue from a step; the state stays as it is. Local.
 
         Args:
-            step: Counted from 0 over the whole run; every process passes the same.
+            step: Index of the step, from 0 over the whole run; the same on every process.
         """
         self._trainer_state.seek(step)
 
     def step(self, batch: Batch) -> Tensor:
-        """Trains on one global batch by the spec's strategy.
+        """Takes one training step with the spec's strategy.
 
         Returns:
-            The mean loss of the global batch: a scalar of the framework, the same on every process;
-            `float(loss)` gives the number.
+            The mean loss of the global batch: a scalar tensor of the framework, the same on every process.
+            `float(loss)` waits for the number.
         """
         return self._training.step(self.group, batch)
 
     @property
     def strategy_report(self) -> dict[str, Any]:
-        """What the strategy measured so far."""
+        """What the strategy measured so far, as JSON values."""
         return dict(self.strategy.report())
 
     def disable_progress_reports(self) -> None:
-        """Tells of all steps so far, and of none from here on: reading losses waits for the device. Local."""
-        self._step_logger.end()
+        """Reports all steps so far, and none from here on: reading a loss waits for the device. Local."""
+        self._step_logger.stop()
 
     def metrics(self) -> dict[str, float]:
-        """Gives the training metrics over all samples since the last call, and starts them anew."""
+        """Returns the training metrics over all samples since the last call, and resets them."""
         with self._reporter.doing("collect metrics"):
             return self.group.collect_metrics("train")
 
     def try_metrics(self, batch: Batch) -> None:
-        """Finds out whether the spec's metrics give numbers, before anything is trained for them.
+        """Checks on one batch that the spec's metrics return numbers, before any training.
 
-        Named ones do where targets and predictions fit them: they are tried only where evaluation is made
-        ready anyway. For loops of your own: call it with the first batch, before its step.
+        Built-in metrics are checked only if the data has a validation part. For custom loops: call it with
+        the first batch, before its step.
 
         Args:
-            batch: Is evaluated, of which nothing remains.
+            batch: Batch to evaluate; the state of weights and metrics is as before afterwards.
 
         Raises:
-            SpecError: One does not.
+            SpecError: A metric does not return a number.
         """
         if self.tries_metrics:
             self._evaluation.try_metrics(batch)
 
     @property
     def tries_metrics(self) -> bool:
-        """Whether there is something that `try_metrics` would find out."""
+        """Whether `try_metrics` evaluates anything."""
         metrics = self.spec.metrics
-        own = any(each.is_reference for each in metrics)
-        return own or (bool(metrics) and self.can_evaluate)
+        has_custom = any(each.is_reference for each in metrics)
+        return has_custom or (bool(metrics) and self.can_evaluate)
 
     def refusals(self) -> dict[str, str]:
-        """Finds out on the first batch what a run of several replicas is refused for.
+        """Checks on the first batch whether a run of several replicas would be refused.
 
-        Runs of several replicas, or micro-batches, do so by themselves before their first step.
+        Runs with several replicas or micro-batches check this themselves before their first step.
 
         Returns:
-            What was found, by codes of the check.
+            The reason of each refusal, by check code.
         """
         return self._training.refusals(self.group)
 
@@ -342,10 +345,10 @@ class Session:
         """Computes loss and metrics over a whole data set.
 
         Args:
-            data: What to evaluate on; the spec's validation data when left out.
+            data: Data set to evaluate on; the spec's validation data when left out.
 
         Returns:
-            `loss` and each metric: exact means over all samples, whatever the number of replicas.
+            `loss` and each metric by name: exact means over all samples, whatever the number of replicas.
 
         Raises:
             DataError: There is no validation data.
@@ -353,25 +356,25 @@ class Session:
         return self._evaluation.evaluate(data)
 
     def predict(self, data: Any = None) -> Any:
-        """Gives what the model predicts for every sample of a data set, in their order.
+        """Returns the model's predictions for every sample of a data set, in order.
 
         Args:
-            data: What to predict for; the spec's validation data when left out. Targets are ignored.
+            data: Data set to predict for; the spec's validation data when left out. Targets are ignored.
 
         Returns:
-            An array of shape `[samples, ...]`, or a tree of such as the model gives, the same on every
-            process and, to rounding, whatever the number of replicas.
+            An array of shape `[samples, ...]` or the model's structure of such arrays; the same on every
+            process and, up to rounding, whatever the number of replicas.
 
         Raises:
-            DataError: There is no validation data, or a process cannot know which samples the others see.
-            UnsupportedError: What the model gives has no row for each sample.
+            DataError: There is no validation data, or the data is a stream that shards itself.
+            UnsupportedError: A model output does not have one row per sample.
         """
         return concatenated(list(self.predictions(data)))
 
     def predictions(self, data: Any = None) -> Iterator[Any]:
-        """As `predict`, one global batch after the other, so that not all must be in memory at once.
+        """Yields what `predict` returns one global batch at a time, for data larger than memory.
 
-        Every process reads it to its end, or closes it, before it takes a step or saves.
+        Every process exhausts or closes the iterator before it takes a step or saves.
         """
         self._trainer_state.is_predicting = True
         try:
@@ -385,7 +388,7 @@ class Session:
         return self._session_context.loaders.data.validation is not None
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Adds an epoch's metrics to the run's history, and tells of all its steps."""
+        """Adds an epoch's metrics to the run's history, and reports all its steps."""
         self._step_logger.flush()
         if self.is_main:
             done, reports = self.steps_done, self._step_logger
@@ -395,21 +398,21 @@ class Session:
             )
 
     def read_state(self, kinds: Sequence[StateKind] = MODEL_STATE) -> dict[str, np.ndarray]:
-        """Copies named state to NumPy: weights under their path, slots under `optimizer/`. Local."""
+        """Copies state to NumPy by name; names of optimizer state begin with `optimizer/`. Local."""
         return self.group.read_state(kinds)
 
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets named state on every replica; every process passes the same."""
+        """Sets state by name on every replica; every process passes the same arrays."""
         self.group.write_state(state)
         self.strategy.state_written(self.group)
 
     def barrier(self) -> None:
-        """Returns once every process has called it."""
+        """Waits until every process has called it."""
         with self._reporter.doing("barrier"):
             self.group.barrier()
 
     def close(self) -> None:
-        """Leaves the run; the session cannot be used afterwards. A second call does nothing."""
+        """Leaves the run; the session cannot be used afterwards. Later calls do nothing."""
         if self._closed:
             return
         self._closed = True

@@ -254,7 +254,9 @@ def test_what_a_strategy_has_not_kept_is_refused(sound: Checkpoint, values: dict
     with opened() as session:
         session.restore(sound.location)
         place = forged(sound, put("strategy_values", values)).location
-        with pytest.raises(IsotrainError, match=f"{place}: strategy 'local-sgd' did not take up"):
+        with pytest.raises(
+            IsotrainError, match=f"{place}: strategy 'local-sgd' could not load its state"
+        ):
             session.restore(place)
 
 

@@ -1,4 +1,4 @@
-"""Taking the state of a run back to what a checkpoint holds."""
+"""Loading a checkpoint, also into another number of replicas, parallel layout or framework."""
 
 from __future__ import annotations
 
@@ -28,169 +28,171 @@ from isotrain.core.session.weights.state_conversion import (
 from isotrain.core.session.weights.weight_readers import portions
 from isotrain.core.session.weights.weights_file import WEIGHTS
 
-_FIRST = replica_section(0, 0)
+_FIRST_REPLICA = replica_section(0, 0)
 _METRICS = "metrics/"
 _CARRY = "carry/"
-_SCALE = "loss-scale/"
+_LOSS_SCALE = "loss-scale/"
 
 
-def load(saved: SavedRun, own: SessionContext, rate: Callable[[], float]) -> list[str]:
-    """Sets all state of this process's replicas, and the strategy's.
+def load(saved: SavedRun, context: SessionContext, rate: Callable[[], float]) -> list[str]:
+    """Loads all state of this process's replicas and of the strategy. Collective.
 
     Args:
         saved: The checkpoint.
-        own: Whose state is set.
-        rate: Gives that of the next step, for slots that another framework keeps.
+        context: Context of the session whose state is set.
+        rate: Returns the learning rate of the next step; needed to convert optimizer state of another
+            framework.
 
     Returns:
-        What of the checkpoint's state could not be taken over.
+        Descriptions of the state in the checkpoint that could not be loaded.
 
     Raises:
-        IsotrainError: Its weights are not those of this model.
+        IsotrainError: The weights in the checkpoint are not those of this model.
     """
-    group, strategy = own.group, own.strategy
-    translation = _translation(saved, own)
-    if translation is not None:
-        lost = _write_translated(saved, group, translation, rate())
+    group, strategy = context.group, context.strategy
+    converter = _converter(saved, context)
+    if converter is not None:
+        lost = _write_converted(saved, group, converter, rate())
         strategy.state_written(group)
-        return [*lost, *_write_metrics(saved, own)]
-    same = saved.plan.replicas == group.replicas
+        return [*lost, *_write_metrics(saved, context)]
+    same_replicas = saved.plan.replicas == group.replicas
     lost = []
-    keep_apart = same and saved.plan.strategy == strategy.name and saved.identity.replicas_differ
-    if saved.identity.replicas_differ and not keep_apart:
+    same_strategy = saved.plan.strategy == strategy.name
+    keeps_different = same_replicas and same_strategy and saved.identity.replicas_differ
+    if saved.identity.replicas_differ and not keeps_different:
         lost.append(
             f"the weights of {saved.plan.replicas} replicas, which differed: all have their mean"
         )
         lost += _write_mean(saved, group)
     elif not saved.identity.replicas_differ:
         lost += _write_shared(saved, group)
-    in_place = same and saved.stages == own.plan.device_mesh.size(STAGE)
-    if in_place and saved.uses_parameter_server == own.plan.uses_parameter_server:
-        lost += _write_own(saved, own, weights=keep_apart)
+    same_layout = same_replicas and saved.stages == context.plan.device_mesh.size(STAGE)
+    if same_layout and saved.uses_parameter_server == context.plan.uses_parameter_server:
+        lost += _write_per_replica(saved, context, weights=keeps_different)
     else:
-        lost += _write_metrics(saved, own)
+        lost += _write_metrics(saved, context)
     return [*lost, *_load_strategy(saved, group, strategy)]
 
 
-def load_weights(saved: SavedRun, own: SessionContext) -> None:
-    """Sets weights and other state of the model alone, optimizer slots left out.
+def load_weights(saved: SavedRun, context: SessionContext) -> None:
+    """Loads weights and other state of the model, without optimizer state. Collective.
 
     Raises:
-        IsotrainError: They are not those of this model.
+        IsotrainError: The weights in the checkpoint are not those of this model.
     """
-    group, translation = own.group, _translation(saved, own)
+    group, converter = context.group, _converter(saved, context)
     stored = saved.checkpoint.tensors(_section(saved))
     names = [name for name in group.describe_state(WEIGHTS) if name in stored]
-    if translation is not None:
-        _write_origins(saved, group, translation, translation.state_sources(stored, group))
+    if converter is not None:
+        _write_sources(saved, group, converter, converter.state_sources(stored, group))
     elif saved.identity.replicas_differ:
-        _write_means(saved, group, names)
+        _write_mean_portions(saved, group, names)
     else:
         _write_portions(saved, group, names)
 
 
 def _section(saved: SavedRun) -> str:
-    """Where all weights and slots are, if only those of one replica."""
-    return _FIRST if saved.identity.replicas_differ else "state"
+    """The section with weights and optimizer state: the shared one, or that of replica 0."""
+    return _FIRST_REPLICA if saved.identity.replicas_differ else "state"
 
 
-def _translation(saved: SavedRun, own: SessionContext) -> StateConverter | None:
-    """Between the framework that saved a checkpoint and this one, where that takes one."""
-    if not StateConverter.is_needed(saved.checkpoint.tensors(_section(saved)), own.group):
+def _converter(saved: SavedRun, context: SessionContext) -> StateConverter | None:
+    """The converter from the framework that saved the checkpoint; None where no conversion is needed."""
+    if not StateConverter.is_needed(saved.checkpoint.tensors(_section(saved)), context.group):
         return None
-    return StateConverter.between((saved.plan.backend, saved.plan.framework), own.plan, own.spec)
+    source = saved.plan.backend, saved.plan.framework
+    return StateConverter.between(source, context.plan, context.spec)
 
 
-def _write_translated(
-    saved: SavedRun, group: ReplicaGroup, translation: StateConverter, rate: float
+def _write_converted(
+    saved: SavedRun, group: ReplicaGroup, converter: StateConverter, rate: float
 ) -> list[str]:
-    """Sets weights, slots and the scale of the loss, by their names in this framework."""
+    """Sets weights, optimizer state and loss scale from a checkpoint of another framework."""
     stored = saved.checkpoint.tensors(_section(saved))
-    weights = translation.state_sources(stored, group)
+    weights = converter.state_sources(stored, group)
     _require_all_weights(saved, group, weights)
-    with_optimizer_state = translation.with_optimizer_state(weights, stored, group, rate)
+    with_optimizer_state = converter.with_optimizer_state(weights, stored, group, rate)
     group.reshard_weights()
-    _write_origins(saved, group, translation, with_optimizer_state or weights, rate)
-    scale = [name for name in group.describe_state(("loss-scale",)) if name in stored]
-    _write(saved, group, _common_state(saved, scale))
+    _write_sources(saved, group, converter, with_optimizer_state or weights, rate)
+    loss_scale = [name for name in group.describe_state(("loss-scale",)) if name in stored]
+    _write(saved, group, _common_state(saved, loss_scale))
     return [LOST_STATE, LOST_OPTIMIZER_STATE] if with_optimizer_state is None else [LOST_STATE]
 
 
-def _write_origins(
+def _write_sources(
     saved: SavedRun,
     group: ReplicaGroup,
-    translation: StateConverter,
-    origins: Mapping[str, StateSource],
+    converter: StateConverter,
+    sources: Mapping[str, StateSource],
     rate: float = 1.0,
 ) -> None:
-    """Translates and sets state a portion after the other."""
+    """Converts and sets state, one portion after the other."""
     stored = saved.checkpoint.tensors(_section(saved))
-    here = [name for name in origins if not group.is_remote(name)]
-    for portion in portions(here, lambda name: sum(stored[n].nbytes for n in origins[name].names)):
-        found = _common_state(saved, {n for name in portion for n in origins[name].names})
+    local = [name for name in sources if not group.is_remote(name)]
+    for portion in portions(local, lambda name: sum(stored[n].nbytes for n in sources[name].names)):
+        state = _common_state(saved, {n for name in portion for n in sources[name].names})
         for name in portion:
-            state = translation.state(name, origins[name], found, rate)
-            _write(saved, group, state, how=", by `checkpoint.map`")
+            converted = converter.state(name, sources[name], state, rate)
+            _write(saved, group, converted, how=", by `checkpoint.map`")
 
 
 def _common_state(saved: SavedRun, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Weights and slots of all replicas; of those that differed, the mean."""
+    """Weights and optimizer state; the mean over replicas where these differed."""
     if saved.identity.replicas_differ:
         return _mean_state(saved, names)
     return saved.checkpoint.read("state", names)
 
 
 def _write_shared(saved: SavedRun, group: ReplicaGroup) -> list[str]:
-    """Sets what all replicas had alike, or in parts."""
+    """Sets replicated and sharded state; returns what this group does not have."""
     stored = saved.checkpoint.tensors("state")
     _require_all_weights(saved, group, stored)
-    unknown = _unknown_scales(stored, group)
+    unknown = _unknown_loss_scales(stored, group)
     group.reshard_weights()
-    here = [n for n in stored if n not in unknown and not group.is_remote(n)]
-    _write_portions(saved, group, here)
-    return [_not_here(name) for name in unknown]
+    local = [n for n in stored if n not in unknown and not group.is_remote(n)]
+    _write_portions(saved, group, local)
+    return [_no_such_state(name) for name in unknown]
 
 
 def _write_portions(saved: SavedRun, group: ReplicaGroup, names: Iterable[str]) -> None:
-    """Reads and sets state a portion after the other: it is never here twice as a whole."""
-    stored, described = saved.checkpoint.tensors("state"), group.describe_state(REPLICATED_STATE)
+    """Reads and sets state one portion after the other: memory never holds a second full copy."""
+    stored, infos = saved.checkpoint.tensors("state"), group.describe_state(REPLICATED_STATE)
     for portion in portions(names, lambda name: stored[name].nbytes):
-        _write(saved, group, _read_portion(saved, portion, described))
+        _write(saved, group, _read_portion(saved, portion, infos))
 
 
 def _read_portion(
-    saved: SavedRun, names: Sequence[str], described: Mapping[str, StateInfo]
+    saved: SavedRun, names: Sequence[str], infos: Mapping[str, StateInfo]
 ) -> dict[str, np.ndarray]:
-    """Tensors of the state; of what this process has a part of, that part alone."""
-    parts = {n: described[n] for n in names if n in described and described[n].offset is not None}
-    whole = saved.checkpoint.read("state", [name for name in names if name not in parts])
-    return whole | {
+    """Reads tensors of the shared state; of a sharded tensor only this process's shard."""
+    shards = {n: infos[n] for n in names if n in infos and infos[n].offset is not None}
+    replicated = saved.checkpoint.read("state", [name for name in names if name not in shards])
+    return replicated | {
         name: saved.checkpoint.read_part("state", name, info.offset, info.shard_shape)
-        for name, info in parts.items()
+        for name, info in shards.items()
     }
 
 
 def _write_mean(saved: SavedRun, group: ReplicaGroup) -> list[str]:
-    """Sets the mean of replicas that differed."""
-    stored = saved.checkpoint.tensors(_FIRST)
-    names = [name for name in stored if not _is_own(name)]
+    """Sets the mean over replicas that differed; returns what this group does not have."""
+    stored = saved.checkpoint.tensors(_FIRST_REPLICA)
+    names = [name for name in stored if not _is_per_replica(name)]
     _require_all_weights(saved, group, names)
-    unknown = _unknown_scales(names, group)
-    here = [name for name in names if name not in unknown]
-    _write_means(saved, group, here)
-    return [_not_here(name) for name in unknown]
+    unknown = _unknown_loss_scales(names, group)
+    _write_mean_portions(saved, group, [name for name in names if name not in unknown])
+    return [_no_such_state(name) for name in unknown]
 
 
-def _write_means(saved: SavedRun, group: ReplicaGroup, names: Iterable[str]) -> None:
-    stored = saved.checkpoint.tensors(_FIRST)
+def _write_mean_portions(saved: SavedRun, group: ReplicaGroup, names: Iterable[str]) -> None:
+    stored = saved.checkpoint.tensors(_FIRST_REPLICA)
     for portion in portions(names, lambda name: stored[name].nbytes):
         _write(saved, group, _mean_state(saved, portion))
 
 
-def _unknown_scales(names: Iterable[str], group: ReplicaGroup) -> list[str]:
-    """Those of a loss scale that this group has not."""
-    scales = group.describe_state(("loss-scale",))
-    return [name for name in names if name.startswith(_SCALE) and name not in scales]
+def _unknown_loss_scales(names: Iterable[str], group: ReplicaGroup) -> list[str]:
+    """Names of loss-scale state that this group does not have."""
+    loss_scales = group.describe_state(("loss-scale",))
+    return [name for name in names if name.startswith(_LOSS_SCALE) and name not in loss_scales]
 
 
 def _write(
@@ -200,10 +202,10 @@ def _write(
     replica: int | None = None,
     how: str = "",
 ) -> None:
-    """Sets state, and says of what a group refuses where it comes from.
+    """Sets state; adds the location of the checkpoint to the error of a group that refuses it.
 
     Raises:
-        IsotrainError: A name is none of this group's, or its state has another shape.
+        IsotrainError: The group has no state of a name, or its shape differs.
     """
     try:
         group.write_state(state, replica=replica)
@@ -211,7 +213,7 @@ def _write(
         raise IsotrainError(f"{saved.checkpoint.location}{how}: {error}") from error
 
 
-def _not_here(name: str) -> str:
+def _no_such_state(name: str) -> str:
     return f"{name}: there is no such state here"
 
 
@@ -226,29 +228,41 @@ def _require_all_weights(saved: SavedRun, group: ReplicaGroup, names: Collection
         )
 
 
-def _write_own(saved: SavedRun, own: SessionContext, *, weights: bool) -> list[str]:
-    """Gives each replica here what that of the same number had, its weights and slots among it or not."""
-    group = own.group
-    lost: set[str] = set()
+def _write_per_replica(saved: SavedRun, context: SessionContext, *, weights: bool) -> list[str]:
+    """Sets the state that each local replica has for itself, from the same replica of the saved run.
+
+    Args:
+        saved: The checkpoint.
+        context: Context of the session.
+        weights: Whether weights and optimizer state are among it.
+
+    Returns:
+        Descriptions of the state that this group does not have.
+    """
+    group = context.group
+    refused: set[str] = set()
     for replica in group.local_replicas:
-        section = replica_section(replica, own.stage)
+        section = replica_section(replica, context.stage)
         if section not in saved.checkpoint.sections():
             continue
         stored = saved.checkpoint.tensors(section)
-        names = [name for name in stored if weights or _is_own(name)]
+        names = [name for name in stored if weights or _is_per_replica(name)]
         if weights:
             _require_all_weights(saved, group, names)
-        known = group.describe_state(REPLICA_STATE, replica=replica)
-        here = [name for name in names if name in known or not _is_own(name)]
-        for portion in portions(here, {name: stored[name].nbytes for name in here}.__getitem__):
+        infos = group.describe_state(REPLICA_STATE, replica=replica)
+        present = [name for name in names if name in infos or not _is_per_replica(name)]
+        sizes = {name: stored[name].nbytes for name in present}
+        for portion in portions(present, sizes.__getitem__):
             _write(saved, group, saved.checkpoint.read(section, portion), replica)
-        others = saved.checkpoint.read(section, sorted(set(names).difference(here)))
-        lost.update(_refused(group, others, replica))
-    return [_not_here(name) for name in sorted(lost)]
+        others = saved.checkpoint.read(section, sorted(set(names).difference(present)))
+        refused.update(_write_refused(group, others, replica))
+    return [_no_such_state(name) for name in sorted(refused)]
 
 
-def _refused(group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int) -> Iterator[str]:
-    """Sets state that a group may have from its first step on only; gives what it has no place for."""
+def _write_refused(
+    group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int
+) -> Iterator[str]:
+    """Sets state that a group may have from its first step on only; yields the names that it refuses."""
     for name, array in state.items():
         try:
             group.write_state({name: array}, replica=replica)
@@ -256,53 +270,60 @@ def _refused(group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int)
             yield name
 
 
-def _is_own(name: str) -> bool:
+def _is_per_replica(name: str) -> bool:
     return name.partition("/")[0] in REPLICA_STATE
 
 
-def _write_metrics(saved: SavedRun, own: SessionContext) -> list[str]:
-    """Shares the accumulators of the epoch's metrics out among other replicas: they are sums over all.
+def _write_metrics(saved: SavedRun, context: SessionContext) -> list[str]:
+    """Distributes the metric accumulators of the saved replicas over a different number of replicas.
 
-    Of a replica in stages the first gets them.
+    Accumulators are sums, so each replica adds up those of some saved replicas. In a pipeline the first stage
+    of a replica gets them. Returns descriptions of the per-replica state that is lost.
     """
-    group = own.group
-    there = replica_sections(saved.checkpoint.sections())
-    kept = {name for section in there for name in saved.checkpoint.tensors(section)}
-    kept = {name for name in kept if _is_own(name)}
+    group = context.group
+    sections = replica_sections(saved.checkpoint.sections())
+    stored = {name for section in sections for name in saved.checkpoint.tensors(section)}
+    stored = {name for name in stored if _is_per_replica(name)}
     holders = [r for r in group.local_replicas if group.describe_state(("metrics",), replica=r)]
     everywhere = len(group.local_replicas) < group.replicas  # each of the others holds its own too
-    lost = {name.partition("/")[0] for name in kept if not name.startswith(_METRICS)}
+    lost = {name.partition("/")[0] for name in stored if not name.startswith(_METRICS)}
     for replica in holders:
-        known = group.describe_state(("metrics",), replica=replica)
-        sums = {name: np.zeros(info.shape, info.dtype) for name, info in known.items()}
+        infos = group.describe_state(("metrics",), replica=replica)
+        sums = {name: np.zeros(info.shape, info.dtype) for name, info in infos.items()}
         count = group.replicas if everywhere else len(holders)
-        place = replica if everywhere else holders.index(replica)
-        for section in () if own.stage else there[place::count]:
-            names = [name for name in saved.checkpoint.tensors(section) if name in known]
+        index = replica if everywhere else holders.index(replica)
+        for section in () if context.stage else sections[index::count]:
+            names = [name for name in saved.checkpoint.tensors(section) if name in infos]
             for name, array in saved.checkpoint.read(section, names).items():
                 sums[name] = sums[name] + array
         group.write_state(sums, replica=replica)
-        lost |= {n for n in kept if n.startswith(_METRICS) and n not in known}
-    if "carry" in lost and _write_carried_alike(saved, group, there):
+        lost |= {n for n in stored if n.startswith(_METRICS) and n not in infos}
+    if "carry" in lost and _write_equal_carry(saved, group, sections):
         lost.discard("carry")
-    now = _layout(group.replicas, own.plan.device_mesh.size(STAGE))
-    numbers = f"{_layout(saved.plan.replicas, saved.stages)}, now {now}"
-    return [f"{what} state of {numbers}" for what in sorted(lost)]
+    now = _layout(group.replicas, context.plan.device_mesh.size(STAGE))
+    layouts = f"{_layout(saved.plan.replicas, saved.stages)}, now {now}"
+    return [f"{kind} state of {layouts}" for kind in sorted(lost)]
 
 
-def _write_carried_alike(saved: SavedRun, group: ReplicaGroup, sections: Sequence[str]) -> bool:
-    """Gives other replicas what layers carried, if all had the same; says whether that could be done."""
-    each = [
+def _write_equal_carry(saved: SavedRun, group: ReplicaGroup, sections: Sequence[str]) -> bool:
+    """Sets the state that layers carry over batches, if all saved replicas had the same.
+
+    Returns:
+        Whether they had, and this group took it.
+    """
+    carries = [
         saved.checkpoint.read(section, [n for n in names if n.startswith(_CARRY)])
         for section in sections
         if (names := saved.checkpoint.tensors(section))
     ]
-    first, *others = each
-    alike = all(
+    first, *others = carries
+    are_equal = all(
         other.keys() == first.keys() and all(np.array_equal(other[n], first[n]) for n in first)
         for other in others
     )
-    return alike and not [n for r in group.local_replicas for n in _refused(group, first, r)]
+    return are_equal and not [
+        name for replica in group.local_replicas for name in _write_refused(group, first, replica)
+    ]
 
 
 def _layout(replicas: int, stages: int) -> str:
@@ -311,8 +332,11 @@ def _layout(replicas: int, stages: int) -> str:
 
 
 def _mean_state(saved: SavedRun, names: Collection[str]) -> dict[str, np.ndarray]:
-    """The mean of the replicas' weights and slots; of whole numbers, those of the first."""
-    first = saved.checkpoint.read(_FIRST, names)
+    """Mean of the saved replicas' weights and optimizer state; integers are those of replica 0.
+
+    Sums are float64; results have the dtype of the tensor.
+    """
+    first = saved.checkpoint.read(_FIRST_REPLICA, names)
     floating = [name for name, array in first.items() if array.dtype.kind == "f"]
     sums = {name: first[name].astype(np.float64) for name in floating}
     for replica in range(1, saved.plan.replicas):
@@ -325,30 +349,30 @@ def _mean_state(saved: SavedRun, names: Collection[str]) -> dict[str, np.ndarray
 
 
 def _load_strategy(saved: SavedRun, group: ReplicaGroup, strategy: Strategy) -> list[str]:
-    """Brings back what the strategy kept, as far as it can use it."""
-    same = saved.plan.replicas == group.replicas
-    is_own = saved.plan.strategy == strategy.name
+    """Loads the state of the strategy; returns descriptions of what it cannot use."""
+    same_replicas = saved.plan.replicas == group.replicas
+    same_strategy = saved.plan.strategy == strategy.name
     lost = strategy.resume_notes(saved.plan.strategy, saved.plan.replicas, group.replicas)
-    if not (same and is_own):
+    if not (same_replicas and same_strategy):
         strategy.state_written(group)
-    if is_own:
-        state = _strategy_state(saved, group.local_replicas if same else ())
+    if same_strategy:
+        state = _strategy_state(saved, group.local_replicas if same_replicas else ())
         try:
             strategy.load_state(group, state)
         except (LookupError, TypeError, ValueError) as error:
             raise IsotrainError(
-                f"{saved.checkpoint.location}: strategy {strategy.name!r} did not take up what is kept of it"
-                f" there: {type(error).__name__}: {error}. It may have changed since, or have a fault."
+                f"{saved.checkpoint.location}: strategy {strategy.name!r} could not load its state:"
+                f" {type(error).__name__}: {error}. It may have changed since, or have a fault."
             ) from error
     return lost
 
 
 def _strategy_state(saved: SavedRun, replicas: Sequence[int]) -> StrategyState:
-    there = saved.checkpoint.sections()
-    own = {
+    sections = saved.checkpoint.sections()
+    per_replica = {
         replica: saved.checkpoint.read(f"strategy-{replica}")
         for replica in replicas
-        if f"strategy-{replica}" in there
+        if f"strategy-{replica}" in sections
     }
-    shared = saved.checkpoint.read("strategy") if "strategy" in there else {}
-    return StrategyState(values=saved.strategy_values, tensors=shared, per_replica=own)
+    tensors = saved.checkpoint.read("strategy") if "strategy" in sections else {}
+    return StrategyState(values=saved.strategy_values, tensors=tensors, per_replica=per_replica)

@@ -1,4 +1,4 @@
-"""Saving checkpoints while training goes on: when they are due, and the writing."""
+"""Asynchronous checkpoint saving: when checkpoints are due, and writing them on a thread."""
 
 from __future__ import annotations
 
@@ -29,27 +29,27 @@ from isotrain.core.session.training.consensus import Consensus
 from isotrain.core.session.training.context import SessionContext
 
 FORMAT = 1
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _COMMIT_SECONDS = 600.0
 """How long rank 0 waits for the files of the other processes."""
 _WRITTEN, _FAILED, _HANGS = 0, 1, 2
-"""How a checkpoint stands; the worst of all processes counts."""
+"""State of a checkpoint; the worst of all processes counts."""
 
 
 @dataclass(frozen=True)
 class SavedTrainerState:
-    """Where a run is, as its checkpoints say.
+    """The trainer state in a checkpoint's `run.json`.
 
     Attributes:
-        step: Steps done.
-        rate_factor: What `scale_learning_rate` has made of the rates.
-        epoch_loss: The sum of the losses of the epoch so far, each times its samples.
-        epoch_samples: Of these steps.
-        best_steps: Of the checkpoints that were each the best so far; the last is the best.
-        last_loss: Of the last step; None before the first.
-        is_finished: Whether the strategy has done all that it had to do.
+        step: Number of steps done.
+        rate_factor: Factor on the spec's learning rates, from `scale_learning_rate`.
+        epoch_loss: Sum of the losses of the epoch so far, each times its samples.
+        epoch_samples: Number of samples of the epoch so far.
+        best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
+        last_loss: Loss of the last step; None before the first.
+        is_finished: Whether the strategy has finished its work after the last step.
         notes: `session.notes`.
-        mark: To which place the stream of data can be taken back, if it has a state of its own.
+        mark: State of the data stream after the last step, if the stream can be resumed from a state.
         rates: Learning rates of the last step and, by the spec of that run, of the next one.
     """
 
@@ -66,19 +66,19 @@ class SavedTrainerState:
 
     @property
     def best_step(self) -> int | None:
-        """Of the best checkpoint; None where none was called so."""
+        """Step of the best checkpoint; None where none was saved as the best."""
         return self.best_steps[-1] if self.best_steps else None
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Whose checkpoints they are: what a resume compares, and a person wants to know.
+    """The run that saved a checkpoint, as `run.json` describes it; a resume compares it with its own.
 
     Attributes:
-        spec: As `spec.json` has it.
-        plan: As `plan.json` has it.
-        versions: Of the packages that took part.
-        replicas_differ: Whether each replica's weights are its own.
+        spec: Training spec, as in `spec.json`.
+        plan: Plan, as in `plan.json`.
+        versions: Versions of the packages that took part, by name.
+        replicas_differ: Whether each replica has weights of its own.
     """
 
     spec: dict[str, Any]
@@ -88,21 +88,21 @@ class RunIdentity:
 
 
 class CheckpointWriter:
-    """Saves the checkpoints of one process's share of a run.
+    """Writes one process's part of the checkpoints of a run. Collective.
 
-    Every process calls every method at the same point. A checkpoint is copied at once, or beside the next
-    step, whose update waits for it; a thread of its own writes it.
+    State is copied at once, or during the next step, whose update waits for the copy; a background thread
+    writes it. Processes agree on the outcome by all-reduce before the next checkpoint.
     """
 
     def __init__(
         self, folder: CheckpointFolder | None, session_context: SessionContext, reporter: Reporter
     ) -> None:
-        """Saves nothing yet.
+        """Prepares the snapshots; saves nothing yet.
 
         Args:
-            folder: Where the run's own checkpoints lie; None: nowhere.
-            session_context: Whose state is saved.
-            reporter: Tells the launcher.
+            folder: The run's folder of checkpoints; None where it has none.
+            session_context: Context of the session whose state is saved.
+            reporter: Sends events to the launcher.
         """
         self._folder = folder
         self._session_context = session_context
@@ -111,36 +111,38 @@ class CheckpointWriter:
         self._group = session_context.group
         self._strategy = session_context.strategy
         self._reporter = reporter
-        self._copies = StateSnapshot(session_context, reporter.rank)
-        self._agreement = Consensus(self._group)
-        self._is_asked = False
+        self._snapshot = StateSnapshot(session_context, reporter.rank)
+        self._consensus = Consensus(self._group)
+        self._is_requested = False
         self._token: str | None = None
         self._count = 0
-        self._writing: threading.Thread | None = None
+        self._thread: threading.Thread | None = None
         self._written = threading.Event()
         self._given_up = threading.Event()
-        self._fault: Exception | None = None
+        self._error: Exception | None = None
         self._warning: Warned | None = None
-        """Of the fault, until one process has told of it."""
+        """Warning about `_error`, until one process has sent it."""
         self._hangs = False
-        """Whether the last one was found to take too long: none is left that waits for it."""
+        """Whether writing the last checkpoint took too long: later saves do not wait for it again."""
         self._saved: SavedTrainerState | None = None
         self._saved_at = self._began_at = time.monotonic()
 
     def poll_requests(self, step: int) -> CheckpointRequest:
-        """What all processes wish after this step, besides what its number says.
+        """Requests by signals or by `every_minutes`, the same on all processes after the same step.
 
-        It is a second or so until they know.
+        A request takes about a second to reach all processes.
         """
-        asked = self._reporter.checkpoint_request
-        self._is_asked |= asked.save
-        own = CheckpointRequest(save=self._is_asked or self._minutes_are_over(), end=asked.end)
-        found = self._agreement.all_reduce_requests(step, own)
-        self._is_asked &= not found.save
-        return found
+        request = self._reporter.checkpoint_request
+        self._is_requested |= request.save
+        save = self._is_requested or self._is_interval_over()
+        agreed = self._consensus.all_reduce_requests(
+            step, CheckpointRequest(save=save, end=request.end)
+        )
+        self._is_requested &= not agreed.save
+        return agreed
 
-    def _minutes_are_over(self) -> bool:
-        """Whether the clock of rank 0 asks for a checkpoint."""
+    def _is_interval_over(self) -> bool:
+        """Whether `every_minutes` have passed since the last checkpoint, by the clock of rank 0."""
         policy = self._spec.checkpoint
         minutes = None if policy is None else policy.every_minutes
         if minutes is None or self._reporter.rank:
@@ -148,7 +150,7 @@ class CheckpointWriter:
         return time.monotonic() - self._saved_at >= 60 * minutes
 
     def is_due(self, step: int, steps_per_epoch: int) -> bool:
-        """Whether the spec asks for a checkpoint after so many steps."""
+        """Whether the spec's `every_steps` or `every_epochs` asks for a checkpoint after this step."""
         policy = self._spec.checkpoint
         if policy is None:
             return False
@@ -159,49 +161,49 @@ class CheckpointWriter:
 
     @property
     def run_folder(self) -> CheckpointFolder:
-        """Where the run's own checkpoints lie.
+        """The run's folder of checkpoints.
 
         Raises:
-            IsotrainError: Nowhere.
+            IsotrainError: The session has none.
         """
         if self._folder is None:
             raise IsotrainError(
-                "this session was opened without a run directory: say which folder the checkpoints are in, or"
+                "this session was opened without a run directory: pass the folder of the checkpoints, or"
                 " set `checkpoint.folder` in the spec."
             )
         return self._folder
 
     def save_once(
-        self, position: SavedTrainerState, overlap_next_step: bool, may_skip: bool
+        self, trainer_state: SavedTrainerState, overlap_next_step: bool, may_skip: bool
     ) -> bool:
-        """As `save`; a step that is saved already is not, unless there is more to say of it now.
+        """Begins to save a checkpoint, unless the same step is saved already with the same notes.
 
         Args:
-            position: Where the run is.
-            overlap_next_step: Whether the copy may be finished beside the next step.
-            may_skip: Whether it need not be saved where the one before is still being written
-                after `timeouts.silence`.
+            trainer_state: Trainer state to save.
+            overlap_next_step: Whether the copy may be finished during the next step.
+            may_skip: Whether to skip this checkpoint if the last one is still being written after
+                `timeouts.silence`.
 
         Returns:
-            False where it was left out.
+            False if the checkpoint was skipped.
         """
-        patience = 0.0 if self._hangs else self._plan.timeouts["silence"]
-        state = self._state(patience if may_skip else math.inf)
+        timeout_s = 0.0 if self._hangs else self._plan.timeouts["silence"]
+        state = self._agreed_state(timeout_s if may_skip else math.inf)
         self._hangs = state == _HANGS
         if self._hangs:
-            self._leave_out(position.step)
+            self._warn_skipped(trainer_state.step)
             return False
-        self._take_fault(state)
+        self._take_error(state)
         saved = self._saved
         if (
             saved is None
-            or (position.step, position.best_steps) != (saved.step, saved.best_steps)
-            or self._agreement.any_process(position.notes != saved.notes)
+            or (trainer_state.step, trainer_state.best_steps) != (saved.step, saved.best_steps)
+            or self._consensus.any_process(trainer_state.notes != saved.notes)
         ):
-            self._begin(position, None, overlap_next_step)
+            self._begin(trainer_state, None, overlap_next_step)
         return True
 
-    def _leave_out(self, step: int) -> None:
+    def _warn_skipped(self, step: int) -> None:
         assert self._saved is not None
         before, seconds = self._saved.step, time.monotonic() - self._began_at
         self._saved_at = time.monotonic()
@@ -209,83 +211,91 @@ class CheckpointWriter:
             text = f"that of step {before} is still being written, after {seconds:.0f} s"
             self._reporter.emit(Warned(text=f"the checkpoint of step {step} is left out: {text}."))
 
-    def save(self, position: SavedTrainerState, elsewhere: CheckpointFolder | None = None) -> None:
+    def save(
+        self, trainer_state: SavedTrainerState, folder: CheckpointFolder | None = None
+    ) -> None:
         """Copies the state, and begins to write it.
 
         Args:
-            position: Where the run is.
-            elsewhere: Another folder than the run's own.
+            trainer_state: Trainer state to save.
+            folder: Folder of checkpoints; None for the run's.
         """
         self.wait()
-        self._begin(position, elsewhere, overlap_next_step=False)
+        self._begin(trainer_state, folder, overlap_next_step=False)
 
     def _begin(
         self,
-        position: SavedTrainerState,
-        elsewhere: CheckpointFolder | None,
+        trainer_state: SavedTrainerState,
+        other_folder: CheckpointFolder | None,
         overlap_next_step: bool,
     ) -> None:
-        folder = elsewhere or self.run_folder
-        differ = self._replicas_differ(position.is_finished)
-        kept = self._strategy.state(self._group)
+        folder = other_folder or self.run_folder
+        differ = self._replicas_differ(trainer_state.is_finished)
+        strategy_state = self._strategy.state(self._group)
         if self._token is None:
-            self._token = self._agreement.shared_token()
+            self._token = self._consensus.shared_token()
         self._count += 1
-        run = None if self._reporter.rank else self._run(position, differ, kept)
-        if elsewhere is None:
-            self._saved, self._saved_at = deepcopy(position), time.monotonic()
+        run = None if self._reporter.rank else self._run(trainer_state, differ, strategy_state)
+        if other_folder is None:
+            self._saved, self._saved_at = deepcopy(trainer_state), time.monotonic()
         self._began_at = time.monotonic()
         self._written.clear()
         self._given_up.clear()
-        copies = self._copies.begin_copies(differ, kept)
+        copies = self._snapshot.begin_copies(differ, strategy_state)
         if not overlap_next_step:
             copies = {
                 name: finished_copy(section) for name, section in finish_copies(copies).items()
             }
-        self._writing = threading.Thread(
-            target=self._write, args=(folder, position, copies, run), name="isotrain-checkpoint"
+        self._thread = threading.Thread(
+            target=self._write,
+            args=(folder, trainer_state, copies, run),
+            name="isotrain-checkpoint",
         )
-        self._writing.start()
+        self._thread.start()
 
     def last_of(self, steps: Sequence[int]) -> Checkpoint:
-        """The checkpoint of the last of these steps that has one.
+        """The checkpoint of the last of these steps that has a complete one.
 
         Raises:
-            CheckpointError: None has.
+            CheckpointError: No step has one.
         """
-        there = {each.step: each for each in self.run_folder.complete()}
-        found = [there[step] for step in steps if step in there]
-        if not found:
+        complete = {each.step: each for each in self.run_folder.complete()}
+        checkpoints = [complete[step] for step in steps if step in complete]
+        if not checkpoints:
             raise CheckpointError(f"{self.run_folder.location} has no checkpoint of {steps}.")
-        return found[-1]
+        return checkpoints[-1]
 
-    def restored_from(self, checkpoint: Checkpoint, position: SavedTrainerState) -> bool:
-        """Notes that the run is where a checkpoint is; says whether that is one of its own."""
-        own = None if self._folder is None else self._folder.location.rstrip("/")
-        is_own = own is not None and checkpoint.location.startswith(f"{own}/")
-        self._saved = deepcopy(position) if is_own else None
-        return is_own
+    def note_restored(self, checkpoint: Checkpoint, trainer_state: SavedTrainerState) -> bool:
+        """Remembers which checkpoint was restored; returns whether it is in the run's own folder."""
+        location = None if self._folder is None else self._folder.location.rstrip("/")
+        is_from_this_run = location is not None and checkpoint.location.startswith(f"{location}/")
+        self._saved = deepcopy(trainer_state) if is_from_this_run else None
+        return is_from_this_run
 
     def wait(self) -> str | None:
-        """Returns once the last checkpoint is written by all; says on every process if it was not."""
-        return self._take_fault(self._state(math.inf))
+        """Waits until all processes have written the last checkpoint.
 
-    def _state(self, patience: float) -> int:
-        """How the last checkpoint stands, after so many seconds at most for each of two parts."""
-        if self._writing is None:
+        Returns:
+            None if it is complete, else the reason why it is not; the latter on every process.
+        """
+        return self._take_error(self._agreed_state(math.inf))
+
+    def _agreed_state(self, timeout_s: float) -> int:
+        """State of the last checkpoint, after at most `timeout_s` each for writing and for committing."""
+        if self._thread is None:
             return _WRITTEN
-        state = self._agreed(self._until(self._written.wait, patience))
+        state = self._all_reduce_state(self._wait_until(self._written.wait, timeout_s))
         if state == _HANGS:
             return state
         if state == _FAILED:
             self._given_up.set()
-        return self._agreed(self._until(self._has_ended, patience))
+        return self._all_reduce_state(self._wait_until(self._has_ended, timeout_s))
 
-    def _agreed(self, is_over: bool) -> int:
-        """Of those that failed, the one with the lowest rank tells why."""
+    def _all_reduce_state(self, is_over: bool) -> int:
+        """The worst state of all processes; of those that failed, the lowest rank sends its warning."""
         most, rank = len(self._plan.processes), self._reporter.rank
-        failed = 0 if self._fault is None else most - rank
-        worst = self._agreement.all_reduce_max(failed if is_over else most + 1)
+        failed = 0 if self._error is None else most - rank
+        worst = self._consensus.all_reduce_max(failed if is_over else most + 1)
         if worst > most:
             return _HANGS
         if self._warning is not None and worst == most - rank:
@@ -293,76 +303,80 @@ class CheckpointWriter:
             self._warning = None
         return _FAILED if worst else _WRITTEN
 
-    def _take_fault(self, state: int) -> str | None:
-        """Makes room for the next one; says what was wrong with the last."""
-        self._writing, self._warning, self._hangs = None, None, False
-        fault, self._fault = self._fault, None
+    def _take_error(self, state: int) -> str | None:
+        """Resets the writer for the next checkpoint; returns why the last one failed, None if it did not."""
+        self._thread, self._warning, self._hangs = None, None, False
+        error, self._error = self._error, None
         if state == _WRITTEN:
             return None
         self._saved = None
-        return str(fault) if fault is not None else "another process could not write its share"
+        return str(error) if error is not None else "another process could not write its part"
 
-    def _until(self, is_over: Callable[[float], bool], patience: float) -> bool:
-        """Waits, and lets the launcher know that it does: a bucket may be slow."""
-        deadline = time.monotonic() + patience
-        while not is_over(min(_LOOK_SECONDS, max(0.0, deadline - time.monotonic()))):
+    def _wait_until(self, is_over: Callable[[float], bool], timeout_s: float) -> bool:
+        """Waits, and keeps reporting the present call to the launcher: a bucket may be slow."""
+        deadline = time.monotonic() + timeout_s
+        while not is_over(min(_POLL_SECONDS, max(0.0, deadline - time.monotonic()))):
             if time.monotonic() >= deadline:
                 return False
             self._reporter.enter(self._reporter.call)
         return True
 
-    def _has_ended(self, seconds: float) -> bool:
-        assert self._writing is not None
-        self._writing.join(seconds)
-        return not self._writing.is_alive()
+    def _has_ended(self, timeout_s: float) -> bool:
+        assert self._thread is not None
+        self._thread.join(timeout_s)
+        return not self._thread.is_alive()
 
-    def _replicas_differ(self, finished: bool) -> bool:
-        promised = self._strategy.keeps_replicas_equal
-        equal = promised == "always" or (promised == "finally" and finished)
-        return not equal and not self._plan.uses_parameter_server and self._group.replicas > 1
+    def _replicas_differ(self, is_finished: bool) -> bool:
+        keeps_equal = self._strategy.keeps_replicas_equal
+        are_equal = keeps_equal == "always" or (keeps_equal == "finally" and is_finished)
+        return not are_equal and not self._plan.uses_parameter_server and self._group.replicas > 1
 
     def _run(
-        self, position: SavedTrainerState, differ: bool, kept: StrategyState
+        self, trainer_state: SavedTrainerState, differ: bool, strategy_state: StrategyState
     ) -> dict[str, Any]:
-        """What `run.json` holds."""
+        """The content of `run.json`."""
         versions = self._session_context.versions()
         identity = RunIdentity(self._spec.to_dict(), self._plan.to_dict(), versions, differ)
         return {
             "format": FORMAT,
-            "trainer_state": asdict(position),
+            "trainer_state": asdict(trainer_state),
             **asdict(identity),
-            "strategy_values": dict(kept.values),
+            "strategy_values": dict(strategy_state.values),
         }
 
     def _write(
         self,
         folder: CheckpointFolder,
-        position: SavedTrainerState,
+        trainer_state: SavedTrainerState,
         copies: Mapping[str, PendingCopy],
         run: dict[str, Any] | None,
     ) -> None:
-        """Does the copying that is left and the writing, on a thread; training goes on when it fails."""
-        token, rank = f"{self._token}-{self._count}", self._reporter.rank
+        """Finishes the copies and writes them, on a thread; training goes on if it fails."""
+        token, rank, step = f"{self._token}-{self._count}", self._reporter.rank, trainer_state.step
         try:
-            folder.write(position.step, token=token, writer=rank, sections=finish_copies(copies))
+            folder.write(step, token=token, writer=rank, sections=finish_copies(copies))
             self._written.set()
             if run is not None:
-                self._complete(folder, position, token, run)
+                self._commit(folder, trainer_state, token, run)
         except Exception as error:  # a full disk, a bucket that is gone
-            told = _not_saved(folder, position.step, error)
+            warning = _not_saved(folder, step, error)
             if rank:  # others may have failed too
-                self._warning = told
-            elif not self._given_up.is_set():  # else who failed tells
-                self._reporter.emit(told)
-            self._fault = error
+                self._warning = warning
+            elif not self._given_up.is_set():  # else the process that failed sends its warning
+                self._reporter.emit(warning)
+            self._error = error
             self._written.set()
 
-    def _complete(
-        self, folder: CheckpointFolder, position: SavedTrainerState, token: str, run: dict[str, Any]
+    def _commit(
+        self,
+        folder: CheckpointFolder,
+        trainer_state: SavedTrainerState,
+        token: str,
+        run: dict[str, Any],
     ) -> None:
-        """Makes the checkpoint whole when all have written; by rank 0."""
+        """Commits the checkpoint once all processes have written their files; on rank 0."""
         writers = sum(runs_the_loop(process.role) for process in self._plan.processes)
-        step = position.step
+        step = trainer_state.step
         saved = folder.commit(
             step,
             token=token,
@@ -371,19 +385,19 @@ class CheckpointWriter:
             timeout_s=_COMMIT_SECONDS,
             given_up=self._given_up.is_set,
         )
-        is_best = position.best_step == step
+        is_best = trainer_state.best_step == step
         self._reporter.emit(CheckpointSaved(done=step, location=saved.location, best=is_best))
         if folder is self._folder:
-            self._prune(folder, position)
+            self._prune(folder, trainer_state)
 
-    def _prune(self, folder: CheckpointFolder, position: SavedTrainerState) -> None:
-        """Removes what the spec does not keep; the best that was written stays until a better one is."""
+    def _prune(self, folder: CheckpointFolder, trainer_state: SavedTrainerState) -> None:
+        """Removes older checkpoints than `keep_last`, except the best one that is complete."""
         policy = self._spec.checkpoint
         if policy is None or policy.keep_last is None:
             return
         try:
-            there = {each.step for each in folder.complete()}
-            best = [step for step in position.best_steps if step in there][-1:]
+            complete = {each.step for each in folder.complete()}
+            best = [step for step in trainer_state.best_steps if step in complete][-1:]
             folder.prune(keep_last=policy.keep_last, keep=best)
         except IsotrainError as error:
             self._reporter.emit(Warned(text=f"older checkpoints were not removed: {error}"))
@@ -391,13 +405,13 @@ class CheckpointWriter:
 
 def _not_saved(folder: CheckpointFolder, step: int, error: Exception) -> Warned:
     text = str(error) if isinstance(error, IsotrainError) else f"{type(error).__name__}: {error}"
-    held = "Whether there is one before it cannot be seen."
+    previous = "Whether there is one before it cannot be seen."
     with contextlib.suppress(IsotrainError):
-        before = folder.newest()
-        held = "There is none before it."
-        if before is not None:
-            held = f"The one before it stays: {before.location}."
-    return Warned(text=f"the checkpoint of step {step} was not saved. {held} {text}")
+        newest = folder.newest()
+        previous = "There is none before it."
+        if newest is not None:
+            previous = f"The one before it stays: {newest.location}."
+    return Warned(text=f"the checkpoint of step {step} was not saved. {previous} {text}")
 
 
 def _divides(interval: int | None, count: int) -> bool:

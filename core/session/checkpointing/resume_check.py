@@ -1,4 +1,4 @@
-"""Going on from a checkpoint: whether that can be, and what is another then."""
+"""Resume check: whether a run can continue from a checkpoint, and what differs from the saved run."""
 
 from __future__ import annotations
 
@@ -19,20 +19,20 @@ from isotrain.core.session.checkpointing.checkpoint_save import (
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.training_spec import TrainingSpec
 
-_MEANING = (
+_MUST_MATCH = (
     *("model", "model_args", "loss", "objective", "precision", "seed"),
     *("data", "data_args", "shuffle", "drop_remainder"),
 )
-"""Fields of the spec without which the state, or the place in the data, means nothing."""
+"""Spec fields that must not change: state, or the position in the data, would lose their meaning."""
 _REFERENCES = ("model", "loss", "objective", "data")
-"""Those that name functions."""
-_LEFT_OUT = ("name", "loggers", "timeouts", "ignore", "checkpoint", "early_stopping", "on_nan")
-"""Fields that do not bear on what is computed."""
+"""Spec fields that name functions."""
+_IGNORED = ("name", "loggers", "timeouts", "ignore", "checkpoint", "early_stopping", "on_nan")
+"""Spec fields that do not affect what is computed."""
 
 
 @dataclass(frozen=True)
 class SavedPlan:
-    """What a resume reads of the plan of the run that saved a checkpoint; its names are those of `Plan`."""
+    """The fields of the saved run's `plan.json` that a resume reads, named as in `Plan`."""
 
     backend: str
     framework: str
@@ -45,29 +45,29 @@ class SavedPlan:
 
 
 class SavedRun:
-    """What a checkpoint says of the run that saved it.
+    """A checkpoint with its parsed `run.json`.
 
     Attributes:
-        checkpoint: It.
-        position: Where the run was.
-        identity: Whose it is.
-        plan: Of that run.
-        strategy_values: What the strategy kept as JSON.
+        checkpoint: The checkpoint.
+        trainer_state: Trainer state of the saved run.
+        identity: Spec, plan and package versions of the saved run, as JSON values.
+        plan: Plan of the saved run.
+        strategy_values: JSON values of the strategy's state.
     """
 
     def __init__(self, checkpoint: Checkpoint) -> None:
-        """Reads it.
+        """Parses and validates `run.json`.
 
         Raises:
-            IsotrainError: It is none that this version of isotrain resumes from.
+            IsotrainError: Its format is not supported, or a value is missing or invalid.
         """
         where = f"{checkpoint.location}: run.json"
         run = dict(checkpoint.run)
-        found = run.pop("format", None)
-        if found != FORMAT:
+        format_number = run.pop("format", None)
+        if format_number != FORMAT:
             raise IsotrainError(
-                f"{where}: expected `format` {FORMAT}, received {found!r:.60}. Resume it with the isotrain"
-                " that wrote it; its `versions` name that."
+                f"{where}: expected `format` {FORMAT}, received {format_number!r:.60}. Resume it with the"
+                " isotrain that wrote it; its `versions` name that."
             )
         self.checkpoint = checkpoint
         self.trainer_state = record(
@@ -77,13 +77,13 @@ class SavedRun:
         self.strategy_values = value(dict[str, Any], values, f"{where}: strategy_values")
         self.identity = record(RunIdentity, run, where)
         value(dict[str, Any], self.identity.spec.get("optimizer"), f"{where}: spec: optimizer")
-        known = {each.name for each in fields(SavedPlan)}
-        plan = {name: part for name, part in self.identity.plan.items() if name in known}
+        names = {each.name for each in fields(SavedPlan)}
+        plan = {name: part for name, part in self.identity.plan.items() if name in names}
         self.plan = record(SavedPlan, plan, f"{where}: plan")
-        self._require_sense(where)
+        self._validate(where)
 
-    def _require_sense(self, where: str) -> None:
-        """Refuses numbers that no run has had."""
+    def _validate(self, where: str) -> None:
+        """Refuses impossible numbers."""
         if self.trainer_state.step != self.checkpoint.step:
             raise IsotrainError(
                 f"{where}: trainer_state: it is of step {self.trainer_state.step}, and the checkpoint of step"
@@ -99,20 +99,20 @@ class SavedRun:
 
     @property
     def stages(self) -> int:
-        """In which its replicas lay."""
+        """Number of pipeline stages of the saved run; 1 without a pipeline."""
         return self.plan.device_mesh.get(STAGE, 1)
 
     @property
     def uses_parameter_server(self) -> bool:
-        """Whether a coordinator kept its state."""
+        """Whether the saved run was a parameter-server run."""
         return bool(self.plan.processes) and self.plan.processes[0].get("role") == "coordinator"
 
 
 def changes(saved: SavedRun, spec: TrainingSpec, plan: Plan) -> list[str]:
-    """Says what is another than in the run that saved a checkpoint, of what is computed.
+    """Lists what differs from the saved run and affects the computation, one line each.
 
     Raises:
-        IsotrainError: The checkpoint means nothing in this run.
+        IsotrainError: A field differs that must not change: the checkpoint belongs to a different run.
     """
     try:
         return _changes(saved, spec, plan)
@@ -123,18 +123,18 @@ def changes(saved: SavedRun, spec: TrainingSpec, plan: Plan) -> list[str]:
 
 def _changes(saved: SavedRun, spec: TrainingSpec, plan: Plan) -> list[str]:
     before, now = saved.identity.spec, spec.to_dict()
-    found = [
+    differences = [
         each
         for each in plain_differences(before, now)
-        if each[0].partition(".")[0] not in _LEFT_OUT
+        if each[0].partition(".")[0] not in _IGNORED
+        # the plan has the global batch size, whichever of the two the spec gives
+        and each[0] not in ("global_batch_size", "local_batch_size")
     ]
-    # In the plan they are resolved, whichever way the spec gives them.
-    found = [each for each in found if each[0] not in ("global_batch_size", "local_batch_size")]
     for name in ("global_batch_size", "samples", "replicas", "backend", "framework"):
-        one, other = getattr(saved.plan, name), getattr(plan, name)
-        if one != other and None not in (one, other):  # samples are counted once they are loaded
-            found.append((name, one, other))
-    breaking = [each for each in found if _breaks(*each, before, now)]
+        old, new = getattr(saved.plan, name), getattr(plan, name)
+        if old != new and None not in (old, new):  # samples are counted once they are loaded
+            differences.append((name, old, new))
+    breaking = [each for each in differences if _breaks(*each, before, now)]
     if breaking:
         raise IsotrainError(
             f"{saved.checkpoint.location}: it is of another run, as these differ:\n"
@@ -142,22 +142,23 @@ def _changes(saved: SavedRun, spec: TrainingSpec, plan: Plan) -> list[str]:
             + "\nGive the spec of the run that saved it. To begin a new run with its weights, name it as"
             " `initial_weights` in the spec."
         )
-    return list(_lines(found))
+    return list(_lines(differences))
 
 
 def _breaks(
-    name: str, one: Any, other: Any, before: Mapping[str, Any], now: Mapping[str, Any]
+    name: str, old: Any, new: Any, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> bool:
+    """Whether a difference means that the checkpoint belongs to a different run."""
     field = name.partition(".")[0]
-    if field in _REFERENCES and import_strings.may_be_one(one, other):
-        return False  # only where it is: of a project that was moved, a script that is a module now
-    if field == "optimizer":  # its rate and other numbers may change, its slots may not
+    if field in _REFERENCES and import_strings.may_be_one(old, new):
+        return False  # the same function elsewhere: the project was moved, a script became a module
+    if field == "optimizer":  # its rate and other numbers may change, its kinds of state may not
         kinds = ("name", "custom")
         return any(before[field].get(kind) != now[field].get(kind) for kind in kinds)
-    return field in _MEANING or name in ("global_batch_size", "samples")
+    return field in _MUST_MATCH or name in ("global_batch_size", "samples")
 
 
-def _lines(found: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:
+def _lines(differences: Iterable[tuple[str, Any, Any]]) -> Iterable[str]:
     return (
-        f"{name}: {one!r:.80} in the checkpoint, {other!r:.80} now" for name, one, other in found
+        f"{name}: {old!r:.80} in the checkpoint, {new!r:.80} now" for name, old, new in differences
     )

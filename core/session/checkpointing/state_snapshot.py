@@ -1,4 +1,4 @@
-"""What checkpoints hold of the state: copies, begun between two steps and finished beside the next."""
+"""State snapshots for checkpoints: copies begun between two steps and finished during the next one."""
 
 from __future__ import annotations
 
@@ -14,111 +14,117 @@ from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.strategy import StrategyState
 from isotrain.core.session.training.context import SessionContext
 
-_OF_REPLICA = "replica-"
+_REPLICA_PREFIX = "replica-"
 
 
 def replica_section(replica: int, stage: int) -> str:
-    """Of a stage of a replica; one that lies in no stages is its own first."""
-    return f"{_OF_REPLICA}{replica}" + (f"-stage-{stage}" if stage else "")
+    """Name of the checkpoint section of a replica's pipeline stage; stage 0 without a pipeline."""
+    return f"{_REPLICA_PREFIX}{replica}" + (f"-stage-{stage}" if stage else "")
 
 
 def replica_sections(sections: Iterable[str]) -> list[str]:
-    """Those among a checkpoint's sections, in its order."""
-    return [section for section in sections if section.startswith(_OF_REPLICA)]
+    """The sections of replicas among a checkpoint's sections, in their order."""
+    return [section for section in sections if section.startswith(_REPLICA_PREFIX)]
 
 
 REPLICATED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
-"""What is equal on replicas whose weights are."""
+"""Kinds of state that are equal on all replicas if the weights are."""
 REPLICA_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange", "carry")
-"""What each replica has for itself."""
+"""Kinds of state that each replica has for itself."""
 PendingCopy = Callable[[], Section]
-"""Finishes the copy of a section, and gives it."""
+"""Finishes the copy of a section, and returns it."""
 
 
 class StateSnapshot:
-    """Copies one process's share of the state of a run, section by section, again and again."""
+    """Copies one process's part of the state of a run, section by section; reuses its buffers."""
 
     def __init__(self, session_context: SessionContext, rank: int) -> None:
-        """Copies nothing yet.
+        """Reads the layout of the run; copies nothing yet.
 
         Args:
-            session_context: Whose state is copied.
-            rank: Of this process.
+            session_context: Context of the session whose state is copied.
+            rank: Rank of this process.
         """
         self._group = session_context.group
         self._mesh = session_context.plan.device_mesh
         self._stage = session_context.stage
         self._rank = rank
-        self._kept: dict[int | None, dict[str, np.ndarray]] = {}
+        self._buffers: dict[int | None, dict[str, np.ndarray]] = {}
 
-    def begin_copies(self, differ: bool, kept: StrategyState) -> dict[str, PendingCopy]:
-        """Begins to copy each section; the group waits for who does not finish that.
+    def begin_copies(
+        self, replicas_differ: bool, strategy_state: StrategyState
+    ) -> dict[str, PendingCopy]:
+        """Begins to copy each section; the next update of the group waits until all copies are finished.
 
         Args:
-            differ: Whether each replica's weights are its own.
-            kept: What the strategy keeps.
+            replicas_differ: Whether each replica has weights of its own.
+            strategy_state: State of the strategy.
         """
         copies: dict[str, PendingCopy] = {}
         try:
-            self._begin(copies, differ, kept)
+            self._begin(copies, replicas_differ, strategy_state)
         except BaseException:
             finish_copies(copies)
             raise
         return copies
 
-    def _begin(self, copies: dict[str, PendingCopy], differ: bool, kept: StrategyState) -> None:
+    def _begin(
+        self,
+        copies: dict[str, PendingCopy],
+        replicas_differ: bool,
+        strategy_state: StrategyState,
+    ) -> None:
         group = self._group
-        kinds = (*REPLICATED_STATE, *REPLICA_STATE) if differ else REPLICA_STATE
+        kinds = (*REPLICATED_STATE, *REPLICA_STATE) if replicas_differ else REPLICA_STATE
         if not self._rank:
-            copies["strategy"] = functools.partial(_as_parts, kept.tensors)
-        for replica, tensors in kept.per_replica.items():
+            copies["strategy"] = functools.partial(_as_parts, strategy_state.tensors)
+        for replica, tensors in strategy_state.per_replica.items():
             copies[f"strategy-{replica}"] = functools.partial(_as_parts, tensors)
-        if not differ and not self._mesh.coordinates(self._rank).get(DATA):
-            copies["state"] = self._state()
+        if not replicas_differ and not self._mesh.coordinates(self._rank).get(DATA):
+            copies["state"] = self._shared_state()
         for replica in group.local_replicas:
-            own = replica_section(replica, self._stage)
-            copies[own] = self._parts(kinds, replica)
+            copies[replica_section(replica, self._stage)] = self._parts(kinds, replica)
 
-    def _state(self) -> PendingCopy:
-        """What this process writes of the state that replicas have alike, or in parts.
+    def _shared_state(self) -> PendingCopy:
+        """The part of the replicated or sharded state that this process writes.
 
-        Rank 0 writes what all have; each part is written by one of those that have it.
+        Rank 0 writes replicated tensors; each shard is written by one of the processes that have it.
         """
         rank, kinds = self._rank, REPLICATED_STATE
         if rank:
-            kinds = tuple(kind for kind in kinds if self._has_parts(kind))
-        copy, described = self._parts(kinds, None), self._group.describe_state(kinds)
+            kinds = tuple(kind for kind in kinds if self._is_sharded(kind))
+        copy, infos = self._parts(kinds, None), self._group.describe_state(kinds)
         return lambda: {
-            n: part for n, part in copy().items() if described[n].offset is not None or not rank
+            n: part for n, part in copy().items() if infos[n].offset is not None or not rank
         }
 
     def _parts(self, kinds: tuple[StateKind, ...], replica: int | None) -> PendingCopy:
-        """Of state; the copy before is written by now."""
-        described = self._group.describe_state(kinds, replica=replica)
-        kept = self._kept.setdefault(replica, {})
-        copy = self._group.copy_state(kinds, kept, replica=replica)
-        return lambda: {name: _part(array, described[name]) for name, array in copy().items()}
+        """Begins to copy state into the buffers of the last copy, which is written by now."""
+        infos = self._group.describe_state(kinds, replica=replica)
+        buffers = self._buffers.setdefault(replica, {})
+        copy = self._group.copy_state(kinds, buffers, replica=replica)
+        return lambda: {name: _part(array, infos[name]) for name, array in copy().items()}
 
-    def _has_parts(self, kind: StateKind) -> bool:
+    def _is_sharded(self, kind: StateKind) -> bool:
         infos = self._group.describe_state((kind,)).values()
         return any(info.offset is not None for info in infos)
 
 
 def finished_copy(section: Section) -> PendingCopy:
-    """A copy that is finished."""
+    """Wraps a copied section as a pending copy."""
     return lambda: section
 
 
 def finish_copies(copies: Mapping[str, PendingCopy]) -> dict[str, Section]:
-    """Finishes all copies, also where one of them fails: groups wait for them."""
-    sections, faults = dict[str, Section](), []
+    """Finishes all copies, even if one fails: the group waits for each. Drops empty sections."""
+    sections, errors = dict[str, Section](), []
     for name, copy in copies.items():
         try:
             sections[name] = copy()
         except Exception as error:  # no memory
-            faults.append(error)
-    if faults:
-        raise faults[0]
+            errors.append(error)
+    if errors:
+        raise errors[0]
     return {name: section for name, section in sections.items() if section}
 
 

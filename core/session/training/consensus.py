@@ -1,4 +1,4 @@
-"""How all processes come to know, at the same step, what only some of them were told."""
+"""Agreement of all processes by all-reduce: requests at the same step, and equality of their data."""
 
 from __future__ import annotations
 
@@ -19,22 +19,22 @@ from isotrain.core.data.streams import BatchStream
 from isotrain.core.errors import DataError
 
 _SECONDS = 1.0
-"""About so often they agree; it costs a collective of a few numbers."""
-_MOST_STEPS = 1 << 20
+"""Target interval of the all-reduce of requests (3 numbers)."""
+_MAX_STEPS = 1 << 20
 _COMPARED_SAMPLES = 64
 _COMPARED_BYTES = 1 << 20
-"""Of the samples that are compared, unless two have more."""
-_ONE_DATA_SET = (
+"""Limit on the bytes of the compared samples; two samples are compared in any case."""
+_SAME_DATA_HINT = (
     "Every process must load the same samples in the same order: give shuffling, splitting and drawing a"
     " fixed seed, and take no shard; isotrain gives each replica its part."
 )
 
 
 def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
-    """Sees, where a stream says what it gave, that it gave the same to every process.
+    """Compares a batch's fingerprint, which streams have, on all processes. Collective.
 
     Raises:
-        DataError: It did not.
+        DataError: The fingerprints differ.
     """
     if batch.fingerprint is None or group.is_single_process:
         return
@@ -48,97 +48,101 @@ def require_same_samples(group: ReplicaGroup, batch: Batch) -> None:
 
 
 def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan) -> None:
-    """Compares what the processes have loaded: numbers of samples, and some samples of arrays.
+    """Compares the data that the processes have loaded: number of samples, and some samples. Collective.
 
-    A data function that shuffles or splits without a fixed seed gives every process other samples under the
-    same positions, so that some are trained on twice and others never. Streams are compared as they are read.
+    A data function that shuffles or splits without a fixed seed gives every process different samples at the
+    same indices, so that some are trained on twice and others never. Streams are compared as they are read.
 
     Args:
-        group: The replica group, all of whose processes call this once they have their data (collective).
-        data: The data set that this process has loaded.
-        rank: The number of this process.
+        group: The replica group.
+        data: Data set of this process.
+        rank: Rank of this process.
         plan: The plan, whose processes name ranks and hosts.
 
     Raises:
-        DataError: They differ.
+        DataError: The data sets differ.
     """
     if group.is_single_process:
         return
     parts = {"training": data.train, "validation": data.validation}
-    own = [float(number) for source in parts.values() for number in _identity(source)]
-    found = group.all_reduce_max([*own, *(-number for number in own)])
-    if found[: len(own)] == [-number for number in found[len(own) :]]:
+    local = [float(number) for source in parts.values() for number in _identity(source)]
+    bounds = group.all_reduce_max([*local, *(-number for number in local)])
+    if bounds[: len(local)] == [-number for number in bounds[len(local) :]]:
         return
-    slots = np.zeros((len(plan.processes), len(own)))
-    slots[rank] = own
-    rows = np.reshape(group.all_reduce_max(slots.ravel().tolist()), slots.shape)
+    table = np.zeros((len(plan.processes), len(local)))
+    table[rank] = local
+    rows = np.reshape(group.all_reduce_max(table.ravel().tolist()), table.shape)
     for name, (counts, checksums) in zip(parts, rows.T.reshape(2, 2, -1), strict=True):
         for process, count, checksum in zip(plan.processes, counts, checksums, strict=True):
             if (count, checksum) == (counts[0], checksums[0]):
                 continue
-            what = f"{count:.0f} {name} samples where rank 0 has {counts[0]:.0f}"
+            difference = f"{count:.0f} {name} samples where rank 0 has {counts[0]:.0f}"
             if count == counts[0]:
-                what = f"other {name} samples than rank 0, though as many"
+                difference = f"other {name} samples than rank 0, though as many"
             raise DataError(
-                f"data: rank {process.rank} on {process.host} has {what}. {_ONE_DATA_SET}"
+                f"data: rank {process.rank} on {process.host} has {difference}. {_SAME_DATA_HINT}"
             )
 
 
 def _identity(source: AnySource | None) -> tuple[int, int]:
-    """The samples of a source, and a checksum of some of them; 0 for what is not known without reading."""
+    """Number of samples of a source, and a checksum of some; 0 for what is unknown without reading it."""
     if source is None or isinstance(source, BatchStream):
         return 0, 0
     if not isinstance(source, ArraySource):
         return len(source), 0
     count = max(2, min(_COMPARED_SAMPLES, _COMPARED_BYTES // max(1, source.sample_bytes)))
-    places = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64))
-    return len(source), fingerprint(source.gather(places))
+    indices = np.unique(np.linspace(0, len(source) - 1, count).astype(np.int64))
+    return len(source), fingerprint(source.gather(indices))
 
 
 class Consensus:
-    """Gathers wishes at steps that every process knows, about once a second."""
+    """Agrees on requests that only some processes have received, about once a second, at the same step."""
 
     def __init__(self, group: ReplicaGroup) -> None:
         self._group = group
-        self._is_alone = group.is_single_process
-        self._next: int | None = None
+        self._is_single_process = group.is_single_process
+        self._next_step: int | None = None
         self._last = (0, 0.0)
 
-    def all_reduce_requests(self, step: int, own: CheckpointRequest) -> CheckpointRequest:
-        """Gives what any process wishes, the same on all of them; nothing before the next meeting.
+    def all_reduce_requests(self, step: int, local: CheckpointRequest) -> CheckpointRequest:
+        """Returns the requests of all processes, the same on each of them; none between two all-reduces.
 
-        Every process calls it after the same steps.
+        Collective: every process calls it after the same steps.
 
         Args:
-            step: Steps done.
-            own: What this process wishes.
+            step: Number of steps done.
+            local: Requests that this process has received.
         """
-        if self._is_alone:
-            return own
-        if self._next is None:  # the first steps, in which frameworks set up, tell no pace
-            self._meet_at(step, step + 1)
-        if self._next is not None and step < self._next:
+        if self._is_single_process:
+            return local
+        if self._next_step is None:  # the first steps, in which frameworks set up, tell no pace
+            self._schedule(step, step + 1)
+        if self._next_step is not None and step < self._next_step:
             return CheckpointRequest()
         steps, seconds = step - self._last[0], time.monotonic() - self._last[1]
         pace = seconds / steps if steps > 0 else _SECONDS
-        save, end, slowest = self._group.all_reduce_max([float(own.save), float(own.end), pace])
-        self._meet_at(step, step + int(min(max(1.0, _SECONDS / max(slowest, 1e-9)), _MOST_STEPS)))
+        save, end, slowest = self._group.all_reduce_max([float(local.save), float(local.end), pace])
+        self._schedule(step, step + int(min(max(1.0, _SECONDS / max(slowest, 1e-9)), _MAX_STEPS)))
         return CheckpointRequest(save > 0, end > 0)
 
-    def any_process(self, here: bool) -> bool:
-        """Whether something is so on any process."""
-        return self.all_reduce_max(here) > 0
+    def any_process(self, flag: bool) -> bool:
+        """Whether a flag is set on any process. Collective."""
+        return self.all_reduce_max(flag) > 0
 
-    def all_reduce_max(self, here: float) -> float:
-        """The highest of a number's values on all processes."""
-        return here if self._is_alone else self._group.all_reduce_max([float(here)])[0]
+    def all_reduce_max(self, value: float) -> float:
+        """The maximum of a number over all processes. Collective."""
+        if self._is_single_process:
+            return value
+        return self._group.all_reduce_max([float(value)])[0]
 
     def shared_token(self) -> str:
-        """A name that all processes have in common, and no other run has."""
+        """A random token, the same on all processes of the run: 13 hexadecimal digits. Collective."""
         number = secrets.randbits(52)  # as many as a float64 keeps
-        chosen = number if self._is_alone else int(self._group.all_reduce_max([float(number)])[0])
-        return f"{chosen:013x}"
+        if not self._is_single_process:
+            number = int(self._group.all_reduce_max([float(number)])[0])
+        return f"{number:013x}"
 
-    def _meet_at(self, step: int, following: int) -> None:
+    def _schedule(self, step: int, next_step: int) -> None:
+        """Sets the step of the next all-reduce."""
         self._last = step, time.monotonic()
-        self._next = following
+        self._next_step = next_step

@@ -1,4 +1,4 @@
-"""What a session works with, made once at its start: data, model, replicas, strategy."""
+"""Set-up of a session: builds replica group, data loaders, initial weights and strategy."""
 
 from __future__ import annotations
 
@@ -23,34 +23,34 @@ from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.process import gc_paused
 from isotrain.core.system.version import versions
 
-_SCHEDULED = (
+_OWN_SCHEDULE_NOTE = (
     "optimizer.custom: the rate of each step is that of the optimizer's own learning-rate schedule; `lr` is"
-    " only what the function is called with"
+    " only an argument of the function"
 )
 
-_BY_OPTIMIZER = (
-    "optimizer.custom: a learning-rate scheduler of its own sets its rates; shown are those of its first"
-    " group of weights"
+_OWN_SCHEDULER_NOTE = (
+    "optimizer.custom: its own learning-rate scheduler sets the rates; shown are those of its first parameter"
+    " group"
 )
-_AVERAGED = (
-    "optimizer.custom: when training ends, the averages that the optimizer keeps (use_ema) replace the"
-    " weights; evaluations and checkpoints before that are of the weights themselves"
+_EMA_NOTE = (
+    "optimizer.custom: when training ends, the moving averages of the optimizer (use_ema) replace the"
+    " weights; evaluations and checkpoints before that use the weights themselves"
 )
 
 
 @dataclass(frozen=True)
 class SessionContext:
-    """What one process trains with.
+    """The objects that one process trains with, built once.
 
     Attributes:
-        spec: What is trained.
-        plan: How, completed with the numbers of samples and parameters.
-        group: The replicas of this process.
-        stage: Which of its replica's this process is; 0 where replicas lie in no stages.
-        strategy: By which they take their steps.
-        loaders: Make the batches.
-        initial_weights: What became of those that the spec names; None where it names none.
-        packages: That take part in the run.
+        spec: The training spec.
+        plan: The plan of the run, completed with the numbers of samples and parameters.
+        group: The replica group of this process.
+        stage: Index of this process's pipeline stage; 0 without a pipeline.
+        strategy: The strategy that takes the training steps.
+        loaders: Data loaders for training and evaluation.
+        initial_weights: Report on the initial weights that the spec names; None where it names none.
+        packages: Names of the packages that take part in the run.
     """
 
     spec: TrainingSpec
@@ -63,12 +63,12 @@ class SessionContext:
     packages: tuple[str, ...]
 
     def versions(self) -> dict[str, str]:
-        """Of Python and of the packages."""
+        """Versions of Python and of the packages, by name."""
         return versions(self.packages)
 
 
 def build_session_context(
-    cast: ResolvedSpec,
+    resolved_spec: ResolvedSpec,
     plan: Plan,
     context: ProcessContext,
     reporter: Reporter,
@@ -76,41 +76,44 @@ def build_session_context(
     *,
     resumes: bool,
 ) -> SessionContext:
-    """Builds the model, joins the other processes and loads the data.
+    """Builds the model, connects to the other processes and loads the data. Collective.
 
     Args:
-        cast: What is trained, and what takes part.
-        plan: How.
-        context: This process's place.
-        reporter: Is told what goes on.
-        server_connection: What it is told besides, where it was launched.
+        resolved_spec: The spec with its plugin references resolved.
+        plan: The plan of the run.
+        context: Rank, device mesh and run directory of this process.
+        reporter: Sends events to the launcher.
+        server_connection: Connection to the parameter server; None in other runs.
         resumes: Whether a checkpoint is loaded next.
     """
     reporter.enter("build model")
-    spec, adapter = cast.spec, cast.host.backend(plan.backend)
+    spec, adapter = resolved_spec.spec, resolved_spec.host.backend(plan.backend)
     with gc_paused():  # it imports the framework
-        strategy = cast.strategy
+        strategy = resolved_spec.strategy
         parallel_layout = strategy.parallel_layout.for_replicas(plan.replicas)
         group = parallel_layout.open(
-            adapter, cast.spec_with_model, plan.backend_config, context, server_connection
+            adapter, resolved_spec.spec_with_model, plan.backend_config, context, server_connection
         )
     if spec.checkpoint is not None:
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
     loaders = DataLoaders(spec, plan, group, load_data(spec))
     require_same_data(group, loaders.data, context.rank, plan)
-    initial = load_initial_weights(spec, plan, group, resumes=resumes)
-    measured = _measured(spec, group, loaders, initial)
-    completed = complete_plan(plan, cast, measured)
+    initial_weights = load_initial_weights(spec, plan, group, resumes=resumes)
+    model_stats = _model_stats(spec, group, loaders, initial_weights)
+    completed_plan = complete_plan(plan, resolved_spec, model_stats)
     strategy.started(group)
     stage = context.device_mesh.coordinates(context.rank).get(STAGE, 0)
     return SessionContext(
-        spec, completed, group, stage, strategy, loaders, initial, adapter.packages
+        spec, completed_plan, group, stage, strategy, loaders, initial_weights, adapter.packages
     )
 
 
-def _measured(
-    spec: TrainingSpec, group: ReplicaGroup, loaders: DataLoaders, initial: LoadReport | None
+def _model_stats(
+    spec: TrainingSpec,
+    group: ReplicaGroup,
+    loaders: DataLoaders,
+    initial_weights: LoadReport | None,
 ) -> ModelStats:
     weights = group.describe_state(("trainable",)).values()
     train = loaders.data.train
@@ -119,38 +122,42 @@ def _measured(
         parameters=sum(weight.size for weight in weights),
         gradient_bytes=sum(weight.full_nbytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],
-        notes=setup_notes(spec, group, initial, loaders),
+        notes=setup_notes(spec, group, initial_weights, loaders),
         model=model_bytes(spec, group),
     )
 
 
 def model_bytes(spec: TrainingSpec, group: ReplicaGroup) -> ModelBytes:
-    """What the state of the model takes, as the group has it before its strategy starts. Local.
+    """Bytes of the model's state, read from the group before its strategy starts. Local.
 
-    A person's own optimizer may have made its slots by then; those of others the spec knows.
+    The number of optimizer slots per weight is the spec's; a custom optimizer's is estimated from the state
+    that it has created by now.
     """
-    trained = group.describe_state(("trainable",)).values()
-    fixed = group.describe_state(("non-trainable",)).values()
-    weights = tuple(info.full_nbytes for info in trained)
-    made = sum(info.full_nbytes for info in group.describe_state(("optimizer",)).values())
-    own = isinstance(spec.optimizer, CustomOptimizer)
-    slots = round(made / max(1, sum(weights))) if own else len(spec.optimizer.slots)
-    return ModelBytes(weights, sum(info.full_nbytes for info in fixed), slots)
+    trainable = group.describe_state(("trainable",)).values()
+    non_trainable = group.describe_state(("non-trainable",)).values()
+    weights = tuple(info.full_nbytes for info in trainable)
+    created = sum(info.full_nbytes for info in group.describe_state(("optimizer",)).values())
+    is_custom = isinstance(spec.optimizer, CustomOptimizer)
+    slots = round(created / max(1, sum(weights))) if is_custom else len(spec.optimizer.slots)
+    return ModelBytes(weights, sum(info.full_nbytes for info in non_trainable), slots)
 
 
 def setup_notes(
-    spec: TrainingSpec, group: ReplicaGroup, initial: LoadReport | None, loaders: DataLoaders
+    spec: TrainingSpec,
+    group: ReplicaGroup,
+    initial_weights: LoadReport | None,
+    loaders: DataLoaders,
 ) -> list[str]:
-    """What became of initial weights and data, and how the group uses the model in its own way. Local."""
-    of_weights = [] if initial is None else initial.notes()
-    of_rates = [] if group.optimizer_lr_schedule() is None else [_SCHEDULED]
-    of_rates += [] if group.optimizer_rates() is None else [_BY_OPTIMIZER]
-    of_averages = [] if group.weight_finalizer() is None else [_AVERAGED]
-    own = [*of_weights, *loaders.notes(), *of_rates, *of_averages, *group.plan_notes()]
-    return [*own, *state_notes(spec, group)]
+    """Plan notes on initial weights, data, learning rates and the model's execution. Local."""
+    notes = [] if initial_weights is None else initial_weights.notes()
+    notes += loaders.notes()
+    notes += [] if group.optimizer_lr_schedule() is None else [_OWN_SCHEDULE_NOTE]
+    notes += [] if group.optimizer_rates() is None else [_OWN_SCHEDULER_NOTE]
+    notes += [] if group.weight_finalizer() is None else [_EMA_NOTE]
+    return [*notes, *group.plan_notes(), *state_notes(spec, group)]
 
 
 def state_notes(spec: TrainingSpec, group: ReplicaGroup) -> list[str]:
-    """What checkpoints, where they are asked for, cannot hold of the group's state. Local."""
+    """Plan notes on state that the run's checkpoints cannot hold; none without checkpoints. Local."""
     lost = [] if spec.checkpoint is None else group.not_checkpointed()
-    return [f"checkpoint: a run that goes on has not {each}" for each in lost]
+    return [f"checkpoint: a resumed run does not have {each}" for each in lost]

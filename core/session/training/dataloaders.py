@@ -1,4 +1,4 @@
-"""The batches of a session: for training and for evaluation, and of any step for whoever asks."""
+"""The data of a session: loading the data set, and data loaders for training and evaluation."""
 
 from __future__ import annotations
 
@@ -24,34 +24,38 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def load_data(spec: TrainingSpec) -> DataSet:
-    """Calls the spec's data function, or takes the data it holds.
+    """Loads the spec's data set, with its validation split and class weights.
 
     Raises:
-        DataError: It is no data set.
+        DataError: The data is not a data set, or `validation_split` is set for data with a validation part.
     """
-    return _as_the_spec_says(load_dataset(spec.data, spec.data_args), spec)
+    return _split_and_weighted(load_dataset(spec.data, spec.data_args), spec)
 
 
 def load_dataset(data: Any, arguments: Mapping[str, Any]) -> DataSet:
-    """Calls a data function with its arguments, or takes data as they are.
+    """Loads a data set from a data function, or from the data itself.
+
+    Args:
+        data: Function that returns data, data, or an import string of either.
+        arguments: Keyword arguments of the function.
 
     Raises:
-        DataError: It is no data set.
+        DataError: The data is not a data set.
+        IsotrainError: There are arguments, and `data` is the data itself.
     """
-    found = import_strings.resolve(data)
-    is_data = hasattr(found, "__getitem__") and not isinstance(found, type)
-    if callable(found) and not is_data:
-        function = functools.partial(found, **arguments)
-        found = function()
-        if isinstance(found, Iterator):  # it can be read once: the function begins each epoch
-            found = stream(function)
+    source = import_strings.resolve(data)
+    is_data = hasattr(source, "__getitem__") and not isinstance(source, type)
+    if callable(source) and not is_data:
+        function = functools.partial(source, **arguments)
+        source = function()
+        if isinstance(source, Iterator):  # it can be read once: the function begins each epoch
+            source = stream(function)
     elif arguments:
         raise IsotrainError("data_args: they are for a data function, and data is the data itself.")
-    return as_dataset(found)
+    return as_dataset(source)
 
 
-def _as_the_spec_says(data: DataSet, spec: TrainingSpec) -> DataSet:
-    """The data with the spec's validation split and class weights."""
+def _split_and_weighted(data: DataSet, spec: TrainingSpec) -> DataSet:
     if spec.validation_split is not None:
         if data.validation is not None:
             raise DataError(
@@ -64,40 +68,40 @@ def _as_the_spec_says(data: DataSet, spec: TrainingSpec) -> DataSet:
 
 
 MARK_SECONDS = 1.0
-"""What a run that resumes reads again of its stream, so that it is not asked at each batch where it is."""
+"""Seconds between two reads of a stream's state: a resumed run reads that much of the stream again."""
 
 
 class DataLoaders:
-    """Makes the loaders of one process.
+    """Creates the data loaders of one process.
 
     Attributes:
-        data: What the run trains on and validates with.
+        data: Training and validation data.
     """
 
     def __init__(self, spec: TrainingSpec, plan: Plan, group: ReplicaGroup, data: DataSet) -> None:
         self.data = data
         self._spec = spec
-        self._floats = np.dtype("float64" if spec.precision == "float64" else "float32")
+        self._float_dtype = np.dtype("float64" if spec.precision == "float64" else "float32")
         self._global_batch_size = plan.global_batch_size
         self._shares_cores = plan.backend_config.device == "cpu"
         self._group = group
         self._transform = None if spec.transform is None else import_strings.resolve(spec.transform)
 
     def notes(self) -> list[str]:
-        """What is not done as the loaders that people gave would have; each once."""
+        """Plan notes on options of the user's own data loaders that are not honoured, without repeats."""
         sources = (self.data.train, self.data.validation)
         return list(dict.fromkeys(each for source in sources for each in source_notes(source)))
 
     def training(self) -> Loader:
-        """The batches of the run, for the replicas that live here."""
-        return self._training(self._group.local_replicas, self._place)
+        """The loader of training batches for the local replicas."""
+        return self._training(self._group.local_replicas, self._to_device)
 
     def samples(self, step: int) -> Batch | None:
-        """What all replicas train on in a step, as NumPy arrays; None where it cannot be read again."""
+        """The batch of a step, for all replicas, as NumPy arrays; None where it cannot be read again."""
         if isinstance(self.data.train, ShardedStream | BatchStream):
             return None
-        everyone = tuple(range(self._group.replicas))
-        return next(self._training(everyone, None).from_step(step))
+        all_replicas = tuple(range(self._group.replicas))
+        return next(self._training(all_replicas, None).from_step(step))
 
     def _training(self, local_replicas: Sequence[int], to_device: ToDevice | None) -> Loader:
         return Loader(
@@ -122,7 +126,7 @@ class DataLoaders:
         )
 
     def evaluation(self, source: Any) -> Loader:
-        """The batches of a whole data set in its order, for the replicas that live here."""
+        """The loader of one unshuffled pass over a data set, for the local replicas."""
         return Loader(
             source,
             global_batch_size=self._spec.evaluation.batch or self._global_batch_size,
@@ -132,16 +136,16 @@ class DataLoaders:
             shuffle=False,
             drop_remainder=False,
             epochs=1,
-            to_device=self._place,
+            to_device=self._to_device,
             is_on_device=self._group.is_on_device,
             shares_cores=self._shares_cores,
         )
 
-    def _place(self, array: np.ndarray) -> Any:
+    def _to_device(self, array: np.ndarray) -> Any:
         return self._group.to_device(self._as_precision(array))
 
     def _as_precision(self, array: np.ndarray) -> np.ndarray:
-        """Gives floating-point data the width the model computes in; other types stay."""
-        if array.dtype.kind == "f" and array.dtype != self._floats:
-            return array.astype(self._floats)
+        """Casts floating-point arrays to the dtype that the model takes; other dtypes stay."""
+        if array.dtype.kind == "f" and array.dtype != self._float_dtype:
+            return array.astype(self._float_dtype)
         return array

@@ -1,4 +1,4 @@
-"""Passes over whole data sets that train nothing: evaluation and prediction."""
+"""Evaluation and prediction: forward passes over whole data sets."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isotrain.core.session.training.predictions import predict_batch
 
 
 class Evaluator:
-    """Evaluates and predicts with the weights as they are; every process calls it alike."""
+    """Evaluates and predicts with the present weights. Collective."""
 
     def __init__(self, session_context: SessionContext, reporter: Reporter) -> None:
         self._group = session_context.group
@@ -25,7 +25,10 @@ class Evaluator:
         self._reporter = reporter
 
     def evaluate(self, data: Any) -> dict[str, float]:
-        """Computes loss and metrics over a data set; None: the spec's validation data.
+        """Computes loss and metrics over a data set.
+
+        Args:
+            data: Data set; None for the spec's validation data.
 
         Raises:
             DataError: There is no validation data.
@@ -36,16 +39,16 @@ class Evaluator:
                 self._reporter.emit(Evaluating())
             with self._strategy.evaluating(self._group), self._group.preserving_state():
                 for batch in self._loaders.evaluation(source):
-                    self._reporter.enter("evaluate")  # anew: timeouts.progress is for each batch
+                    self._reporter.enter("evaluate")  # again: timeouts.progress is for each batch
                     require_same_samples(self._group, batch)
                     self._group.evaluation_step(batch)
             return self._group.collect_metrics("evaluation")
 
     def try_metrics(self, batch: Batch) -> None:
-        """Evaluates one batch, and leaves everything as it was: a metric without numbers is found out.
+        """Checks on one batch that all metrics return numbers; the training state stays as it was.
 
         Raises:
-            SpecError: There is one.
+            SpecError: A metric does not return a number.
         """
         with self._reporter.doing("try metrics"), self._group.preserving_training_state():
             with self._strategy.evaluating(self._group):
@@ -53,24 +56,27 @@ class Evaluator:
             self._group.collect_metrics("evaluation")
 
     def predictions(self, data: Any) -> Iterator[Any]:
-        """Predicts for a data set, one global batch after the other; None: the spec's validation data.
+        """Yields predictions, one global batch at a time: arrays of shape `[samples of the batch, ...]`.
+
+        Args:
+            data: Data set; None for the spec's validation data.
 
         Raises:
-            DataError: There is no validation data, or a process cannot know which samples the others see.
-            UnsupportedError: What the model gives has no row for each sample.
+            DataError: There is no validation data, or the data is a stream that shards itself.
+            UnsupportedError: A model output does not have one row per sample.
         """
         source = self._source(data, "predict")
         if isinstance(source, ShardedStream):
             raise DataError(
-                "predict: a stream that shards itself has no order of samples that predictions could be"
-                " in. Give the samples as arrays, or as a stream of whole batches."
+                "predict: a stream that shards itself has no global order of samples, which predictions"
+                " need. Give the samples as arrays, or as a stream of global batches."
             )
         with self._strategy.evaluating(self._group), self._group.preserving_state():
             for batch in self._loaders.evaluation(source):
                 with self._reporter.doing("predict"):
                     require_same_samples(self._group, batch)
-                    found = predict_batch(self._group, batch)
-                yield found
+                    predictions = predict_batch(self._group, batch)
+                yield predictions
 
     def _source(self, data: Any, call: str) -> Any:
         source = self._loaders.data.validation if data is None else as_source(data)

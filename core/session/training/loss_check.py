@@ -1,4 +1,4 @@
-"""Whether the loss of a batch is the mean of the losses of its parts, as several replicas need it."""
+"""Check that the loss of a batch is the mean of the losses of its parts, as data parallelism needs it."""
 
 from __future__ import annotations
 
@@ -19,129 +19,135 @@ from isotrain.core.session.training.consensus import Consensus
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.spec.training_spec import TrainingSpec
 
-_OVER_THE_BATCH = ("circle", "dice", "tversky")
-"""Losses of Keras that mix the samples of a batch."""
+_BATCH_LOSSES = ("circle", "dice", "tversky")
+"""Keras losses that are no mean over samples: they mix the samples of a batch."""
 _TOLERANCES = {"float64": 1e-6, "float32": 2e-3}
-_ROUGH = 5e-2
-_MOST_ROWS = 64
+_LOW_PRECISION_TOLERANCE = 5e-2
+_MAX_SAMPLES = 64
 _REPEATS = 7
 _DEVIATIONS = 6.0
-"""Of the mean of several evaluations, which random numbers hardly ever reach."""
-_UNTRIED = (
-    "whether the loss is a mean over samples is not known, as it cannot be evaluated ({}). If it is none,"
+"""Standard deviations of the mean that random losses hardly ever exceed."""
+_NOT_EVALUATED = (
+    "whether the loss is a mean over samples is not known, as it cannot be evaluated ({}). If it is not one,"
     f" results depend on the number of replicas. `ignore: [{LOSS}]` in the spec silences this."
 )
 
 
 def is_known_mean(spec: TrainingSpec, framework: str) -> bool:
-    """Whether the losses for a framework are named ones, each a mean over samples."""
+    """Whether all losses for the framework are built-in ones that are a mean over samples."""
     losses = spec.losses(framework).values()
     return bool(losses) and not any(
-        loss.is_reference
-        or "reduction" in loss.options
-        or str(loss.name).lower() in _OVER_THE_BATCH
+        loss.is_reference or "reduction" in loss.options or str(loss.name).lower() in _BATCH_LOSSES
         for loss in losses
     )
 
 
 class LossCheck:
-    """Evaluates the loss of a batch as a whole and in parts; every process calls it alike."""
+    """Compares the loss of a batch with the mean over its parts. Collective.
+
+    Attributes:
+        is_due: Whether the check is to run before the first step.
+    """
 
     def __init__(self, session_context: SessionContext, reporter: Reporter) -> None:
         spec, plan = session_context.spec, session_context.plan
         self._group, self._strategy = session_context.group, session_context.strategy
         self._reporter = reporter
-        self._is_known = is_known_mean(spec, plan.framework)
-        self._tolerance = _TOLERANCES.get(spec.precision, _ROUGH)
+        self._is_mean = is_known_mean(spec, plan.framework)
+        self._tolerance = _TOLERANCES.get(spec.precision, _LOW_PRECISION_TOLERANCE)
         is_divided = plan.replicas > 1 or spec.gradient_accumulation_steps > 1
-        self.is_due = is_divided and not self._is_known and not spec.silences(LOSS)
+        self.is_due = is_divided and not self._is_mean and not spec.silences(LOSS)
 
     def require_mean(self, batch: Batch) -> None:
-        """Makes sure, before the first step, that the parts of a batch make up its loss.
+        """Checks, before the first step, that the loss of a batch is the mean over its parts.
 
         Raises:
-            RefusedError: They do not.
+            RefusedError: It is not.
         """
         self.is_due = False
         with self._reporter.doing("try loss"):
             try:
-                found = self.difference(batch)
+                difference = self.difference(batch)
             except UnsupportedError as error:
                 if self._reporter.rank == 0:
                     self._reporter.warn(str(error))
                 return
-            if found is not None:
-                raise RefusedError(LOSS, found)
+            if difference is not None:
+                raise RefusedError(LOSS, difference)
 
     def difference(self, batch: Batch) -> str | None:
-        """Says how the loss of a batch differs from the mean over its parts; leaves everything as it was.
+        """Describes how the loss of a batch differs from the mean over its parts; None if it does not.
 
-        Losses are those of evaluation mode, where layers neither drop units nor normalise over the batch. A
-        loss that draws random numbers is evaluated several times, and differs only by more than it varies.
+        The training state stays as it was. The loss is computed in evaluation mode: no dropout, no batch
+        normalization over the batch. On a difference it is evaluated several times, so that a loss that
+        draws random numbers counts as different only if it differs by more than it varies.
 
         Raises:
             UnsupportedError: The loss cannot be evaluated.
         """
-        if self._is_known:
+        if self._is_mean:
             return None
         whole, parts = _trial_batches(self._group, batch)
         with self._group.preserving_training_state():
-            one, other = self._loss([whole]), self._loss(parts)
-            if not abs(one - other) > self._tolerance * max(abs(one), abs(other)):
+            loss, mean = self._loss([whole]), self._loss(parts)
+            if not abs(loss - mean) > self._tolerance * max(abs(loss), abs(mean)):
                 return None
-            wholes = [one, *(self._loss([whole]) for _ in range(_REPEATS))]
-            means = [other, *(self._loss(parts) for _ in range(_REPEATS))]
-        deviation = math.sqrt((np.var(wholes) + np.var(means)) / _REPEATS)
-        if not abs(np.mean(wholes) - np.mean(means)) > _DEVIATIONS * deviation:
+            losses = [loss, *(self._loss([whole]) for _ in range(_REPEATS))]
+            means = [mean, *(self._loss(parts) for _ in range(_REPEATS))]
+        deviation = math.sqrt((np.var(losses) + np.var(means)) / _REPEATS)
+        if not abs(np.mean(losses) - np.mean(means)) > _DEVIATIONS * deviation:
             return None
-        return f"the loss of a batch is {one:.6g}, the mean of those of its two parts {other:.6g}"
+        return f"the loss of a batch is {loss:.6g}, the mean of those of its two parts {mean:.6g}"
 
     def _loss(self, batches: Sequence[Batch]) -> float:
-        """The evaluated loss over all replicas' samples of some batches."""
+        """Mean loss in evaluation mode over all replicas' samples of the batches. Collective."""
         failure: Exception | None = None
         with self._strategy.evaluating(self._group):
             try:
                 for batch in batches:
                     self._group.evaluation_step(batch)
-            except Exception as error:  # a person's functions raise anything
+            except Exception as error:  # a custom loss may raise anything
                 failure = error
         failed = Consensus(self._group).any_process(failure is not None)
         if not failed:
             return self._group.collect_metrics("evaluation")["loss"]
         reason = "on another process" if failure is None else f"{type(failure).__name__}: {failure}"
-        raise UnsupportedError(_UNTRIED.format(reason.strip()[:400])) from failure
+        raise UnsupportedError(_NOT_EVALUATED.format(reason.strip()[:400])) from failure
 
 
 def _trial_batches(group: ReplicaGroup, batch: Batch) -> tuple[Batch, tuple[Batch, Batch]]:
-    """Samples of each replica here as a batch, and the same in two batches, of a third and the rest."""
-    own = [_samples(group, pieces[0]) for pieces in batch.slices]
-    cuts = [max(1, each.count // 3) for each in own]
-    firsts = [_rows(each, 0, cut) for each, cut in zip(own, cuts, strict=True)]
-    rests = [_rows(each, cut, each.count) for each, cut in zip(own, cuts, strict=True)]
+    """A batch of some samples of each local replica, and the same samples split into a third and the rest."""
+    samples = [_samples(group, micro_batches[0]) for micro_batches in batch.slices]
+    cuts = [max(1, each.count // 3) for each in samples]
+    firsts = [_rows(each, 0, cut) for each, cut in zip(samples, cuts, strict=True)]
+    rests = [_rows(each, cut, each.count) for each, cut in zip(samples, cuts, strict=True)]
     whole, first, rest = (
-        replace(batch, slices=tuple((each,) for each in pieces)) for pieces in (own, firsts, rests)
+        replace(batch, slices=tuple((each,) for each in slices))
+        for slices in (samples, firsts, rests)
     )
     return whole, (first, rest)
 
 
-def _samples(group: ReplicaGroup, piece: Slice) -> Slice:
-    """The first samples of a slice; of a single one, that one twice."""
-    _, first = next(leaves((piece.inputs, piece.targets), "samples"))
-    count = min(len(first), _MOST_ROWS)
+def _samples(group: ReplicaGroup, micro_batch: Slice) -> Slice:
+    """The first samples of a micro-batch; a single sample is repeated, so that there are at least two."""
+    _, first = next(leaves((micro_batch.inputs, micro_batch.targets), "samples"))
+    count = min(len(first), _MAX_SAMPLES)
     if count > 1:
-        return _rows(piece, 0, count)
+        return _rows(micro_batch, 0, count)
 
     def twice(leaf: Any) -> Any:
         array = leaf if isinstance(leaf, np.ndarray) else group.numpy(leaf)
         return group.to_device(np.repeat(array, 2, axis=0))
 
-    targets = None if piece.targets is None else map_tree(twice, piece.targets)
-    return Slice(map_tree(twice, piece.inputs), targets, 2, 1.0)
+    targets = None if micro_batch.targets is None else map_tree(twice, micro_batch.targets)
+    return Slice(map_tree(twice, micro_batch.inputs), targets, 2, 1.0)
 
 
-def _rows(piece: Slice, start: int, stop: int) -> Slice:
+def _rows(micro_batch: Slice, start: int, stop: int) -> Slice:
+    """Samples `start` to `stop` of a micro-batch."""
+
     def part(leaf: Any) -> Any:
         return leaf[start:stop]
 
-    targets = None if piece.targets is None else map_tree(part, piece.targets)
-    return Slice(map_tree(part, piece.inputs), targets, stop - start, 1.0)
+    targets = None if micro_batch.targets is None else map_tree(part, micro_batch.targets)
+    return Slice(map_tree(part, micro_batch.inputs), targets, stop - start, 1.0)

@@ -1,4 +1,4 @@
-"""The learning rate of each step: a pure function of the spec, never of backend or replicas."""
+"""Learning-rate schedule: a pure function of spec and step, the same for every backend."""
 
 from __future__ import annotations
 
@@ -16,39 +16,40 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 
 class LearningRates:
-    """Gives the rate of every step of a run.
+    """Learning rate of every step of a run.
 
     Attributes:
-        peak: The rate after scaling and warm-up, before any decay.
+        peak: Learning rate after scaling and warm-up, before any decay.
     """
 
     def __init__(
         self,
         spec: TrainingSpec,
-        own: Callable[[int], float] | None = None,
+        optimizer_schedule: Callable[[int], float] | None = None,
         *,
         global_batch_size: int,
         steps_per_epoch: int,
         total_steps: int,
     ) -> None:
-        """Fixes the run's lengths.
+        """Reads schedule and scaling rule from the spec.
 
         Args:
-            spec: Gives the optimizer's rate, the schedule and the scaling rule.
-            own: The schedule that the spec's own optimizer came with; gives all rates, before scaling.
-            global_batch_size: Samples of one step over all replicas.
-            steps_per_epoch: Steps of one epoch.
-            total_steps: Steps of the whole run.
+            spec: Training spec, with the optimizer's rate, the schedule and the scaling rule.
+            optimizer_schedule: Schedule of a custom optimizer: step to rate, before scaling. Replaces
+                the spec's rate.
+            global_batch_size: Number of samples per step over all replicas.
+            steps_per_epoch: Number of steps per epoch.
+            total_steps: Number of steps of the run.
 
         Raises:
-            SpecError: There are two schedules, or the rate grows beyond all numbers.
+            SpecError: Spec and optimizer both have a schedule, or the last rate is not finite.
         """
         self._scale = spec.scaling.factor(global_batch_size)
         self.peak = spec.optimizer.lr * self._scale
-        self._own = own
+        self._optimizer_schedule = optimizer_schedule
         self._schedule = spec.schedule
         self._decays = not isinstance(spec.schedule, ConstantSchedule)
-        if own is not None and self._schedule != ConstantSchedule():
+        if optimizer_schedule is not None and self._schedule != ConstantSchedule():
             raise SpecError(
                 f"schedule: {self._schedule.name}, and the optimizer that optimizer.custom returned has a"
                 " learning-rate schedule too. Leave one of the two out."
@@ -61,10 +62,10 @@ class LearningRates:
         self._require_finite(total_steps - 1)
 
     def _require_finite(self, last: int) -> None:
-        """A factor above 1 makes the rate grow.
+        """Refuses a rate that overflows: a step schedule's factor above 1 makes it grow.
 
         Raises:
-            SpecError: It grows beyond all numbers.
+            SpecError: The rate of the last step is not finite.
         """
         try:
             rate = self(last)
@@ -72,25 +73,25 @@ class LearningRates:
             rate = math.inf
         if not math.isfinite(rate):
             raise SpecError(
-                f"schedule: the rate of the last step ({last}) is {rate}, which is no rate. Give a factor"
-                " below 1, or fewer decays."
+                f"schedule: the rate of the last step ({last}) is {rate}; expected a finite number. Give a"
+                " factor below 1, or fewer decays."
             )
 
     def __call__(self, step: int) -> float:
-        """Returns the rate of a step, counted from 0 over the whole run.
+        """Returns the learning rate of a step, counted from 0 over the whole run.
 
         During the warm-up the rate rises linearly and reaches the peak with the last warm-up step
         (Goyal et al. 2017, section 2.2).
         """
-        if self._own is not None:
-            return self._own(step) * self._scale
+        if self._optimizer_schedule is not None:
+            return self._optimizer_schedule(step) * self._scale
         if step < self._warmup:
             start = self._schedule.warmup_from_fraction
             return self.peak * (start + (1 - start) * (step + 1) / self._warmup)
         return self.peak * self._decay(step) if self._decays else self.peak
 
     def _decay(self, step: int) -> float:
-        """The fraction of the peak that the schedule leaves at this step."""
+        """Fraction of the peak rate at a step after the warm-up."""
         schedule = self._schedule
         if isinstance(schedule, StepSchedule):
             interval = schedule.every_steps or (
@@ -107,7 +108,7 @@ class LearningRates:
 
 
 def _shape(schedule: CosineSchedule | PolynomialSchedule, remaining: float) -> float:
-    """Falls from 1 to 0 as `remaining` does; the cosine is that of Loshchilov & Hutter 2017, eq. 5."""
+    """Decay from 1 to 0 as `remaining` falls: polynomial, or cosine (Loshchilov & Hutter 2017, eq. 5)."""
     if isinstance(schedule, PolynomialSchedule):
         return float(remaining**schedule.power)
     return (1 + math.cos(math.pi * (1 - remaining))) / 2

@@ -1,4 +1,4 @@
-"""What becomes of a run whose loss is NaN: not a number."""
+"""Detection of a NaN loss: stops the run or warns, with the likely cause."""
 
 from __future__ import annotations
 
@@ -17,45 +17,49 @@ from isotrain.core.errors import NotANumberError
 
 OnNan = Literal["stop", "warn", "ignore"]
 LoadSamples = Callable[[int], Batch | None]
-"""Gives the slices of every replica in a step, as NumPy arrays; None where they cannot be read again."""
+"""Returns the batch of a step, for all replicas, as NumPy arrays; None where it cannot be read again."""
 
-_USUAL = (
+_COMMON_CAUSES = (
     "Usual reasons: a learning rate that is too high (lower it, clip, or warm up), log(0), and a"
     " division by 0."
 )
 
 
 class NanGuard:
-    """Looks at losses that were read anyway, and looks for the cause at the first that is NaN."""
+    """Checks losses that were read from the device anyway; explains the first one that is NaN."""
 
     def __init__(
         self, action: OnNan, reporter: Reporter, explain_nan: Callable[[int], str]
     ) -> None:
-        """Waits for losses.
+        """Sets what to do at the first NaN.
 
         Args:
-            action: What to do at the first.
-            reporter: Tells the launcher.
-            explain_nan: Says in words what is to blame for the loss of a step.
+            action: `on_nan` of the spec.
+            reporter: Sends warnings to the launcher.
+            explain_nan: Returns the likely cause of the NaN loss of a step, as text.
         """
-        self._waits = action != "ignore"
+        self._is_active = action != "ignore"
         self._stops = action == "stop"
         self._reporter = reporter
-        self._culprit = explain_nan
+        self._explain_nan = explain_nan
 
     def check(self, first: int, losses: Sequence[float]) -> None:
-        """Takes the losses of steps that follow each other.
+        """Checks the losses of consecutive steps.
+
+        Args:
+            first: Index of the first of the steps.
+            losses: Loss of each step.
 
         Raises:
-            NotANumberError: One is NaN, and the spec says `stop`.
+            NotANumberError: A loss is NaN, and the spec says `on_nan: stop`.
         """
-        if not self._waits:
+        if not self._is_active:
             return
         step = next((first + i for i, loss in enumerate(losses) if isnan(loss)), None)
         if step is None:
             return
-        self._waits = False
-        text = f"the loss of step {step} is NaN (not a number). {self._culprit(step)}"
+        self._is_active = False
+        text = f"the loss of step {step} is NaN (not a number). {self._explain_nan(step)}"
         if self._stops:
             raise NotANumberError(
                 f"{text} `on_nan: warn` in the spec lets the run go on, `ignore` without a word."
@@ -64,18 +68,18 @@ class NanGuard:
 
 
 def explain_nan(step: int, samples: LoadSamples, plan: Plan, group: ReplicaGroup) -> str:
-    """Says which samples or weights are NaN, as far as rank 0 can see.
+    """Says which samples or weights are NaN or infinite, as far as rank 0 can see. Local.
 
     Args:
-        step: Whose loss is NaN.
-        samples: The data, which are a function of the step.
-        plan: Tells in which rank a replica lives.
-        group: Has the weights, as later steps have left them.
+        step: Index of the step whose loss is NaN.
+        samples: Returns the batch of a step.
+        plan: The plan, which maps replicas to ranks.
+        group: The replica group, whose weights later steps may have changed.
     """
     batch = samples(step)
-    found = [] if batch is None else list(_broken_samples(batch))
-    if found:
-        name, replica = found[0]
+    non_finite = [] if batch is None else list(_non_finite_samples(batch))
+    if non_finite:
+        name, replica = non_finite[0]
         return (
             f"NaN or infinity is in the data: {name} in the slice of replica {replica} (rank"
             f" {_rank_of(replica, plan)})."
@@ -84,24 +88,31 @@ def explain_nan(step: int, samples: LoadSamples, plan: Plan, group: ReplicaGroup
     broken = [name for name, value in weights.items() if not np.isfinite(value).all()]
     clean = "" if batch is None else "The samples of that step are all finite. "
     if not broken:
-        return f"{clean}The weights are finite too. {_USUAL}"
-    return f"{clean}{len(broken)} of {len(weights)} weights are not, {broken[0]!r} first. {_USUAL}"
+        return f"{clean}The weights are finite too. {_COMMON_CAUSES}"
+    return (
+        f"{clean}{len(broken)} of {len(weights)} weights are not, {broken[0]!r} first."
+        f" {_COMMON_CAUSES}"
+    )
 
 
-def _broken_samples(batch: Batch) -> Iterator[tuple[str, int]]:
-    for replica, pieces in enumerate(batch.slices):
-        for piece in pieces:
-            found = [*leaves(piece.inputs, "inputs"), *leaves(piece.targets, "targets")]
-            for name, array in found:
-                if piece.count and _is_broken(array):
+def _non_finite_samples(batch: Batch) -> Iterator[tuple[str, int]]:
+    """Names of inputs or targets with a NaN or infinity, each with its replica."""
+    for replica, micro_batches in enumerate(batch.slices):
+        for micro_batch in micro_batches:
+            arrays = [
+                *leaves(micro_batch.inputs, "inputs"),
+                *leaves(micro_batch.targets, "targets"),
+            ]
+            for name, array in arrays:
+                if micro_batch.count and _is_non_finite(array):
                     yield name, replica
 
 
-def _is_broken(array: Any) -> bool:
+def _is_non_finite(array: Any) -> bool:
     return array is not None and array.dtype.kind in "fc" and not np.isfinite(array).all()
 
 
 def _rank_of(replica: int, plan: Plan) -> int:
-    """The rank that computes a replica: a coordinator holds them all, and computes none."""
+    """The rank that computes a replica: a coordinator (listed first) holds all replicas, computes none."""
     holders = [each.rank for each in plan.processes if replica in each.replicas]
     return holders[-1]

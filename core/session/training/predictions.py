@@ -1,4 +1,4 @@
-"""What the replicas predict, put together in the order of the samples."""
+"""Predictions of all replicas, gathered and put into the order of the samples."""
 
 from __future__ import annotations
 
@@ -15,40 +15,48 @@ from isotrain.core.data.sampler import slice_bounds
 from isotrain.core.errors import UnsupportedError
 
 _WORD = np.dtype(np.int32)
-"""What travels between replicas: the bits of any type, in one that every framework gathers."""
+"""The dtype in which the bytes of any array are gathered: every framework can all-gather it."""
 
 
 def predict_batch(group: ReplicaGroup, batch: Batch) -> Any:
-    """Predicts for a global batch; called by every process with its part of it.
+    """Predicts for a global batch. Collective.
+
+    Args:
+        group: The replica group.
+        batch: This process's part of the global batch.
 
     Returns:
-        Of each of the model's outputs an array of shape `[samples of the global batch, ...]`.
+        The model's structure of arrays, each of shape `[samples of the global batch, ...]`.
 
     Raises:
-        UnsupportedError: An output has no row for each sample.
+        UnsupportedError: An output does not have one row per sample.
     """
-    pieces = [own[0] for own in batch.slices]
-    given = group.predict([piece.inputs for piece in pieces])
-    trees = [_mapped(group.numpy, tree) for tree in given]
-    for tree, piece in zip(trees, pieces, strict=True):
+    slices = [micro_batches[0] for micro_batches in batch.slices]
+    predictions = group.predict([each.inputs for each in slices])
+    trees = [_mapped(group.numpy, tree) for tree in predictions]
+    for tree, each in zip(trees, slices, strict=True):
         for array in _arrays_of(tree):
-            _require_rows(array, max(piece.count, 1))
-    bounds = [slice_bounds(batch.size, group.replicas, each) for each in range(group.replicas)]
+            _require_rows(array, max(each.count, 1))
+    bounds = [slice_bounds(batch.size, group.replicas, rank) for rank in range(group.replicas)]
     counts = [stop - start for start, stop in bounds]
     outputs = [_arrays_of(tree) for tree in trees]
     if len(outputs) < group.replicas:
-        outputs = _gathered(group, outputs, rows=max(counts))
-    whole = [
+        outputs = _all_gathered(group, outputs, rows=max(counts))
+    global_outputs = [
         np.concatenate([array[:count] for array, count in zip(arrays, counts, strict=True)])
         for arrays in zip(*outputs, strict=True)
     ]
-    return _filled(trees[0], iter(whole))
+    return _unflattened(trees[0], iter(global_outputs))
 
 
 def concatenated(batches: Sequence[Any]) -> Any:
-    """The predictions of one global batch after the other as those of all samples."""
+    """Concatenates the predictions of consecutive global batches along axis 0.
+
+    Args:
+        batches: Predictions of each batch: a structure of arrays of shape `[samples, ...]`.
+    """
     outputs = zip(*(_arrays_of(batch) for batch in batches), strict=True)
-    return _filled(batches[0], (np.concatenate(arrays) for arrays in outputs))
+    return _unflattened(batches[0], (np.concatenate(arrays) for arrays in outputs))
 
 
 def _require_rows(array: np.ndarray, expected: int) -> None:
@@ -59,57 +67,57 @@ def _require_rows(array: np.ndarray, expected: int) -> None:
         )
 
 
-def _gathered(
+def _all_gathered(
     group: ReplicaGroup, outputs: list[list[np.ndarray]], rows: int
 ) -> list[list[np.ndarray]]:
-    """Every replica's outputs, in one exchange.
+    """The outputs of every replica, by one all-gather. Collective.
 
     Args:
-        group: Its replicas exchange.
-        outputs: Of each replica here.
-        rows: To which each output is filled up, so that those of all replicas have one shape.
+        group: The replica group.
+        outputs: Output arrays of each local replica, each of shape `[samples, ...]`.
+        rows: Number of rows to which each output is padded, so that shapes are equal on all replicas.
     """
     like = [np.empty((rows, *array.shape[1:]), array.dtype) for array in outputs[0]]
-    messages = [group.tensor(_words(arrays, rows)) for arrays in outputs]
-    everyone = group.numpy(group.compute(_from_all, messages)[0])
-    return [_arrays(words, like) for words in everyone]
+    messages = [group.tensor(_packed(arrays, rows)) for arrays in outputs]
+    gathered = group.numpy(group.compute(_all_gather, messages)[0])
+    return [_unpacked(words, like) for words in gathered]
 
 
-def _from_all(replica: Replica, words: Tensor) -> Tensor:
+def _all_gather(replica: Replica, words: Tensor) -> Tensor:
     return replica.all_gather(words)
 
 
-def _words(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
-    """The bits of arrays, each filled up to so many rows."""
+def _packed(arrays: Sequence[np.ndarray], rows: int) -> np.ndarray:
+    """Packs the bytes of arrays, each zero-padded to `rows` rows, into one 1-D int32 array."""
     parts = []
     for array in arrays:
-        filled = np.zeros((rows, *array.shape[1:]), array.dtype)
-        filled[: len(array)] = array
-        parts.append(filled.tobytes())
+        padded = np.zeros((rows, *array.shape[1:]), array.dtype)
+        padded[: len(array)] = array
+        parts.append(padded.tobytes())
     message = b"".join(parts)
     return np.frombuffer(message + bytes(-len(message) % _WORD.itemsize), _WORD)
 
 
-def _arrays(words: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
-    """Undoes `_words` for arrays of these types and shapes."""
-    message, start, found = words.tobytes(), 0, []
+def _unpacked(words: np.ndarray, like: Sequence[np.ndarray]) -> list[np.ndarray]:
+    """Unpacks the arrays of `_packed`; `like` gives shape and dtype of each."""
+    message, start, arrays = words.tobytes(), 0, []
     for each in like:
         part = message[start : start + each.nbytes]
-        found.append(np.frombuffer(part, each.dtype).reshape(each.shape))
+        arrays.append(np.frombuffer(part, each.dtype).reshape(each.shape))
         start += each.nbytes
-    return found
+    return arrays
 
 
 def _arrays_of(tree: Any) -> list[np.ndarray]:
-    """The arrays of a tree, in order."""
+    """The arrays of a structure, flattened in order."""
     return [array for _, array in leaves(tree, "", lists=True) if array is not None]
 
 
-def _filled(tree: Any, arrays: Iterator[np.ndarray]) -> Any:
-    """A tree of the same structure with other arrays."""
+def _unflattened(tree: Any, arrays: Iterator[np.ndarray]) -> Any:
+    """The structure of `tree` with other arrays."""
     return _mapped(lambda _: next(arrays), tree)
 
 
 def _mapped(function: Callable[[Any], np.ndarray], tree: Any) -> Any:
-    """A tree with what a function makes of its arrays; where there is None, the model gives nothing."""
+    """Applies a function to the arrays of a structure; None stays None."""
     return map_tree(lambda leaf: None if leaf is None else function(leaf), tree, lists=True)

@@ -1,4 +1,4 @@
-"""What rank 0 tells of its steps: losses and learning rates in blocks, none of which it keeps."""
+"""Reports of rank 0 to the launcher: losses and learning rates of steps in blocks, and progress."""
 
 from __future__ import annotations
 
@@ -16,21 +16,22 @@ from isotrain.core.session.training.nan_guard import NanGuard, explain_nan
 from isotrain.core.session.training.timers import Stopwatch
 
 STEPS_AT_ONCE = 500
+"""Number of steps in a full block."""
 STEPS_SECONDS = 2.0
-"""After so long the losses that have come are told, also where they are fewer."""
+"""Longest time between two blocks, in seconds."""
 PROGRESS_SECONDS = 0.2
-"""How often it is told how far the run is."""
+"""Shortest time between two progress reports, in seconds."""
 
 
 class StepLogger:
-    """Tells the launcher of every step, in blocks of 500 steps or two seconds, and how far the run is.
+    """Reports steps to the launcher in blocks of 500 steps or two seconds, and progress.
 
-    To read a loss is to wait for the device. So none is read for each step: those of a block are read when it
-    is told, and the newest one for the progress, five times a second at most. Only the steps in which that
-    happens wait; a loss that comes later than its step is left for a later one.
+    Reading a loss waits for the device, so losses are not read at each step: those of a block are read when
+    the block is sent, and the newest one for progress, at most five times a second. A loss that is not
+    ready by then is left for a later report.
 
     Attributes:
-        is_silent: Whether it takes no steps, and tells of none.
+        is_silent: Whether steps are neither recorded nor reported.
     """
 
     def __init__(
@@ -38,13 +39,13 @@ class StepLogger:
         reporter: Reporter,
         stopwatch: Stopwatch,
         total_steps: int,
-        watch: NanGuard,
+        nan_guard: NanGuard,
         *,
         is_silent: bool = False,
     ) -> None:
         self.is_silent = is_silent
         self._reporter = reporter
-        self._watch = watch
+        self._nan_guard = nan_guard
         self._stopwatch = stopwatch
         self._total = total_steps
         self._first = 0
@@ -53,7 +54,7 @@ class StepLogger:
         self._epoch_sum = 0.0
         self._epoch_samples = 0
         self._rates: list[float] = []
-        self._newest: float | None = None
+        self._newest_reported: float | None = None
         self._steps_due = 0.0
         self._progress_due = 0.0
 
@@ -65,29 +66,29 @@ class StepLogger:
         stopwatch: Stopwatch,
         total_steps: int,
     ) -> Self:
-        """Those of a process: only rank 0 tells, and only where somebody listens or losses are watched."""
+        """The logger of a process: only rank 0 reports, and only to a launcher or for `on_nan`."""
         spec = session_context.spec
-        blame = partial(
+        explain = partial(
             explain_nan,
             samples=session_context.loaders.samples,
             plan=session_context.plan,
             group=session_context.group,
         )
-        watch = NanGuard(spec.on_nan, reporter, blame)
-        is_told = reporter.rank == 0 and (reporter.has_listener or spec.on_nan != "ignore")
-        return cls(reporter, stopwatch, total_steps, watch, is_silent=not is_told)
+        nan_guard = NanGuard(spec.on_nan, reporter, explain)
+        reports = reporter.rank == 0 and (reporter.has_listener or spec.on_nan != "ignore")
+        return cls(reporter, stopwatch, total_steps, nan_guard, is_silent=not reports)
 
     def add(self, batch: Batch, loss: Tensor, learning_rate: float) -> None:
-        """Takes a step that was done.
+        """Records a step.
 
         Args:
-            batch: What it trained on.
-            loss: Its mean loss, which need not be known yet.
-            learning_rate: Of the step.
+            batch: Batch of the step.
+            loss: Mean loss of the batch, a scalar tensor, possibly not computed yet.
+            learning_rate: Learning rate of the step.
         """
         if self.is_silent:
             return
-        if batch.step != self._first + len(self._losses):  # somebody has sought another step
+        if batch.step != self._first + len(self._losses):  # after a seek
             self.flush()
             self._first = batch.step
         self._losses.append(loss)
@@ -95,45 +96,51 @@ class StepLogger:
         self._rates.append(learning_rate)
         now = time.monotonic()
         if now >= self._progress_due:
-            self._tell_progress(batch)
+            self._report_progress(batch)
         if len(self._losses) >= STEPS_AT_ONCE or now >= self._steps_due:
-            self._tell_steps(self._known())
+            self._report_steps(self._ready_count())
 
     def flush(self) -> None:
-        """Tells of all steps so far; waits for their losses."""
-        self._tell_steps(len(self._losses))
+        """Reports all steps so far; waits for their losses."""
+        self._report_steps(len(self._losses))
 
-    def end(self) -> None:
-        """Tells of all steps so far, and of none from here on."""
+    def stop(self) -> None:
+        """Reports all steps so far, and none from here on."""
         self.flush()
         self.is_silent = True
 
     def epoch_loss(self) -> float | None:
-        """The mean loss over the samples of all steps that were told of since the last call."""
+        """The mean loss over the samples of all steps reported since the last call; None without any."""
         total, samples = self._epoch_sum, self._epoch_samples
         self._epoch_sum, self._epoch_samples = 0.0, 0
         return total / samples if samples else None
 
     @property
     def epoch_so_far(self) -> tuple[float, int]:
-        """The sum of the losses told of since the last `epoch_loss`, each times its samples; and these."""
+        """Loss sum (each loss times its samples) and number of samples reported since `epoch_loss`."""
         return self._epoch_sum, self._epoch_samples
 
     def resume_from(self, step: int, epoch_sum: float, epoch_samples: int) -> None:
-        """Makes `step` the next; the epoch's sums are those of a run that has come so far."""
+        """Continues from a checkpoint.
+
+        Args:
+            step: Index of the next step.
+            epoch_sum: Loss sum of the epoch so far, each loss times its samples.
+            epoch_samples: Number of samples of the epoch so far.
+        """
         if self.is_silent:
             return
         self.flush()
-        self._steps_due = 0.0  # the first step is told at once, as that of a run from the start
+        self._steps_due = 0.0  # the first step is reported at once, as in a new run
         self._first = step
         self._epoch_sum, self._epoch_samples = epoch_sum, epoch_samples
 
-    def _tell_progress(self, batch: Batch) -> None:
+    def _report_progress(self, batch: Batch) -> None:
         loss = self._newest_loss()
         if loss is None:
             return
         if isnan(loss):
-            self._tell_steps(self._known())
+            self._report_steps(self._ready_count())
         self._progress_due = time.monotonic() + PROGRESS_SECONDS
         self._reporter.emit(
             Progress(
@@ -146,17 +153,17 @@ class StepLogger:
         )
 
     def _newest_loss(self) -> float | None:
-        """The newest loss that is already there: that of an asynchronous step may come later."""
-        known = (loss for loss in reversed(self._losses) if _is_known(loss))
-        newest = next(known, self._newest)
+        """The newest loss that is computed already: that of an asynchronous step may come later."""
+        ready = (loss for loss in reversed(self._losses) if _is_ready(loss))
+        newest = next(ready, self._newest_reported)
         return None if newest is None else float(newest)
 
-    def _known(self) -> int:
-        """How many steps can be told of without waiting for another one."""
-        late = (i for i, loss in enumerate(self._losses) if not _is_known(loss))
+    def _ready_count(self) -> int:
+        """Number of steps that can be reported without waiting for a loss."""
+        late = (i for i, loss in enumerate(self._losses) if not _is_ready(loss))
         return next(late, len(self._losses))
 
-    def _tell_steps(self, count: int) -> None:
+    def _report_steps(self, count: int) -> None:
         self._steps_due = time.monotonic() + STEPS_SECONDS
         if count == 0:
             return
@@ -169,9 +176,9 @@ class StepLogger:
         self._epoch_samples += sum(sizes)
         del self._losses[:count], self._rates[:count], self._sizes[:count]
         self._first += count
-        self._newest = losses[-1]
-        self._watch.check(self._first - count, losses)
+        self._newest_reported = losses[-1]
+        self._nan_guard.check(self._first - count, losses)
 
 
-def _is_known(loss: Tensor) -> bool:
+def _is_ready(loss: Tensor) -> bool:
     return bool(getattr(loss, "is_ready", True))

@@ -1,4 +1,4 @@
-"""When steps and epochs of a run ended."""
+"""Throughput of a run: a stopwatch over its training steps."""
 
 from __future__ import annotations
 
@@ -6,10 +6,10 @@ import time
 
 
 class Stopwatch:
-    """Times training without the first step (which compiles and warms up) and without evaluation.
+    """Times training, without the first step (compilation, warm-up) and without evaluation.
 
     Attributes:
-        first_step: Seconds from the session's opening to the end of the first step; None before.
+        first_step: Seconds from the session's start to the end of the first step; None before that.
     """
 
     def __init__(self) -> None:
@@ -21,11 +21,11 @@ class Stopwatch:
         self.first_step: float | None = None
 
     def step_done(self, samples: int, *, pause: bool) -> None:
-        """Notes that a step's work was submitted.
+        """Counts a step whose work was submitted to the device.
 
         Args:
-            samples: Of its global batch.
-            pause: No step follows at once: the work is done, and time until the next does not count.
+            samples: Number of samples in the step's global batch.
+            pause: Whether the device is idle and the time until the next step does not count.
         """
         now = time.perf_counter()
         if self.first_step is None:
@@ -47,18 +47,18 @@ class Stopwatch:
 
     @property
     def samples_per_second(self) -> float | None:
-        """Over the timed steps: all but the first of the run, and of each epoch after an evaluation."""
+        """Throughput over the timed steps: all but the first one of the run and after each pause."""
         running = 0.0 if self._resumed is None else time.perf_counter() - self._resumed
         seconds = self._seconds + running
         samples = self._timed_samples + self._samples
         return samples / seconds if samples and seconds > 0 else None
 
     def timings(self) -> dict[str, float]:
-        """What a result records, in seconds and samples per second."""
-        found = {
+        """The timings of a result: seconds (`..._s`) and samples per second, without those not measured."""
+        timings = {
             "first_step_s": self.first_step,
             "train_s": self._seconds,
             "samples_per_s": self.samples_per_second,
             "session_s": time.perf_counter() - self._opened,
         }
-        return {name: value for name, value in found.items() if value is not None}
+        return {name: value for name, value in timings.items() if value is not None}

@@ -1,4 +1,4 @@
-"""The steps of a session: their batches, their rates, and what is told of them."""
+"""The training loop of a session: batches, learning rates, steps and their checks."""
 
 from __future__ import annotations
 
@@ -31,37 +31,38 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def needs_targets(spec: TrainingSpec, framework: str) -> bool:
-    """Whether a loss for a framework is one with a name; what a person's own ones need is their affair."""
+    """Whether a loss for the framework is a built-in one, which needs targets; custom losses may not."""
     return any(not loss.is_reference for loss in spec.losses(framework).values())
 
 
 def missing_targets_error(source: Any, inputs: Any) -> DataError:
-    """What to say of samples that have inputs only.
+    """The error for samples that have inputs only.
 
     Args:
-        source: What they come from.
-        inputs: Of a batch of them.
+        source: Data source of the samples.
+        inputs: Inputs of one batch: an array or a structure of arrays.
     """
-    told = "data: the samples have no targets, with which the loss compares the predictions."
+    problem = "data: the samples have no targets, with which the loss compares the predictions."
     if not isinstance(inputs, Mapping) or not isinstance(source, BatchIndexed | MapStyle):
-        return DataError(f"{told} Give pairs (inputs, targets).")
+        return DataError(f"{problem} Give pairs (inputs, targets).")
     names = ", ".join(map(repr, inputs))
     return DataError(
-        f"{told} Each is a dict of {names}: say which of them are the targets, as in"
+        f"{problem} Each is a dict of {names}: say which of them are the targets, as in"
         f" isotrain.sources.{type(source).__name__}(data, inputs=..., targets=...)."
     )
 
 
 class TrainLoop:
-    """Takes the steps of a run by its strategy; every process calls it alike.
+    """The training loop of a run. Collective: every process calls each method at the same point.
 
-    Its methods get the group, for who watches what a strategy does gives the session another one.
+    Methods take the group as an argument, since tests that record a strategy's calls give the session
+    a wrapped one.
 
     Attributes:
-        trainer_state: How far it has come.
-        rates: The spec's, before what `trainer_state` multiplies them by.
+        trainer_state: Step counters, learning-rate factor and last loss.
+        rates: Learning rates of the spec, without `trainer_state.rate_factor`.
         loss_check: Compares the loss of a batch with the mean over its parts.
-        step_logger: What rank 0 tells of the steps.
+        step_logger: Reports the steps of rank 0 to the launcher.
     """
 
     def __init__(
@@ -74,8 +75,8 @@ class TrainLoop:
         self._train = session_context.loaders.data.train
         self._needs_targets = needs_targets(session_context.spec, session_context.plan.framework)
         self._plan = session_context.plan
-        self._seen: tuple[tuple[int, int], Batch | None] | None = None
-        self._single = batches_with_single_sample(
+        self._peeked: tuple[tuple[int, int], Batch | None] | None = None
+        self._single_sample_batches = batches_with_single_sample(
             session_context.spec, self._plan, self._plan.samples
         )
         self.trainer_state = TrainerState(loader.steps_per_epoch, loader.total_steps)
@@ -87,10 +88,10 @@ class TrainLoop:
             total_steps=loader.total_steps,
         )
         self._group = session_context.group
-        self._is_own = isinstance(session_context.spec.optimizer, CustomOptimizer)
+        self._is_custom_optimizer = isinstance(session_context.spec.optimizer, CustomOptimizer)
         self._require_one_source_of_rates(session_context.spec)
-        self._finalise_weights = session_context.group.weight_finalizer()
-        if self._finalise_weights and self._strategy.keeps_replicas_equal != "always":
+        self._finalize_weights = session_context.group.weight_finalizer()
+        if self._finalize_weights and self._strategy.keeps_replicas_equal != "always":
             raise SpecError(
                 f"optimizer.custom: use_ema: under strategy {self._strategy.name} each replica trains weights"
                 " of its own, and an average of these is not that of the run. Leave it out, or use strategy"
@@ -100,10 +101,10 @@ class TrainLoop:
         self.step_logger = StepLogger.of(session_context, reporter, stopwatch, loader.total_steps)
 
     def _require_one_source_of_rates(self, spec: TrainingSpec) -> None:
-        """Refuses rates that an optimizer with a scheduler of its own would lose.
+        """Refuses a schedule or scaling in the spec beside the optimizer's own learning-rate scheduler.
 
         Raises:
-            SpecError: The spec has such.
+            SpecError: The spec has one.
         """
         is_constant = spec.schedule == ConstantSchedule() and self.rates.peak == spec.optimizer.lr
         if not is_constant and self._group.optimizer_rates() is not None:
@@ -112,44 +113,46 @@ class TrainLoop:
                 " scaling. Leave one of the two out."
             )
 
-    def rate(self, step: int) -> float:
-        """The rate of a step, counted from 0 over the whole run, as it is scaled now. Local."""
+    def _scheduled_rate(self, step: int) -> float:
+        """Learning rate by the spec, with the present scaling; `step` counts from 0 over the whole run."""
         return self.rates(step) * self.trainer_state.rate_factor
 
-    def known_rate(self, step: int) -> float:
-        """As `rate`; or what an optimizer that sets its rates itself used last, or uses next.
+    def learning_rate(self, step: int) -> float:
+        """Learning rate of a step: the scheduled one, or that of an optimizer that sets its rates itself.
+
+        Local.
+
+        Args:
+            step: Index of the step, from 0 over the whole run.
 
         Raises:
-            IsotrainError: Such an optimizer says nothing of that step.
+            IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one.
         """
-        if (own := self._group.optimizer_rates()) is None:
-            return self.rate(step)
-        known = dict(
-            zip(
-                (self.trainer_state.steps_done - 1, self.trainer_state.steps_done), own, strict=True
-            )
-        )
-        if step not in known:
+        if (optimizer_rates := self._group.optimizer_rates()) is None:
+            return self._scheduled_rate(step)
+        steps_done = self.trainer_state.steps_done
+        rates = dict(zip((steps_done - 1, steps_done), optimizer_rates, strict=True))
+        if step not in rates:
             raise IsotrainError(
                 f"learning_rate: the optimizer sets its rates itself, and that of step {step} is not known:"
-                f" after {self.trainer_state.steps_done} steps, those of the last and the next one are."
+                f" after {steps_done} steps, those of the last and the next one are."
             )
-        return known[step]
+        return rates[step]
 
     def batches(self, group: ReplicaGroup) -> Iterator[Batch]:
-        """Yields from the next step to the run's end, or from where a checkpoint has taken it meanwhile."""
-        self._seen = None  # whose memory nobody needs any more
+        """Yields batches from the next step to the end of the run; a restore moves the next step."""
+        self._peeked = None  # frees its memory
         restore_count = -1
         while restore_count != self.trainer_state.restore_count:
             restore_count = self.trainer_state.restore_count
-            yield from self._tried(self._batches_until_restored(group), group)
+            yield from self._checked(self._batches_until_restored(group), group)
 
     def next_batch(self, group: ReplicaGroup) -> Batch | None:
-        """The next one, to look at; None after the last. It is read once: a stream may give another then."""
-        place = self.trainer_state.steps_done, self.trainer_state.restore_count
-        if self._seen is None or self._seen[0] != place:
-            self._seen = place, next(self._batches_until_restored(group), None)
-        return self._seen[1]
+        """The next batch, to look at; None after the last. Cached: a stream could yield a different one."""
+        position = self.trainer_state.steps_done, self.trainer_state.restore_count
+        if self._peeked is None or self._peeked[0] != position:
+            self._peeked = position, next(self._batches_until_restored(group), None)
+        return self._peeked[1]
 
     def _batches_until_restored(self, group: ReplicaGroup) -> Iterator[Batch]:
         trainer_state, restore_count = self.trainer_state, self.trainer_state.restore_count
@@ -165,28 +168,29 @@ class TrainLoop:
             self._reporter.enter("next batch")
         self._reporter.enter(BETWEEN_CALLS)
 
-    def _tried(self, batches: Iterator[Batch], group: ReplicaGroup) -> Iterator[Batch]:
-        """The batches, with the first of which loss and model are tried before it is given.
+    def _checked(self, batches: Iterator[Batch], group: ReplicaGroup) -> Iterator[Batch]:
+        """Yields the batches; checks loss and model on the first one before it is yielded.
 
         Raises:
             RefusedError: The loss is not a mean over samples.
-            DataError: The model does not take slices of one sample, and there are some.
+            DataError: The model refuses slices of one sample, and the run has such.
         """
         for batch in itertools.islice(batches, 1):
             if self.loss_check.is_due:
                 self.loss_check.require_mean(batch)
-            if self._single and (layer := group.refuses_single_sample(batch)):
-                raise DataError(f"data: {single_sample_refusal(layer, self._plan, self._single)}")
+            single = self._single_sample_batches
+            if single and (layer := group.refuses_single_sample(batch)):
+                raise DataError(f"data: {single_sample_refusal(layer, self._plan, single)}")
             yield batch
         yield from batches
 
     def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
-        """Trains on one global batch; returns its mean loss."""
+        """Takes one training step; returns the mean loss of the global batch, a scalar tensor."""
         reporter, trainer_state = self._reporter, self.trainer_state
         trainer_state.require_no_predictions("step")
         reporter.step = batch.step
         reporter.enter("step")
-        rate = self.rate(batch.step)
+        rate = self._scheduled_rate(batch.step)
         trainer_state.is_finished = False
         loss = self._strategy.step(group, batch, rate)
         trainer_state.last_loss = loss
@@ -198,32 +202,32 @@ class TrainLoop:
         self._stopwatch.step_done(batch.size, pause=pause)
         if is_done:
             self.finish(group)
-        if self._is_own and (used := group.optimizer_rates()) is not None:
+        if self._is_custom_optimizer and (used := group.optimizer_rates()) is not None:
             rate = used[0]
         self.step_logger.add(batch, loss, rate)
         reporter.enter(BETWEEN_CALLS)
         return loss
 
     def refusals(self, group: ReplicaGroup) -> dict[str, str]:
-        """What a run of several replicas is refused for, by codes of the check."""
-        found: dict[str, str] = {}
+        """The reasons to refuse a run of several replicas, by check code; found on the first batch."""
+        refusals: dict[str, str] = {}
         tries_transform = self._loader.tries_transform
-        self._seen, self._loader.tries_transform = None, True
+        self._peeked, self._loader.tries_transform = None, True
         try:
             batch = self.next_batch(group)
         except RefusedError as error:
-            found[error.code] = error.detail
+            refusals[error.code] = error.detail
             batch = self.next_batch(group)
         self._loader.tries_transform = tries_transform
         detail = None
         with contextlib.suppress(UnsupportedError), self._reporter.doing("try loss"):
             detail = None if batch is None else self.loss_check.difference(batch)
-        return found if detail is None else found | {LOSS: detail}
+        return refusals if detail is None else refusals | {LOSS: detail}
 
     def finish(self, group: ReplicaGroup) -> None:
-        """Lets optimizer and strategy do what they have left to do, once."""
+        """Finalizes weights and strategy after the last step; does nothing the second time."""
         if not self.trainer_state.is_finished:
             self.trainer_state.is_finished = True
-            if self._finalise_weights is not None:
-                self._finalise_weights()
+            if self._finalize_weights is not None:
+                self._finalize_weights()
             self._strategy.finished(group)

@@ -1,4 +1,4 @@
-"""How far a run has come, and what its steps have made of it."""
+"""The state of the training loop: step counters, learning-rate factor, last loss."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from isotrain.core.errors import IsotrainError
 
 @dataclass
 class TrainerState:
-    """Where one process is in a run: what its session changes from step to step, the same on every process.
+    """Mutable state of the training loop; identical on all ranks.
 
     Attributes:
-        steps_per_epoch: Of the run.
-        total_steps: Of all epochs.
-        steps_done: So far.
-        is_stopped: Whether somebody wants no more of them.
-        is_finished: Whether the strategy has done all that it had to do.
-        rate_factor: By which the spec's learning rates are multiplied.
-        last_loss: Of the last step, which need not be known yet; None before the first.
-        best_steps: Of the checkpoints that were each the best so far; the last is the best.
-        mark: To which place the stream of data can be taken back, if it has a state of its own.
-        restore_count: How often a checkpoint has taken it elsewhere.
-        is_predicting: Whether an iterator of predictions is open, whose end puts back the state before it.
+        steps_per_epoch: Number of steps per epoch.
+        total_steps: Number of steps over all epochs.
+        steps_done: Number of steps taken so far.
+        is_stopped: Whether training was ended early.
+        is_finished: Whether the strategy has finished its work after the last step.
+        rate_factor: Factor on the spec's learning rates.
+        last_loss: Scalar loss of the last step, possibly not computed yet; None before the first.
+        best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
+        mark: State of the data stream after the last step, if the stream can be resumed from a state.
+        restore_count: Number of restores so far.
+        is_predicting: Whether an iterator of predictions is open; closing it restores the state before it.
     """
 
     steps_per_epoch: int
@@ -41,12 +41,12 @@ class TrainerState:
 
     @property
     def is_done(self) -> bool:
-        """Whether no step is left, or wanted."""
+        """Whether no step is left, or training was ended early."""
         return self.is_stopped or self.steps_done >= self.total_steps
 
     @property
     def loss(self) -> float | None:
-        """Of the last step, for which this waits; None before the first."""
+        """Loss of the last step; None before the first. Waits for the device."""
         return None if self.last_loss is None else float(self.last_loss)
 
     def require_no_predictions(self, call: str) -> None:
@@ -57,12 +57,12 @@ class TrainerState:
         """
         if self.is_predicting:
             raise IsotrainError(
-                f"{call}: session.predictions is being read, and puts back at its end the state that it began"
-                " with. Read it to its end, or close it, before."
+                f"{call}: an iterator of session.predictions is open, and restores the state that it began"
+                " with when it ends. Read it to its end, or close it, first."
             )
 
     def seek(self, step: int) -> None:
-        """Makes `step` the next; what else there is stays."""
+        """Makes `step` the next step to take; keeps weights, loss and learning-rate factor."""
         self.steps_done = step
         self.mark = None
         self.is_finished = False

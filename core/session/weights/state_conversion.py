@@ -1,4 +1,4 @@
-"""State of a native model from another framework, by the person's own map of names."""
+"""Conversion of a native model's state between frameworks, by the name map `checkpoint.map` of the spec."""
 
 from __future__ import annotations
 
@@ -19,21 +19,21 @@ from isotrain.core.spec.import_strings import is_bare_name
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.weight_name_map import map_of, read_maps
 
-LOST_STATE = "random state and what the strategy kept: of native models, each framework has its own"
+LOST_STATE = "random state and strategy state: of native models, each framework has its own"
 LOST_OPTIMIZER_STATE = (
-    "slots of the optimizer, which the two frameworks do not keep alike, or one of them calls alike for two"
+    "optimizer state, which the two frameworks do not keep alike, or one of them gives one name for two"
     " weights"
 )
 
 
 @dataclass(frozen=True)
 class StateSource:
-    """Where a checkpoint has what belongs to a weight.
+    """Names of a weight and its optimizer state in a checkpoint, and of the latter in this run.
 
     Attributes:
-        weight: Its name there.
-        slots: Those of its slots there, by how the spec calls them; and of its steps.
-        target_names: What its slots are called here.
+        weight: Name of the weight in the checkpoint.
+        slots: Names of its optimizer state and update count in the checkpoint, by slot.
+        target_names: Names of its optimizer state in this run, by slot.
     """
 
     weight: str
@@ -42,120 +42,139 @@ class StateSource:
 
     @property
     def names(self) -> list[str]:
-        """Of all that is read."""
+        """Names of all state to read."""
         return [self.weight, *self.slots.values()]
 
 
 class StateConverter:
-    """From the names that the framework which saved a checkpoint has to those of the one that goes on."""
+    """Converts state from the format of the framework that saved a checkpoint to this run's format.
 
-    def __init__(self, before: StateFormat, now: StateFormat, slots: tuple[str, ...]) -> None:
-        self._before = before
-        self._now = now
+    Args:
+        source_format: Format of the saved state.
+        target_format: Format of this run's state.
+        slots: Names of the optimizer's slots in the spec.
+    """
+
+    def __init__(
+        self, source_format: StateFormat, target_format: StateFormat, slots: tuple[str, ...]
+    ) -> None:
+        self._source_format = source_format
+        self._target_format = target_format
         self._slots = slots
 
     @classmethod
     def between(
-        cls, there: tuple[str, str], plan: Plan, spec: TrainingSpec
+        cls, source: tuple[str, str], plan: Plan, spec: TrainingSpec
     ) -> StateConverter | None:
-        """The one that the spec gives; None where there is nothing to translate.
+        """The converter for a checkpoint; None where no conversion applies.
 
-        That is where it gives none, where the framework is the same, and of one model for all frameworks.
+        None applies without `checkpoint.map`, within one framework, and if the spec has one model for all
+        frameworks.
 
         Args:
-            there: Backend and framework of the run that saved the checkpoint.
-            plan: Of the run that goes on.
-            spec: Of the same.
+            source: Backend and framework of the run that saved the checkpoint.
+            plan: Plan of this run.
+            spec: Spec of this run.
         """
         policy, optimizer = spec.checkpoint, spec.optimizer
-        if policy is None or policy.map is None or there[1] == plan.framework:
+        if policy is None or policy.map is None or source[1] == plan.framework:
             return None
         if not _may_differ(spec.model):
             return None
         maps = read_maps(policy.map)
-        old, new = (
-            StateFormat(map_of(maps, *owners), _forms(owners[0], spec), optimizer.name)
-            for owners in (there, (plan.backend, plan.framework))
+        source_format, target_format = (
+            StateFormat(map_of(maps, *keys), _optimizer_state_names(keys[0], spec), optimizer.name)
+            for keys in (source, (plan.backend, plan.framework))
         )
-        return cls(old, new, optimizer.slots)
+        return cls(source_format, target_format, optimizer.slots)
 
     @staticmethod
     def is_needed(saved: Collection[str], group: ReplicaGroup) -> bool:
-        """Whether a checkpoint lacks names that a group has for its weights or slots.
+        """Whether a checkpoint lacks names of the group's weights or optimizer state.
 
-        It does not where portable models are in a table: they call all of it alike in all frameworks.
+        Portable models have the same names in all frameworks, also where a table lists one per framework.
         """
         return not group.describe_state().keys() <= set(saved)
 
     def state_sources(self, saved: Collection[str], group: ReplicaGroup) -> dict[str, StateSource]:
-        """Where the weights of a group are found: of those that were saved, by their names here."""
-        there = {self._before.names.common(name): name for name in saved}
-        own = {name: self._now.names.common(name) for name in group.describe_state(WEIGHTS)}
-        return {name: StateSource(there[key]) for name, key in own.items() if key in there}
+        """Sources of the group's weights, by weight name; without those that were not saved."""
+        saved_names = {self._source_format.names.common(name): name for name in saved}
+        common_names = {
+            name: self._target_format.names.common(name) for name in group.describe_state(WEIGHTS)
+        }
+        return {
+            name: StateSource(saved_names[common])
+            for name, common in common_names.items()
+            if common in saved_names
+        }
 
     def with_optimizer_state(
         self,
-        origins: Mapping[str, StateSource],
+        sources: Mapping[str, StateSource],
         saved: Collection[str],
         group: ReplicaGroup,
         rate: float,
     ) -> dict[str, StateSource] | None:
-        """Where their slots are found too, and how often the optimizer has updated each.
+        """Adds optimizer state and update counts to the sources of all weights.
 
         Args:
-            origins: Of all weights.
-            saved: The names of all that was saved.
-            group: That goes on.
-            rate: Of its next step.
+            sources: Sources of all weights, by weight name.
+            saved: Names of all saved state.
+            group: Replica group of this run.
+            rate: Learning rate of the next step.
 
         Returns:
-            None where what was saved of them cannot be translated.
+            The sources; None where the saved optimizer state cannot be converted.
         """
-        old, new = self._before, self._now
+        old, new = self._source_format, self._target_format
         if not rate or not (
             old.has_optimizer_state(self._slots) and new.has_optimizer_state(self._slots)
         ):
             return None
-        here = group.describe_state(("optimizer",)).keys()
-        trained = {name: origins[name].weight for name in group.describe_state(("trainable",))}
-        were = old.resolve_names(list(trained.values()), self._slots, saved)
-        will_be = new.resolve_names(list(trained), self._slots, here)
-        if were is None or will_be is None:
+        existing = group.describe_state(("optimizer",)).keys()
+        trainable = {name: sources[name].weight for name in group.describe_state(("trainable",))}
+        old_names = old.resolve_names(list(trainable.values()), self._slots, saved)
+        new_names = new.resolve_names(list(trainable), self._slots, existing)
+        if old_names is None or new_names is None:
             return None
-        found = {
-            name: StateSource(before, old.stored_names(before, were[before], saved), will_be[name])
-            for name, before in trained.items()
+        complete = {
+            name: StateSource(
+                saved_name,
+                old.stored_names(saved_name, old_names[saved_name], saved),
+                new_names[name],
+            )
+            for name, saved_name in trainable.items()
         }
-        were_kept = any(name.startswith(OPTIMIZER_PREFIX) for name in saved)
-        is_lost = were_kept and not any(origin.slots for origin in found.values())
-        return None if is_lost else {**origins, **found}
+        was_saved = any(name.startswith(OPTIMIZER_PREFIX) for name in saved)
+        is_lost = was_saved and not any(source.slots for source in complete.values())
+        return None if is_lost else {**sources, **complete}
 
     def state(
-        self, name: str, origin: StateSource, saved: State, rate: float
+        self, name: str, source: StateSource, saved: State, rate: float
     ) -> dict[str, np.ndarray]:
-        """A weight and its slots, by their names here and in the order of their axes.
+        """Converts a weight and its optimizer state to this run's names and axis order.
 
         Args:
-            name: Of the weight here.
-            origin: Of it.
-            saved: All that its origin names.
-            rate: Of the next step.
+            name: Name of the weight in this run.
+            source: Source of the weight.
+            saved: Saved arrays by name, of all names of the source.
+            rate: Learning rate of the next step.
         """
-        old, new = self._before, self._now
-        weight = new.names.to_model(name, old.names.to_common(origin.weight, saved[origin.weight]))
-        if not origin.slots:
+        old, new = self._source_format, self._target_format
+        weight = new.names.to_model(name, old.names.to_common(source.weight, saved[source.weight]))
+        if not source.slots:
             return {name: weight}
-        common = old.to_common_state(saved, origin.weight, origin.slots, rate)
-        return {name: weight, **new.to_local_state(common, name, origin.target_names, rate)}
+        common = old.to_common_state(saved, source.weight, source.slots, rate)
+        return {name: weight, **new.to_local_state(common, name, source.target_names, rate)}
 
 
 def _may_differ(model: Any) -> bool:
-    """Whether each framework may have a model of its own: in a table, or by a name that stands for one."""
+    """Whether the spec may have a model per framework: a table of models, or a registered name."""
     return isinstance(model, Mapping) or is_bare_name(model)
 
 
-def _forms(backend: str, spec: TrainingSpec) -> OptimizerStateNames | None:
-    """Of a backend, which may not be known here; of a person's own optimizer nobody knows."""
+def _optimizer_state_names(backend: str, spec: TrainingSpec) -> OptimizerStateNames | None:
+    """The backend's names of optimizer state; None for an unknown backend or a custom optimizer."""
     if spec.optimizer.name == "custom":
         return None
     try:

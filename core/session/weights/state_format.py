@@ -1,4 +1,8 @@
-"""How one framework calls and keeps the state of a native model, beside how all do in common."""
+"""State format: names, axis order and scaling of a native model's state in one framework.
+
+Conversions between frameworks go through the common format: the names, axis order and optimizer state that
+the spec defines.
+"""
 
 from __future__ import annotations
 
@@ -12,47 +16,47 @@ from isotrain.core.spec.weight_name_map import NameMap
 
 
 def match_names(
-    candidates: Mapping[str, Sequence[str]], known: Collection[str]
+    candidates: Mapping[str, Sequence[str]], existing: Collection[str]
 ) -> dict[str, str] | None:
-    """Tells whose each name is, where it may be that of several weights.
+    """Assigns one state name to each weight, by elimination.
 
     Args:
-        candidates: What one slot of each weight may be called, the likeliest first.
-        known: The names that there are.
+        candidates: Possible names of one kind of optimizer state, by weight, the likeliest first.
+        existing: Names of the existing state.
 
     Returns:
-        What that of each weight is called, or will be; None where that is open.
+        The name for each weight, which need not exist yet; None where it is ambiguous.
     """
-    found: dict[str, str] = {}
-    left = {
-        weight: [name for name in names if name in known] or list(names[:1])
+    matched: dict[str, str] = {}
+    remaining = {
+        weight: [name for name in names if name in existing] or list(names[:1])
         for weight, names in candidates.items()
     }
-    while sure := {weight: names[0] for weight, names in left.items() if len(names) == 1}:
-        found |= sure
-        left = {
-            weight: [name for name in names if name not in sure.values()]
-            for weight, names in left.items()
-            if weight not in sure
+    while unique := {weight: names[0] for weight, names in remaining.items() if len(names) == 1}:
+        matched |= unique
+        remaining = {
+            weight: [name for name in names if name not in unique.values()]
+            for weight, names in remaining.items()
+            if weight not in unique
         }
-    return None if left or len(set(found.values())) < len(found) else found
+    return None if remaining or len(set(matched.values())) < len(matched) else matched
 
 
 State = Mapping[str, np.ndarray]
 OPTIMIZER_PREFIX = "optimizer/"
-"""How the names of slots begin."""
+"""Prefix of the names of optimizer state."""
 STEPS = "steps"
-"""How often a weight was updated, among the slots that are common."""
+"""Name of a weight's update count in the common format."""
 
 
 @dataclass(frozen=True)
 class StateFormat:
-    """Of a run's model and optimizer.
+    """Format of a run's model and optimizer state.
 
     Attributes:
-        names: Of its weights.
-        optimizer_state_names: Of slots; None where nobody knows them.
-        optimizer: Its name in the spec.
+        names: Map of weight names and axis orders to the common ones.
+        optimizer_state_names: The backend's names of optimizer state; None where they are unknown.
+        optimizer: Name of the optimizer in the spec.
     """
 
     names: NameMap
@@ -60,34 +64,36 @@ class StateFormat:
     optimizer: str
 
     def has_optimizer_state(self, slots: Collection[str]) -> bool:
-        """Whether it is known how each of these is kept."""
-        forms = self.optimizer_state_names
-        return forms is not None and all(forms.slot(self.optimizer, "", slot) for slot in slots)
+        """Whether the names of all these optimizer slots are known."""
+        state_names = self.optimizer_state_names
+        return state_names is not None and all(
+            state_names.slot(self.optimizer, "", slot) for slot in slots
+        )
 
     def resolve_names(
-        self, weights: Sequence[str], slots: Collection[str], known: Collection[str]
+        self, weights: Sequence[str], slots: Collection[str], existing: Collection[str]
     ) -> dict[str, dict[str, str]] | None:
-        """What the slots of weights are called, or will be: by weight and slot.
+        """Names of the weights' optimizer state, by weight and slot.
 
         Args:
-            weights: By their names here.
-            slots: As the spec calls them.
-            known: The names of those that there are.
+            weights: Names of the weights in this format.
+            slots: Names of the optimizer slots in the spec.
+            existing: Names of the existing state.
 
         Returns:
-            None where a name may be that of several weights.
+            The names, which need not exist yet; None where a name could belong to several weights.
         """
-        found: dict[str, dict[str, str]] = {weight: {} for weight in weights}
+        resolved: dict[str, dict[str, str]] = {weight: {} for weight in weights}
         for slot in slots:
-            names = match_names(self._candidates(weights, slot), known)
+            names = match_names(self._candidates(weights, slot), existing)
             if names is None:
                 return None
             for weight, name in names.items():
-                found[weight][slot] = name
-        return found
+                resolved[weight][slot] = name
+        return resolved
 
     def _candidates(self, weights: Sequence[str], slot: str) -> dict[str, list[str]]:
-        """What one slot of each weight may be called."""
+        """Possible names of one optimizer slot, by weight."""
         assert self.optimizer_state_names is not None
         return {
             weight: [
@@ -98,54 +104,61 @@ class StateFormat:
         }
 
     def stored_names(
-        self, weight: str, names: Mapping[str, str], known: Collection[str]
+        self, weight: str, names: Mapping[str, str], existing: Collection[str]
     ) -> dict[str, str]:
-        """What there is of a weight's slots and of its steps: the name of each.
+        """Names of a weight's existing optimizer state, by slot, with its update count under `STEPS`.
 
         Args:
-            weight: By its name here.
-            names: Of its slots, by how the spec calls them.
-            known: The names of the state that there is.
+            weight: Name of the weight in this format.
+            names: Names of its optimizer state, by slot.
+            existing: Names of the existing state.
         """
         assert self.optimizer_state_names is not None
         steps = self.optimizer_state_names.steps(self.optimizer, weight)
-        all_of_it = names if steps is None else {**names, STEPS: OPTIMIZER_PREFIX + steps}
-        return {slot: name for slot, name in all_of_it.items() if name in known}
+        with_steps = names if steps is None else {**names, STEPS: OPTIMIZER_PREFIX + steps}
+        return {slot: name for slot, name in with_steps.items() if name in existing}
 
     def to_common_state(
-        self, state: State, weight: str, kept: Mapping[str, str], rate: float
+        self, state: State, weight: str, stored_names: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
-        """A weight's slots as the spec means them and in the common order of axes.
+        """Converts a weight's optimizer state to the common scaling and axis order, by slot.
 
         Args:
-            state: With all that is kept of them.
-            weight: By its name here.
-            kept: As `stored_names` gives it.
-            rate: Of the next step.
+            state: Arrays of the state by name, each slot with the shape of the weight.
+            weight: Name of the weight in this format.
+            stored_names: Result of `stored_names`.
+            rate: Learning rate of the next step.
         """
         return {
             slot: state[name]
             if slot == STEPS
             else self.names.to_common(weight, state[name]) * self._factor(slot, rate)
-            for slot, name in kept.items()
+            for slot, name in stored_names.items()
         }
 
     def to_local_state(
         self, common: State, weight: str, names: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
-        """The same as they are kept here."""
+        """Converts a weight's optimizer state from the common format to this one, by state name.
+
+        Args:
+            common: Arrays of the state in the common format, by slot.
+            weight: Name of the weight in this format.
+            names: Names of its optimizer state in this format, by slot.
+            rate: Learning rate of the next step.
+        """
         assert self.optimizer_state_names is not None
-        found = {}
+        state = {}
         for slot in common.keys() - {STEPS}:
             value = self.names.to_model(weight, common[slot]) / self._factor(slot, rate)
-            found[names[slot]] = value
+            state[names[slot]] = value
         steps = self.optimizer_state_names.steps(self.optimizer, weight)
         if steps is not None and STEPS in common:
-            found[OPTIMIZER_PREFIX + steps] = common[STEPS]
-        return found
+            state[OPTIMIZER_PREFIX + steps] = common[STEPS]
+        return state
 
     def _factor(self, slot: str, rate: float) -> float:
-        """What it is to be multiplied by to be as the spec means it."""
+        """Factor from this format's optimizer state to the common one."""
         assert self.optimizer_state_names is not None
         factor = self.optimizer_state_names.rate_factor(self.optimizer, slot)
         return 1.0 if factor is None else factor * rate

@@ -1,4 +1,4 @@
-"""Where initial weights are read from, whatever their form: names, and arrays read when asked for."""
+"""Readers of initial weights: files, run directories, checkpoints and functions, as lazy mappings."""
 
 from __future__ import annotations
 
@@ -23,15 +23,15 @@ from isotrain.core.spec import import_strings
 from isotrain.core.system.files import is_url
 
 PORTION_BYTES = 2**26
-"""Of state that is read at a time; a larger tensor is read by itself."""
+"""Bytes of state that are read at a time; a larger tensor is read by itself."""
 
 
 def portions(names: Iterable[str], nbytes: Callable[[str], int]) -> Iterator[list[str]]:
-    """Cuts names into portions, in their order.
+    """Groups tensor names into portions of at most `PORTION_BYTES`, in order.
 
     Args:
-        names: Of tensors.
-        nbytes: How many bytes that of a name has.
+        names: Names of tensors.
+        nbytes: Returns the size of a tensor in bytes, by its name.
     """
     portion, filled = list[str](), 0
     for name in names:
@@ -49,17 +49,20 @@ _OTHER_STATE = ("optimizer/", "loss-scale/", "random/", "metrics/", "exchange/")
 
 
 def open_weights(source: Any, group: ReplicaGroup) -> Weights:
-    """Opens what a spec names as a source of weights.
+    """Opens the `initial_weights` source of a spec.
 
     Args:
-        source: A path or URL; or a callable, or a reference of one.
-        group: Reads the files that are its framework's own.
+        source: Path or URL; or a callable that returns weights or a Keras model, or an import string of one.
+        group: Replica group, which reads file formats of its framework.
+
+    Returns:
+        Arrays by name; they may be read from storage when accessed.
 
     Raises:
-        IsotrainError: There is nothing of the kind, or it cannot be read.
+        IsotrainError: The source does not exist, or cannot be read.
     """
     if callable(source) or import_strings.syntax_problem(source) is None:
-        return _given_by(import_strings.resolve(source))
+        return _returned_by(import_strings.resolve(source))
     path = Path(source)
     if is_url(source) or path.is_dir():
         return stored_weights(source)
@@ -69,30 +72,29 @@ def open_weights(source: Any, group: ReplicaGroup) -> Weights:
     return group.read_weights_file(path) if reader is None else reader(path)
 
 
-def _given_by(function: Callable[[], Any]) -> Weights:
-    found = function()
-    if not isinstance(found, Mapping):
-        weights = list(getattr(found, "weights", None) or ())
+def _returned_by(function: Callable[[], Any]) -> Weights:
+    returned = function()
+    if not isinstance(returned, Mapping):
+        weights = list(getattr(returned, "weights", None) or ())
         if not weights or not all(hasattr(each, "path") for each in weights):
             raise IsotrainError(
-                f"initial_weights: {import_strings.describe(function)} returned {type(found).__name__!r};"
-                " expected {name: array}, or a Keras model."
+                f"initial_weights: {import_strings.describe(function)} returned"
+                f" {type(returned).__name__!r}; expected {{name: array}}, or a Keras model."
             )
-        found = {each.path: each.numpy() for each in weights}
-        if len(found) < len(weights):
+        returned = {each.path: each.numpy() for each in weights}
+        if len(returned) < len(weights):
             raise IsotrainError(
-                f"initial_weights: {import_strings.describe(function)}: several weights of that"
-                " model have one"
-                " name. Give {name: array}."
+                f"initial_weights: {import_strings.describe(function)}: several weights of that model have"
+                " the same name. Return {name: array}."
             )
-    return {str(name): as_array(value, str(name)) for name, value in found.items()}
+    return {str(name): as_array(value, str(name)) for name, value in returned.items()}
 
 
 class StoredWeights(Mapping[str, np.ndarray]):
-    """Weights that a run has left, each of which is read when it is asked for.
+    """Weights in a run directory or checkpoint, by name; each is read when it is accessed.
 
     Attributes:
-        dtypes: Of each its own dtype; bfloat16 is read as float32.
+        dtypes: Stored dtype of each weight; bfloat16 is read as float32.
     """
 
     def __init__(self, dtypes: Mapping[str, str], read: Callable[[str], np.ndarray]) -> None:
@@ -110,28 +112,28 @@ class StoredWeights(Mapping[str, np.ndarray]):
 
 
 def stored_weights(location: str) -> StoredWeights:
-    """The final weights of a run, by its directory; else those of the checkpoint that a path or URL means.
+    """The final weights in a run directory; else the weights of the checkpoint at a path or URL.
 
     Raises:
-        CheckpointError: There is neither, or it cannot be read.
+        CheckpointError: There are no weights, or they cannot be read.
     """
     file = Path(location) / WEIGHTS_FILE
-    return _of_file(file) if file.is_file() else _of_checkpoint(checkpoint_at(location))
+    return _from_file(file) if file.is_file() else _from_checkpoint(checkpoint_at(location))
 
 
-def _of_file(path: Path) -> StoredWeights:
+def _from_file(path: Path) -> StoredWeights:
     file = SafetensorsFile(path)
     return StoredWeights(file.dtypes, file.read)
 
 
-def _of_checkpoint(checkpoint: Checkpoint) -> StoredWeights:
-    """The weights in a checkpoint; those of replica 0 where replicas held different ones."""
-    homes, dtypes = {}, {}
+def _from_checkpoint(checkpoint: Checkpoint) -> StoredWeights:
+    """The weights in a checkpoint; those of replica 0 where replicas had different ones."""
+    sections, dtypes = {}, {}
     for section in ("state", "replica-0"):
         for name, tensor in _tensors(checkpoint, section).items():
             if not name.startswith(_OTHER_STATE):
-                homes[name], dtypes[name] = section, tensor.dtype
-    return StoredWeights(dtypes, lambda name: checkpoint.read_part(homes[name], name))
+                sections[name], dtypes[name] = section, tensor.dtype
+    return StoredWeights(dtypes, lambda name: checkpoint.read_part(sections[name], name))
 
 
 def _tensors(checkpoint: Checkpoint, section: str) -> Mapping[str, StoredTensor]:
@@ -149,6 +151,6 @@ def _npz(path: Path) -> Weights:
 
 
 _READERS: dict[str, Callable[[Path], Weights]] = {
-    ".safetensors": _of_file,
+    ".safetensors": _from_file,
     ".npz": _npz,
 }

@@ -1,4 +1,4 @@
-"""The file in which a run keeps its weights, trained and not trained."""
+"""The weights file of a run directory: `weights.safetensors`, trainable and non-trainable weights."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.replica_group import ReplicaGroup
 
 WEIGHTS_FILE = "weights.safetensors"
-"""Where a run directory has the final weights."""
+"""Name of the file with the final weights in a run directory."""
 WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
 
 
 def read_weights(path: Path) -> dict[str, np.ndarray]:
-    """Reads what `save_weights` wrote; bfloat16, which NumPy lacks, as float32.
+    """Reads a file of `save_weights`; bfloat16, which NumPy lacks, becomes float32.
 
     Raises:
-        CheckpointError: There is no such file, or it is not one of weights.
+        CheckpointError: The file does not exist, or is not a safetensors file.
     """
     from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 
@@ -32,18 +32,18 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
 
 
 def require_storable(group: ReplicaGroup, kinds: Sequence[StateKind]) -> None:
-    """Refuses state of a type that no file holds, before a run is trained that could not be kept. Local.
+    """Refuses state with a dtype that safetensors files lack, before any training. Local.
 
     Raises:
-        SpecError: Names it.
+        SpecError: There is such state.
     """
     from isotrain.core.checkpoints.dtypes import CODES
 
     state = group.describe_state(kinds)
-    found = [f"{name} ({info.dtype})" for name, info in state.items() if info.dtype not in CODES]
-    if found:
+    refused = [f"{name} ({info.dtype})" for name, info in state.items() if info.dtype not in CODES]
+    if refused:
         raise SpecError(
-            f"model: {', '.join(found)}: what a run has trained is kept in safetensors files, which hold"
+            f"model: {', '.join(refused)}: what a run has trained is kept in safetensors files, which hold"
             f" {', '.join(CODES)}. Give the model another type there, such as a pair of real numbers for each"
             " complex one, and convert it where it is used. A loop of your own (isotrain.launch) without"
             " `checkpoint` keeps nothing by itself."
@@ -51,14 +51,14 @@ def require_storable(group: ReplicaGroup, kinds: Sequence[StateKind]) -> None:
 
 
 def save_weights(group: ReplicaGroup, target: Path) -> None:
-    """Writes the weights of the first replica here by name, each in its own type.
+    """Writes the weights of the first local replica by name, each in its own dtype; replaces atomically.
 
     Raises:
-        OSError: The file cannot be written; `target` is as it was.
+        OSError: The file cannot be written; `target` is unchanged.
     """
     from isotrain.core.checkpoints.safetensors_file import write_safetensors
     from isotrain.core.checkpoints.tensor_part import TensorPart
 
-    weights, known = group.read_state(WEIGHTS), group.describe_state(WEIGHTS)
-    parts = {name: TensorPart(array, known[name].dtype) for name, array in weights.items()}
+    weights, infos = group.read_state(WEIGHTS), group.describe_state(WEIGHTS)
+    parts = {name: TensorPart(array, infos[name].dtype) for name, array in weights.items()}
     write_safetensors(target, parts)
