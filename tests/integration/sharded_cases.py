@@ -705,7 +705,7 @@ def _refusals_of_native(session: Session) -> dict[str, str]:
         try:
             program.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
             program.loss_module(torch.ones(1, 2).double(), torch.ones(1, 2).double())
-            program.sharded_weights.forget()
+            program.sharded_weights.free_gathered()
         except IsotrainError as error:
             found[name] = str(error)
     return found
@@ -857,7 +857,7 @@ def _unusual() -> dict[str, bool]:
         joined.clear()
         with gather_on_read(weights, variables):
             result = way().sum()
-        weights.forget()
+        weights.free_gathered()
         let_go = name == "view" or all(whole.expired() for whole in joined)
         equal = torch.equal(torch.autograd.grad(result, one.value)[0], expected[name][0])
         found[name] = let_go and equal

@@ -397,7 +397,7 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
         assert "scale: stage=3 takes no weight apart" in refusals["number"]
         assert "sets its trainable weight" in refusals["set"]
         assert "takes gradients by torch.func" in refusals["functional"]
-        assert "wrapped: stage=3 joins weights as Keras reads them" in refusals["module"]
+        assert "wrapped: stage=3 gathers weights as Keras reads them" in refusals["module"]
         for name in ("native, clamped", "native, of data"):
             assert "weight is set in a forward pass" in refusals[name]
         assert "the data of a parameter is set" in refusals["native, data"]
@@ -436,8 +436,8 @@ def nothing(session: Any) -> None:
 
 INAPT = {
     "number": "odd: stage=3 takes no weight apart that is a single number",
-    "empty": "odd: stage=3 takes weights apart that have numbers",
-    "channels_last": r"odd: stage=3 takes weights apart .* \(channels_last\)",
+    "empty": "odd: stage=3 shards contiguous weights only",
+    "channels_last": r"odd: stage=3 shards contiguous weights only.* \(channels_last\)",
     "types": "one type, float32 or float64; those of this model are float32, float64",
 }
 

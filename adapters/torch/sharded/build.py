@@ -1,4 +1,4 @@
-"""Builds the trainer of a model with sharded weights; imports Keras for a portable model alone."""
+"""Builds the trainer of a fully sharded model; imports Keras only for a portable model."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from isotrain.plugin import SpecError, TrainingSpec
 
 
 def build_sharded(spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
-    """Builds the spec's model on this process's device, to be taken apart.
+    """Builds the spec's model on this process's device; its weights are not sharded yet.
 
     Raises:
-        SpecError: The model function returned something else than a model of its kind.
+        SpecError: The model function returned neither a Keras model nor, for a model of torch, a module.
     """
     model = build_model(spec, device)
     if keras_backend.is_keras_instance(model, "Layer"):
@@ -28,6 +28,6 @@ def build_sharded(spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
     if isinstance(model, nn.Module) and isinstance(spec.model, Mapping):
         return ShardedNativeTrainer(spec, model, device)
     raise SpecError(
-        f"model: the function returned {type(model).__name__!r}, and stage=3 of strategy sharded takes"
-        " Keras models, and those that are said to be torch's own: `model: {torch: ...}`."
+        f"model: the function returned {type(model).__name__!r}; with stage=3, strategy sharded takes Keras"
+        " models, and native torch modules that the spec declares as such: `model: {torch: ...}`."
     )

@@ -1,4 +1,4 @@
-"""Fully sharded torch replicas, by torch's `fully_shard` (FSDP2): each has a part of every weight."""
+"""Fully sharded replicas of native models by torch's `fully_shard` (FSDP2)."""
 
 from __future__ import annotations
 
@@ -33,61 +33,63 @@ from isotrain.plugin import (
 
 
 class FSDPCommunicator(DDPCommunicator):
-    """Weights are joined and gradients averaged by torch, unit by unit, while passes run."""
+    """Communicator of a model under `fully_shard`: torch gathers weights and reduce-scatters gradients."""
 
     def __init__(
         self, backend_config: BackendConfig, context: ProcessContext, unit_bytes: int
     ) -> None:
-        """Joins the process group.
+        """Joins the process group. Collective.
 
         Args:
-            backend_config: What the plan resolved.
-            context: This process's place.
-            unit_bytes: Of weights that are joined together, where the modules allow it.
+            backend_config: Backend configuration of the plan.
+            context: Context of this process.
+            unit_bytes: Size (bytes) of the weights in one FSDP unit, as far as module borders allow.
         """
         super().__init__(backend_config, context)
         self._unit_bytes = unit_bytes
         self._mesh = self._device_mesh(context.device_mesh)
 
     def _device_mesh(self, mesh: DeviceMesh) -> TorchDeviceMesh | None:
-        """The replicas with the same parts, and those with all of them; None: the latter are all there are.
+        """2-D mesh for hybrid sharding: replicas with equal shards x shards; None if it would be 1-D.
 
-        Its process groups are made here, as torch's own would not have the timeout of the run.
+        Its process groups are made here, as those that torch makes would not have the timeout of the run.
         """
         if mesh.size(DATA) == 1:
             return None
-        own = [self._group_among(mesh.groups(axis)) for axis in (DATA, SHARD)]
+        groups = [self._new_group(mesh.groups(axis)) for axis in (DATA, SHARD)]
         return TorchDeviceMesh.from_group(
-            own,
+            groups,
             self._device.type,
             torch.tensor(mesh.groups(SHARD)),
             mesh_dim_names=("replicate", "shard"),
         )
 
-    def _group_among(self, subgroups: Subgroups) -> Any:
-        """This replica's process group, which may be of it alone; all replicas make each."""
-        made = [dist.new_group(list(subgroup), timeout=self._timeout) for subgroup in subgroups]
+    def _new_group(self, subgroups: Subgroups) -> Any:
+        """Creates the process groups of all subgroups, and returns this replica's. Collective."""
+        groups = [dist.new_group(list(subgroup), timeout=self._timeout) for subgroup in subgroups]
         return next(
-            group for group, subgroup in zip(made, subgroups, strict=True) if self.rank in subgroup
+            group
+            for group, subgroup in zip(groups, subgroups, strict=True)
+            if self.rank in subgroup
         )
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
         if not isinstance(trainer, NativeTrainer):
             raise SpecError(
-                "model: {torch: ...} is for torch's own models, and the function returned one of Keras. Give"
-                " it as the model of every framework: `model: module:function`."
+                "model: {torch: ...} is for native torch modules, and the function returned a Keras model."
+                " Give it as the model of every framework: `model: module:function`."
             )
         _require_shardable(trainer.trainable)
         self._broadcast_initial_values(trainer)
-        whole = {
+        ignored = {
             parameter for parameter in trainer.model.parameters() if not parameter.requires_grad
         }
-        seen = set(whole)
+        seen = set(ignored)
         for unit in fsdp_modules(trainer.model, self._unit_bytes):
-            own = set(unit.parameters()) - seen
-            seen |= own
-            _require_single_dtype(own)
-            fully_shard(unit, mesh=self._mesh, ignored_params=whole)
+            unit_parameters = set(unit.parameters()) - seen
+            seen |= unit_parameters
+            _require_single_dtype(unit_parameters)
+            fully_shard(unit, mesh=self._mesh, ignored_params=ignored)
         trainer.rebind_parameters()
         self._model = trainer.model
         self.module = trainer.loss_module.forward
@@ -104,20 +106,20 @@ class FSDPCommunicator(DDPCommunicator):
         return self.all_reduce_mean_async(share)
 
     def wait_gradients(self) -> None:
-        """All are there once the backward pass is through."""
+        """Does nothing: `fully_shard` has reduced all gradients when the backward pass ends."""
         return
 
     def state(self) -> dict[str, torch.Tensor]:
         return {}
 
     def unshard(self) -> None:
-        """Joins all weights, which stay so until `reshard`."""
+        """All-gathers all weights, which stay unsharded until `reshard`."""
         for unit in self._fsdp_units():
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()
 
     def reshard(self) -> None:
-        """Leaves this replica its part of the weights, but for those of the unit that computes."""
+        """Frees all weights but this replica's shards; units reshard after forward passes again. Local."""
         for unit in self._fsdp_units():
             unit.reshard()
             unit.set_reshard_after_forward(unit is not self._model, recurse=False)
@@ -127,62 +129,68 @@ class FSDPCommunicator(DDPCommunicator):
 
 
 def _require_shardable(weights: Mapping[str, torch.Tensor]) -> None:
-    """Refuses what `fully_shard` does not take apart.
+    """Refuses weights that `fully_shard` cannot shard.
 
     Raises:
-        SpecError: There is such a weight.
+        SpecError: A weight is a scalar, empty or not contiguous.
     """
     sharding.require_all_sharded([name for name, each in weights.items() if not each.dim()])
-    odd = [name for name, each in weights.items() if not (each.numel() and each.is_contiguous())]
-    if odd:
+    unsupported = [
+        name for name, each in weights.items() if not (each.numel() and each.is_contiguous())
+    ]
+    if unsupported:
         raise SpecError(
-            f"strategy sharded: {', '.join(odd)}: stage=3 takes weights apart that have numbers, which follow"
-            " each other row by row: no empty ones, and none in another memory format (channels_last). Leave"
-            " these out, or take stage 1 or 2."
+            f"strategy sharded: {', '.join(unsupported)}: stage=3 shards contiguous weights only: no"
+            " empty ones, and none in another memory format (channels_last). Freeze or remove these, or use"
+            " stage 1 or 2."
         )
 
 
 def _require_single_dtype(unit: Iterable[torch.Tensor]) -> None:
-    """Refuses weights of several types that would be joined together.
+    """Refuses weights of several dtypes in one FSDP unit.
 
     Raises:
-        SpecError: There are such.
+        SpecError: They have several dtypes.
     """
-    types = {str(each.dtype).removeprefix("torch.") for each in unit}
-    if len(types) > 1:
-        sharding.require_single_dtype(types)
+    dtypes = {str(each.dtype).removeprefix("torch.") for each in unit}
+    if len(dtypes) > 1:
+        sharding.require_single_dtype(dtypes)
 
 
 def fsdp_modules(model: nn.Module, unit_bytes: int) -> list[nn.Module]:
-    """The modules whose weights are joined together, the model, which has the rest, at the end.
+    """Modules to call `fully_shard` on; the model itself, which has the remaining weights, comes last.
 
-    A module with weights of its own is not taken apart from its children: it may use theirs without calling
-    them. Nor is a model in which modules share weights.
+    A module that has weights itself forms one unit with its children: it may use theirs without calling
+    them. So does a model in which modules share weights.
+
+    Args:
+        model: Model to shard.
+        unit_bytes: Size (bytes) up to which a module's weights form one unit.
     """
     names = [name for name, _ in model.named_parameters(remove_duplicate=False)]
     if len(names) > len(list(model.parameters())):
         return [model]
-    return [*_parts(model, unit_bytes), model]
+    return [*_submodule_units(model, unit_bytes), model]
 
 
-def _parts(module: nn.Module, unit_bytes: int) -> Iterator[nn.Module]:
+def _submodule_units(module: nn.Module, unit_bytes: int) -> Iterator[nn.Module]:
     if next(module.parameters(recurse=False), None) is not None:
         return
     for child in module.children():
         is_called = not isinstance(child, nn.ModuleList | nn.ModuleDict)
-        small = sum(parameter.nbytes for parameter in child.parameters()) <= unit_bytes
-        parts = [] if is_called and small else list(_parts(child, unit_bytes))
-        yield from parts
-        if is_called and not parts and any(p.requires_grad for p in child.parameters()):
+        is_small = sum(parameter.nbytes for parameter in child.parameters()) <= unit_bytes
+        units = [] if is_called and is_small else list(_submodule_units(child, unit_bytes))
+        yield from units
+        if is_called and not units and any(p.requires_grad for p in child.parameters()):
             yield child
 
 
 class FSDPReplicaGroup(TorchReplicaGroup):
-    """One replica, which has a part of every weight between steps."""
+    """Replica group of a native model whose weights are sharded between steps (ZeRO stage 3, FSDP2)."""
 
     communicator: FSDPCommunicator
     _is_unsharded = False
-    """Whether all weights are here, as after `unshard_weights`."""
+    """Whether this replica has all weights, as after `unshard_weights`."""
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self.reshard_weights()
@@ -199,14 +207,14 @@ class FSDPReplicaGroup(TorchReplicaGroup):
         self.communicator.unshard()
 
     def _sections(self) -> dict[StateKind, Section]:
-        """As of any replica; while all weights are here, all of them."""
+        """State by kind; `trainable` is this replica's shards, or all weights while they are unsharded."""
         return super()._sections() | {"trainable": Section(self._weights, self._write_weight)}
 
     def _weights(self) -> dict[str, torch.Tensor]:
         if not self._is_unsharded:
             return self.trainer.trainable
-        now = dict(self.trainer.model.named_parameters())
-        return {name: now[name] for name in self.trainer.trainable}
+        parameters = dict(self.trainer.model.named_parameters())
+        return {name: parameters[name] for name in self.trainer.trainable}
 
     def _write_weight(self, name: str, value: torch.Tensor) -> None:
         for weights in (self._weights(), self.trainer.trainable):

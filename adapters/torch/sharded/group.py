@@ -1,4 +1,4 @@
-"""The group of one torch process of a fully sharded run, over any exchange."""
+"""Replica group of one torch process of a fully sharded run, over any communicator."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from isotrain.plugin import BackendConfig, Batch, ProcessContext, TrainingSpec
 
 
 class ShardedReplicaGroup(TorchReplicaGroup):
-    """One replica, which has a part of every weight and slot between steps."""
+    """Replica group that has a shard of every weight and optimizer state between steps (ZeRO stage 3)."""
 
     trainer: ShardedTrainer
 
@@ -30,14 +30,14 @@ class ShardedReplicaGroup(TorchReplicaGroup):
         connect: Callable[[], Communicator],
         unit_bytes: int,
     ) -> None:
-        """Builds the model, joins the others, and takes the weights apart.
+        """Builds the model, connects to the other replicas, and shards the weights. Collective.
 
         Args:
-            spec: What to train.
-            backend_config: What the plan resolved.
-            context: This process's place.
-            connect: Joins the other replicas; called once the model is built.
-            unit_bytes: Of weights that are joined together, where layers allow it.
+            spec: Training spec.
+            backend_config: Backend configuration of the plan.
+            context: Context of this process.
+            connect: Makes the communicator; called once the model is built.
+            unit_bytes: Size (bytes) of the weights that are gathered together, as far as layer borders allow.
         """
         super().__init__(spec, backend_config, replica_device(backend_config, context), connect)
         self.trainer.shard_weights(self.communicator, context.device_mesh, unit_bytes)
@@ -51,7 +51,7 @@ class ShardedReplicaGroup(TorchReplicaGroup):
         return self.trainer.sharded_weights
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
-        """Keeps gradients whole from one micro-batch to the next, and takes them over in the last."""
+        """Accumulates unsharded gradients; reduce-scatters them in the last micro-batch's backward pass."""
         self.reshard_weights()
         trainer, weights = self.trainer, self._weights
         bucketed = BucketedGradients(trainer, self._replica, weights.reduction)
@@ -62,7 +62,7 @@ class ShardedReplicaGroup(TorchReplicaGroup):
         for index in range(last + 1):
             with bucketed.during_backward() if index == last else nullcontext():
                 share = self._backward(slice_weights, index, trainer.loss_module, share)
-        weights.forget()
+        weights.free_gathered()
         assert share is not None
         mean = self.communicator.all_reduce_mean_async(share)
         self.update_shard([weights.in_weight_order(bucketed.reduced)], learning_rate, None)

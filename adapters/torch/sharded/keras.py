@@ -1,4 +1,4 @@
-"""A portable model of which each replica keeps a part of every weight and slot."""
+"""Trainer of a fully sharded portable (Keras) model."""
 
 from __future__ import annotations
 
@@ -28,54 +28,54 @@ from isotrain.plugin import DeviceMesh, IsotrainError, SpecError, TrainingSpec, 
 
 @contextlib.contextmanager
 def gather_on_read(weights: ShardedWeights, variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Within it, a Keras model computes with weights that lie in parts.
+    """Context in which a Keras model computes with sharded weights, gathered when a layer reads them.
 
     Args:
-        weights: They.
-        variables: Of the model, in the same order.
+        weights: Sharded weights.
+        variables: Trainable variables of the model, in the same order.
 
     Raises:
         SpecError: A layer takes gradients by torch.func.
     """
     reads = GatheredReads(weights)
-    with reads.without_saving_weights(), _Reading(reads, variables):
+    with reads.without_saving_weights(), _GatheringScope(reads, variables):
         yield
 
 
-class _Reading(keras.StatelessScope):
-    """Gives weights, and has all else where it is."""
+class _GatheringScope(keras.StatelessScope):
+    """Keras scope that replaces the values of sharded weights by gathered ones; other variables stay."""
 
     def __init__(self, reads: GatheredReads, variables: Sequence[keras.Variable]) -> None:
         super().__init__(collect_losses=True)
         self._reads = reads
-        self._places = {id(variable): place for place, variable in enumerate(variables)}
+        self._indices = {id(variable): index for index, variable in enumerate(variables)}
 
     def get_current_value(self, variable: keras.Variable) -> torch.Tensor | None:
-        """A weight as it is read in this place; None for any other variable."""
-        place = self._places.get(id(variable))
-        if place is None:
+        """Gathered value of a sharded weight, in the dtype that autocast reads it in; None for others."""
+        index = self._indices.get(id(variable))
+        if index is None:
             return None
-        sample = keras_private.autocast_value(variable, self._reads.sample_of(place))
-        return self._reads.read(place, sample.dtype)
+        sample = keras_private.autocast_value(variable, self._reads.empty_like(index))
+        return self._reads.read(index, sample.dtype)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Sets what is no weight, as outside of any scope."""
+        """Sets a variable that is not a sharded weight, as outside of any scope."""
         variable, value = update
-        if id(variable) in self._places:
+        if id(variable) in self._indices:
             raise SpecError(
                 f"strategy sharded: a layer sets its trainable weight {variable.path} in a forward pass, and"
-                " with stage=3 no replica has all of it. Take stage 1 or 2."
+                " with stage=3 no replica has all of it. Use stage 1 or 2."
             )
         with torch.no_grad():
             variable.value.copy_(value)
 
 
 class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
-    """Computes as Keras does, with weights that are joined as its layers read them."""
+    """Trainer of a Keras model whose sharded weights are gathered as its layers read them."""
 
     def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
-        self._places: dict[int, int] = {}
-        self._computers: dict[bool, Compute] = {}
+        self._indices: dict[int, int] = {}
+        self._loss_computers: dict[bool, Compute] = {}
         super().__init__(spec, model)
 
     def shard_weights(self, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int) -> None:
@@ -96,12 +96,12 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
         ]
         if wrapped:
             raise SpecError(
-                f"strategy sharded: {', '.join(wrapped)}: stage=3 joins weights as Keras reads them, and a"
-                " torch module in a Keras model reads its own past it. Take stage 1 or 2."
+                f"strategy sharded: {', '.join(wrapped)}: stage=3 gathers weights as Keras reads them, and a"
+                " torch module in a Keras model reads its weights without Keras. Use stage 1 or 2."
             )
 
     def _build_optimizer_state(self) -> None:
-        """Makes none before the weights are taken apart."""
+        """Builds the state variables for this replica's shards; nothing before the weights are sharded."""
         self.updated = []
         if self.weights is None:
             return
@@ -110,24 +110,26 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
         self.optimizer.build(variables)
         self.update = keras_update(self._spec, self.optimizer, variables, self.weights.norms)
         assert self.update is not None, (
-            "nothing but what `_require_shardable` lets pass takes Keras' own"
+            "only weights that `_require_shardable` refuses need Keras' own update"
         )
-        self._places = {
-            id(slot): place
+        self._indices = {
+            id(slot): index
             for slots in keras_private.slots_of(self.optimizer).values()
-            for place, slot in enumerate(slots)
+            for index, slot in enumerate(slots)
         }
 
     def _graph_cache(self, spec: TrainingSpec, training: bool) -> Compute:
-        """What Keras computes: a record would have all weights when it begins."""
-        self._computers[training] = self._make_loss_computer(spec, training)
-        return functools.partial(self._computed, self._computers[training])
+        """The eager computation: a captured graph would need all weights when it begins."""
+        self._loss_computers[training] = self._make_loss_computer(spec, training)
+        return functools.partial(self._compute_gathered, self._loss_computers[training])
 
-    def _computed(self, compute: Compute, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+    def _compute_gathered(
+        self, compute: Compute, inputs: Any, targets: Any
+    ) -> tuple[torch.Tensor, Any]:
         with self._gather_on_read():
             return compute(inputs, targets)
 
-    def _joining(self, weights: ShardedWeights) -> AbstractContextManager[None]:
+    def _gathering(self, weights: ShardedWeights) -> AbstractContextManager[None]:
         return gather_on_read(weights, self._variables)
 
     def predict(self, inputs: Any) -> Any:
@@ -135,27 +137,27 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
             return super().predict(inputs)
 
     def has_own_denominator(self, inputs: Any, targets: Any) -> bool:
-        """Whatever the weights are: of those that are elsewhere it sees none."""
+        """Computed with whatever the ungathered parameters hold: only the loss's shape matters."""
         with torch.no_grad():
-            loss, _ = self._computers[False](inputs, targets)
+            loss, _ = self._loss_computers[False](inputs, targets)
         return bool(loss.dim())
 
     def notes(self, inputs: Any, targets: Any) -> list[str]:
-        """None: `sharded_notes` tells in the plan that nothing is recorded."""
+        """None: `sharded_notes` says in the plan that nothing is captured."""
         return []
 
-    def _slots_here(self) -> dict[str, TensorOrShard]:
-        return {name: self._slot_here(slot) for name, slot in self._slots().items()}
+    def _local_slots(self) -> dict[str, TensorOrShard]:
+        return {name: self._local_slot(slot) for name, slot in self._slots().items()}
 
-    def _slot_here(self, slot: keras.Variable) -> TensorOrShard:
-        place = self._places.get(id(slot))
-        if place is None or self.weights is None:
+    def _local_slot(self, slot: keras.Variable) -> TensorOrShard:
+        index = self._indices.get(id(slot))
+        if index is None or self.weights is None:
             tensor: torch.Tensor = slot.value
             return tensor
-        return self.weights.as_shard(place, slot.value)
+        return self.weights.as_shard(index, slot.value)
 
     def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
-        slots = self._slots_here()
+        slots = self._local_slots()
         if name not in slots:
             raise IsotrainError(unknown_name("optimizer slot", name, slots))
         overwrite(f"optimizer/{name}", slots[name], value)
@@ -163,7 +165,7 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
             self.update.forget()
 
 
-def _variable(path: str, part: torch.Tensor) -> keras.Variable:
-    """A variable of a part of a weight, under the name of the weight, which slots are named after."""
+def _variable(path: str, shard: torch.Tensor) -> keras.Variable:
+    """Variable of a weight's shard under the weight's name, after which optimizer state is named."""
     with named_like(path) as name:
-        return keras.Variable(nn.Parameter(part), name=name)
+        return keras.Variable(nn.Parameter(shard), name=name)

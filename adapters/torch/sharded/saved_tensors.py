@@ -1,6 +1,6 @@
-"""Weights that are joined as a forward pass reads them, and not kept for the backward pass.
+"""Gathers weights as a forward pass reads them, without saving them for the backward pass.
 
-What a backward pass wants of a weight is joined again when it comes to it.
+The backward pass gathers a weight again when it needs it (saved-tensor hooks).
 """
 
 from __future__ import annotations
@@ -16,33 +16,37 @@ from isotrain.adapters.torch.sharded.weights import ShardedWeights
 from isotrain.plugin import SpecError
 
 
-class _Whole(NamedTuple):
-    """A weight, as it is read."""
+class _WeightRef(NamedTuple):
+    """Reference to a weight in a dtype: what is saved instead of its data."""
 
-    place: int
+    weight_index: int
     dtype: torch.dtype
 
 
-class _View(NamedTuple):
-    """Of a weight, as an operation has it."""
+class _WeightViewRef(NamedTuple):
+    """Reference to a strided view of a weight."""
 
-    whole: _Whole
+    ref: _WeightRef
     size: Sequence[int]
     stride: Sequence[int]
     offset: int
 
 
 class GatheredReads:
-    """What a forward pass reads of weights that lie in parts."""
+    """Reads of sharded weights during one forward pass."""
 
     def __init__(self, weights: ShardedWeights) -> None:
-        """Has read nothing yet."""
+        """Prepares a forward pass.
+
+        Args:
+            weights: Sharded weights.
+        """
         self._weights = weights
-        self._read: dict[Hashable, _Whole] = {}
+        self._refs_by_storage: dict[Hashable, _WeightRef] = {}
 
     @contextlib.contextmanager
     def without_saving_weights(self) -> Iterator[None]:
-        """Within it, operations keep for the backward pass how to get weights again.
+        """Context in which autograd saves references to weights instead of the weights.
 
         Raises:
             SpecError: Something takes gradients by torch.func.
@@ -54,55 +58,57 @@ class GatheredReads:
             if "support saved tensor hooks" not in str(error):
                 raise
             raise SpecError(
-                "strategy sharded: a layer takes gradients by torch.func, which keeps the weights that it"
-                f" reads, and with stage=3 they are let go. Take stage 1 or 2. torch says: {error}"
+                "strategy sharded: a layer takes gradients by torch.func, which saves the weights that it"
+                f" reads, and stage=3 frees them. Use stage 1 or 2. torch says: {error}"
             ) from error
 
-    def sample_of(self, place: int) -> torch.Tensor:
-        """Of a weight's type, on its device, without numbers."""
-        return self._weights.parameters[place].new_empty(0)
+    def empty_like(self, index: int) -> torch.Tensor:
+        """Empty tensor, shape `[0]`, with a weight's dtype and device."""
+        return self._weights.parameters[index].new_empty(0)
 
-    def read(self, place: int, dtype: torch.dtype) -> torch.Tensor:
-        """A weight whose gradient is that of the parameter, which has no numbers."""
-        numbers = self._joined(_Whole(place, dtype))
-        found: torch.Tensor = _Read.apply(self._weights.parameters[place], numbers)
-        return found
+    def read(self, index: int, dtype: torch.dtype) -> torch.Tensor:
+        """Gathers a weight, in its shape; its gradient goes to the parameter, which has no data."""
+        data = self._gather(_WeightRef(index, dtype))
+        weight: torch.Tensor = _GatheredWeight.apply(self._weights.parameters[index], data)
+        return weight
 
-    def _joined(self, whole: _Whole) -> torch.Tensor:
-        """Its numbers, of which `_pack` keeps none."""
-        numbers = self._weights.read(*whole)
-        self._read[private_api.storage_of(numbers)] = whole
-        return numbers
+    def _gather(self, ref: _WeightRef) -> torch.Tensor:
+        """Gathers the data of a weight, which `_pack` will not save."""
+        data = self._weights.read(*ref)
+        self._refs_by_storage[private_api.storage_of(data)] = ref
+        return data
 
-    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _Whole | _View:
-        """Keeps of a weight, or of what is a view of it, how to get it again."""
+    def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _WeightRef | _WeightViewRef:
+        """Saves a reference in place of a weight or a view of it; other tensors as they are."""
         if tensor.layout is not torch.strided:
             return tensor
         storage = private_api.storage_of(tensor)
-        if (place := self._weights.absent.get(storage)) is not None:
-            return _Whole(place, tensor.dtype)
-        whole = self._read.get(storage)
-        if whole is None or tensor.dtype != whole.dtype or tensor.is_conj() or tensor.is_neg():
-            return tensor  # also of a weight whose numbers are read as others, which are not joined
-        return _View(whole, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
+        if (index := self._weights.absent.get(storage)) is not None:
+            return _WeightRef(index, tensor.dtype)
+        ref = self._refs_by_storage.get(storage)
+        if ref is None or tensor.dtype != ref.dtype or tensor.is_conj() or tensor.is_neg():
+            return (
+                tensor  # also a weight reinterpreted in another dtype, which cannot be gathered so
+            )
+        return _WeightViewRef(ref, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
-    def _unpack(self, kept: torch.Tensor | _Whole | _View) -> torch.Tensor:
-        """Undoes `_pack`."""
-        if isinstance(kept, torch.Tensor):
-            return kept
-        if isinstance(kept, _Whole):
-            return self._joined(kept)
-        return self._joined(kept.whole).as_strided(kept.size, kept.stride, kept.offset)
+    def _unpack(self, saved: torch.Tensor | _WeightRef | _WeightViewRef) -> torch.Tensor:
+        """Undoes `_pack`: gathers what a reference refers to."""
+        if isinstance(saved, torch.Tensor):
+            return saved
+        if isinstance(saved, _WeightRef):
+            return self._gather(saved)
+        return self._gather(saved.ref).as_strided(saved.size, saved.stride, saved.offset)
 
 
-class _Read(torch.autograd.Function):
-    """A weight's numbers, with the gradient of the parameter, which has none."""
+class _GatheredWeight(torch.autograd.Function):
+    """Gathered data as a function of the parameter without data, so that the parameter gets the gradient."""
 
     generate_vmap_rule = True
 
     @staticmethod
-    def forward(parameter: torch.Tensor, whole: torch.Tensor) -> torch.Tensor:
-        return whole.detach()
+    def forward(parameter: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        return data.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: Any) -> None:

@@ -1,4 +1,4 @@
-"""What is alike in torch programs of which each replica keeps a part of every weight and slot."""
+"""Base class of the trainers of fully sharded models, Keras or native."""
 
 from __future__ import annotations
 
@@ -18,60 +18,60 @@ from isotrain.plugin import DeviceMesh, StateKind
 
 
 class ShardedTrainer(ReplicaTrainer):
-    """Computes with weights that are joined as they are read.
+    """Trainer whose weights are sharded, and gathered as a forward pass reads them.
 
     Attributes:
-        weights: They, once they are taken apart.
+        weights: Sharded weights; None before `shard_weights`.
     """
 
     weights: ShardedWeights | None = None
 
     @property
     def sharded_weights(self) -> ShardedWeights:
-        """The weights in parts."""
-        assert self.weights is not None, "they were taken apart at the start"
+        """Sharded weights, after `shard_weights`."""
+        assert self.weights is not None, "the group shards the weights at the start"
         return self.weights
 
     @abstractmethod
     def shard_weights(self, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int) -> None:
-        """Keeps the own part of each weight from now on, and slots for it alone.
+        """Keeps this replica's shard of each weight from now on, and optimizer state for it alone.
 
         Args:
-            communicator: Ties this replica to the others, which have the same weights.
-            mesh: How parts lie over the replicas.
-            unit_bytes: Of weights that are joined together, but for layers that have more.
+            communicator: Communicator with the other replicas, which have the same weights.
+            mesh: Device mesh; weights are sharded along its shard axis.
+            unit_bytes: Size (bytes) of the weights that are gathered together, except for larger layers.
 
         Raises:
-            SpecError: The model has weights that cannot be.
+            SpecError: The model has weights that cannot be sharded.
         """
 
     @abstractmethod
-    def _joining(self, weights: ShardedWeights) -> AbstractContextManager[None]:
-        """Within it, a forward pass reads weights that lie in parts."""
+    def _gathering(self, weights: ShardedWeights) -> AbstractContextManager[None]:
+        """Context in which a forward pass may read sharded weights."""
 
     @abstractmethod
-    def _slots_here(self) -> dict[str, TensorOrShard]:
-        """What this replica has of the optimizer's slots, by name."""
+    def _local_slots(self) -> dict[str, TensorOrShard]:
+        """This replica's shards of the optimizer state, by name."""
 
     @contextlib.contextmanager
     def _gather_on_read(self) -> Iterator[None]:
-        """Within it is one forward pass, wherever its weights are."""
+        """Context for one forward pass, whether weights are sharded or not."""
         if self.weights is None or self.weights.is_unsharded:
             yield
             return
-        self.weights.forget()
-        with self._joining(self.weights):
+        self.weights.free_gathered()
+        with self._gathering(self.weights):
             yield
         self.weights.end_forward()
 
     def sections(self) -> dict[StateKind, Section]:
-        """The state that it has itself: its parts of weights and slots; all weights, while they are here."""
+        """State by kind: shards of weights and optimizer state; all weights while they are unsharded."""
         return super().sections() | {
-            "trainable": Section(self._weights_here, self._write_weight),
-            "optimizer": Section(self._slots_here, self.write_optimizer_slot),
+            "trainable": Section(self._local_weights, self._write_weight),
+            "optimizer": Section(self._local_slots, self.write_optimizer_slot),
         }
 
-    def _weights_here(self) -> dict[str, TensorOrShard]:
+    def _local_weights(self) -> dict[str, TensorOrShard]:
         return {**self.trainable} if self.weights is None else self.weights.local_tensors()
 
     def _write_weight(self, name: str, value: torch.Tensor) -> None:

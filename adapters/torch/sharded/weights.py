@@ -1,4 +1,4 @@
-"""Weights that lie in parts over the replicas, and are joined unit by unit as they are read."""
+"""Sharded weights (ZeRO stage 3): gathered unit by unit as they are read, gradients reduce-scattered."""
 
 from __future__ import annotations
 
@@ -15,95 +15,97 @@ from isotrain.adapters.torch.replica.handle import TorchReplica
 from isotrain.adapters.torch.trainer.state import in_place
 from isotrain.plugin import DATA, SHARD, DeviceMesh, Reduction, SpecError
 
-Kind = Literal["reads", "gives", "ends"]
+Kind = Literal["gather", "reduce", "end"]
 
 
 class CollectiveCall(NamedTuple):
-    """What all replicas do at one time.
+    """A collective that all replicas have to run at the same point.
 
     Attributes:
-        kind: They join a unit's weights, sum its gradients, or have come to the end of a forward pass.
-        number: Of the unit; at such an end, whether a backward pass follows.
+        kind: `gather`: all-gather of a unit's weights; `reduce`: reduce-scatter of its gradients; `end`:
+            end of a forward pass.
+        number: Index of the unit; for `end`, 1 if a backward pass follows, else 0.
     """
 
     kind: Kind
     number: int
 
 
-_LAST = CollectiveCall("gives", 0)
-"""Units give their gradients once a step, from the last one to the first."""
-_ALONE = CollectiveCall("ends", 0)
-"""The end of a forward pass that is not of a step."""
+_LAST = CollectiveCall("reduce", 0)
+"""Last call of a step: gradients are reduced once a step, from the last unit to the first."""
+_NO_BACKWARD = CollectiveCall("end", 0)
+"""End of a forward pass without a backward pass (evaluation)."""
 
 
 class CollectiveOrder:
-    """What comes next if this step goes as the last one did.
+    """Predicts the next collective from the order in the last step.
 
-    It hangs on nothing but what all replicas have done together, so that all expect the same.
+    It depends only on calls that all replicas have made, so all replicas predict the same.
     """
 
     def __init__(self) -> None:
-        """Expects nothing."""
-        self._steps: list[CollectiveCall] = []
-        self._at = 0
+        """Starts without a prediction."""
+        self._calls: list[CollectiveCall] = []
+        self._position = 0
 
     @property
     def next(self) -> CollectiveCall | None:
-        """What all expect to do; None where this was not seen yet."""
-        return self._steps[self._at] if self._at < len(self._steps) else None
+        """The call that all replicas expect; None without a prediction."""
+        return self._calls[self._position] if self._position < len(self._calls) else None
 
     def note(self, done: CollectiveCall) -> None:
-        """Is told what all have done."""
-        if done == _ALONE:
-            self._at = 0
+        """Records a call that all replicas have made."""
+        if done == _NO_BACKWARD:
+            self._position = 0
             return
         if done != self.next:
-            self._steps[self._at :] = [done]
-        self._at += 1
+            self._calls[self._position :] = [done]
+        self._position += 1
         if done == _LAST:
-            del self._steps[self._at :]
-            self._at = 0
+            del self._calls[self._position :]
+            self._position = 0
 
 
-_KINDS: tuple[Kind, ...] = ("reads", "gives", "ends")
-_WHAT: Mapping[str, str] = {
-    "reads": "reads {}",
-    "gives": "has the gradient of {}",
-    "ends": "is through with its forward pass",
+_KINDS: tuple[Kind, ...] = ("gather", "reduce", "end")
+_DESCRIPTIONS: Mapping[str, str] = {
+    "gather": "reads {}",
+    "reduce": "has the gradient of {}",
+    "end": "is through with its forward pass",
 }
-"""What a replica says of itself where others do something else."""
+"""Descriptions of a replica's call, by kind, in the error for differing replicas."""
 
 
 class ShardSpec(sharding.ShardSpec):
-    """How a tensor is cut."""
+    """Axis and shard lengths along which a torch tensor is sharded."""
 
-    def split(self, whole: torch.Tensor) -> Sequence[torch.Tensor]:
-        """All parts of a tensor."""
-        return whole.split(self.shard_lengths, self.axis)
+    def split(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
+        """Views of all shards of an unsharded tensor."""
+        return tensor.split(self.shard_lengths, self.axis)
 
-    def merge(self, parts: Sequence[torch.Tensor]) -> torch.Tensor:
-        """The whole of parts that are flat."""
-        shaped = [part.view(self.shard_shape(place)) for place, part in enumerate(parts)]
+    def merge(self, shards: Sequence[torch.Tensor]) -> torch.Tensor:
+        """The unsharded tensor, from all of its shards as vectors."""
+        shaped = [shard.view(self.shard_shape(index)) for index, shard in enumerate(shards)]
         return torch.cat(shaped, self.axis)
 
-    def as_shard(self, own: torch.Tensor, place: int) -> TensorShard:
-        """A part of a tensor that is cut so."""
-        return TensorShard(own, torch.Size(self.shape), self.shard_offset(place))
+    def as_shard(self, shard: torch.Tensor, index: int) -> TensorShard:
+        """Adds the global shape and the offset to shard number `index`."""
+        return TensorShard(shard, torch.Size(self.shape), self.shard_offset(index))
 
 
 class ShardedWeights:
-    """The weights of a replica, which keeps a part of each.
+    """Weights of a replica that keeps a shard of each, and gathers them unit by unit.
 
-    The parameters of the model keep their shapes, and have numbers only while all weights are here: between,
-    what reads one past `read` meets NaN. All replicas read the same weights in the same order, and raise an
-    error where they differ: of what none expects by the step before they tell each other first, and else do
-    what all expect, along with which each says whether that was what it had to do.
+    The model's parameters keep their shapes, and have data only while all weights are unsharded: otherwise,
+    whatever reads one without `read` sees NaN. All replicas must read the same weights in the same order, and
+    raise an error where they differ. A collective that the last step does not predict is agreed upon first
+    (an all-gather of three numbers). A predicted one is run at once, and one more number in it says for each
+    replica whether it was the right one.
 
     Attributes:
-        parameters: The model's, in order.
-        local_shards: Of each the own one.
-        reduction: What is to be done with the gradients of a step.
-        absent: The places of parameters without numbers, by what memory they have instead.
+        parameters: Parameters of the model, in order.
+        local_shards: This replica's shard of each parameter, contiguous, of the parameter's rank and dtype.
+        reduction: Reduce-scatter of a step's gradients, bucket by bucket, for `BucketedGradients`.
+        absent: Indices of parameters without data, by the storage that stands in for it.
     """
 
     def __init__(
@@ -113,263 +115,287 @@ class ShardedWeights:
         communicator: Communicator,
         mesh: DeviceMesh,
     ) -> None:
-        """Keeps the own part of each weight, and lets all else go.
+        """Keeps this replica's shard of each weight, and frees the rest. Local.
 
         Args:
-            weights: The parameters by name, of one type, equal on all replicas.
-            units: The places of those that are joined together; each is in one of them.
-            communicator: Ties this replica to the others.
-            mesh: How parts lie over the replicas.
+            weights: Parameters by name, of one dtype, equal on all replicas.
+            units: Indices of the weights that are gathered together; each weight is in one unit.
+            communicator: Communicator of the replica.
+            mesh: Device mesh; weights are sharded along its shard axis, and replicated along its data axis.
         """
         groups = mesh.groups(SHARD)
         members = next(group for group in groups if communicator.rank in group)
         self._members = members
-        self._place = members.index(communicator.rank)
-        self._within = groups if len(groups) > 1 else ()
-        self._same = mesh.groups(DATA) if DATA in mesh.sizes else ()
+        self._shard_index = members.index(communicator.rank)
+        self._shard_groups = groups if len(groups) > 1 else ()
+        self._data_groups = mesh.groups(DATA) if DATA in mesh.sizes else ()
         self._communicator = communicator
         self._order = CollectiveOrder()
         self._names = list(weights)
         self.parameters = list(weights.values())
         self._shard_specs = [ShardSpec(weight.shape, len(members)) for weight in self.parameters]
         self._units = [tuple(unit) for unit in units]
-        self._unit_of = {place: number for number, unit in enumerate(units) for place in unit}
-        self._here: dict[tuple[int, torch.dtype], torch.Tensor] = {}
-        self._unit_here: int | None = None
+        self._unit_of = {index: number for number, unit in enumerate(units) for index in unit}
+        self._gathered: dict[tuple[int, torch.dtype], torch.Tensor] = {}
+        self._gathered_unit: int | None = None
         self._is_unsharded = True
         self.absent: dict[Hashable, int] = {}
         self.local_shards = [
-            cut.split(weight.detach())[self._place].clone(memory_format=torch.contiguous_format)
-            for cut, weight in zip(self._shard_specs, self.parameters, strict=True)
+            spec.split(weight.detach())[self._shard_index].clone(
+                memory_format=torch.contiguous_format
+            )
+            for spec, weight in zip(self._shard_specs, self.parameters, strict=True)
         ]
         backwards = tuple(reversed(self._units))
-        self.reduction = Reduction(backwards, backwards, self._reduced)
+        self.reduction = Reduction(backwards, backwards, self._reduce_unit)
         self.reshard()
 
     @property
     def is_unsharded(self) -> bool:
-        """Whether all weights are here."""
+        """Whether this replica has all weights."""
         return self._is_unsharded
 
-    def as_shard(self, place: int, own: torch.Tensor) -> TensorShard:
-        """What lies as a weight does."""
-        return self._shard_specs[place].as_shard(own, self._place)
+    def as_shard(self, index: int, shard: torch.Tensor) -> TensorShard:
+        """Marks a tensor as this replica's shard of something sharded as weight number `index` is."""
+        return self._shard_specs[index].as_shard(shard, self._shard_index)
 
-    def local_shard_of(self, place: int, value: torch.Tensor) -> torch.Tensor:
-        """Of a value that lies as a weight does the own part, where all of it is given."""
-        cut = self._shard_specs[place]
-        is_whole = value.shape == torch.Size(cut.shape)
-        return cut.split(value)[self._place] if is_whole else value
+    def local_shard_of(self, index: int, value: torch.Tensor) -> torch.Tensor:
+        """This replica's shard of a tensor in the shape of weight `index`; a shard is returned as it is."""
+        spec = self._shard_specs[index]
+        is_unsharded = value.shape == torch.Size(spec.shape)
+        return spec.split(value)[self._shard_index] if is_unsharded else value
 
     def local_tensors(self) -> dict[str, TensorOrShard]:
-        """What this replica has by name: its parts; all weights, while they are here."""
+        """This replica's shards by name; all weights while they are unsharded."""
         if self._is_unsharded:
             return dict(zip(self._names, self.parameters, strict=True))
-        parts = map(self.as_shard, range(len(self.local_shards)), self.local_shards)
-        return dict(zip(self._names, parts, strict=True))
+        shards = map(self.as_shard, range(len(self.local_shards)), self.local_shards)
+        return dict(zip(self._names, shards, strict=True))
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        """Sets a weight, of which all or the own part is given."""
+        """Sets a weight to a value of its shape, or of the shape of this replica's shard. Local."""
         in_place(self.local_tensors()).write(name, value)
         if self._is_unsharded:
-            place = self._names.index(name)
+            index = self._names.index(name)
             with torch.no_grad():
-                self.local_shards[place].copy_(
-                    self.local_shard_of(place, self.parameters[place].detach())
+                self.local_shards[index].copy_(
+                    self.local_shard_of(index, self.parameters[index].detach())
                 )
 
-    def read(self, place: int, dtype: torch.dtype) -> torch.Tensor:
-        """A weight, without gradients, as it is until the next update. Joins its unit in place of another.
+    def read(self, index: int, dtype: torch.dtype) -> torch.Tensor:
+        """Gathers a weight with its unit, which replaces the unit gathered before. Collective.
+
+        Args:
+            index: Index of the weight.
+            dtype: Dtype of the result.
+
+        Returns:
+            The weight in its shape, without gradients; valid until the next update.
 
         Raises:
-            SpecError: Another replica does something else at this time.
+            SpecError: Another replica makes another call at this point.
         """
         if self._is_unsharded:
-            return self.parameters[place].detach().to(dtype)
-        unit = self._unit_of[place]
-        if unit != self._unit_here:
-            self.forget()
-            whole = self._together(CollectiveCall("reads", unit), place)
-            own = self.local_shards[place].dtype
-            joined = zip(self._units[unit], self._cut_up(unit, whole), strict=True)
-            self._here = {(each, own): weight for each, weight in joined}
-            self._unit_here = unit
-        if (place, dtype) not in self._here:
-            self._here[place, dtype] = self._here[place, self.local_shards[place].dtype].to(dtype)
-        return self._here[place, dtype]
+            return self.parameters[index].detach().to(dtype)
+        unit = self._unit_of[index]
+        if unit != self._gathered_unit:
+            self.free_gathered()
+            flat = self._run_collective(CollectiveCall("gather", unit), index)
+            weight_dtype = self.local_shards[index].dtype
+            gathered = zip(self._units[unit], self._split_unit(unit, flat), strict=True)
+            self._gathered = {(each, weight_dtype): weight for each, weight in gathered}
+            self._gathered_unit = unit
+        if (index, dtype) not in self._gathered:
+            self._gathered[index, dtype] = self._gathered[index, self.local_shards[index].dtype].to(
+                dtype
+            )
+        return self._gathered[index, dtype]
 
     def end_forward(self) -> None:
-        """Is called by all replicas at the end of a forward pass.
+        """Checks that all replicas have reached the end of their forward pass. Collective.
 
         Raises:
             SpecError: Another replica goes on reading.
         """
         if not self._is_unsharded:
-            self._agree(CollectiveCall("ends", int(torch.is_grad_enabled())), 0)
+            self._require_agreement(CollectiveCall("end", int(torch.is_grad_enabled())), 0)
 
-    def forget(self) -> None:
-        """Lets the unit go that is here: the next step has other weights.
+    def free_gathered(self) -> None:
+        """Frees the gathered unit, as its weights are about to change. Local.
 
         Raises:
-            SpecError: Somebody has set one of them.
+            SpecError: The model has set one of its weights.
         """
-        here, self._here = self._here, {}
-        self._unit_here = None
-        for (place, _), weight in here.items():
+        gathered, self._gathered = self._gathered, {}
+        self._gathered_unit = None
+        for (index, _), weight in gathered.items():
             if private_api.version_of(weight):
                 raise SpecError(
-                    f"strategy sharded: {self._names[place]} is set in a forward pass, and with stage=3 no"
-                    " replica has all of it. Take stage 1 or 2."
+                    f"strategy sharded: {self._names[index]} is set in a forward pass, and with stage=3 no"
+                    " replica has all of it. Use stage 1 or 2."
                 )
 
     def unshard(self) -> None:
-        """Has all weights here until `reshard`."""
+        """Gathers all weights, which stay unsharded until `reshard`. Collective."""
         if self._is_unsharded:
             return
-        self.forget()
+        self.free_gathered()
         for number, unit in enumerate(self._units):
-            joined = self._cut_up(number, self._join(number)[0])
-            for place, whole in zip(unit, joined, strict=True):
-                self.parameters[place].data = whole
+            weights = self._split_unit(number, self._all_gather_unit(number)[0])
+            for index, weight in zip(unit, weights, strict=True):
+                self.parameters[index].data = weight
         self.absent = {}
         self._is_unsharded = True
 
     def reshard(self) -> None:
-        """Leaves this replica its parts alone."""
+        """Frees all weights but this replica's shards. Local."""
         if not self._is_unsharded:
             return
         for weight in self.parameters:
             weight.data = weight.new_full((), torch.nan).expand(weight.shape)
         self.absent = {
-            private_api.storage_of(weight): place for place, weight in enumerate(self.parameters)
+            private_api.storage_of(weight): index for index, weight in enumerate(self.parameters)
         }
         self._is_unsharded = False
 
     def in_weight_order(self, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """What `reduction` has kept, in the order of the weights."""
-        places = [place for unit in self.reduction.buckets for place in unit]
-        found = dict(zip(places, reduced, strict=True))
-        return [found[place] for place in range(len(self.local_shards))]
+        """Sorts the gradient shards from all buckets of `reduction` by weight."""
+        indices = [index for unit in self.reduction.buckets for index in unit]
+        by_index = dict(zip(indices, reduced, strict=True))
+        return [by_index[index] for index in range(len(self.local_shards))]
 
     def norms(self, tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """The norms of the wholes of tensors of which the replicas have parts."""
+        """L2 norms, scalars, of the unsharded tensors, from this replica's shards. Collective."""
         squares = torch.stack([each.square().sum() for each in tensors])
-        if self._within:
-            total = self._communicator.all_reduce_within(squares, self._within)
+        if self._shard_groups:
+            total = self._communicator.all_reduce_within(squares, self._shard_groups)
         else:
             total = self._communicator.all_reduce(squares, "sum")
         return list(total.sqrt().unbind())
 
-    def _together(
-        self, own: CollectiveCall, place: int, gradients: list[torch.Tensor] | None = None
+    def _run_collective(
+        self, call: CollectiveCall, index: int, gradients: list[torch.Tensor] | None = None
     ) -> torch.Tensor:
-        """What comes of doing this with all others.
+        """Runs a `gather` or `reduce` call, after a check that all replicas make it. Collective.
 
         Args:
-            own: What this replica has to do.
-            place: Of the weight to be named.
-            gradients: That it gives, if it does.
+            call: Call that this replica has to make.
+            index: Index of the weight that an error names.
+            gradients: Unsharded gradients of the unit, in a `reduce` call; emptied.
+
+        Returns:
+            `gather`: vector for `_split_unit`. `reduce`: sums of this replica's gradient shards, a vector.
 
         Raises:
-            SpecError: Others have to do something else.
+            SpecError: Another replica has to make another call.
         """
         expected = self._order.next
-        if expected is not None and expected.kind != "ends":
-            found, all_do = self._carried_out(expected, own, gradients)
-            if all_do:
-                self._order.note(own)
-                return found
-        self._agree(own, place)
-        return self._carried_out(own, own, gradients)[0]
+        if expected is not None and expected.kind != "end":
+            result, is_valid = self._execute(expected, call, gradients)
+            if is_valid:
+                self._order.note(call)
+                return result
+        self._require_agreement(call, index)
+        return self._execute(call, call, gradients)[0]
 
-    def _carried_out(
-        self, work: CollectiveCall, own: CollectiveCall, gradients: list[torch.Tensor] | None
+    def _execute(
+        self, executed: CollectiveCall, call: CollectiveCall, gradients: list[torch.Tensor] | None
     ) -> tuple[torch.Tensor, bool]:
-        """What comes of this; and whether all had to do it: else it is worth nothing."""
-        departs = float(work != own)
-        if work.kind == "reads":
-            return self._join(work.number, departs)
-        unit = self._units[work.number]
-        if gradients is None or departs:
-            gradients = [self.local_shards[p].new_zeros(self._shard_specs[p].shape) for p in unit]
-        vector = self._flat_shards(unit, gradients, departs)
+        """Executes a call, predicted or agreed upon; also returns whether it was the right one for all."""
+        deviates = float(executed != call)
+        if executed.kind == "gather":
+            return self._all_gather_unit(executed.number, deviates)
+        unit = self._units[executed.number]
+        if gradients is None or deviates:
+            gradients = [self.local_shards[i].new_zeros(self._shard_specs[i].shape) for i in unit]
+        vector = self._flat_shards(unit, gradients, deviates)
         gradients.clear()
-        found = self._communicator.reduce_scatter(vector, self._sizes(unit), self._within)
-        return found[:-1], not found[-1]
+        result = self._communicator.reduce_scatter(vector, self._sizes(unit), self._shard_groups)
+        return result[:-1], not result[-1]
 
-    def _agree(self, own: CollectiveCall, place: int) -> None:
-        """Checks that all do this; the place is that of the weight to be named."""
-        told = torch.tensor(
-            [_KINDS.index(own.kind), own.number, place], device=self.local_shards[0].device
+    def _require_agreement(self, call: CollectiveCall, index: int) -> None:
+        """Checks that all replicas have to make a call; `index` is that of the weight that an error names."""
+        row = torch.tensor(
+            [_KINDS.index(call.kind), call.number, index], device=self.local_shards[0].device
         )
         rows = self._communicator.all_gather_shards(
-            told, [3] * len(self._members), self._within
+            row, [3] * len(self._members), self._shard_groups
         ).view(-1, 3)
-        first: dict[tuple[int, ...], str] = {}
-        for rank, (kind, number, place) in zip(self._members, rows.tolist(), strict=True):
-            what = _WHAT[_KINDS[kind]].format(self._names[place])
-            first.setdefault((kind, number), f"replica {rank} {what}")
-        if len(first) > 1:
+        calls: dict[tuple[int, ...], str] = {}
+        for rank, (kind, number, weight) in zip(self._members, rows.tolist(), strict=True):
+            description = _DESCRIPTIONS[_KINDS[kind]].format(self._names[weight])
+            calls.setdefault((kind, number), f"replica {rank} {description}")
+        if len(calls) > 1:
             raise SpecError(
-                f"strategy sharded: replicas read other weights: {', '.join(first.values())}. With stage=3"
-                " all read the same in the same order, and this model chooses by what it computes with, or"
-                " at random. Take stage 1 or 2."
+                f"strategy sharded: replicas read different weights: {', '.join(calls.values())}. With"
+                " stage=3 all must read the same ones in the same order, and this model chooses by its data"
+                " or at random. Use stage 1 or 2."
             )
-        self._order.note(own)
+        self._order.note(call)
 
     def _sizes(self, unit: Sequence[int]) -> list[int]:
-        """How many numbers of a unit each replica has, and the one that says whether it departs."""
+        """Length of each replica's shards of a unit, plus one for the flag that says whether it deviates."""
         return [
-            size + 1 for size in sharding.shard_sizes([self._shard_specs[place] for place in unit])
+            size + 1 for size in sharding.shard_sizes([self._shard_specs[index] for index in unit])
         ]
 
-    def _join(self, number: int, departs: float = 0.0) -> tuple[torch.Tensor, bool]:
-        """The parts of all replicas of a unit's weights; and whether none of them departs."""
+    def _all_gather_unit(self, number: int, deviates: float = 0.0) -> tuple[torch.Tensor, bool]:
+        """All-gathers a unit's shards and flags into one vector; also returns whether no replica deviates."""
         unit = self._units[number]
-        own = [self.local_shards[place] for place in unit]
-        part = _flat([*own, own[0].new_tensor(departs)])
+        shards = [self.local_shards[index] for index in unit]
+        flat = _flat([*shards, shards[0].new_tensor(deviates)])
         sizes = self._sizes(unit)
-        whole = self._communicator.all_gather_shards(part, sizes, self._within)
-        return whole, not torch.stack([of_replica[-1] for of_replica in whole.split(sizes)]).any()
+        gathered = self._communicator.all_gather_shards(flat, sizes, self._shard_groups)
+        return gathered, not torch.stack([each[-1] for each in gathered.split(sizes)]).any()
 
-    def _cut_up(self, number: int, whole: torch.Tensor) -> list[torch.Tensor]:
-        """The weights of a unit, of what `_join` gave."""
+    def _split_unit(self, number: int, gathered: torch.Tensor) -> list[torch.Tensor]:
+        """The weights of a unit, in their shapes, from the vector of `_all_gather_unit`."""
         unit = self._units[number]
-        of_each = [
-            of_replica[:-1].split([self._shard_specs[place].shard_numel(replica) for place in unit])
-            for replica, of_replica in enumerate(whole.split(self._sizes(unit)))
+        by_replica = [
+            flat[:-1].split([self._shard_specs[index].shard_numel(replica) for index in unit])
+            for replica, flat in enumerate(gathered.split(self._sizes(unit)))
         ]
-        pieces = zip(unit, zip(*of_each, strict=True), strict=True)
-        return [self._shard_specs[place].merge(parts) for place, parts in pieces]
+        by_weight = zip(unit, zip(*by_replica, strict=True), strict=True)
+        return [self._shard_specs[index].merge(shards) for index, shards in by_weight]
 
-    def _reduced(
+    def _reduce_unit(
         self, replica: TorchReplica, gradients: list[torch.Tensor], *, static: Sequence[int]
     ) -> list[torch.Tensor]:
-        """The own parts of the means of the gradients of a unit; lets these go, and its weights."""
+        """Averages the gradients of a unit over all replicas, and frees them and its gathered weights.
+
+        Args:
+            replica: Handle of this replica.
+            gradients: Gradients of the unit's weights, in their shapes; emptied.
+            static: Indices of the unit's weights.
+
+        Returns:
+            This replica's shards of the mean gradients.
+        """
         unit = self._unit_of[static[0]]
-        if unit == self._unit_here:
-            self.forget()
-        own = self._together(CollectiveCall("gives", unit), static[0], gradients)
-        if self._same:
-            own = self._communicator.all_reduce_within(own, self._same)
-        means = (own / replica.replicas).split(
-            [self.local_shards[place].numel() for place in static]
+        if unit == self._gathered_unit:
+            self.free_gathered()
+        total = self._run_collective(CollectiveCall("reduce", unit), static[0], gradients)
+        if self._data_groups:
+            total = self._communicator.all_reduce_within(total, self._data_groups)
+        means = (total / replica.replicas).split(
+            [self.local_shards[index].numel() for index in static]
         )
         return [
-            mean.view_as(self.local_shards[place])
-            for place, mean in zip(static, means, strict=True)
+            mean.view_as(self.local_shards[index])
+            for index, mean in zip(static, means, strict=True)
         ]
 
     def _flat_shards(
-        self, places: Sequence[int], wholes: Sequence[torch.Tensor], departs: float
+        self, indices: Sequence[int], tensors: Sequence[torch.Tensor], deviates: float
     ) -> torch.Tensor:
-        """What lies as weights do, in a row: what each replica has, and for each whether this one departs."""
-        pairs = zip(places, wholes, strict=True)
-        parted = [self._shard_specs[place].split(whole) for place, whole in pairs]
-        departure = wholes[0].new_tensor(departs)
-        rows = ([*of_replica, departure] for of_replica in zip(*parted, strict=True))
-        return _flat(part for row in rows for part in row)
+        """Input of a reduce-scatter: for each replica its shards of some tensors, then the deviation flag."""
+        pairs = zip(indices, tensors, strict=True)
+        by_weight = [self._shard_specs[index].split(tensor) for index, tensor in pairs]
+        flag = tensors[0].new_tensor(deviates)
+        by_replica = ([*shards, flag] for shards in zip(*by_weight, strict=True))
+        return _flat(shard for shards in by_replica for shard in shards)
 
 
 def _flat(tensors: Iterable[torch.Tensor]) -> torch.Tensor:
+    """One vector of the elements of all tensors, which have one dtype."""
     return torch.cat([each.detach().reshape(-1) for each in tensors])
