@@ -93,7 +93,7 @@ REFUSED: dict[str, tuple[Any, str]] = {
         "in the layer Own, Python depends on the value of a tensor",
     ),
     "own gradient": (models.with_own_gradient, "the gradients differ from those of a step"),
-    "hooked": (models.hooked, "a hook waits"),
+    "hooked": (models.hooked, "a hook is registered"),
 }
 
 
@@ -133,10 +133,10 @@ def anneal(session: isotrain.Session) -> None:
     models.ANNEALED.weight = 3.0 if session.steps_done >= 8 else 1.0
 
 
-def annealed(record: bool) -> dict[str, Any]:
+def annealed(capture: bool) -> dict[str, Any]:
     """Trains with a loss that somebody changes during the run."""
     models.ANNEALED.weight = 1.0
-    return train({"loss": models.ANNEALED, "metrics": [], "capture": record}, anneal)
+    return train({"loss": models.ANNEALED, "metrics": [], "capture": capture}, anneal)
 
 
 HELD: dict[str, Callable[[Any], None]] = {
@@ -151,11 +151,11 @@ CHANGED: dict[str, tuple[Any, list[str]]] = {
     "attribute": (set_attribute, []),
     "stale at once": (
         functools.partial(set_setting, step=2),
-        ["the loss differs from that of a step without the record"],
+        ["the loss differs from that of a step by Keras"],
     ),
     "stale later": (
         functools.partial(set_setting, step=9),
-        ["differs from that of a step without the record, seen at use 16 of the record"],
+        ["differs from that of a step by Keras, seen at use 16 of the captured graph"],
     ),
 }
 """What changes a model while it is trained, and what is said of it."""
@@ -196,7 +196,7 @@ def train(changes: dict[str, Any], between: Any = nothing, evaluations: int = 3)
             "records": records,
             "exact": [each.is_exact for each in kept],
             "measured": sorted(
-                {getattr(each.traced_graph.predictions, "places", ()) for each in kept}
+                {getattr(each.traced_graph.predictions, "indices", ()) for each in kept}
             ),
             "calls": len(models.CALLS),
             "operations": [str(node.target).removeprefix("aten.") for node in nodes],
@@ -339,7 +339,7 @@ def test_a_metric_that_is_no_sum_is_left_to_keras(found: dict[str, Any]) -> None
     replayed, eager = found["highest"]
     told = sorted(text.partition(" steps are not replayed, but ") for text in replayed["warned"])
     assert [phase for phase, *_ in told] == ["metrics of evaluation", "metrics of training"]
-    why = "computed by Keras: highest: it differs from that of a step without the record"
+    why = "computed by Keras: highest: it differs from that of a step by Keras"
     assert all(text == why for *_, text in told)
     assert [*map(tuple, replayed["measured"])] == [(1,)]
     assert_near(replayed, eager, NEAR["float32"])
@@ -350,7 +350,7 @@ def test_a_stale_metric_is_left_to_keras(found: dict[str, Any]) -> None:
     replayed, eager = found["stale metric"]
     (told,) = [text for text in replayed["warned"] if "training" in text]
     assert told.startswith("metrics of training steps are not replayed")
-    assert "seen at use 16 of the record; it agreed at use 1" in told
+    assert "seen at use 16 of the captured graph; at use 1 they agreed" in told
     assert min(replayed["records"]) >= 1
     assert_near({**replayed, "metrics": {}}, {**eager, "metrics": {}}, NEAR["float32"])
 
@@ -409,7 +409,7 @@ def test_what_cannot_be_recorded_is_computed_by_keras(found: dict[str, Any], nam
 def test_a_branch_that_one_batch_takes_is_taken(found: dict[str, Any], way: str) -> None:
     """Values that leave torch are noticed where they leave, not where they are others."""
     replayed = found[f"rare {way}"]
-    told = "the shape of what" if way in ("nonzero", "mask") else REFUSED["by value"][1]
+    told = "the output shape of" if way in ("nonzero", "mask") else REFUSED["by value"][1]
     assert told in replayed["warned"][0], replayed["warned"]
     assert_near(replayed, found["rare"], NEAR["float32"])
 

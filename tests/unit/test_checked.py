@@ -14,10 +14,10 @@ def test_it_is_checked_ever_more_seldom_but_at_least_every_4096_uses() -> None:
             at.append(known.uses)
             known.pass_checks()
     assert at == [1, 16, 256, 4096, 8192]
-    assert (known.next_check, known.agreed) == (12288, 8192)
+    assert (known.next_check, known.last_check) == (12288, 8192)
 
 
 def test_one_that_goes_on_from_another_is_checked_when_that_would_be() -> None:
     resumed = PeriodicallyChecked(uses=MANY)
     resumed.pass_checks()
-    assert (resumed.next_check, resumed.agreed) == (12288, 8192)
+    assert (resumed.next_check, resumed.last_check) == (12288, 8192)

@@ -73,7 +73,7 @@ def test_what_a_transform_of_functions_computes_is_refused() -> None:
 
 @pytest.mark.parametrize("name", SHAPED)
 def test_shapes_that_depend_on_values_are_refused(name: str) -> None:
-    with pytest.raises(UncapturableError, match=f"the shape of what {name} gives"):
+    with pytest.raises(UncapturableError, match=f"the output shape of {name} depends"):
         recorded(SHAPED[name])
 
 
@@ -110,16 +110,16 @@ def test_what_is_changed_in_place_is_noticed(name: str) -> None:
     make, change = HELD[name]
     held = make()
     found = mutable_containers_in("it", held, set())
-    before = [holder.look() for holder in found]
-    assert [holder.look() for holder in found] == before
+    before = [holder.read() for holder in found]
+    assert [holder.read() for holder in found] == before
     change(held)
-    assert [holder.look() for holder in found] != before
+    assert [holder.read() for holder in found] != before
 
 
 def test_containers_are_refilled() -> None:
     held: dict[str, Any] = {"a": [1, 2], "b": {3}}
     found = mutable_containers_in("it", held, set())
-    before = [holder.look() for holder in found]
+    before = [holder.read() for holder in found]
     names = [list(h.value) if isinstance(h.value, dict) else [] for h in found]
     held["a"].append(4)
     held["b"].clear()

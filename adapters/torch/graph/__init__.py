@@ -1,1 +1,1 @@
-"""Steps of portable models: recorded as torch operations when they come again, and replayed from then on."""
+"""Capture of a portable (Keras) model's steps as fx graphs of torch operations, and replay; see README.md."""

@@ -1,6 +1,6 @@
-"""Calls of operations by torch's own functions, which take half as long as those by `torch.ops`.
+"""Execution of a graph by torch's Python functions, whose calls take half as long as those of `torch.ops`.
 
-Both come to the same kernels: what differs is who looks at the arguments first, in Python.
+Both reach the same kernels; they differ in how Python arguments are parsed.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ FUNCTIONS: Mapping[Any, Callable[..., Any]] = {
     aten.view.default: torch.Tensor.view,
     aten.where.self: torch.where,
 }
-"""What takes the same arguments in the same order, for those operations that models are mostly made of."""
+"""Function with the same arguments in the same order, for each operation that models are mostly made of."""
 
 
 def compile_direct_calls(module: GraphModule) -> Callable[..., Any]:
-    """A function that computes what a record does, to the bit."""
+    """Function that executes a traced graph by `FUNCTIONS`, with the same bits."""
     graph = copy.deepcopy(module.graph)
     for node in graph.nodes:
         if node.op == "call_function":

@@ -1,4 +1,4 @@
-"""Keras computations that are recorded when they come again, and replayed from then on."""
+"""Cache of captured graphs of a Keras computation: when to capture, verify and replay."""
 
 from __future__ import annotations
 
@@ -29,46 +29,46 @@ from isotrain.adapters.torch.graph.verify import (
 )
 from isotrain.adapters.torch.metrics.base import MeasuredPredictions
 
-_AGAIN = 16
-"""It is checked again after this many times as many uses."""
-_AFTER = 4096
-"""Uses after which it is checked again in any case."""
+_CHECK_FACTOR = 16
+"""The next check comes after this many times as many uses."""
+_MAX_CHECK_INTERVAL = 4096
+"""Uses after which the next check comes at the latest."""
 
 
 @dataclass
 class PeriodicallyChecked:
-    """What is used again and again, and checked now and then.
+    """Schedule of checks with exponential backoff: at uses 1, 16, 256, 4096, then every 4096.
 
     Attributes:
-        uses: How often it was used.
-        next_check: The use at which it is checked next.
-        agreed: The use at which it was checked last; 0 before the first.
+        uses: Number of uses so far.
+        next_check: Use at which the next check is due.
+        last_check: Use of the last passed check; 0 before the first.
     """
 
     uses: int = 0
     next_check: int = 1
-    agreed: int = 0
+    last_check: int = 0
 
     def pass_checks(self) -> None:
-        """Lets those lie behind it that belong to its uses so far."""
+        """Marks all checks that were due until now as passed."""
         while self.next_check <= self.uses:
-            self.agreed = self.next_check
-            self.next_check += min((_AGAIN - 1) * self.next_check, _AFTER)
+            self.last_check = self.next_check
+            self.next_check += min((_CHECK_FACTOR - 1) * self.next_check, _MAX_CHECK_INTERVAL)
 
 
-_SIGNATURES = 16
-"""Records that are kept; inputs of further shapes are computed without."""
-_UNRECORDED = 2
+_MAX_SIGNATURES = 16
+"""Number of signatures that are captured; Keras computes inputs of further shapes."""
+_EAGER_CALLS = 2
 """Calls of a signature before the first replay."""
-_RENEWALS = 8
-"""How often a model's own attributes may change before nothing is recorded any more."""
-_REFUSED, _LEFT, _RENEWED = -1, -2, -3
-"""Beside a number in `calls`: nothing is recorded; a metric is left to Keras; so many renewals."""
-_IN_THE_RUN_BEFORE = "it was not recorded in the run that this one goes on from"
+_MAX_RECAPTURES = 8
+"""Number of times that changed attributes lead to new captures; after that, nothing is captured any more."""
+_REFUSED, _EXCLUDED, _RECAPTURED = -1, -2, -3
+"""Markers in the second column of `call_counts`: nothing is captured; an excluded metric; re-captures."""
+_NOT_CAPTURED_BEFORE = "it was not captured in the run that this one resumes"
 
 
 class _CapturedGraph(PeriodicallyChecked):
-    """The recording for one signature, and whether its bits are Keras' own."""
+    """Captured graph of one signature, and whether its results equal Keras' to the bit."""
 
     def __init__(self, traced_graph: TracedGraph, is_exact: bool) -> None:
         super().__init__()
@@ -77,17 +77,17 @@ class _CapturedGraph(PeriodicallyChecked):
 
 
 class GraphCache:
-    """A computation of a Keras model, without Keras' Python in most of its calls.
+    """A computation of a Keras model that is captured once per input signature and then replayed.
 
-    A signature (the shapes and types of a slice) is computed by Keras when it is met first, recorded when
-    it is met again, and replayed from the third time on. The first replay is compared to the computation
-    itself on data that the recording has not seen, and so are later ones, ever more seldom. After
-    `capture_now` all of a signature is replayed, so that nothing hangs on what came before.
+    Keras computes a signature (shapes and dtypes of a slice) the first time, it is captured the second time,
+    and replayed from the third time on. The first replay is compared with Keras on data that it was not
+    captured from, and later replays ever more seldom. After `capture_now` every call of a signature is a
+    replay, so that results do not depend on earlier calls.
 
     Attributes:
-        refusal: Why nothing is recorded; None as long as something may be.
-        graphs: By signature.
-        is_paused: Whether it computes without a record for now, and counts nothing.
+        refusal: Reason that nothing is captured; None as long as something may be.
+        graphs: Captured graphs by signature.
+        is_paused: Whether Keras computes for now, and calls are not counted.
     """
 
     def __init__(
@@ -99,15 +99,15 @@ class GraphCache:
         callables: Sequence[Any] = (),
         carried: Sequence[Any] = (),
     ) -> None:
-        """Records nothing yet.
+        """Captures nothing yet.
 
         Args:
-            compute: From inputs and targets to the mean loss and the predictions.
-            model: Whose layers it calls.
+            compute: Function from inputs and targets to the mean loss and the predictions.
+            model: Keras model whose layers are called.
             phase: `training` or `evaluation`, for messages.
-            compiles: Whether records are to be compiled.
-            callables: What it calls besides layers that has attributes: losses, an objective.
-            carried: Variables of layers that are no weights.
+            compiles: Whether `torch.compile` compiles the captured graphs.
+            callables: Losses or an objective that are called besides layers, and may have attributes.
+            carried: Keras variables of layers that are not weights.
         """
         self.refusal: str | None = None
         self._compiles = compiles
@@ -123,14 +123,14 @@ class GraphCache:
         self._carried = carried
         self._parameters = [variable.value for variable in model.trainable_variables]
         self._others = [v.value for v in (*model.non_trainable_variables, *carried)]
-        self._met: set[Any] = set()
+        self._seen: set[Any] = set()
         self.graphs: dict[Any, _CapturedGraph] = {}
         self._state: PythonState | None = None
-        self._renewals = 0
-        self._before: dict[int, int] = {}
+        self._recaptures = 0
+        self._resumed_calls: dict[int, int] = {}
         self._metrics = CapturedMetrics()
-        self._told: set[str] = set()
-        self._is_at_once = False
+        self._reported: set[str] = set()
+        self._captures_at_once = False
         self.is_paused = False
 
     def measure(self, metrics: CapturedMetrics) -> None:
@@ -138,227 +138,237 @@ class GraphCache:
         self._metrics = metrics
 
     def capture_now(self) -> None:
-        """Records a signature where it is met first, and computes that by the record, as all after it."""
-        self._is_at_once = True
+        """Captures a signature the first time it comes, and replays it from that call on."""
+        self._captures_at_once = True
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Gives the mean loss and the predictions."""
+        """Computes the mean loss (scalar, or two rows: losses and denominators) and the predictions."""
         if self.refusal is not None or self.is_paused:
             return self._compute(inputs, targets)
         key = signature(inputs), signature(targets)
-        if self._before:
-            self._catch_up(key, inputs, targets)
-        self._forget_changed()
-        if self._is_at_once and key not in self.graphs:
-            self._meet_at_once(key, inputs, targets)
-        known = self.graphs.get(key)
-        if known is None:
-            self._meet(key, inputs, targets)
-        elif self._is_right(known, inputs, targets):
-            return known.traced_graph(inputs, targets)
+        if self._resumed_calls:
+            self._resume_signature(key, inputs, targets)
+        self._drop_stale_graphs()
+        if self._captures_at_once and key not in self.graphs:
+            self._capture_at_once(key, inputs, targets)
+        captured = self.graphs.get(key)
+        if captured is None:
+            self._register(key, inputs, targets)
+        elif self._is_valid(captured, inputs, targets):
+            return captured.traced_graph(inputs, targets)
         return self._compute(inputs, targets)
 
-    def _meet(self, key: Any, inputs: Any, targets: Any) -> None:
-        """Records a signature when it is met for the second time."""
+    def _register(self, key: Any, inputs: Any, targets: Any) -> None:
+        """Notes a new signature; captures one that comes for the second time."""
         if self.refusal is not None:
             return
-        if key not in self._met:
+        if key not in self._seen:
             if self._has_room:
-                self._met.add(key)
+                self._seen.add(key)
             return
         self._ensure_built(inputs, targets)
         if not self.graphs:
-            self._look()
+            self._save_state()
         try:
-            traced_graph = self._recorded(inputs, targets)
+            traced_graph = self._capture(inputs, targets)
         except UncapturableError as error:
             self._refuse(str(error))
             return
-        self._tell_left()
+        self._warn_excluded()
         self.graphs[key] = _CapturedGraph(traced_graph, self._is_exact)
 
     @property
     def _has_room(self) -> bool:
-        """Whether one more signature may be recorded, besides those of the run before."""
-        return len(self._met) + len(self._before) < _SIGNATURES
+        """Whether one more signature may be captured, besides those of the resumed run."""
+        return len(self._seen) + len(self._resumed_calls) < _MAX_SIGNATURES
 
-    def _meet_at_once(self, key: Any, inputs: Any, targets: Any) -> None:
-        """Records a signature, until no metric must be left out of that any more."""
-        if key not in self._met and not self._has_room:
+    def _capture_at_once(self, key: Any, inputs: Any, targets: Any) -> None:
+        """Captures a signature, again until no further metric has to be excluded."""
+        if key not in self._seen and not self._has_room:
             return
-        self._met.add(key)
+        self._seen.add(key)
         self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
         while self.refusal is None and key not in self.graphs:
-            self._come_to(_UNRECORDED + 1, key, inputs, targets)
+            self._fast_forward(_EAGER_CALLS + 1, key, inputs, targets)
 
     def _ensure_built(self, inputs: Any, targets: Any) -> None:
-        """Has metrics make sums that they lack, as another run's have that this one goes on from."""
+        """Builds metrics that have no variables yet, as those of a run that was not stopped have them."""
         if self._metrics.are_unbuilt:
             self._metrics.ensure_built(targets, predicted(self._compute, inputs, targets))
 
-    def _look(self) -> None:
-        """Remembers what records depend on besides tensors."""
+    def _save_state(self) -> None:
+        """Saves the Python state that captured graphs depend on besides tensors."""
         self._state = PythonState(self._model, self._callables)
-        self._metrics.remember()
+        self._metrics.save_state()
 
-    def _recorded(self, inputs: Any, targets: Any) -> TracedGraph:
-        """A record, of those metrics too that can be recorded; others are left out from now on."""
+    def _capture(self, inputs: Any, targets: Any) -> TracedGraph:
+        """Captures the computation with all metrics that can be captured; excludes the others."""
         metrics = self._metrics
         if not metrics.captured:
-            return self._written(self._compute, self._callables, inputs, targets)
+            return self._traced(self._compute, self._callables, inputs, targets)
         try:
             callables = [*self._callables, *metrics.callables]
-            return self._written(self._measuring, callables, inputs, targets)
+            return self._traced(self._compute_with_metrics, callables, inputs, targets)
         except UncapturableError as error:
-            without = self._written(self._compute, self._callables, inputs, targets)
+            without = self._traced(self._compute, self._callables, inputs, targets)
             predictions = predicted(self._compute, inputs, targets)
             metrics.exclude_uncapturable(targets, predictions, str(error))
-        return self._recorded(inputs, targets) if metrics.captured else without
+        return self._capture(inputs, targets) if metrics.captured else without
 
-    def _written(
+    def _traced(
         self, compute: Compute, callables: Sequence[Any], inputs: Any, targets: Any
     ) -> TracedGraph:
         state = PythonState(self._model, callables)
         return capture(compute, state, self._variables, inputs, targets, self._carried)
 
-    def _measuring(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, MeasuredPredictions]:
-        """The computation, and what the slice adds to the metrics."""
+    def _compute_with_metrics(
+        self, inputs: Any, targets: Any
+    ) -> tuple[torch.Tensor, MeasuredPredictions]:
+        """Computes the loss, and what the slice adds to the metrics."""
         loss, predictions = self._compute(inputs, targets)
-        return loss, self._metrics.added(targets, predictions)
+        return loss, self._metrics.increments(targets, predictions)
 
-    def _wrong_metrics(self, targets: Any, found: MeasuredPredictions) -> list[str]:
-        """The metrics that got something else than Keras adds for the same predictions."""
-        return self._metrics.differing(targets, found, self._is_exact)
+    def _wrong_metrics(self, targets: Any, measured: MeasuredPredictions) -> list[str]:
+        """Names of the metrics whose increments differ from Keras' for the same predictions."""
+        return self._metrics.mismatched(targets, measured, self._is_exact)
 
     def call_counts(self) -> torch.Tensor:
-        """A row of two for each signature: its digest, and calls so far; and for what is not recorded.
+        """Execution state for checkpoints, int64 `[rows, 2]`, sorted.
 
-        What has changed since the last call is noticed here too: one that goes on from them does as this one.
+        A row is the digest of a signature and its number of calls; or, with a marker in the second column,
+        the digest of an excluded metric's name, the number of re-captures, or the refusal. Changed attributes
+        are noticed here too, so that a resumed run does the same as this one.
         """
-        self._forget_changed()
-        rows = [[digest(key), self._calls_of(key)] for key in self._met]
-        rows += [[key, calls] for key, calls in self._before.items()]
-        rows += [[digest(name), _LEFT] for name in self._metrics.excluded]
-        rows += [[self._renewals, _RENEWED]] * (self._renewals > 0)
+        self._drop_stale_graphs()
+        rows = [[digest(key), self._calls_of(key)] for key in self._seen]
+        rows += [[key, calls] for key, calls in self._resumed_calls.items()]
+        rows += [[digest(name), _EXCLUDED] for name in self._metrics.excluded]
+        rows += [[self._recaptures, _RECAPTURED]] * (self._recaptures > 0)
         rows = rows if self.refusal is None else [[0, _REFUSED]]
         return torch.tensor(sorted(rows), dtype=torch.int64).reshape(-1, 2)
 
     def _calls_of(self, key: Any) -> int:
-        """How often a signature was met, as far as it matters for the next time."""
-        known = self.graphs.get(key)
-        return 1 if known is None else known.uses + _UNRECORDED
+        """Number of calls of a signature, as far as the next call depends on it."""
+        captured = self.graphs.get(key)
+        return 1 if captured is None else captured.uses + _EAGER_CALLS
 
     def resume_from(self, calls: torch.Tensor) -> None:
-        """Records and replays from here on as another would that has come as far as its `call_counts` say."""
+        """Restores `call_counts` (int64 `[rows, 2]`): captures and replays as the saved run would have."""
         rows = calls.tolist()
-        self._met.clear()
+        self._seen.clear()
         self.graphs.clear()
         kinds = [kind for _, kind in rows]
-        self.refusal = _IN_THE_RUN_BEFORE if _REFUSED in kinds else None
-        self._before = {number: calls for number, calls in rows if calls > 0}
-        self._renewals = sum(number for number, kind in rows if kind == _RENEWED)
-        left = {number for number, kind in rows if kind == _LEFT}
-        names = [name for name in self._metrics.names if digest(name) in left]
-        self._metrics.excluded = dict.fromkeys(names, _IN_THE_RUN_BEFORE)
-        self._told = set(names)
+        self.refusal = _NOT_CAPTURED_BEFORE if _REFUSED in kinds else None
+        self._resumed_calls = {number: calls for number, calls in rows if calls > 0}
+        self._recaptures = sum(number for number, kind in rows if kind == _RECAPTURED)
+        excluded = {number for number, kind in rows if kind == _EXCLUDED}
+        names = [name for name in self._metrics.names if digest(name) in excluded]
+        self._metrics.excluded = dict.fromkeys(names, _NOT_CAPTURED_BEFORE)
+        self._reported = set(names)
 
-    def _catch_up(self, key: Any, inputs: Any, targets: Any) -> None:
-        """Does at once what the run that this one goes on from did when it met a signature."""
-        calls = self._before.pop(digest(key), 0)
+    def _resume_signature(self, key: Any, inputs: Any, targets: Any) -> None:
+        """Captures a signature at once if the resumed run had done so."""
+        calls = self._resumed_calls.pop(digest(key), 0)
         if not calls:
             return
-        self._met.add(key)
+        self._seen.add(key)
         self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
-        if calls >= _UNRECORDED:
-            self._come_to(calls, key, inputs, targets)
+        if calls >= _EAGER_CALLS:
+            self._fast_forward(calls, key, inputs, targets)
 
-    def _come_to(self, calls: int, key: Any, inputs: Any, targets: Any) -> None:
-        """Records a signature as that would be after so many calls, and compares it as its first replay."""
-        self._meet(key, inputs, targets)
-        known = self.graphs.get(key)
-        if known is not None and calls > _UNRECORDED:
-            known.uses = calls - _UNRECORDED
-            known.pass_checks()
-            self._check(known, rolled(inputs), targets, is_first=True)
+    def _fast_forward(self, calls: int, key: Any, inputs: Any, targets: Any) -> None:
+        """Captures a signature as it is after so many calls, and verifies it as at its first replay."""
+        self._register(key, inputs, targets)
+        captured = self.graphs.get(key)
+        if captured is not None and calls > _EAGER_CALLS:
+            captured.uses = calls - _EAGER_CALLS
+            captured.pass_checks()
+            self._check(captured, rolled(inputs), targets, is_first=True)
 
-    def _forget_changed(self) -> None:
-        """Lets everything be recorded again if somebody has changed the model; or a metric, without it."""
+    def _drop_stale_graphs(self) -> None:
+        """Checks the guards: drops all graphs if the model has changed; excludes metrics that have."""
         if not self.graphs or self._state is None:
             return
         if not self._state.is_unchanged:
-            self._renewals += 1
-            if self._renewals > _RENEWALS:
-                self._refuse(f"an attribute changes again and again: {self._state.change()}")
+            self._recaptures += 1
+            if self._recaptures > _MAX_RECAPTURES:
+                self._refuse(
+                    f"an attribute changed more than {_MAX_RECAPTURES} times:"
+                    f" {self._state.describe_change()}"
+                )
             self.graphs.clear()
         elif not self._metrics.are_unchanged:
             self._metrics.exclude_changed()
-            self._tell_left()
+            self._warn_excluded()
 
-    def _is_right(self, known: _CapturedGraph, inputs: Any, targets: Any) -> bool:
-        """Whether a record may be used once more; where it is due, it is compared."""
-        known.uses += 1
-        if known.uses == known.next_check:
-            self._check(known, inputs, targets, is_first=known.uses == 1)
-            known.pass_checks()
+    def _is_valid(self, captured: _CapturedGraph, inputs: Any, targets: Any) -> bool:
+        """Counts one use of a graph, verifies it when a check is due, and tells whether it may be used."""
+        captured.uses += 1
+        if captured.uses == captured.next_check:
+            self._check(captured, inputs, targets, is_first=captured.uses == 1)
+            captured.pass_checks()
         return bool(self.graphs)
 
-    def _check(self, known: _CapturedGraph, inputs: Any, targets: Any, is_first: bool) -> None:
-        """Compares a replay to the computation itself; all that they move is taken back."""
+    def _check(self, captured: _CapturedGraph, inputs: Any, targets: Any, is_first: bool) -> None:
+        """Compares a replay with Keras, without effects; at first, also tries faster graphs."""
         expected = self._outcome(self._compute, inputs, targets)
-        found = self._outcome(known.traced_graph, inputs, targets)
-        difference = self._difference(expected, found, (inputs, targets), exact=known.is_exact)
+        replayed = self._outcome(captured.traced_graph, inputs, targets)
+        difference = self._difference(
+            expected, replayed, (inputs, targets), exact=captured.is_exact
+        )
         if difference == METRICS_DIFFER:
-            self._leave_wrong(found, known)
-            self._tell_left()
+            self._exclude_wrong_metrics(replayed, captured)
+            self._warn_excluded()
         elif difference is not None:
-            self._refuse(_seen(difference, known))
+            self._refuse(_with_uses(difference, captured))
         elif is_first:
-            self._hasten(known, known.traced_graph.optimized, expected, (inputs, targets))
+            optimized = captured.traced_graph.optimized
+            self._try_faster(captured, optimized, expected, (inputs, targets))
             if self._compiles:
-                self._compile(known, expected, (inputs, targets))
+                self._compile(captured, expected, (inputs, targets))
 
-    def _leave_wrong(self, found: Outcome, known: _CapturedGraph) -> None:
-        """Leaves metrics out of the records to which one has added what Keras does not."""
-        why = _seen("it differs from that of a step without the record", known)
-        self._metrics.excluded |= dict.fromkeys(found.wrong_metrics, why)
+    def _exclude_wrong_metrics(self, replayed: Outcome, captured: _CapturedGraph) -> None:
+        """Excludes the metrics whose captured increments differ from Keras'."""
+        why = _with_uses("it differs from that of a step by Keras", captured)
+        self._metrics.excluded |= dict.fromkeys(replayed.wrong_metrics, why)
 
-    def _hasten(
+    def _try_faster(
         self,
-        known: _CapturedGraph,
+        captured: _CapturedGraph,
         faster: TracedGraph | None,
         expected: Outcome,
         batch: tuple[Any, Any],
     ) -> str | None:
-        """Takes faster operations for a record that has proved right; if they do not prove near, says how."""
+        """Replaces a verified graph by a faster one that agrees up to rounding; if not, returns why."""
         if faster is None:
             return None
         difference = self._difference(expected, self._outcome(faster, *batch), batch, exact=False)
         if difference is None:
-            known.traced_graph, known.is_exact = faster, False
+            captured.traced_graph, captured.is_exact = faster, False
         return difference
 
     def _difference(
-        self, expected: Outcome, found: Outcome, batch: tuple[Any, Any], exact: bool
+        self, expected: Outcome, replayed: Outcome, batch: tuple[Any, Any], exact: bool
     ) -> str | None:
-        """In what an outcome is not Keras'; how far rounding grows is looked at only where it matters."""
-        difference = expected.difference(found, exact)
+        """What differs from Keras' outcome; how far rounding grows is computed only where it matters."""
+        difference = expected.difference(replayed, exact)
         if difference is None or exact:
             return difference
         inputs, targets = batch
         with perturbed_weights(self._parameters):
-            grown = self._outcome(self._compute, perturbed(inputs), targets)
-        return expected.difference(found, exact, grown)
+            rounded = self._outcome(self._compute, perturbed(inputs), targets)
+        return expected.difference(replayed, exact, rounded)
 
-    def _compile(self, known: _CapturedGraph, expected: Outcome, batch: tuple[Any, Any]) -> None:
-        """Takes a record's compiled form; says so where it cannot."""
-        compiled = known.traced_graph.compiled
+    def _compile(self, captured: _CapturedGraph, expected: Outcome, batch: tuple[Any, Any]) -> None:
+        """Replaces a graph by its compiled form; warns where that is not possible."""
+        compiled = captured.traced_graph.compiled
         why = (
             UNCOMPILED_RANDOM
             if compiled is None
-            else self._hasten(known, compiled, expected, batch)
+            else self._try_faster(captured, compiled, expected, batch)
         )
         if why is not None:
-            warnings.warn(self._told_uncompiled(why), RuntimeWarning, stacklevel=2)
+            warnings.warn(self._uncompiled_note(why), RuntimeWarning, stacklevel=2)
 
     def _outcome(self, compute: Compute, inputs: Any, targets: Any) -> Outcome:
         return Outcome.of(
@@ -371,20 +381,20 @@ class GraphCache:
         return all(parameter.device.type == "cpu" for parameter in self._parameters)
 
     def _refuse(self, why: str) -> None:
-        """Computes without a record from now on, and says so."""
+        """Leaves the phase to Keras from now on, with a warning."""
         self.refusal = why
         self.graphs.clear()
         warnings.warn(eager_note(self._phase, why), RuntimeWarning, stacklevel=2)
 
-    def _tell_left(self) -> None:
-        """Says which metrics have been left out since it was said last; the rest is recorded anew."""
-        names = self._metrics.excluded.keys() - self._told
+    def _warn_excluded(self) -> None:
+        """Warns of metrics that were excluded since the last warning; the rest is captured anew."""
+        names = self._metrics.excluded.keys() - self._reported
         if names:
             self.graphs.clear()
-            self._told |= names
-            warnings.warn(self._told_left(names), RuntimeWarning, stacklevel=2)
+            self._reported |= names
+            warnings.warn(self._excluded_note(names), RuntimeWarning, stacklevel=2)
 
-    def _told_left(self, names: Set[str]) -> str:
+    def _excluded_note(self, names: Set[str]) -> str:
         reasons = [
             f"{name}: {why}" for name, why in self._metrics.excluded.items() if name in names
         ]
@@ -393,52 +403,53 @@ class GraphCache:
             + "; ".join(reasons)
         )
 
-    def _told_uncompiled(self, why: str) -> str:
+    def _uncompiled_note(self, why: str) -> str:
         return f"{self._phase} steps are not compiled, but replayed as they are: {why}"
 
     def notes(self, inputs: Any, targets: Any) -> list[str]:
-        """Says what of slices like these is not replayed or not compiled, and why, having tried it."""
+        """Tries to capture a slice; returns notes on what is not replayed or not compiled, and why."""
         if self.refusal is not None:
             return [eager_note(self._phase, self.refusal)]
         with torch.set_grad_enabled(self._phase == "training"):
             self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
             self._ensure_built(inputs, targets)
             try:
-                known = _CapturedGraph(self._recorded(inputs, targets), self._is_exact)
+                captured = _CapturedGraph(self._capture(inputs, targets), self._is_exact)
             except UncapturableError as error:
                 return [eager_note(self._phase, str(error))]
-            difference = self._found_on(known, rolled(inputs), targets)
+            difference = self._trial_difference(captured, rolled(inputs), targets)
         if difference is not None:
             return [eager_note(self._phase, difference)]
-        left = self._metrics.excluded.keys()
-        uncompiled = self._compiles and known.traced_graph.draws
+        excluded = self._metrics.excluded.keys()
+        is_uncompiled = self._compiles and captured.traced_graph.draws
         return [
-            *([self._told_uncompiled(UNCOMPILED_RANDOM)] if uncompiled else []),
-            *([self._told_left(left)] if left else []),
+            *([self._uncompiled_note(UNCOMPILED_RANDOM)] if is_uncompiled else []),
+            *([self._excluded_note(excluded)] if excluded else []),
         ]
 
-    def _found_on(self, known: _CapturedGraph, inputs: Any, targets: Any) -> str | None:
-        """In what a record that is not used yet is not Keras' on a batch; metrics are left out by it."""
+    def _trial_difference(self, captured: _CapturedGraph, inputs: Any, targets: Any) -> str | None:
+        """What differs from Keras on a batch, for a graph not used yet; excludes metrics that differ."""
         expected = self._outcome(self._compute, inputs, targets)
-        found = self._outcome(known.traced_graph, inputs, targets)
-        difference = expected.difference(found, exact=known.is_exact)
+        replayed = self._outcome(captured.traced_graph, inputs, targets)
+        difference = expected.difference(replayed, exact=captured.is_exact)
         if difference != METRICS_DIFFER:
             return difference
-        self._leave_wrong(found, known)
+        self._exclude_wrong_metrics(replayed, captured)
         return None
 
 
 def eager_note(phase: str, why: str) -> str:
-    """What people read where a phase is computed by Keras."""
-    return f"{phase} steps are not replayed from a record, but computed by Keras, which takes longer: {why}"
+    """Note that Keras computes a phase, and why."""
+    return f"{phase} steps are not replayed, but computed by Keras, which takes longer: {why}"
 
 
-def _seen(difference: str, known: _CapturedGraph) -> str:
-    """A difference, and since when it may have been there."""
-    if not known.agreed:
+def _with_uses(difference: str, captured: _CapturedGraph) -> str:
+    """A difference, and the uses of the graph between which it has appeared."""
+    if not captured.last_check:
         return difference
     return (
-        f"{difference}, seen at use {known.uses} of the record; it agreed at use {known.agreed}, and what was"
-        " computed by it since then may not be what Keras gives. What the model reads is no attribute of a"
-        " layer, or changes where nobody can see it; `capture: false` in the spec does without records"
+        f"{difference}, seen at use {captured.uses} of the captured graph; at use {captured.last_check} they"
+        " agreed, and steps in between may differ from Keras'. The model probably reads something that is no"
+        " attribute of a layer, or that changes unnoticed. Set `capture: false` in the spec to have Keras"
+        " compute every step"
     )

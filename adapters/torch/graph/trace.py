@@ -1,4 +1,4 @@
-"""What a Keras computation does, written down as a list of torch operations."""
+"""Tracing of a Keras computation into an fx graph of aten operations."""
 
 from __future__ import annotations
 
@@ -31,29 +31,30 @@ from isotrain.adapters.torch.graph.traceability import (
 from isotrain.adapters.torch.graph.verify import Snapshot
 
 Compute = Callable[[Any, Any], tuple[torch.Tensor, Any]]
-"""`compute(inputs, targets)`: the mean loss and the predictions."""
-UNCOMPILED_RANDOM = "they draw random numbers, of which torch's compiler would draw others"
+"""`compute(inputs, targets)` returns the mean loss and the predictions."""
+UNCOMPILED_RANDOM = "they draw random numbers, and torch's compiler would draw different ones"
 
 
 @dataclass(frozen=True, eq=False)
 class TracedGraph:
-    """The operations of one computation, for inputs of one signature.
+    """The traced operations of one computation, for inputs of one signature.
 
     Attributes:
-        graph: From the flat arguments to loss, leaves of the predictions, their masks, and moved values.
-        variables: The Keras variables' tensors that it reads.
-        constants: Further tensors that it reads.
-        moved: Tensors that a step moves, in the order of the graph's last outputs.
-        predictions: Their structure.
-        masked: Which leaves of the predictions have a mask.
-        carried: Which of the variables are given as copies: the backward pass needs what it had.
-        forward: Computes the graph.
+        graph: fx graph. Arguments: variables, constants, leaves of inputs and targets. Outputs: loss, leaves
+            of the predictions, their masks, and new values of the updated tensors.
+        variables: Tensors of the Keras variables, the graph's first arguments.
+        constants: Further tensors that it reads, the arguments after the variables.
+        updated: Tensors that a step updates in place, in the order of the graph's last outputs.
+        predictions: Pytree with the structure of the predictions, without their tensors.
+        masked: Indices of the predictions' leaves that have a Keras mask.
+        carried: Indices of the variables that are passed as copies: the backward pass needs their old values.
+        forward: Function that executes the graph.
     """
 
     graph: torch.fx.GraphModule
     variables: list[torch.Tensor]
     constants: list[torch.Tensor]
-    moved: list[torch.Tensor]
+    updated: list[torch.Tensor]
     predictions: Any
     masked: list[int]
     carried: list[int]
@@ -61,7 +62,7 @@ class TracedGraph:
 
     @property
     def optimized(self) -> TracedGraph | None:
-        """The same by other, faster operations, up to rounding; None where there are none."""
+        """Graph with faster operations, equal up to rounding; None if no pass applies."""
         graph = fast_passes.optimized(self.graph)
         return (
             None
@@ -71,12 +72,12 @@ class TracedGraph:
 
     @property
     def draws(self) -> bool:
-        """Whether it draws random numbers, from torch's generator or from those that the graph holds."""
+        """Whether it draws random numbers, from torch's generator or from the graph's own."""
         return any(map(exact_passes.draws, self.graph.graph.nodes))
 
     @property
     def compiled(self) -> TracedGraph | None:
-        """The same by torch's compiler, up to rounding; None where it draws random numbers."""
+        """Graph compiled by `torch.compile`, equal up to rounding; None if it draws random numbers."""
         if self.draws:
             return None
         from isotrain.adapters.torch.base.compile import compiled
@@ -84,31 +85,43 @@ class TracedGraph:
         return replace(self, forward=compiled(self.graph, any_shape=False))
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Computes the mean loss and the predictions, and moves what a step moves."""
+        """Replays a step: returns loss and predictions, and updates moving statistics and the like."""
         variables = self.variables
         if self.carried:
             variables = list(variables)
-            for place in self.carried:
-                variables[place] = variables[place].clone()
-        given = self.forward(*variables, *self.constants, *leaves(inputs), *leaves(targets))
-        if self.moved:
+            for index in self.carried:
+                variables[index] = variables[index].clone()
+        outputs = self.forward(*variables, *self.constants, *leaves(inputs), *leaves(targets))
+        if self.updated:
             with torch.no_grad():
-                private_api.foreach_copy_(self.moved, given[-len(self.moved) :])
-        return given[0], self._predictions(given)
+                private_api.foreach_copy_(self.updated, outputs[-len(self.updated) :])
+        return outputs[0], self._predictions(outputs)
 
-    def _predictions(self, given: Sequence[torch.Tensor]) -> Any:
-        found = iter(given[1:])
-        predictions = filled(self.predictions, found)
+    def _predictions(self, outputs: Sequence[torch.Tensor]) -> Any:
+        tensors = iter(outputs[1:])
+        predictions = filled(self.predictions, tensors)
         if self.masked:
             parts = list(leaves(predictions))
-            for position in self.masked:
-                keras_private.set_mask(parts[position], next(found))
+            for index in self.masked:
+                keras_private.set_mask(parts[index], next(tensors))
         return predictions
 
 
 @dataclass
 class _Trace:
-    """One call of a computation without effects, and what it showed besides its operations."""
+    """A computation as a function of tensors alone; notes what a call does besides its operations.
+
+    Attributes:
+        compute: Computation to trace.
+        variables: Keras variables of the model.
+        inputs: Inputs of one slice; only their structure matters.
+        targets: Targets of the slice; likewise.
+        carried: Those of the variables that are not weights.
+        generators: Generators that the trace seeds, in order.
+        updated: Indices of the variables that the call assigned.
+        masked: Indices of the predictions' leaves that have a Keras mask.
+        predictions: Predictions of the call.
+    """
 
     compute: Compute
     variables: Sequence[Any]
@@ -116,25 +129,25 @@ class _Trace:
     targets: Any
     carried: Sequence[Any] = ()
     generators: list[torch.Generator] = field(default_factory=list)
-    moved: list[int] = field(default_factory=list)
+    updated: list[int] = field(default_factory=list)
     masked: list[int] = field(default_factory=list)
     predictions: Any = None
 
-    def __call__(self, *given: torch.Tensor) -> list[torch.Tensor]:
-        """The computation as a function of tensors alone."""
+    def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
+        """Computes from variables and leaves of inputs and targets; returns the graph's outputs."""
         count = len(self.variables)
-        tensors = iter(given[count:])
-        inputs, targets = filled(self.inputs, tensors), filled(self.targets, tensors)
+        batch = iter(tensors[count:])
+        inputs, targets = filled(self.inputs, batch), filled(self.targets, batch)
         scope = CarryScope(
-            [*zip(self.variables, given[:count], strict=True)], self.carried, collect_losses=True
+            [*zip(self.variables, tensors[:count], strict=True)], self.carried, collect_losses=True
         )
         before = [scope.get_current_value(variable) for variable in self.variables]
         with keras_private.seeded_generators(self._generator), scope, ForbidValueReads():
             loss, self.predictions = self.compute(inputs, targets)
         after = [scope.get_current_value(variable) for variable in self.variables]
         if len(scope.state_mapping) > count:
-            raise UncapturableError("it moves a variable that is not one of the model's")
-        self.moved = [i for i in range(count) if after[i] is not before[i]]
+            raise UncapturableError("it assigns a variable that is not one of the model's")
+        self.updated = [i for i in range(count) if after[i] is not before[i]]
         parts = list(leaves(self.predictions))
         masks = [keras_private.mask_of(part) for part in parts]
         self.masked = [i for i, mask in enumerate(masks) if mask is not None]
@@ -142,11 +155,11 @@ class _Trace:
             loss,
             *parts,
             *(masks[i] for i in self.masked),
-            *(after[i] for i in self.moved),
+            *(after[i] for i in self.updated),
         ]
 
     def _generator(self, first: torch.Tensor, second: torch.Tensor) -> torch.Generator:
-        """A generator of the record's own, which each replay seeds anew from the model's state."""
+        """A generator that belongs to the graph; each replay seeds it anew from the model's state."""
         generator = torch.Generator(first.device)
         torch.ops.isotrain.seed(first + second, len(self.generators))
         self.generators.append(generator)
@@ -161,48 +174,50 @@ def capture(
     targets: Any,
     carried: Sequence[Any] = (),
 ) -> TracedGraph:
-    """Writes down a computation; nothing moves, and no random numbers are used up.
+    """Traces a computation with `make_fx` and simplifies the graph; state and generators stay unchanged.
 
     Args:
-        compute: What to call.
-        state: What it depends on besides tensors, as it is now.
-        variables: Of the model, all of them.
-        inputs: Of one slice.
-        targets: Of the same.
-        carried: Those of the variables that are no weights.
+        compute: Computation to trace.
+        state: Python state that it depends on besides tensors, as it is now.
+        variables: All Keras variables of the model.
+        inputs: Inputs of one slice, a pytree of tensors.
+        targets: Targets of that slice, a pytree of tensors.
+        carried: Those of the variables that are not weights.
 
     Raises:
         UncapturableError: It depends on more than tensors.
     """
     tensors = [variable.value for variable in variables]
     trace = _Trace(compute, variables, inputs, targets, carried)
-    given = [*(tensor.detach() for tensor in tensors), *leaves(inputs), *leaves(targets)]
-    with _torch_unmoved(given), _python_unmoved(state):
+    arguments = [*(tensor.detach() for tensor in tensors), *leaves(inputs), *leaves(targets)]
+    with _preserved_torch_rng(arguments), _unchanged_python_state(state):
         try:
-            graph = private_api.traced(trace, *given)
+            graph = private_api.traced(trace, *arguments)
         except Exception as error:
-            raise UncapturableError(_why(error)) from error
+            raise UncapturableError(_reason(error)) from error
         require_fixed_shapes(graph.graph)
     constants = exact_passes.simplify(graph, len(tensors), trace.generators)
-    moved = [tensors[index] for index in trace.moved]
+    updated = [tensors[index] for index in trace.updated]
     predictions = emptied(trace.predictions)
     forward = compile_direct_calls(graph)
-    own = {id(variable) for variable in carried}
-    places = [place for place, variable in enumerate(variables) if id(variable) in own]
-    return TracedGraph(graph, tensors, constants, moved, predictions, trace.masked, places, forward)
+    carried_ids = {id(variable) for variable in carried}
+    copied = [index for index, variable in enumerate(variables) if id(variable) in carried_ids]
+    return TracedGraph(
+        graph, tensors, constants, updated, predictions, trace.masked, copied, forward
+    )
 
 
 def predicted(compute: Compute, inputs: Any, targets: Any) -> Any:
-    """What a computation predicts; nothing moves, and none of torch's random numbers are used up."""
+    """Predictions of a computation; model state and torch's generators stay unchanged."""
     scope = keras.StatelessScope(collect_losses=True)
-    with _torch_unmoved([*leaves(inputs)]), scope:
+    with _preserved_torch_rng([*leaves(inputs)]), scope:
         return WithoutGradients()(compute, inputs, targets)[1]
 
 
-def _why(error: Exception) -> str:
-    """The reason that a computation cannot be recorded, in a line."""
+def _reason(error: Exception) -> str:
+    """The reason that a computation cannot be captured, in one line."""
     lines = [line for line in str(error).splitlines() if line.strip()] or [""]
-    where = keras_private.layer_of_error(str(error))
+    layer = keras_private.layer_of_error(str(error))
     if VALUE_DEPENDENT in str(error) or private_api.VALUE_READ_ERROR in str(error):
         reason = VALUE_DEPENDENT
     elif CALLED_BY_VMAP in str(error):
@@ -210,49 +225,52 @@ def _why(error: Exception) -> str:
     elif isinstance(error, UncapturableError):
         reason = lines[0]
     else:
-        reason = f"{type(error).__name__}: {lines[1 if where and len(lines) > 1 else 0]}"
-    return f"in the layer {where}, {reason}" if where else reason
+        reason = f"{type(error).__name__}: {lines[1 if layer and len(lines) > 1 else 0]}"
+    return f"in the layer {layer}, {reason}" if layer else reason
 
 
 @contextmanager
-def _python_unmoved(state: PythonState) -> Iterator[None]:
-    """Refuses a computation that changes Python's own state: a record would freeze it.
+def _unchanged_python_state(state: PythonState) -> Iterator[None]:
+    """Refuses a computation that changes Python state, which a graph would freeze; restores that state.
 
     Args:
-        state: As it is before the computation.
+        state: Python state before the computation.
 
     Raises:
-        UncapturableError: An attribute changes in a call, numbers are drawn from Python
-            or NumPy, or somebody waits for the calls of layers.
+        UncapturableError: A call changes an attribute, random numbers are drawn from Python
+            or NumPy, or a torch hook is registered on a layer.
     """
     if state.is_hooked:
-        raise UncapturableError("a hook waits for the call of a layer")
-    kept = Snapshot(state.tensors)
-    ours, numpys = python_random.getstate(), np.random.get_state()
-    position = _comparable(numpys)
+        raise UncapturableError("a hook is registered on a layer")
+    snapshot = Snapshot(state.tensors)
+    python_state, numpy_state = python_random.getstate(), np.random.get_state()
+    comparable_state = _comparable(numpy_state)
     try:
         yield
     finally:
-        drawn = python_random.getstate() != ours or _comparable(np.random.get_state()) != position
-        python_random.setstate(ours)
-        np.random.set_state(numpys)
-        change = None if state.is_unchanged else state.change()
+        has_drawn = (
+            python_random.getstate() != python_state
+            or _comparable(np.random.get_state()) != comparable_state
+        )
+        python_random.setstate(python_state)
+        np.random.set_state(numpy_state)
+        change = None if state.is_unchanged else state.describe_change()
         state.restore()
         if change is not None:
-            kept.restore()
-    if drawn:
-        raise UncapturableError("it draws random numbers from Python's or NumPy's own generator")
+            snapshot.restore()
+    if has_drawn:
+        raise UncapturableError("it draws random numbers from Python's or NumPy's global generator")
     if change is not None:
         raise UncapturableError(f"a call changes an attribute: {change}")
 
 
 def _comparable(state: Any) -> tuple[Any, ...]:
-    """The state of NumPy's generator, its numbers as bytes."""
-    name, numbers, *others = state
-    return name, numbers.tobytes(), *others
+    """The state of NumPy's generator, its array as bytes."""
+    name, key, *others = state
+    return name, key.tobytes(), *others
 
 
-def _torch_unmoved(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-    """Keeps torch's own generators as they are."""
+def _preserved_torch_rng(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
+    """Restores torch's generators afterwards, those of the tensors' devices too."""
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     return torch.random.fork_rng([device.index or 0 for device in devices])

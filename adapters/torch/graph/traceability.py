@@ -1,4 +1,4 @@
-"""What a list of operations cannot hold: values that leave torch, and shapes that depend on values."""
+"""Checks of what an fx graph cannot hold: values read by Python, and shapes that depend on values."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ VALUE_DEPENDENT = "Python depends on the value of a tensor"
 CALLED_BY_VMAP = (
     "a function is called by torch.vmap (keras.ops.vectorized_map) or another transform"
 )
-_EXITS: set[Any] = {
+_VALUE_READS: set[Any] = {
     torch.Tensor.numpy,
     torch.Tensor.tolist,
     torch.Tensor.data_ptr,
@@ -27,21 +27,21 @@ _EXITS: set[Any] = {
     torch.Tensor.__dlpack__,
     torch.Tensor.__reduce_ex__,
 }
-_SHAPED_BY_VALUES = {aten.where.default, aten.nonzero_numpy.default}
-"""Made of operations that torch tags so, and not tagged themselves."""
-_FLAGS = {torch.bool, torch.uint8}
-"""Of tensors that pick elements by whether they are true, not by their places."""
+_UNTAGGED_DYNAMIC_SHAPES = {aten.where.default, aten.nonzero_numpy.default}
+"""Composites of operations with the tag `dynamic_output_shape` that do not have the tag themselves."""
+_MASK_DTYPES = {torch.bool, torch.uint8}
+"""Dtypes of index tensors that are masks, not indices."""
 
 
 class UncapturableError(Exception):
-    """A computation cannot be replayed from a record; says why."""
+    """A computation cannot be captured; the message says why."""
 
 
 class ForbidValueReads(TorchFunctionMode):
-    """Within it, what is recorded gives no value of a tensor to Python or NumPy: a record would freeze it.
+    """Torch-function mode that refuses to give values of traced tensors to Python: a graph would freeze them.
 
-    Conversions to what a tensor already is, of which Keras asks for two with each operation, are not written
-    down: that took longer than all else.
+    It also skips conversions of a tensor to its own dtype or device, of which Keras calls two with each
+    operation: tracing them took longer than all else.
     """
 
     def __torch_function__(
@@ -51,74 +51,76 @@ class ForbidValueReads(TorchFunctionMode):
         args: Sequence[Any] = (),
         kwargs: Mapping[str, Any] | None = None,
     ) -> Any:
-        """Computes as ever.
+        """Calls the function unchanged.
 
         Raises:
-            UncapturableError: A value that depends on the batch or on weights is to leave; or a transform is
-                calling a function, and what this computes would not be written down.
+            UncapturableError: Python reads a value that depends on the batch or on weights; or a transform
+                such as `torch.vmap` calls the function, whose operations would not be traced.
         """
         if private_api.is_in_vmap():
             raise UncapturableError(CALLED_BY_VMAP)
-        if func in _EXITS and _is_recorded(args[0]):
+        if func in _VALUE_READS and _is_variable(args[0]):
             raise UncapturableError(VALUE_DEPENDENT)
-        if func is torch.Tensor.to and not kwargs and _is_already(*args):
+        if func is torch.Tensor.to and not kwargs and _is_no_op_conversion(*args):
             return args[0]
         return func(*args, **(kwargs or {}))
 
 
-def _is_already(tensor: torch.Tensor, wanted: Any, *others: Any) -> bool:
-    """Whether a tensor has the type, or is on the device, that it is converted to: it gives itself then."""
+def _is_no_op_conversion(tensor: torch.Tensor, target: Any, *others: Any) -> bool:
+    """Whether `Tensor.to` returns the tensor itself, as it has that dtype or device already."""
     if others:
         return False
-    if isinstance(wanted, str | torch.device):
-        return tensor.device == torch.device(wanted)
-    return isinstance(wanted, torch.dtype) and tensor.dtype == wanted
+    if isinstance(target, str | torch.device):
+        return tensor.device == torch.device(target)
+    return isinstance(target, torch.dtype) and tensor.dtype == target
 
 
-def _is_recorded(tensor: torch.Tensor) -> bool:
-    """Whether another step may have another value here."""
+def _is_variable(tensor: torch.Tensor) -> bool:
+    """Whether the tensor may have another value in another step."""
     if isinstance(tensor, torch.nn.Parameter) or not private_api.is_tracing():
         return True
     node = private_api.node_of(tensor)
-    return node is not None and _follows_from_what_is_given(node)
+    return node is not None and _depends_on_arguments(node)
 
 
-def _follows_from_what_is_given(node: Node) -> bool:
-    """Whether a result depends on an argument of the graph, and not on constants alone."""
+def _depends_on_arguments(node: Node) -> bool:
+    """Whether a node depends on an argument of the graph, and not on constants alone."""
     seen = {node}
-    waiting = [node]
-    while waiting:
-        node = waiting.pop()
+    pending = [node]
+    while pending:
+        node = pending.pop()
         if node.op == "placeholder":
             return True
-        waiting += [each for each in node.all_input_nodes if each not in seen]
+        pending += [each for each in node.all_input_nodes if each not in seen]
         seen.update(node.all_input_nodes)
     return False
 
 
 def require_fixed_shapes(graph: Graph) -> None:
-    """Makes sure that shapes follow from shapes: Python that looks at one would depend on values.
+    """Checks that shapes depend on shapes alone: Python that reads one would depend on values.
 
     Raises:
-        UncapturableError: That of a result depends on the numbers of the batch or of weights.
+        UncapturableError: The shape of a result depends on values of the batch or of weights.
     """
-    given: set[Node] = set()
+    variable_nodes: set[Node] = set()
     for node in graph.nodes:
-        if node.op == "placeholder" or given.intersection(node.all_input_nodes):
-            given.add(node)
-            if given.intersection(_shaping(node)):
+        if node.op == "placeholder" or variable_nodes.intersection(node.all_input_nodes):
+            variable_nodes.add(node)
+            if variable_nodes.intersection(_shape_sources(node)):
                 name = str(node.target).removeprefix("aten.").partition(".")[0]
-                raise UncapturableError(f"the shape of what {name} gives depends on values")
+                raise UncapturableError(f"the output shape of {name} depends on values")
 
 
-def _shaping(node: Node) -> Iterator[Node]:
-    """The arguments whose numbers tell the shape of what an operation gives."""
+def _shape_sources(node: Node) -> Iterator[Node]:
+    """The arguments whose values determine the output shape of an operation."""
     is_tagged = torch.Tag.dynamic_output_shape in getattr(node.target, "tags", ())
     if node.target == aten.index.Tensor:
-        yield from (each for each in node.args[1] if each and each.meta["val"].dtype in _FLAGS)
+        yield from (
+            each for each in node.args[1] if each and each.meta["val"].dtype in _MASK_DTYPES
+        )
     elif node.target == aten.repeat_interleave.self_Tensor:
         yield node.args[1]
     elif node.target == aten.one_hot.default and node.args[1:] not in ((), (-1,)):
         return
-    elif is_tagged or node.target in _SHAPED_BY_VALUES:
+    elif is_tagged or node.target in _UNTAGGED_DYNAMIC_SHAPES:
         yield from node.all_input_nodes

@@ -1,4 +1,4 @@
-"""What one call of a computation did: by this, a replayed step is compared to an eager one."""
+"""Comparison of a replayed step with an eager one: loss, predictions, gradients, state and generators."""
 
 from __future__ import annotations
 
@@ -14,25 +14,25 @@ from isotrain.adapters.torch.metrics.base import MeasuredPredictions
 
 
 def perturbed(tree: Any) -> Any:
-    """A tree of tensors, each number of which is off by its last bit, upwards or downwards by chance."""
+    """Pytree of tensors, each floating-point element changed by a factor of 1 + eps or 1 - eps, at random."""
     generator = torch.Generator().manual_seed(0)
-    return filled(tree, (_rounded(part, generator) for part in leaves(tree)))
+    return filled(tree, (_perturb(part, generator) for part in leaves(tree)))
 
 
 @contextmanager
 def perturbed_weights(weights: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Within it, weights are off by their last bit; nobody who keeps one for a backward pass notices."""
-    kept = [weight.data for weight in weights]
-    for weight, changed in zip(weights, perturbed(kept), strict=True):
-        weight.data = changed
+    """Perturbs weights within it by `.data`, so that tensors saved for a backward pass stay valid."""
+    original = [weight.data for weight in weights]
+    for weight, data in zip(weights, perturbed(original), strict=True):
+        weight.data = data
     try:
         yield
     finally:
-        for weight, data in zip(weights, kept, strict=True):
+        for weight, data in zip(weights, original, strict=True):
             weight.data = data
 
 
-def _rounded(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+def _perturb(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
     if not tensor.is_floating_point():
         return tensor
     signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
@@ -40,57 +40,58 @@ def _rounded(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
 
 
 _TOLERANCE = {torch.float64: 1e-11, torch.float32: 1e-4}
-_ROUGH = 3e-2
-"""Of norms, for results of half precision."""
-_OF_ALL = 1e-2
-"""How much of the norm of all gradients counts for one of them: some are nothing but rounding."""
-_GROWN = 16
-"""How much more than on inputs that are rounded otherwise the same operations, others may differ."""
-METRICS_DIFFER = "metrics differ from those of a step without the record"
+"""Relative tolerance of a tensor's norm, by dtype."""
+_LOW_PRECISION_TOLERANCE = 3e-2
+"""Relative tolerance for other dtypes, such as bfloat16."""
+_SHARED_NORM = 1e-2
+"""Part of the norm of all gradients that is added to each one's: some gradients are nothing but rounding."""
+_NOISE_FACTOR = 16
+"""Allowed difference, in multiples of the one that perturbed inputs and weights cause."""
+METRICS_DIFFER = "metrics differ from those of a step by Keras"
 
 
 class Snapshot:
-    """Tensors and random generators as they were, to start from them again."""
+    """Copy of tensors and of the states of torch's random generators, to restore them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
         self._values = [tensor.detach().clone() for tensor in tensors]
         devices = sorted({t.device for t in tensors if t.device.type == "cuda"}, key=str)
         self._devices = devices
-        self._random = self.random_states()
+        self._rng_states = self.rng_states()
 
-    def random_states(self) -> list[torch.Tensor]:
-        """Of the generators, now."""
+    def rng_states(self) -> list[torch.Tensor]:
+        """Current states of the generators, uint8 vectors: the CPU's, then one per CUDA device."""
         return [torch.get_rng_state(), *map(torch.cuda.get_rng_state, self._devices)]
 
     def restore(self) -> None:
-        """Puts everything back."""
+        """Restores tensors and generators."""
         with torch.no_grad():
             for tensor, value in zip(self._tensors, self._values, strict=True):
                 tensor.copy_(value)
-        torch.set_rng_state(self._random[0])
-        for device, state in zip(self._devices, self._random[1:], strict=True):
+        torch.set_rng_state(self._rng_states[0])
+        for device, state in zip(self._devices, self._rng_states[1:], strict=True):
             torch.cuda.set_rng_state(state, device)
 
 
 @dataclass(frozen=True, eq=False)
 class Outcome:
-    """All that a call gave and moved.
+    """Results and effects of one call of a computation.
 
     Attributes:
-        loss: A scalar, or in two rows.
-        predictions: Their tensors.
-        gradients: Of the loss, for each parameter; None where it has none.
-        moved: The variables that are not trained, afterwards.
-        random: States of the generators, afterwards.
-        wrong_metrics: The names of metrics that are part of a record, and got what Keras would not add.
+        loss: Loss, a scalar, or shape `[2, losses + 1]`: means and denominators.
+        predictions: Tensors of the predictions, any shape.
+        gradients: Gradients of the loss, one per parameter; None for parameters without one.
+        variables: Non-trainable variables after the call.
+        rng_states: States of the random generators after the call, uint8 vectors.
+        wrong_metrics: Names of captured metrics whose increments differ from Keras'.
     """
 
     loss: torch.Tensor
     predictions: list[torch.Tensor]
     gradients: list[torch.Tensor | None]
-    moved: list[torch.Tensor]
-    random: list[torch.Tensor]
+    variables: list[torch.Tensor]
+    rng_states: list[torch.Tensor]
     wrong_metrics: Sequence[str] = ()
 
     @classmethod
@@ -102,129 +103,129 @@ class Outcome:
         others: Sequence[torch.Tensor],
         wrong_metrics: Callable[[Any, MeasuredPredictions], Sequence[str]],
     ) -> Outcome:
-        """Calls a computation, and takes everything back that it moved.
+        """Calls a computation, and restores the state that it changed.
 
         Args:
-            compute: What to call.
-            batch: Inputs and targets.
-            parameters: To take gradients for, where gradients are taken at all.
-            others: Variables that it may move.
-            wrong_metrics: The names of metrics to which Keras adds something else for these targets.
+            compute: Computation to call.
+            batch: Inputs and targets, pytrees of tensors.
+            parameters: Parameters whose gradients are computed, if the loss requires gradients.
+            others: Variables that it may change.
+            wrong_metrics: Function that returns the names of metrics whose increments differ from Keras'.
         """
-        before = Snapshot(others)
+        snapshot = Snapshot(others)
         loss, predictions = compute(*batch)
-        wrong: Sequence[str] = ()
+        wrong_names: Sequence[str] = ()
         if isinstance(predictions, MeasuredPredictions):
-            wrong, predictions = wrong_metrics(batch[1], predictions), predictions.predictions
+            wrong_names, predictions = wrong_metrics(batch[1], predictions), predictions.predictions
         gradients: list[torch.Tensor | None] = []
         if loss.requires_grad:
-            total = (
-                loss[0].sum() if loss.dim() else loss
-            )  # the second row is what the first counts by
+            total = loss[0].sum() if loss.dim() else loss  # the second row has the denominators
             gradients = list(torch.autograd.grad(total, parameters, allow_unused=True))
-        found = cls(
+        outcome = cls(
             loss.detach(),
             [part.detach() for part in leaves(predictions)],
             gradients,
             [tensor.detach().clone() for tensor in others],
-            before.random_states(),
-            wrong,
+            snapshot.rng_states(),
+            wrong_names,
         )
-        before.restore()
-        return found
+        snapshot.restore()
+        return outcome
 
     def difference(self, other: Outcome, exact: bool, rounded: Outcome | None = None) -> str | None:
-        """In what another outcome is not this one; None where they agree.
+        """What differs between this outcome and another one; None if they agree.
 
-        It is `METRICS_DIFFER` where they agree in all else.
+        It is `METRICS_DIFFER` if they agree in all else.
 
         Args:
-            other: Of the same batch, from the same state.
+            other: Outcome for the same batch, from the same state.
             exact: Whether they must agree to the bit.
-            rounded: This one's with inputs that were rounded otherwise: the other may differ as much as
-                rounding grows. None where a fixed measure is enough.
+            rounded: Outcome of this computation with perturbed inputs and weights, which tells how far
+                rounding grows. None if the fixed tolerance is enough.
         """
-        if not all(map(torch.equal, self.random, other.random)):
+        if not all(map(torch.equal, self.rng_states, other.rng_states)):
             return "it draws other random numbers"
-        theirs = other.parts
-        grown = {} if rounded is None else rounded.parts
-        for name, ours in self.parts.items():
-            if not agree(ours, theirs[name], exact, _noise(ours, grown.get(name, ours))):
+        other_parts = other.parts
+        rounded_parts = {} if rounded is None else rounded.parts
+        for name, tensors in self.parts.items():
+            noise = _noise(tensors, rounded_parts.get(name, tensors))
+            if not agree(tensors, other_parts[name], exact, noise):
                 verb = "differs from that" if name == "the loss" else "differ from those"
-                return f"{name} {verb} of a step without the record"
+                return f"{name} {verb} of a step by Keras"
         return METRICS_DIFFER if other.wrong_metrics else None
 
     @property
     def parts(self) -> dict[str, Sequence[torch.Tensor | None]]:
-        """What is compared, but for the random numbers."""
+        """Tensors to compare, by the name that messages give them."""
         return {
             "the loss": [self.loss],
             "the predictions": self.predictions,
-            "the moving statistics": self.moved,
+            "the moving statistics": self.variables,
             "the gradients": self.gradients,
         }
 
 
 def _noise(
-    ours: Sequence[torch.Tensor | None], rounded: Sequence[torch.Tensor | None]
+    expected: Sequence[torch.Tensor | None], rounded: Sequence[torch.Tensor | None]
 ) -> list[float]:
-    """By how much each tensor may differ for rounding, beyond the fixed measure."""
-    apart = [_apart(one, other) for one, other in zip(ours, rounded, strict=True)]
-    share = _OF_ALL * sum(apart)
-    return [_GROWN * (each + share) for each in apart]
+    """Allowed difference of each tensor for rounding, beyond the fixed tolerance."""
+    distances = [_distance(a, b) for a, b in zip(expected, rounded, strict=True)]
+    shared = _SHARED_NORM * sum(distances)
+    return [_NOISE_FACTOR * (distance + shared) for distance in distances]
 
 
-def _apart(one: torch.Tensor | None, other: torch.Tensor | None) -> float:
-    """How far two tensors of numbers are from each other; nothing else is rounded."""
-    if one is None or other is None or one is other or not one.is_floating_point():
+def _distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
+    """Euclidean distance of two floating-point tensors; 0 for others, which do not round."""
+    if a is None or b is None or a is b or not a.is_floating_point():
         return 0.0
-    return _norm(one - other)
+    return _norm(a - b)
 
 
 def agree(
-    ours: Sequence[torch.Tensor | None],
-    theirs: Sequence[torch.Tensor | None],
+    expected: Sequence[torch.Tensor | None],
+    actual: Sequence[torch.Tensor | None],
     exact: bool,
     noise: Sequence[float],
 ) -> bool:
-    """Whether tensors are the same, to the bit or nearly.
+    """Whether tensors are equal, to the bit or up to rounding.
 
     Args:
-        ours: Some tensors.
-        theirs: Others.
-        exact: Whether to the bit.
-        noise: By how much more than a fixed measure each may differ where not.
+        expected: Tensors of any shape and dtype.
+        actual: Tensors to compare with them.
+        exact: Whether they must be equal to the bit.
+        noise: Allowed difference of each tensor beyond the fixed tolerance, if not exact.
     """
-    if len(ours) != len(theirs):
+    if len(expected) != len(actual):
         return False
-    whole = _OF_ALL * sum(map(_norm, ours))
-    pairs = zip(ours, theirs, noise, strict=True)
-    return all(_is_near(one, other, exact, whole, grown) for one, other, grown in pairs)
+    shared = _SHARED_NORM * sum(map(_norm, expected))
+    pairs = zip(expected, actual, noise, strict=True)
+    return all(_is_near(a, b, exact, shared, allowed) for a, b, allowed in pairs)
 
 
 def _norm(tensor: torch.Tensor | None) -> float:
+    """Euclidean norm without NaN and infinities; 0 for None and for integers."""
     if tensor is None or not tensor.is_floating_point():
         return 0.0
     return float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dtype=torch.float64))
 
 
 def _is_near(
-    ours: torch.Tensor | None,
-    theirs: torch.Tensor | None,
+    expected: torch.Tensor | None,
+    actual: torch.Tensor | None,
     exact: bool,
-    whole: float,
+    shared_norm: float,
     noise: float,
 ) -> bool:
-    if ours is None or theirs is None:
-        return ours is theirs
-    if (ours.shape, ours.dtype) != (theirs.shape, theirs.dtype):
+    if expected is None or actual is None:
+        return expected is actual
+    if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):
         return False
-    same = (ours == theirs) | (ours.isnan() & theirs.isnan())
-    if bool(same.all()):
+    is_equal = (expected == actual) | (expected.isnan() & actual.isnan())
+    if bool(is_equal.all()):
         return True
-    if exact or not ours.is_floating_point():
+    if exact or not expected.is_floating_point():
         return False
-    apart = torch.where(same, 0, ours - theirs)
-    tolerance = _TOLERANCE.get(ours.dtype, _ROUGH)
-    bound = tolerance * (_norm(ours) + whole) + noise
-    return bool(apart.isfinite().all()) and _norm(apart) <= bound
+    difference = torch.where(is_equal, 0, expected - actual)
+    tolerance = _TOLERANCE.get(expected.dtype, _LOW_PRECISION_TOLERANCE)
+    bound = tolerance * (_norm(expected) + shared_norm) + noise
+    return bool(difference.isfinite().all()) and _norm(difference) <= bound

@@ -285,26 +285,26 @@ def concordance_correlation(targets: Tensor, predictions: Tensor, axis: int = -1
 
 
 class MeasuredPredictions(NamedTuple):
-    """What a record gives beside the loss where metrics are part of it.
+    """Predictions of a captured graph, with the increments of the metrics that are part of it.
 
     Attributes:
-        predictions: Of a slice.
-        sums: What its samples add to the sums of metrics, for each of these.
-        places: Of these among all metrics.
+        predictions: Predictions for a slice, a pytree of tensors.
+        sums: For each captured metric, what the samples add to its sums, in their shapes.
+        indices: Indices of the captured metrics among all metrics.
     """
 
     predictions: Any
     sums: list[list[Tensor]]
-    places: tuple[int, ...]
+    indices: tuple[int, ...]
 
     def add_to(self, metrics: Sequence[Metric]) -> None:
-        """Adds them to those metrics that are part of the record."""
-        totals = [total for place in self.places for total in metrics[place].sums]
-        private_api.foreach_add_(totals, [added for sums in self.sums for added in sums])
+        """Adds the increments to the captured metrics."""
+        totals = [total for index in self.indices for total in metrics[index].sums]
+        private_api.foreach_add_(totals, [increment for sums in self.sums for increment in sums])
 
     def others(self, metrics: Sequence[Metric]) -> list[Metric]:
-        """The metrics that are no part of the record."""
-        return [metric for place, metric in enumerate(metrics) if place not in self.places]
+        """Metrics that are not part of the captured graph."""
+        return [metric for index, metric in enumerate(metrics) if index not in self.indices]
 
 
 def collect(metrics: Iterable[Metric], total: Callable[[Tensor], Tensor]) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What can be changed in place: the containers, arrays and tensors that attributes lead to."""
+"""Mutable containers, arrays and tensors that are reachable from attributes."""
 
 from __future__ import annotations
 
@@ -14,55 +14,55 @@ import torch
 from isotrain.adapters.common.object_walk import MAX_ENTRIES, is_user_object
 from isotrain.adapters.torch.base import private_api
 
-_MANY = 256
-"""Holders that are looked at in one attribute."""
-_LARGE_ARRAY = 2**16
-"""Bytes of an array that is not looked at."""
+_MAX_CONTAINERS = 256
+"""Number of containers that are compared per attribute."""
+_MAX_ARRAY_BYTES = 2**16
+"""Size in bytes up to which the contents of NumPy arrays are compared."""
 
 
 class MutableContainer(NamedTuple):
-    """Something that may hold something else later.
+    """An object whose contents may change in place.
 
     Attributes:
-        name: Where it was found, for messages.
-        value: The very object.
-        look: Gives what it holds now, to be compared.
+        name: Layer and attribute that it is reached from, for messages.
+        value: The object.
+        read: Function that returns its present contents, for comparison.
     """
 
     name: str
     value: Any
-    look: Callable[[], Any]
+    read: Callable[[], Any]
 
 
-def mutable_containers_in(name: str, value: Any, known: set[int]) -> list[MutableContainer]:
-    """Finds what can be changed in place behind an attribute, at any depth.
+def mutable_containers_in(name: str, value: Any, seen: set[int]) -> list[MutableContainer]:
+    """Finds the mutable objects that an attribute leads to, at any depth.
 
     Args:
-        name: Of the attribute, for messages.
-        value: Of the attribute.
-        known: Identities of what was found already; grows.
+        name: Layer and attribute, for messages.
+        value: Value of the attribute.
+        seen: Identities (`id`) of objects that were visited already; extended in place.
     """
-    found: list[MutableContainer] = []
-    waiting = [value]
-    while waiting and len(found) < _MANY:
-        each = waiting.pop()
-        if id(each) in known:
+    containers: list[MutableContainer] = []
+    pending = [value]
+    while pending and len(containers) < _MAX_CONTAINERS:
+        each = pending.pop()
+        if id(each) in seen:
             continue
-        known.add(id(each))
-        look = content_reader(each)
-        if look is not None:
-            found.append(MutableContainer(name, each, look))
-        waiting += _parts(each)
-    return found
+        seen.add(id(each))
+        read = content_reader(each)
+        if read is not None:
+            containers.append(MutableContainer(name, each, read))
+        pending += _children(each)
+    return containers
 
 
 def content_reader(value: Any) -> Callable[[], Any] | None:
-    """What tells whether a value was changed in place; None where it cannot be, or is too large."""
+    """Function that returns a value's contents or version; None if it is immutable or too large."""
     if isinstance(value, torch.Tensor):
         is_weight = isinstance(value, torch.nn.Parameter) or value.is_inference()
         return None if is_weight else functools.partial(private_api.version_of, value)
     if isinstance(value, np.ndarray):
-        return value.tobytes if value.nbytes <= _LARGE_ARRAY else None
+        return value.tobytes if value.nbytes <= _MAX_ARRAY_BYTES else None
     if isinstance(value, dict | list | set) and len(value) > MAX_ENTRIES:
         return functools.partial(len, value)
     if isinstance(value, dict):
@@ -72,13 +72,13 @@ def content_reader(value: Any) -> Callable[[], Any] | None:
     return None
 
 
-def values_of(held: dict[Any, Any]) -> list[Any]:
-    """What a dict holds."""
-    return list(dict.values(held))
+def values_of(mapping: dict[Any, Any]) -> list[Any]:
+    """Values of a dict, also of a subclass with a `values` method of its own."""
+    return list(dict.values(mapping))
 
 
-def _parts(value: Any) -> Iterable[Any]:
-    """What a value holds that may itself be changed in place."""
+def _children(value: Any) -> Iterable[Any]:
+    """Objects inside a value that may themselves be mutable."""
     if isinstance(value, dict | list | set | tuple):
         if len(value) > MAX_ENTRIES:
             return ()
@@ -90,22 +90,22 @@ def _parts(value: Any) -> Iterable[Any]:
     return (vars(value),) if is_user_object(value) else ()
 
 
-def refill(value: Any, names: list[Any], held: Any) -> None:
-    """Gives a container back what it held.
+def refill(value: Any, keys: list[Any], contents: Any) -> None:
+    """Restores the contents of a container.
 
     Args:
-        value: A dict, list or set.
-        names: The keys of a dict.
-        held: What `content_reader` gave for it.
+        value: Dict, list or set to restore; anything else stays as it is.
+        keys: Keys of a dict.
+        contents: Contents as `content_reader` returned them.
     """
-    if not isinstance(held, list | set):
+    if not isinstance(contents, list | set):
         return
     if isinstance(value, dict):
         kind: Any = OrderedDict if isinstance(value, OrderedDict) else dict
         kind.clear(value)
-        kind.update(value, zip(names, held, strict=True))
+        kind.update(value, zip(keys, contents, strict=True))
     elif isinstance(value, list):
-        list.__setitem__(value, slice(None), held)
+        list.__setitem__(value, slice(None), contents)
     elif isinstance(value, set):
         set.clear(value)
-        set.update(value, held)
+        set.update(value, contents)

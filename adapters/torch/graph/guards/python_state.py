@@ -1,4 +1,4 @@
-"""What the layers of a Keras model hold besides tensors: a record is good for as long as it stays."""
+"""Guards on Python attributes of layers, losses and metrics: a graph is valid while they stay equal."""
 
 from __future__ import annotations
 
@@ -22,106 +22,106 @@ from isotrain.adapters.torch.graph.guards.containers import (
 
 
 class PythonState:
-    """The attributes by which something computes, and what is in them, compared as a whole in microseconds.
+    """Snapshot of the attributes that a computation depends on, and their contents; compared in microseconds.
 
     Attributes:
-        tensors: Those in attributes that are no weights.
+        tensors: Tensors in attributes that are not weights, any shape.
     """
 
     def __init__(self, model: keras.Layer | None, callables: Sequence[Any] = ()) -> None:
-        """Looks at them; attributes are those that there are at this moment.
+        """Takes the snapshot.
 
         Args:
-            model: Whose layers are looked at; None for none.
-            callables: What computes besides, by attributes of its own: losses, an objective, metrics.
+            model: Model whose layers are guarded; None for none.
+            callables: Losses, an objective or metrics that are guarded too.
         """
         layers = [] if model is None else keras_private.layers_of(model)
         self._hooks = keras_private.hooks_of(layers)
-        others = [owner for each in callables if (owner := _owner(each)) is not None]
+        others = [owner for each in callables if (owner := _attribute_owner(each)) is not None]
         owners = [*layers, *others]
         self._attributes = [(_name(owner), vars(owner)) for owner in owners]
-        self._holders = [*self._inside(), *([] if model is None else _buffers(model))]
-        self.tensors = [h.value for h in self._holders if isinstance(h.value, torch.Tensor)]
-        self._looks = [holder.look for holder in self._holders]
-        self._names = [list(h.value) if isinstance(h.value, dict) else [] for h in self._holders]
-        self._seen = self._now()
+        self._containers = [*self._reachable(), *([] if model is None else _buffers(model))]
+        self.tensors = [c.value for c in self._containers if isinstance(c.value, torch.Tensor)]
+        self._readers = [container.read for container in self._containers]
+        self._keys = [list(c.value) if isinstance(c.value, dict) else [] for c in self._containers]
+        self._saved = self._read()
 
-    def _inside(self) -> Iterator[MutableContainer]:
-        """Attributes, and what can be changed in place in them but for what Keras keeps in every layer."""
-        known = {id(attributes) for _, attributes in self._attributes}
-        usual = base_layer_attributes()
+    def _reachable(self) -> Iterator[MutableContainer]:
+        """Attribute dicts, and the mutable objects in them, except attributes that every Keras layer has."""
+        seen = {id(attributes) for _, attributes in self._attributes}
+        base_attributes = base_layer_attributes()
         for owner, attributes in self._attributes:
             yield MutableContainer(owner, attributes, functools.partial(values_of, attributes))
             for name, value in attributes.items():
-                if name not in usual:
-                    yield from mutable_containers_in(f"{owner}: {name}", value, known)
+                if name not in base_attributes:
+                    yield from mutable_containers_in(f"{owner}: {name}", value, seen)
 
-    def _now(self) -> list[Any]:
-        return [look() for look in self._looks]
+    def _read(self) -> list[Any]:
+        return [read() for read in self._readers]
 
     @property
     def is_hooked(self) -> bool:
-        """Whether a torch hook waits for a layer to be called."""
+        """Whether a torch hook is registered on a layer."""
         return any(self._hooks)
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether every attribute is and holds what it was and held, and no hook was added."""
+        """Whether all attributes and their contents equal the snapshot, and no hook was added."""
         try:
-            return self._now() == self._seen and not any(self._hooks)
-        except (TypeError, ValueError, RuntimeError):  # arrays that are others have no one answer
+            return self._read() == self._saved and not any(self._hooks)
+        except (TypeError, ValueError, RuntimeError):  # == of arrays is an array, not a bool
             return False
 
-    def change(self) -> str:
-        """The first attribute that is another now, with its layer."""
-        for holder, names, held in zip(self._holders, self._names, self._seen, strict=True):
-            if not _equal(holder.look(), held):
-                return _changed(holder, dict(zip(names, held, strict=False)))
+    def describe_change(self) -> str:
+        """Layer and name of the first attribute that differs from the snapshot."""
+        for container, keys, saved in zip(self._containers, self._keys, self._saved, strict=True):
+            if not _equal(container.read(), saved):
+                return _changed_attribute(container, dict(zip(keys, saved, strict=False)))
         return "a hook was added"
 
     def restore(self) -> None:
-        """Gives every attribute what it was and held; tensors stay as they are."""
-        for holder, names, held in zip(self._holders, self._names, self._seen, strict=True):
-            if not _equal(holder.look(), held):
-                refill(holder.value, names, held)
+        """Restores attributes and containers; tensors keep their values."""
+        for container, keys, saved in zip(self._containers, self._keys, self._saved, strict=True):
+            if not _equal(container.read(), saved):
+                refill(container.value, keys, saved)
 
 
-def _changed(holder: MutableContainer, before: dict[Any, Any]) -> str:
-    """A holder, and which of its attributes is another now."""
-    now = holder.value if before else {}
+def _changed_attribute(container: MutableContainer, before: dict[Any, Any]) -> str:
+    """Name of a container, with the first key whose value differs."""
+    now = container.value if before else {}
     for name, value in now.items():
         if name not in before or not _equal(value, before[name]):
-            return f"{holder.name}: {name}"
-    return holder.name
+            return f"{container.name}: {name}"
+    return container.name
 
 
-def _owner(called: Any) -> Any | None:
-    """What has the attributes by which a loss or an objective computes; None where nothing can have any."""
-    called = inspect.unwrap(called)
-    while isinstance(called, functools.partial):
-        called = called.func
-    owner = called.__self__ if inspect.ismethod(called) else called
+def _attribute_owner(function: Any) -> Any | None:
+    """Object whose attributes a callable computes with; None if it cannot have any."""
+    function = inspect.unwrap(function)
+    while isinstance(function, functools.partial):
+        function = function.func
+    owner = function.__self__ if inspect.ismethod(function) else function
     return owner if hasattr(owner, "__dict__") else None
 
 
 def _name(owner: Any) -> str:
-    """As messages call it."""
-    kind = type(owner).__name__
-    own = getattr(owner, "name", None) or getattr(owner, "__name__", None)
-    return f"{own} ({kind})" if own else kind
+    """Name of a layer or callable in messages."""
+    class_name = type(owner).__name__
+    name = getattr(owner, "name", None) or getattr(owner, "__name__", None)
+    return f"{name} ({class_name})" if name else class_name
 
 
 def _buffers(model: keras.Layer) -> Iterator[MutableContainer]:
-    """Tensors that torch's own modules move when they are called."""
+    """Buffers of torch modules, which may change in a call."""
     for module in model.modules():
         for name, buffer in module.named_buffers(recurse=False):
-            look = content_reader(buffer)
-            if look is not None:
-                yield MutableContainer(f"{_name(module)}: {name}", buffer, look)
+            read = content_reader(buffer)
+            if read is not None:
+                yield MutableContainer(f"{_name(module)}: {name}", buffer, read)
 
 
-def _equal(one: Any, other: Any) -> bool:
+def _equal(a: Any, b: Any) -> bool:
     try:
-        return one is other or bool(one == other)
+        return a is b or bool(a == b)
     except (TypeError, ValueError, RuntimeError):
         return False

@@ -1,4 +1,4 @@
-"""One metric of a portable model: what samples add to it, and what that depends on besides tensors.
+"""One metric of a portable model in a captured graph: its increments, and guards on its attributes.
 
 Imported only after `keras_backend.set_backend`.
 """
@@ -19,95 +19,101 @@ from isotrain.plugin import Component
 
 
 class CapturedMetric:
-    """A Keras metric as a record adds to it.
+    """A Keras metric whose increments (what a slice adds to its variables) are part of a captured graph.
 
     Attributes:
-        name: As a group shows it.
-        callables: What has attributes by which it computes.
+        name: Name in results.
+        callables: The metric and functions that it calls, whose attributes are guarded.
     """
 
     def __init__(
         self,
         name: str,
         metric: keras.metrics.Metric,
-        given: Component,
+        component: Component,
         outputs: OutputSelector,
         functions: Sequence[Any],
     ) -> None:
-        """Adds nothing yet.
+        """Wraps a metric.
 
         Args:
-            name: As a group shows it.
-            metric: Keras'.
-            given: What the spec says of it.
-            outputs: Of the model.
-            functions: A person's own, and objects, that it calls.
+            name: Name in results.
+            metric: Keras metric.
+            component: Name and options of the metric in the spec.
+            outputs: Selects the model output that it measures.
+            functions: Custom functions and objects that it calls.
         """
         self.name = name
         self.callables = [metric, *functions]
         self._metric = metric
-        self._given = given
+        self._component = component
         self._outputs = outputs
         self._state: PythonState | None = None
 
-    def remember(self) -> None:
-        """Remembers what its attributes are and hold."""
+    def save_state(self) -> None:
+        """Saves its attributes and their contents."""
         self._state = PythonState(None, self.callables)
 
     @property
     def is_unchanged(self) -> bool:
-        """Whether every attribute is and holds what it was and held when `remember` was called."""
+        """Whether all attributes are as `save_state` saved them; true before the first call."""
         return self._state is None or self._state.is_unchanged
 
-    def change(self) -> str:
-        """The first attribute that is another now."""
+    def describe_change(self) -> str:
+        """Name of the first attribute that has changed."""
         assert self._state is not None
-        return self._state.change()
+        return self._state.describe_change()
 
     @property
     def _variables(self) -> list[Any]:
         return list(self._metric.variables)
 
-    def added(self, targets: Any, predictions: Any) -> list[torch.Tensor]:
-        """What samples add to its sums; nothing moves."""
-        nothing = [_zeros_like(variable.value) for variable in self._variables]
-        return self._after(nothing, targets, predictions)
+    def increments(self, targets: Any, predictions: Any) -> list[torch.Tensor]:
+        """What samples add to each variable, in that variable's shape; the metric stays unchanged."""
+        zeros = [_zeros_like(variable.value) for variable in self._variables]
+        return self._updated(zeros, targets, predictions)
 
-    def _after(
+    def _updated(
         self, sums: list[torch.Tensor], targets: Any, predictions: Any
     ) -> list[torch.Tensor]:
-        """What samples make of other sums; nothing moves."""
+        """Values of the variables after an update that starts from `sums`; the metric stays unchanged."""
         variables = self._variables
         with (
             torch.no_grad(),
             keras.StatelessScope(list(zip(variables, sums, strict=True))) as scope,
         ):
             keras_metrics.update_metrics(
-                [self._metric], targets, predictions, [self._given], self._outputs
+                [self._metric], targets, predictions, [self._component], self._outputs
             )
         return [scope.get_current_value(variable) for variable in variables]
 
-    def would_add(
-        self, targets: Any, predictions: Any, added: list[torch.Tensor], exact: bool
+    def matches_keras(
+        self, targets: Any, predictions: Any, increments: list[torch.Tensor], exact: bool
     ) -> bool:
-        """Whether Keras adds the same: to nothing, to little, to the sums as they are, and to larger ones.
+        """Whether Keras' update adds the same to zeros, small sums, the present sums and larger ones.
 
-        Of a person's own metrics, some keep what is no sum, as a maximum; twice as much as is added shows it,
-        whatever else there is to count. Each sum is compared by itself.
+        A custom metric may keep something that is no sum, such as a maximum. A start at twice the increment
+        shows that, whatever the metric counts. Each variable is compared by itself.
+
+        Args:
+            targets: Targets of a slice, a pytree of tensors.
+            predictions: Predictions for it, a pytree of tensors.
+            increments: Captured increments, one per variable, in its shape.
+            exact: Whether the sums from zero must be equal to the bit.
         """
-        now = [variable.value.detach() for variable in self._variables]
-        larger = [sums.abs() + 1 for sums in now]
-        nothing = [_zeros_like(sums) for sums in now]
-        little = [2 * each.detach().abs() for each in added]
-        for start in (nothing, little, now, larger):
-            theirs = self._after(start, targets, predictions)
-            ours = [sums + each for sums, each in zip(start, added, strict=True)]
-            for one, other in zip(theirs, ours, strict=True):
-                if not agree([one], [other], exact and start is nothing, [0.0]):
+        present = [variable.value.detach() for variable in self._variables]
+        larger = [sums.abs() + 1 for sums in present]
+        zeros = [_zeros_like(sums) for sums in present]
+        small = [2 * each.detach().abs() for each in increments]
+        for start in (zeros, small, present, larger):
+            expected = self._updated(start, targets, predictions)
+            actual = [sums + each for sums, each in zip(start, increments, strict=True)]
+            for a, b in zip(expected, actual, strict=True):
+                if not agree([a], [b], exact and start is zeros, [0.0]):
                     return False
         return True
 
 
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Made of nothing, so that a record has them as a constant."""
+    """Zeros that do not depend on the tensor, so that they are a constant of the graph."""
     return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)

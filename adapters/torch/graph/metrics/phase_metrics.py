@@ -1,4 +1,4 @@
-"""The metrics of a portable model: which of them a record adds up, and which are left to Keras.
+"""Metrics of a portable model in one phase: those in captured graphs, and those left to Keras.
 
 Imported only after `keras_backend.set_backend`.
 """
@@ -25,130 +25,138 @@ from isotrain.plugin import Component, TrainingSpec, import_strings
 
 
 class CapturedMetrics:
-    """The metrics of a portable model in training or in evaluation.
+    """Metrics of a portable model in training or in evaluation.
 
     Attributes:
-        metrics: As a group adds them up.
-        excluded: Why some are no part of records, by name.
+        metrics: Metrics as the replica group sums them up.
+        excluded: Reasons that metrics are not part of captured graphs, by name.
     """
 
-    def __init__(self, metrics: Sequence[Metric] = (), each: Sequence[CapturedMetric] = ()) -> None:
-        """Leaves none out.
+    def __init__(
+        self, metrics: Sequence[Metric] = (), capturable: Sequence[CapturedMetric] = ()
+    ) -> None:
+        """Excludes none.
 
         Args:
-            metrics: As a group adds them up.
-            each: The same as a record adds to them.
+            metrics: Metrics as the replica group sums them up.
+            capturable: The same metrics for captured graphs, in the same order.
         """
         self.metrics = list(metrics)
         self.excluded: dict[str, str] = {}
-        self._each = each
+        self._capturable = capturable
 
     @classmethod
     def of(cls, spec: TrainingSpec, outputs: OutputSelector, losses: Losses) -> Self:
-        """Makes them anew.
+        """Creates the metrics of a spec.
 
         Args:
-            spec: Names them.
-            outputs: Of the model.
-            losses: That the steps compute, by output.
+            spec: Training spec with the metrics.
+            outputs: Selects the model output that a metric measures.
+            losses: Losses that the steps compute, by output.
         """
-        found, given = keras_losses.build_metrics_and_losses(spec, "torch", losses)
-        metrics = as_output_metrics([KerasMetric(metric) for metric in found], given, outputs)
-        functions = itertools.chain(map(_own_functions, spec.metrics), itertools.repeat([]))
-        each = [
-            CapturedMetric(shown.name, metric, chosen, outputs, own)
-            for shown, metric, chosen, own in zip(metrics, found, given, functions, strict=False)
+        keras_metrics, components = keras_losses.build_metrics_and_losses(spec, "torch", losses)
+        wrapped = [KerasMetric(metric) for metric in keras_metrics]
+        metrics = as_output_metrics(wrapped, components, outputs)
+        functions = itertools.chain(map(_custom_functions, spec.metrics), itertools.repeat([]))
+        rows = zip(metrics, keras_metrics, components, functions, strict=False)
+        capturable = [
+            CapturedMetric(shown.name, metric, component, outputs, custom)
+            for shown, metric, component, custom in rows
         ]
-        return cls(metrics, each)
+        return cls(metrics, capturable)
 
     @property
     def captured(self) -> dict[int, CapturedMetric]:
-        """Those that are part of records, by their places."""
-        return {i: each for i, each in enumerate(self._each) if each.name not in self.excluded}
+        """Metrics that are part of captured graphs, by index."""
+        return {
+            i: each for i, each in enumerate(self._capturable) if each.name not in self.excluded
+        }
 
     @property
     def names(self) -> list[str]:
-        """Of all of them."""
-        return [each.name for each in self._each]
+        """Names of all metrics."""
+        return [each.name for each in self._capturable]
 
     @property
     def callables(self) -> list[Any]:
-        """What has attributes by which those compute that are part of records."""
-        return [called for each in self.captured.values() for called in each.callables]
+        """Callables of the captured metrics, whose attributes are guarded."""
+        return [function for each in self.captured.values() for function in each.callables]
 
-    def added(self, targets: Any, predictions: Any) -> MeasuredPredictions:
-        """What samples add to the sums of those that are part of records; nothing moves."""
+    def increments(self, targets: Any, predictions: Any) -> MeasuredPredictions:
+        """What samples add to the captured metrics; the metrics stay unchanged."""
         captured = self.captured
-        sums = [each.added(targets, predictions) for each in captured.values()]
+        sums = [each.increments(targets, predictions) for each in captured.values()]
         return MeasuredPredictions(predictions, sums, tuple(captured))
 
-    def differing(self, targets: Any, found: MeasuredPredictions, exact: bool) -> list[str]:
-        """The names of those to which Keras adds something else."""
-        pairs = zip(found.places, found.sums, strict=True)
+    def mismatched(self, targets: Any, measured: MeasuredPredictions, exact: bool) -> list[str]:
+        """Names of the metrics whose captured increments differ from Keras' update."""
+        pairs = zip(measured.indices, measured.sums, strict=True)
         return [
-            self._each[place].name
-            for place, added in pairs
-            if not self._each[place].would_add(targets, found.predictions, added, exact)
+            self._capturable[index].name
+            for index, sums in pairs
+            if not self._capturable[index].matches_keras(targets, measured.predictions, sums, exact)
         ]
 
     def ensure_built(self, targets: Any, predictions: Any) -> None:
-        """Has metrics make sums that they lack, of a placeholder."""
+        """Builds the metrics that have no variables yet."""
         for metric in self.metrics:
             if metric.is_unbuilt:
                 metric.ensure_built(targets, predictions)
 
     @property
     def are_unbuilt(self) -> bool:
-        """Whether one has yet to make its sums, of samples."""
+        """Whether a metric has no variables yet."""
         return any(metric.is_unbuilt for metric in self.metrics)
 
-    def remember(self) -> None:
-        """Remembers what the attributes of those are and hold that are part of records."""
+    def save_state(self) -> None:
+        """Saves the attributes of the captured metrics and their contents."""
         for each in self.captured.values():
-            each.remember()
+            each.save_state()
 
     @property
     def are_unchanged(self) -> bool:
-        """Whether none of these has changed since."""
+        """Whether the attributes of all captured metrics are as `save_state` saved them."""
         return all(each.is_unchanged for each in self.captured.values())
 
     def exclude_changed(self) -> None:
-        """Leaves out those that have."""
+        """Excludes the metrics whose attributes have changed."""
         for each in self.captured.values():
             if not each.is_unchanged:
-                self.excluded[each.name] = f"an attribute changes between steps: {each.change()}"
+                self.excluded[each.name] = (
+                    f"an attribute changes between steps: {each.describe_change()}"
+                )
 
     def exclude_uncapturable(self, targets: Any, predictions: Any, why: str) -> None:
-        """Leaves out those that cannot be recorded.
+        """Excludes the metrics that cannot be captured; all of them if each can by itself.
 
         Args:
-            targets: Of a slice.
-            predictions: Of the same.
-            why: They cannot be recorded together, for all where each can by itself.
+            targets: Targets of a slice, a pytree of tensors.
+            predictions: Predictions for it, a pytree of tensors.
+            why: Reason that they cannot be captured together.
         """
         reasons = {
             each.name: reason
             for each in self.captured.values()
-            if (reason := _refusal(each, targets, predictions)) is not None
+            if (reason := _uncapturable_reason(each, targets, predictions)) is not None
         }
         self.excluded |= reasons or dict.fromkeys((e.name for e in self.captured.values()), why)
 
 
-def _refusal(metric: CapturedMetric, targets: Any, predictions: Any) -> str | None:
-    """Why a metric by itself cannot be recorded; None where it can."""
+def _uncapturable_reason(metric: CapturedMetric, targets: Any, predictions: Any) -> str | None:
+    """Reason that a metric by itself cannot be captured; None if it can."""
 
-    def alone(given: Any, expected: Any) -> tuple[Any, Any]:
-        return torch.zeros(()), metric.added(expected, given)
+    def compute(predicted: Any, expected: Any) -> tuple[Any, Any]:
+        return torch.zeros(()), metric.increments(expected, predicted)
 
     try:
-        capture(alone, PythonState(None, metric.callables), (), predictions, targets)
+        capture(compute, PythonState(None, metric.callables), (), predictions, targets)
     except UncapturableError as error:
         return str(error)
     return None
 
 
-def _own_functions(given: Component | Mapping[str, Component]) -> list[Any]:
-    """A person's function or object that a metric of the spec is."""
-    chosen: Component = choices.resolve_for_framework(given, "torch", "metrics")
-    own = import_strings.resolve(chosen.name) if chosen.is_reference else None
-    return [] if own is None or isinstance(own, type) else [own]
+def _custom_functions(declared: Component | Mapping[str, Component]) -> list[Any]:
+    """Custom function or object (not a class) that a metric of the spec refers to; at most one."""
+    component: Component = choices.resolve_for_framework(declared, "torch", "metrics")
+    custom = import_strings.resolve(component.name) if component.is_reference else None
+    return [] if custom is None or isinstance(custom, type) else [custom]

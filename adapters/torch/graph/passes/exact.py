@@ -1,4 +1,4 @@
-"""Passes over recorded operations that change no bit: what does nothing, or is known beforehand, goes."""
+"""Graph passes that change no bit: no-op conversions, constant folding, dead-code elimination."""
 
 from __future__ import annotations
 
@@ -14,34 +14,34 @@ from isotrain.adapters.torch.graph.passes.nodes import aten, is_only_used_by
 _LIBRARY = torch.library.Library("isotrain", "DEF")
 _LIBRARY.define("seed(Tensor value, int generator) -> Tensor")
 _LIBRARY.impl("seed", lambda value, generator: value.clone(), "CompositeExplicitAutograd")
-"""Where a seed is drawn, for a generator of this number."""
+"""Marker operation in a trace: `value` is the seed of the generator with this index."""
 _CASTS = {aten.to.dtype, aten.to.dtype_layout, aten.to.device, aten.contiguous.default}
 _LIFTED = {aten.lift_fresh_copy.default, aten.lift_fresh.default}
 _COPIES = {*_LIFTED, aten.detach_.default}
-_CHOICES = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther}
-_SMALL = 4096
-"""Numbers in a constant that is computed while recording rather than in every step."""
+_SELECTS = {aten.where.self, aten.where.ScalarSelf, aten.where.ScalarOther}
+_MAX_FOLDED = 4096
+"""Number of elements up to which a constant result is computed at capture rather than in every step."""
 
 
 def simplify(
     module: GraphModule, variables: int, generators: Sequence[torch.Generator]
 ) -> list[torch.Tensor]:
-    """Simplifies a record in place.
+    """Simplifies a traced graph in place.
 
     Args:
-        module: As it was traced; its tensors become arguments of its graph.
-        variables: How many of its arguments come first; the tensors follow these.
-        generators: Those that the record seeds.
+        module: Traced graph; its tensor attributes become arguments of the graph.
+        variables: Number of leading arguments for variables; those for the tensors come next.
+        generators: Random generators that the graph seeds.
 
     Returns:
-        The tensors, in the order of the arguments.
+        The tensors, any shape and dtype, in the order of their arguments.
     """
     graph = module.graph
     _seed_generators(module, generators)
     _drop_casts(graph)
     constants = _Constants(module)
     constants.fold()
-    constants.choose()
+    constants.fold_selects()
     drop_unused(graph)
     tensors = constants.as_arguments(variables)
     graph.lint()
@@ -50,7 +50,7 @@ def simplify(
 
 
 def _seed_generators(module: GraphModule, generators: Sequence[torch.Generator]) -> None:
-    """Lets the places where seeds were drawn seed the record's generators."""
+    """Replaces the seed markers by calls that seed the graph's generators."""
     for index, generator in enumerate(generators):
         setattr(module, f"generator_{index}", generator)
     for node in module.graph.find_nodes(op="call_function", target=torch.ops.isotrain.seed.default):
@@ -62,29 +62,30 @@ def _seed_generators(module: GraphModule, generators: Sequence[torch.Generator])
 
 
 def _seed(generator: torch.Generator, value: torch.Tensor) -> None:
-    """As Keras makes a generator of a drawn seed."""
+    """Seeds a generator as Keras does with a drawn seed (an integer scalar)."""
     generator.manual_seed(int(value) & 0xFFFFFFFF)
 
 
 def meta(node: Node) -> Any:
-    """Shape, dtype and strides of what an operation gives; None where it is no tensor."""
+    """Shape, dtype and strides of a node's result; None if it is not a tensor."""
     return node.meta.get("tensor_meta")
 
 
 def _drop_casts(graph: Graph) -> None:
-    """Removes conversions to what a tensor already is."""
+    """Removes conversions of a tensor to its own dtype, device or layout."""
     for node in list(graph.nodes):
-        if node.target in _CASTS and _gives_its_argument(node):
+        if node.target in _CASTS and _is_no_op(node):
             replace(node, node.args[0])
 
 
-def _gives_its_argument(node: Node) -> bool:
+def _is_no_op(node: Node) -> bool:
+    """Whether a conversion returns its argument."""
     source = node.args[0]
     before, after = meta(source), meta(node)
     if before is None or after is None or "copy" in node.kwargs or len(node.args) > 3:
         return False
-    same_device = source.meta["val"].device == node.meta["val"].device
-    return same_device and (before.dtype, before.stride, before.shape) == (
+    is_same_device = source.meta["val"].device == node.meta["val"].device
+    return is_same_device and (before.dtype, before.stride, before.shape) == (
         after.dtype,
         after.stride,
         after.shape,
@@ -92,13 +93,13 @@ def _gives_its_argument(node: Node) -> bool:
 
 
 def replace(node: Node, other: Node) -> None:
-    """Lets everybody use another node, and removes this one."""
+    """Replaces a node by another one in all its users, and erases it."""
     node.replace_all_uses_with(other)
     node.graph.erase_node(node)
 
 
 def is_pure(node: Node) -> bool:
-    """Whether an operation only gives a result, the same one each time."""
+    """Whether an operation has no side effects and is deterministic."""
     schema = private_api.schema_of(node.target)
     if node.op != "call_function" or schema is None:
         return False
@@ -106,31 +107,31 @@ def is_pure(node: Node) -> bool:
 
 
 def draws(node: Node) -> bool:
-    """Whether an operation draws random numbers, or stands for a generator of them."""
+    """Whether a node draws random numbers or is a generator."""
     tags = getattr(node.target, "tags", ())
     return node.op == "get_attr" or torch.Tag.nondeterministic_seeded in tags
 
 
 def drop_unused(graph: Graph) -> None:
-    """Removes operations whose results nobody uses."""
+    """Eliminates dead code: pure operations without users."""
     for node in reversed(list(graph.nodes)):
         if not node.users and (is_pure(node) or node.op == "get_attr"):
             graph.erase_node(node)
 
 
 def _aliases(node: Node) -> bool:
-    """Whether an operation changes its arguments, or gives a view of one."""
+    """Whether an operation writes to an argument or returns a view of one."""
     schema = private_api.schema_of(node.target)
     return schema is None or any(a.alias_info is not None for a in schema.arguments)
 
 
 def _is_literal(node: Node) -> bool:
-    """Whether a tensor was made of numbers in Python while it was recorded, and nobody else has it."""
+    """Whether a tensor was made of Python numbers during the trace, so that nothing outside refers to it."""
     return all(user.target in _LIFTED for user in node.users)
 
 
 class _Constants:
-    """The tensors that a record holds, and what can be computed from them alone."""
+    """Tensor attributes of a graph, and constant folding over them."""
 
     def __init__(self, module: GraphModule) -> None:
         self._module = module
@@ -140,87 +141,87 @@ class _Constants:
             for node in self._graph.find_nodes(op="get_attr")
             if isinstance(value := getattr(module, node.target), torch.Tensor)
         }
-        self._known = {node: v for node, v in self._values.items() if _is_literal(node)}
+        self._literals = {node: v for node, v in self._values.items() if _is_literal(node)}
 
     def fold(self) -> None:
-        """Computes what depends on literals alone: tensors that somebody made may change afterwards."""
-        known = dict(self._known)
-        candidates = self._candidates(known)
+        """Folds results that depend on literals alone; tensors that user code made may change later."""
+        values = dict(self._literals)
+        candidates = self._candidates(values)
         for node in list(self._graph.nodes):
             if node in candidates:
-                known[node] = self._computed(node, known)
+                values[node] = self._computed(node, values)
         for node in candidates:
             if any(user not in candidates for user in node.users):
-                self._snapshot_guard(node, known[node])
+                self._store(node, values[node])
 
-    def _candidates(self, known: Iterable[Node]) -> set[Node]:
-        """Operations on constants, as many as are used by no view or change that remains."""
-        found = set(known)
+    def _candidates(self, literals: Iterable[Node]) -> set[Node]:
+        """Operations on literals that no remaining operation aliases."""
+        candidates = set(literals)
         for node in self._graph.nodes:
-            if self._can_be_known(node, found):
-                found.add(node)
-        found -= set(known)
-        while unsafe := {node for node in found if self._is_exposed(node, found)}:
-            found -= unsafe
-            found = {node for node in found if not unsafe & set(node.all_input_nodes)}
-        return found
+            if self._is_foldable(node, candidates):
+                candidates.add(node)
+        candidates -= set(literals)
+        while unsafe := {node for node in candidates if self._is_aliased(node, candidates)}:
+            candidates -= unsafe
+            candidates = {node for node in candidates if not unsafe & set(node.all_input_nodes)}
+        return candidates
 
     @staticmethod
-    def _is_exposed(node: Node, found: set[Node]) -> bool:
-        """Whether somebody who stays sees the very tensor, and may change it."""
+    def _is_aliased(node: Node, folded: set[Node]) -> bool:
+        """Whether an operation that is not folded writes to a node's result or returns a view of it."""
         return any(
-            user.op == "call_function" and user not in found and _aliases(user)
+            user.op == "call_function" and user not in folded and _aliases(user)
             for user in node.users
         )
 
     @staticmethod
-    def _can_be_known(node: Node, found: set[Node]) -> bool:
+    def _is_foldable(node: Node, constants: set[Node]) -> bool:
         if not (is_pure(node) or node.target in _COPIES) or meta(node) is None:
             return False
-        small = meta(node).shape.numel() <= _SMALL
-        return small and all(source in found for source in node.all_input_nodes)
+        is_small = meta(node).shape.numel() <= _MAX_FOLDED
+        return is_small and all(source in constants for source in node.all_input_nodes)
 
     @staticmethod
-    def _computed(node: Node, known: dict[Node, torch.Tensor]) -> torch.Tensor:
-        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: known[n])
+    def _computed(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
+        args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
         with torch.no_grad():
             if node.target in _COPIES:
                 return args[0].clone()
             return node.target(*args, **kwargs)
 
-    def _snapshot_guard(self, node: Node, value: torch.Tensor) -> None:
-        """Makes a known result a tensor of the record."""
-        name = f"known_{len(self._values)}"
+    def _store(self, node: Node, value: torch.Tensor) -> None:
+        """Replaces a node by its value, a tensor attribute of the graph."""
+        name = f"folded_{len(self._values)}"
         setattr(self._module, name, value)
         with self._graph.inserting_before(node):
-            held = self._graph.create_node("get_attr", name)
-        held.meta = dict(node.meta)
-        self._values[held] = self._known[held] = value
-        node.replace_all_uses_with(held)
+            attribute = self._graph.create_node("get_attr", name)
+        attribute.meta = dict(node.meta)
+        self._values[attribute] = self._literals[attribute] = value
+        node.replace_all_uses_with(attribute)
 
-    def choose(self) -> None:
-        """Takes, where what is known leaves no choice between a tensor and a constant, the tensor."""
+    def fold_selects(self) -> None:
+        """Replaces `where` with a constant, uniform condition by the tensor that it selects."""
         for node in list(self._graph.nodes):
-            if node.target in _CHOICES and (chosen := self._chosen(node)) is not None:
-                replace(node, chosen)
+            if node.target in _SELECTS and (selected := self._selected(node)) is not None:
+                replace(node, selected)
 
-    def _chosen(self, node: Node) -> Node | None:
-        """A tensor that nobody else sees, and nothing that has gradients is dropped."""
-        condition, *both = node.args
-        known = self._known.get(condition)
-        if known is None or bool(known.any()) != bool(known.all()):
+    def _selected(self, node: Node) -> Node | None:
+        """Tensor that a `where` always selects; None if that may change results, gradients or aliases."""
+        condition, *operands = node.args
+        value = self._literals.get(condition)
+        if value is None or bool(value.any()) != bool(value.all()):
             return None
-        chosen, dropped = both if bool(known.all()) else reversed(both)
-        if not is_only_used_by(chosen, node) or not is_pure(chosen) or _aliases(chosen):
+        selected, dropped = operands if bool(value.all()) else reversed(operands)
+        if not is_only_used_by(selected, node) or not is_pure(selected) or _aliases(selected):
             return None
-        if isinstance(dropped, Node) and dropped not in self._known:
+        if isinstance(dropped, Node) and dropped not in self._literals:
             return None
-        ours, theirs = meta(node), meta(chosen)
-        same = (ours.shape, ours.dtype) == (theirs.shape, theirs.dtype)
-        return chosen if same else None
+        before, after = meta(node), meta(selected)
+        is_same = (before.shape, before.dtype) == (after.shape, after.dtype)
+        return selected if is_same else None
 
     def as_arguments(self, start: int) -> list[torch.Tensor]:
-        """Makes the tensors that are still used arguments of the graph, and gives them."""
+        """Turns the tensors that are still used into arguments from index `start` on; returns them."""
         arguments = self._graph.find_nodes(op="placeholder")
         used = [node for node in self._graph.nodes if node in self._values]
         by_tensor: dict[int, Node] = {}

@@ -1,7 +1,8 @@
-"""Passes that let other, faster operations compute the same up to rounding.
+"""Passes that replace operations by faster ones, with the same results up to rounding.
 
-Keras keeps images with their channels last, and torch's operations want them second. So Keras permutes
-before and after each of them, adds biases and pads by themselves, and copies before it pools or convolves.
+Keras keeps images with channels last, and torch's operations take channels second. So Keras permutes before
+and after each operation, adds biases and pads in operations of their own, and copies before pooling and
+convolutions.
 """
 
 from __future__ import annotations
@@ -45,7 +46,7 @@ _POINTWISE = {
 
 
 def optimized(module: GraphModule) -> GraphModule | None:
-    """A faster copy of a record that shares its tensors; None where there is nothing to gain."""
+    """Optimized copy of a graph that shares its tensors; None if no pass applies."""
     graph = copy.deepcopy(module.graph)
     count = sum(
         each(node)
@@ -53,8 +54,8 @@ def optimized(module: GraphModule) -> GraphModule | None:
         for node in list(graph.nodes)
         if node.op == "call_function"
     )
-    while moved := sum(any(each(node) for each in _LAYOUT) for node in list(graph.nodes)):
-        count += moved
+    while changes := sum(any(each(node) for each in _LAYOUT) for node in list(graph.nodes)):
+        count += changes
         drop_unused(graph)
     if not count:
         return None
@@ -63,8 +64,8 @@ def optimized(module: GraphModule) -> GraphModule | None:
     return GraphModule(module, graph)
 
 
-def _pool_as_it_lies(node: Node) -> bool:
-    """Pools images whose channels lie last, without a copy in which they lie second."""
+def _pool_without_copy(node: Node) -> bool:
+    """Removes the contiguous copy of channels-last images before pooling."""
     if node.target not in _POOLS or not is_call(node.args[0], aten.contiguous.default):
         return False
     copied = node.args[0]
@@ -75,30 +76,30 @@ def _pool_as_it_lies(node: Node) -> bool:
     return True
 
 
-def _attend_as_it_lies(node: Node) -> bool:
-    """Attends to queries, keys and values without copies in which heads lie before places."""
+def _attend_without_copy(node: Node) -> bool:
+    """Removes contiguous copies of queries, keys and values before scaled dot-product attention."""
     if node.target != aten.scaled_dot_product_attention.default:
         return False
-    copied = [n for n in node.args[:3] if is_call(n, aten.contiguous.default) and not n.kwargs]
-    for each in copied:
+    copies = [n for n in node.args[:3] if is_call(n, aten.contiguous.default) and not n.kwargs]
+    for each in copies:
         node.replace_input_with(each, each.args[0])
-    return bool(copied)
+    return bool(copies)
 
 
 def _copy_once(node: Node) -> bool:
-    """Copies into a layout without a copy into another before."""
+    """Removes a copy whose only purpose is the next copy."""
     if node.target != aten.contiguous.default or not is_call(node.args[0], aten.contiguous.default):
         return False
     node.update_arg(0, node.args[0].args[0])
     return True
 
 
-def _is_inverse(one: Sequence[int], other: Sequence[int]) -> bool:
-    return [one[axis] for axis in other] == list(range(len(one)))
+def _is_inverse(first: Sequence[int], second: Sequence[int]) -> bool:
+    return [first[axis] for axis in second] == list(range(len(first)))
 
 
-def _cancel(node: Node) -> bool:
-    """Removes a permutation of a permutation that gives the tensor back."""
+def _cancel_permutes(node: Node) -> bool:
+    """Removes two permutations that are inverse to each other."""
     if node.target != aten.permute.default or not is_call(node.args[0], aten.permute.default):
         return False
     source = node.args[0]
@@ -108,8 +109,8 @@ def _cancel(node: Node) -> bool:
     return True
 
 
-def _sink(node: Node) -> bool:
-    """Permutes after an operation on single numbers rather than before it."""
+def _permute_after_pointwise(node: Node) -> bool:
+    """Moves a permutation from before a pointwise operation to after it."""
     if node.target not in _POINTWISE or not node.args:
         return False
     permuted = node.args[0]
@@ -123,24 +124,24 @@ def _sink(node: Node) -> bool:
     return True
 
 
-def _add_before(node: Node) -> bool:
-    """Adds two tensors of one shape before both are permuted, rather than after it."""
+def _permute_after_add(node: Node) -> bool:
+    """Replaces the sum of two permuted tensors of one shape by the permuted sum."""
     if node.target != aten.add.Tensor or node.kwargs:
         return False
-    one, other = node.args
-    if not is_call(one, aten.permute.default) or not is_call(other, aten.permute.default):
+    a, b = node.args
+    if not is_call(a, aten.permute.default) or not is_call(b, aten.permute.default):
         return False
-    same = shape_of(one.args[0]) == shape_of(other.args[0])
-    if list(one.args[1]) != list(other.args[1]) or not same:
+    is_same_shape = shape_of(a.args[0]) == shape_of(b.args[0])
+    if list(a.args[1]) != list(b.args[1]) or not is_same_shape:
         return False
     with node.graph.inserting_before(node):
-        inner = call(node.graph, one.args[0], aten.add.Tensor, (one.args[0], other.args[0]))
-        replace(node, call(node.graph, node, aten.permute.default, (inner, one.args[1])))
+        inner = call(node.graph, a.args[0], aten.add.Tensor, (a.args[0], b.args[0]))
+        replace(node, call(node.graph, node, aten.permute.default, (inner, a.args[1])))
     return True
 
 
-def _pad_after(node: Node) -> bool:
-    """Pads a permuted tensor rather than permuting a padded one."""
+def _permute_before_pad(node: Node) -> bool:
+    """Moves a permutation from after a padding to before it."""
     if node.target != aten.permute.default:
         return False
     padded, axes = node.args
@@ -157,13 +158,13 @@ def _pad_after(node: Node) -> bool:
 
 
 def _pairs(widths: Sequence[int], rank: int) -> list[tuple[int, int]]:
-    """By how much each axis is padded before and after; torch counts axes from the last."""
-    each = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
-    return [*[(0, 0)] * (rank - len(each)), *reversed(each)]
+    """Padding before and after each axis, in the order of the axes; torch counts them from the last."""
+    pairs = [(widths[i], widths[i + 1]) for i in range(0, len(widths), 2)]
+    return [*[(0, 0)] * (rank - len(pairs)), *reversed(pairs)]
 
 
 def _trimmed(widths: list[int]) -> list[int]:
-    """Without the axes, at the end, that are not padded."""
+    """Widths without trailing axes that are not padded."""
     while widths[-2:] == [0, 0]:
         widths = widths[:-2]
     return widths
@@ -173,17 +174,17 @@ _OPERATIONS = (
     fuse_batch_norm,
     fuse_conv_bias,
     fuse_matmul_bias,
-    _attend_as_it_lies,
+    _attend_without_copy,
     skip_class_casts,
     fuse_cross_entropy_mean,
     small_conv_as_matmul,
 )
 _LAYOUT = (
-    _cancel,
-    _sink,
-    _add_before,
-    _pad_after,
+    _cancel_permutes,
+    _permute_after_pointwise,
+    _permute_after_add,
+    _permute_before_pad,
     _copy_once,
-    _pool_as_it_lies,
+    _pool_without_copy,
     fuse_conv_padding,
 )
