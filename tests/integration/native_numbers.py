@@ -13,7 +13,7 @@ from isotrain.adapters.keras import metrics as keras_metrics
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import names as keras_names
 from isotrain.adapters.torch.base.tensor_ops import TorchFunctions
-from isotrain.adapters.torch.loss import named_loss
+from isotrain.adapters.torch.loss.loss import build_loss
 from isotrain.adapters.torch.metrics import registry
 from isotrain.core.spec.loading import load_spec
 
@@ -217,17 +217,17 @@ def losses() -> Iterator[list[Any]]:
     for kind, name, options in LOSSES:
         spec = spec_with(loss={"name": name, **options})
         ours, theirs = (
-            named_loss.build_loss(spec.loss),
+            build_loss(spec.loss),
             keras_model.build_losses(spec, "torch")[None],
         )
         targets, predictions = arrays(0)[kind]
         label = f"{name} {options} {kind}"
         yield [label, *(with_gradient(each, targets, predictions) for each in (ours, theirs))]
         apart = spec_with(loss={"name": name, **options, "reduction": "none"}).loss
-        shape = named_loss.build_loss(apart)(*map(torch.tensor, (targets, predictions))).shape
+        shape = build_loss(apart)(*map(torch.tensor, (targets, predictions))).shape
         if shape[:1] == (len(targets),):
             weights = torch.arange(shape.numel()).reshape(shape) % 3 / 2.0
-            pair = (ours.weighed, theirs)
+            pair = (ours.weighted, theirs)
             given = (targets, predictions, weights)
             yield [f"{label} weighted", *(with_gradient(each, *given) for each in pair)]
 

@@ -196,7 +196,7 @@ def train(changes: dict[str, Any], between: Any = nothing, evaluations: int = 3)
             "records": records,
             "exact": [each.is_exact for each in kept],
             "measured": sorted(
-                {getattr(each.traced_graph.predictions, "indices", ()) for each in kept}
+                {getattr(each.traced_graph.predictions, "metric_indices", ()) for each in kept}
             ),
             "calls": len(models.CALLS),
             "operations": [str(node.target).removeprefix("aten.") for node in nodes],

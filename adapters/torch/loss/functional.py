@@ -1,7 +1,8 @@
-"""The named losses in torch's own functions, for native models: the same values as Keras' of that name.
+"""Keras' named losses as torch functions, for native models; the values equal Keras'.
 
-Each function here gives one value per sample, or per place of a sample, from targets and predictions of the
-same number of axes; classes need no axis for their scores.
+Unless a function says otherwise, targets and predictions have shape `[samples, ..., outputs]`, and the result
+has shape `[samples, ...]`, in the predictions' dtype. Sparse targets are classes (integers), `[samples, ...]`
+or `[samples, ..., 1]`. Options have Keras' names.
 """
 
 from __future__ import annotations
@@ -17,15 +18,15 @@ from torch.nn import functional
 from isotrain.plugin import SpecError
 
 EPSILON = 1e-7
-"""What Keras keeps logarithms and quotients away from 0 by."""
+"""Keras' epsilon, which keeps logarithms and quotients away from 0."""
 
 
 class Masked(NamedTuple):
-    """Values of which some do not count.
+    """Loss values of which some do not count.
 
     Attributes:
-        values: Per sample or place.
-        mask: Of the same shape: true for those that count.
+        values: Loss values, shape `[samples, ...]`.
+        mask: True for the values that count, same shape, bool.
     """
 
     values: Tensor
@@ -33,7 +34,7 @@ class Masked(NamedTuple):
 
 
 def same_rank(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """As Keras: a last axis of length 1 that only one of them has is given to the other, or taken away."""
+    """Adds or removes a last axis of length 1 that only one of two tensors (any shape) has, as Keras does."""
     more = predictions.dim() - targets.dim()
     if more == 1 and predictions.shape[-1] == 1:
         if targets.dim() == 1:
@@ -47,40 +48,44 @@ def same_rank(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def same_shape_and_dtype(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """As `same_shape`, and both with the predictions' type."""
+    """Checks as `same_shape`, and casts the targets to the predictions' dtype."""
     targets, predictions = same_shape(targets, predictions)
     return targets.to(predictions.dtype), predictions
 
 
 def same_shape(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Both with the same shape.
+    """Targets and predictions (any shape) with equal shapes, after `same_rank`.
 
     Raises:
-        SpecError: They would only agree by broadcasting, or not at all.
+        SpecError: The shapes differ, even if they could be broadcast.
     """
     if targets.dim() != predictions.dim():
         targets, predictions = same_rank(targets, predictions)
     if targets.shape != predictions.shape:
         raise SpecError(
             f"loss or metric: the targets have shape {list(targets.shape)} and the predictions"
-            f" {list(predictions.shape)}; this one compares them one by one and needs one shape of both."
-            " Change it in the data or at the end of the model."
+            f" {list(predictions.shape)}; this one compares elements, and needs equal shapes. Change the"
+            " shape in the data or at the end of the model."
         )
     return targets, predictions
 
 
 def broadcast_weights(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Sample weights with as many axes as the values that they are multiplied with.
+    """Sample weights with trailing axes of length 1, so that they broadcast over the values.
+
+    Args:
+        weights: Sample weights; their shape is that of the values, or its first axes.
+        values: Loss values, shape `[samples, ...]`.
 
     Raises:
-        SpecError: They would only agree by broadcasting, or not at all.
+        SpecError: The shapes do not fit.
     """
     if weights.dim() > values.dim() and weights.shape[-1] == 1:
         weights = weights.squeeze(-1)
     if weights.shape != values.shape[: weights.dim()]:
         raise SpecError(
-            f"data: sample weights of shape {list(weights.shape)} do not fit the loss, which has a value for"
-            f" each of {list(values.shape)}: expected that shape, or its first axes."
+            f"data: sample weights of shape {list(weights.shape)} do not fit loss values of shape"
+            f" {list(values.shape)}: expected that shape, or its first axes."
         )
     axes = (1,) * (values.dim() - weights.dim())
     return weights.reshape(*weights.shape, *axes).to(values.dtype)
@@ -102,14 +107,16 @@ def mean_absolute_error(targets: Tensor, predictions: Tensor) -> Tensor:
 
 def mean_absolute_percentage_error(targets: Tensor, predictions: Tensor) -> Tensor:
     targets, predictions = same_shape_and_dtype(targets, predictions)
-    part = (targets - predictions) / targets.abs().clamp_min(EPSILON)
-    return 100.0 * part.abs().mean(-1)
+    error = (targets - predictions) / targets.abs().clamp_min(EPSILON)
+    return 100.0 * error.abs().mean(-1)
 
 
 def mean_squared_logarithmic_error(targets: Tensor, predictions: Tensor) -> Tensor:
     targets, predictions = same_shape_and_dtype(targets, predictions)
-    own, other = (torch.log1p(tensor.clamp_min(EPSILON)) for tensor in (predictions, targets))
-    return (own - other).square().mean(-1)
+    log_predictions, log_targets = (
+        torch.log1p(tensor.clamp_min(EPSILON)) for tensor in (predictions, targets)
+    )
+    return (log_predictions - log_targets).square().mean(-1)
 
 
 def huber(targets: Tensor, predictions: Tensor, delta: float = 1.0) -> Tensor:
@@ -128,7 +135,7 @@ def cosine_similarity(targets: Tensor, predictions: Tensor, axis: int = -1) -> T
 
 
 def cosine(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
-    """The cosine between targets and predictions."""
+    """Cosine of the angle between targets and predictions along an axis; without that axis."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     return (_unit(targets, axis) * _unit(predictions, axis)).sum(axis)
 
@@ -138,29 +145,30 @@ def _unit(vectors: Tensor, axis: int) -> Tensor:
 
 
 def _signs(targets: Tensor) -> Tensor:
-    """-1 and 1 for 0 and 1, where the targets are nothing else."""
+    """Targets with 0 and 1 mapped to -1 and 1, if they contain nothing else; any shape."""
     is_binary = ((targets == 0) | (targets == 1)).all()
     return torch.where(is_binary, 2.0 * targets - 1.0, targets)
 
 
-def _short_of_margin(targets: Tensor, predictions: Tensor) -> Tensor:
+def _hinge_values(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Hinge loss of each element."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     return (1.0 - _signs(targets) * predictions).clamp_min(0.0)
 
 
 def hinge(targets: Tensor, predictions: Tensor) -> Tensor:
-    return _short_of_margin(targets, predictions).mean(-1)
+    return _hinge_values(targets, predictions).mean(-1)
 
 
 def squared_hinge(targets: Tensor, predictions: Tensor) -> Tensor:
-    return _short_of_margin(targets, predictions).square().mean(-1)
+    return _hinge_values(targets, predictions).square().mean(-1)
 
 
 def categorical_hinge(targets: Tensor, predictions: Tensor) -> Tensor:
     targets, predictions = same_shape_and_dtype(targets, predictions)
-    right = (targets * predictions).sum(-1)
-    wrong = ((1.0 - targets) * predictions).amax(-1)
-    return (wrong - right + 1.0).clamp_min(0.0)
+    positive = (targets * predictions).sum(-1)
+    negative = ((1.0 - targets) * predictions).amax(-1)
+    return (negative - positive + 1.0).clamp_min(0.0)
 
 
 def kl_divergence(targets: Tensor, predictions: Tensor) -> Tensor:
@@ -175,10 +183,11 @@ def poisson(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def _binary(targets: Tensor, predictions: Tensor, from_logits: bool) -> Tensor:
+    """Binary cross-entropy of each element."""
     if from_logits:
         return functional.binary_cross_entropy_with_logits(predictions, targets, reduction="none")
-    kept = predictions.clamp(EPSILON, 1.0 - EPSILON)
-    return functional.binary_cross_entropy(kept, targets, reduction="none")
+    clamped = predictions.clamp(EPSILON, 1.0 - EPSILON)
+    return functional.binary_cross_entropy(clamped, targets, reduction="none")
 
 
 def binary_crossentropy(
@@ -205,15 +214,15 @@ def binary_focal_crossentropy(
     targets, predictions = same_shape_and_dtype(targets, predictions)
     targets = _smoothed(targets, label_smoothing, 2)
     predictions = predictions.sigmoid() if from_logits else predictions
-    right = targets * predictions + (1.0 - targets) * (1.0 - predictions)
-    focal = (1.0 - right).pow(gamma) * _binary(targets, predictions, from_logits=False)
+    target_probability = targets * predictions + (1.0 - targets) * (1.0 - predictions)
+    focal = (1.0 - target_probability).pow(gamma) * _binary(targets, predictions, from_logits=False)
     if apply_class_balancing:
         focal = (targets * alpha + (1.0 - targets) * (1.0 - alpha)) * focal
     return focal.mean(axis)
 
 
 def _probabilities(predictions: Tensor, axis: int) -> Tensor:
-    """Predictions that add up to 1, away from 0 and 1."""
+    """Predictions normalised to a sum of 1 along an axis, then clamped away from 0 and 1."""
     return (predictions / predictions.sum(axis, keepdim=True)).clamp(EPSILON, 1.0 - EPSILON)
 
 
@@ -262,17 +271,17 @@ def sparse_categorical_crossentropy(
     scores, classes = scores_and_classes(targets, predictions, axis)
     if ignore_class is None:
         return _sparse(scores, classes, from_logits)
-    counts = classes != ignore_class
+    mask = classes != ignore_class
     values = _sparse(
-        torch.where(counts.unsqueeze(1), scores, 0.0), classes.where(counts, 0), from_logits
+        torch.where(mask.unsqueeze(1), scores, 0.0), classes.where(mask, 0), from_logits
     )
-    return Masked(values.where(counts, 0.0), counts)
+    return Masked(values.where(mask, 0.0), mask)
 
 
 def scores_and_classes(
     targets: Tensor, predictions: Tensor, axis: int = -1
 ) -> tuple[Tensor, Tensor]:
-    """The predictions with the classes along axis 1, as torch wants them; and the targets' classes."""
+    """Predictions as `[samples, classes, ...]`, torch's layout; targets as int64 `[samples, ...]`."""
     if targets.dim() == predictions.dim() and targets.shape[axis] == 1:
         targets = targets.squeeze(axis)
     scores = predictions if predictions.dim() == 2 else predictions.movedim(axis, 1)
@@ -280,6 +289,7 @@ def scores_and_classes(
 
 
 def _sparse(scores: Tensor, classes: Tensor, from_logits: bool) -> Tensor:
+    """Cross-entropy of each position, from `scores_and_classes`."""
     if from_logits:
         return functional.cross_entropy(scores, classes, reduction="none")
     return functional.nll_loss(_probabilities(scores, 1).log(), classes, reduction="none")
@@ -289,17 +299,26 @@ def categorical_generalized_cross_entropy(
     targets: Tensor, predictions: Tensor, q: float = 0.5
 ) -> Tensor:
     if not 0.0 < q < 1.0:
-        raise ValueError(f"q must be between 0 and 1, and is {q!r}")
+        raise ValueError(f"q: expected a number between 0 and 1, got {q!r}")
     scores, classes = scores_and_classes(targets, predictions)
-    right = scores.gather(1, classes.unsqueeze(1)).squeeze(1)
-    return (1.0 - right.pow(q)) / q
+    target_probability = scores.gather(1, classes.unsqueeze(1)).squeeze(1)
+    return (1.0 - target_probability.pow(q)) / q
 
 
 def ctc(targets: Tensor, predictions: Tensor) -> Tensor:
+    """CTC loss, shape `[samples]`.
+
+    Args:
+        targets: Labels, integers `[samples, letters]`; 0 is blank and pads.
+        predictions: Logits, shape `[samples, steps, classes]`.
+
+    Raises:
+        SpecError: The ranks differ from these.
+    """
     if targets.dim() != 2 or predictions.dim() != 3:
         raise SpecError(
-            "loss: ctc needs targets of shape [samples, letters] and predictions of shape [samples, steps,"
-            f" classes], and got {list(targets.shape)} and {list(predictions.shape)}."
+            "loss: ctc expected targets of shape [samples, letters] and predictions of shape [samples, steps,"
+            f" classes], got {list(targets.shape)} and {list(predictions.shape)}."
         )
     samples, steps, _ = predictions.shape
     return functional.ctc_loss(
@@ -312,9 +331,10 @@ def ctc(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def dice(targets: Tensor, predictions: Tensor, axis: int | tuple[int, ...] | None = None) -> Tensor:
+    """Dice loss, a scalar; with `axis`, without these axes."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
-    both = 2.0 * _sum(targets * predictions, axis)
-    return 1.0 - both / (_sum(targets, axis) + _sum(predictions, axis) + EPSILON)
+    intersection = 2.0 * _sum(targets * predictions, axis)
+    return 1.0 - intersection / (_sum(targets, axis) + _sum(predictions, axis) + EPSILON)
 
 
 def tversky(
@@ -324,11 +344,14 @@ def tversky(
     beta: float = 0.5,
     axis: int | tuple[int, ...] | None = None,
 ) -> Tensor:
+    """Tversky loss, a scalar; with `axis`, without these axes. As Keras: `alpha` weighs false negatives."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
-    both = _sum(targets * predictions, axis)
-    missed = _sum((1.0 - predictions) * targets, axis)
-    invented = _sum(predictions * (1.0 - targets), axis)
-    return 1.0 - both / (both + missed * alpha + invented * beta + EPSILON)
+    true_positives = _sum(targets * predictions, axis)
+    false_negatives = _sum((1.0 - predictions) * targets, axis)
+    false_positives = _sum(predictions * (1.0 - targets), axis)
+    return 1.0 - true_positives / (
+        true_positives + false_negatives * alpha + false_positives * beta + EPSILON
+    )
 
 
 def _sum(tensor: Tensor, axis: int | tuple[int, ...] | None) -> Tensor:
@@ -342,20 +365,30 @@ def circle(
     margin: float = 0.4,
     remove_diagonal: bool = True,
 ) -> Masked:
+    """Circle loss of pairs in a slice; samples with a loss of 0 do not count.
+
+    Args:
+        targets: Labels, shape `[samples]` or `[samples, 1]`.
+        predictions: Normalised embeddings, shape `[samples, features]`.
+        gamma: Scale.
+        margin: Relaxation of the pair similarities.
+        remove_diagonal: Whether to leave out the pair of a sample with itself.
+    """
     distances = (1.0 - predictions @ predictions.T).clamp_min(0.0)
     labels = targets.reshape(-1, 1)
-    same = labels == labels.T
-    others = ~same
+    is_positive = labels == labels.T
+    is_negative = ~is_positive
     if remove_diagonal:
-        same = same & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
-    near = _exponents(-gamma * (margin + distances) * (margin - distances), same)
+        is_positive = is_positive & ~torch.eye(len(labels), dtype=torch.bool, device=labels.device)
+    positive = _masked_logsumexp(-gamma * (margin + distances) * (margin - distances), is_positive)
     weight = (1.0 + margin - distances).clamp_min(0.0)
-    far = _exponents(gamma * weight * (1.0 - margin - distances), others)
-    values = functional.softplus(near + far)
+    negative = _masked_logsumexp(gamma * weight * (1.0 - margin - distances), is_negative)
+    values = functional.softplus(positive + negative)
     return Masked(values, values > 0)
 
 
-def _exponents(values: Tensor, mask: Tensor) -> Tensor:
+def _masked_logsumexp(values: Tensor, mask: Tensor) -> Tensor:
+    """Log-sum-exp over axis 1 of the values where the mask is true; both `[samples, samples]`."""
     return values.masked_fill(~mask, -math.inf).logsumexp(1)
 
 

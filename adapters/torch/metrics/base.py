@@ -1,4 +1,4 @@
-"""The metrics of native models, in torch's own functions: the same numbers as Keras' of that name."""
+"""Metric interface of torch replicas, and Keras' mean metrics as torch functions, with the same results."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ from isotrain.plugin import Component, IsotrainError, UnsupportedError, unknown_
 
 
 class Metric(ABC):
-    """A number of all samples since the last `reset`.
+    """A metric over all samples since the last `reset`, computed from sums.
 
     Attributes:
-        name: Under which the number is given.
-        sums: What the samples add to: their sums over the replicas make the number of all samples.
-        takes_weights: Whether `update` gets the targets with their sample weights, where they have some.
+        name: Name of the result.
+        sums: Accumulated tensors; added over all replicas, they give the result for all samples.
+        takes_weights: Whether `update` takes the targets with their sample weights, if they have some.
     """
 
     name: str
@@ -32,75 +32,75 @@ class Metric(ABC):
 
     @abstractmethod
     def update(self, targets: Any, predictions: Any, count: int) -> None:
-        """Adds so many samples."""
+        """Adds a batch of `count` samples: pytrees of tensors `[count, ...]`. Local."""
 
     def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
-        """Adds samples, each of which counts by its weight.
+        """Adds a batch of samples with sample weights `[samples, ...]`. Local.
 
         Raises:
-            UnsupportedError: It cannot.
+            UnsupportedError: The metric does not support sample weights.
         """
         raise UnsupportedError(
-            f"metrics: {self.name!r} does not count by sample weights; leave `weighted` out."
+            f"metrics: {self.name!r} does not support sample weights; leave `weighted` out."
         )
 
     @abstractmethod
     def named_results(self) -> dict[str, float]:
-        """The number by its name, or several as `name/place`."""
+        """Result by name; several numbers as `name/index`."""
 
     def named_sums(self) -> dict[str, Tensor]:
-        """The sums by a name for each."""
-        return {str(place): total for place, total in enumerate(self.sums)}
+        """Sums by name, here their index; for checkpoints."""
+        return {str(index): total for index, total in enumerate(self.sums)}
 
     def write_sum(self, name: str, value: Tensor) -> None:
-        """Sets one of them.
+        """Overwrites a sum.
 
         Raises:
-            IsotrainError: There is none of that name and shape.
+            IsotrainError: No sum has that name and shape.
         """
-        known = self.named_sums()
-        if name not in known:
-            raise IsotrainError(unknown_name(f"sum of the metric {self.name}", name, known))
-        overwrite(f"metrics/{self.name}/{name}", known[name], value)
+        sums = self.named_sums()
+        if name not in sums:
+            raise IsotrainError(unknown_name(f"sum of the metric {self.name}", name, sums))
+        overwrite(f"metrics/{self.name}/{name}", sums[name], value)
 
     def reset(self) -> None:
-        """Forgets all samples."""
+        """Sets all sums to zero."""
         for total in self.sums:
             total.zero_()
 
     @property
     def is_unbuilt(self) -> bool:
-        """Whether it makes its sums only when it sees the first samples."""
+        """Whether the sums do not exist yet, as the first batch determines their shapes."""
         return False
 
     def ensure_built(self, targets: Any, predictions: Any) -> None:
-        """Has it make its sums, if it is late, from a placeholder, which does not count."""
+        """Creates missing sums, with shapes for these targets and predictions, which are not added."""
         return
 
     def require_sums(self) -> None:
-        """Makes sure that it is not late, for sums of other processes are added to it.
+        """Checks that the sums exist, as those of other processes are to be added to them.
 
         Raises:
-            UnsupportedError: It is.
+            UnsupportedError: They do not exist yet.
         """
         return
 
 
 class OutputMetric(Metric):
-    """A metric of one of several outputs, or one in which sample weights count."""
+    """A metric of one of several model outputs, or one with sample weights."""
 
-    def __init__(self, metric: Metric, chosen: Component, outputs: OutputSelector) -> None:
-        """Measures what the spec says.
+    def __init__(self, metric: Metric, component: Component, outputs: OutputSelector) -> None:
+        """Wraps a metric.
 
         Args:
-            metric: Of targets and predictions of that output.
-            chosen: What the spec says of it.
-            outputs: How outputs are told apart.
+            metric: Metric of the output's targets and predictions.
+            component: Metric of the spec, with output and `weighted`.
+            outputs: Selects an output's targets and predictions.
         """
-        self.name = chosen.shown(metric.name)
-        self.takes_weights = chosen.weighted or metric.takes_weights
+        self.name = component.shown(metric.name)
+        self.takes_weights = component.weighted or metric.takes_weights
         self._metric = metric
-        self._chosen = chosen
+        self._component = component
         self._outputs = outputs
 
     @property
@@ -112,15 +112,17 @@ class OutputMetric(Metric):
         return self._metric.is_unbuilt
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
-        own, beside, weights = self._outputs.sample(targets, predictions, self._chosen.output)
+        output = self._component.output
+        targets, predictions, weights = self._outputs.sample(targets, predictions, output)
         if weights is None:
-            self._metric.update(own, beside, count)
+            self._metric.update(targets, predictions, count)
         else:
-            self._metric.update_weighted(own, beside, weights)
+            self._metric.update_weighted(targets, predictions, weights)
 
     def ensure_built(self, targets: Any, predictions: Any) -> None:
-        own, beside, _ = self._outputs.sample(targets, predictions, self._chosen.output)
-        self._metric.ensure_built(own, beside)
+        output = self._component.output
+        targets, predictions, _ = self._outputs.sample(targets, predictions, output)
+        self._metric.ensure_built(targets, predictions)
 
     def require_sums(self) -> None:
         self._metric.require_sums()
@@ -135,24 +137,24 @@ class OutputMetric(Metric):
         self._metric.reset()
 
     def named_results(self) -> dict[str, float]:
-        found = self._metric.named_results().items()
-        return {self._chosen.shown(name): value for name, value in found}
+        results = self._metric.named_results().items()
+        return {self._component.shown(name): value for name, value in results}
 
 
 def as_output_metrics(
-    metrics: Sequence[Metric], given: Sequence[Component], outputs: OutputSelector
+    metrics: Sequence[Metric], components: Sequence[Component], outputs: OutputSelector
 ) -> list[Metric]:
-    """Metrics, each of the output, and with the weights, that the spec says."""
+    """Metrics, wrapped in `OutputMetric` where the spec sets an output or `weighted`."""
     return [
-        OutputMetric(metric, chosen, outputs)
-        if chosen.weighted or chosen.output is not None
+        OutputMetric(metric, component, outputs)
+        if component.weighted or component.output is not None
         else metric
-        for metric, chosen in zip(metrics, given, strict=True)
+        for metric, component in zip(metrics, components, strict=True)
     ]
 
 
 class MeanMetric(Metric):
-    """The mean over the samples of what a function gives for each."""
+    """Mean over the samples of a function's values, one or more per sample."""
 
     def __init__(
         self, function: Callable[[Any, Any], Any], name: str, device: torch.device
@@ -167,37 +169,37 @@ class MeanMetric(Metric):
         self._total[1] += count
 
     def update_weighted(self, targets: Any, predictions: Any, weights: Any) -> None:
-        given = self._function(targets, predictions)
-        if isinstance(given, Masked):
-            given, weights = given.values, given.mask * broadcast_weights(weights, given.values)
-        if not given.dim():
+        values = self._function(targets, predictions)
+        if isinstance(values, Masked):
+            values, weights = values.values, values.mask * broadcast_weights(weights, values.values)
+        if not values.dim():
             super().update_weighted(targets, predictions, weights)
-        values = given.flatten(weights.dim()).mean(-1) if given.dim() > weights.dim() else given
+        values = values.flatten(weights.dim()).mean(-1) if values.dim() > weights.dim() else values
         self._total[0] += (values * weights).sum(dtype=torch.float64)
         self._total[1] += weights.expand_as(values).sum(dtype=torch.float64)
 
     def _values(self, targets: Any, predictions: Any) -> Tensor:
-        given = self._function(targets, predictions)
-        values: Tensor = given.values if isinstance(given, Masked) else given
+        result = self._function(targets, predictions)
+        values: Tensor = result.values if isinstance(result, Masked) else result
         return values
 
     def named_results(self) -> dict[str, float]:
         total, count = self._total.tolist()
-        return {self.name: self._number(total / count if count else 0.0)}
+        return {self.name: self._result(total / count if count else 0.0)}
 
-    def _number(self, mean: float) -> float:
+    def _result(self, mean: float) -> float:
         return mean
 
 
 class RootMeanMetric(MeanMetric):
-    """The square root of such a mean."""
+    """Square root of a mean."""
 
-    def _number(self, mean: float) -> float:
+    def _result(self, mean: float) -> float:
         return math.sqrt(mean)
 
 
 def as_columns(function: Callable[..., Any]) -> Callable[..., Any]:
-    """Has a function take one number per sample as a column: a row would be one sample to it."""
+    """Wraps a function so that 1-D targets and predictions, one number per sample, become `[samples, 1]`."""
 
     def call(targets: Tensor, predictions: Tensor, **options: Any) -> Any:
         if targets.dim() == predictions.dim() == 1:
@@ -205,6 +207,9 @@ def as_columns(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(targets, predictions, **options)
 
     return call
+
+
+# Metric functions: targets and predictions are [samples, ...], values [samples, ...] of float64
 
 
 def _matches(targets: Tensor, predictions: Tensor) -> Tensor:
@@ -231,8 +236,9 @@ def sparse_categorical_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def _classes(targets: Tensor, predictions: Tensor) -> Tensor:
-    column = targets.dim() == predictions.dim() and targets.shape[-1] == 1
-    return targets.squeeze(-1) if column else targets
+    """Sparse targets without a last axis of length 1; predictions have shape `[..., classes]`."""
+    has_column = targets.dim() == predictions.dim() and targets.shape[-1] == 1
+    return targets.squeeze(-1) if has_column else targets
 
 
 def top_k_categorical_accuracy(targets: Tensor, predictions: Tensor, k: int = 5) -> Tensor:
@@ -246,8 +252,8 @@ def sparse_top_k_categorical_accuracy(
     classes = _classes(targets, predictions).unsqueeze(-1)
     if from_sorted_ids:
         return (classes == predictions[..., :k]).any(-1).to(torch.float64)
-    own = predictions.gather(-1, classes.long())
-    return ((predictions > own).sum(-1) < k).to(torch.float64)
+    target_scores = predictions.gather(-1, classes.long())
+    return ((predictions > target_scores).sum(-1) < k).to(torch.float64)
 
 
 def inferred_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
@@ -256,9 +262,9 @@ def inferred_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
         targets, predictions = targets.reshape(-1, 1), predictions.unsqueeze(1)
     if predictions.shape[-1] == 1:
         return binary_accuracy(targets, predictions)
-    sparse = targets.dim() < predictions.dim() or targets.shape[-1] == 1
-    kind = sparse_categorical_accuracy if sparse else categorical_accuracy
-    return kind(targets, predictions)
+    is_sparse = targets.dim() < predictions.dim() or targets.shape[-1] == 1
+    function = sparse_categorical_accuracy if is_sparse else categorical_accuracy
+    return function(targets, predictions)
 
 
 def squared_error(targets: Tensor, predictions: Tensor) -> Tensor:
@@ -269,19 +275,22 @@ def squared_error(targets: Tensor, predictions: Tensor) -> Tensor:
 def pearson_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
     targets, predictions = same_shape(targets, predictions)
     deviations = [tensor - tensor.mean(axis, keepdim=True) for tensor in (targets, predictions)]
-    one, other = (d / d.std(axis, correction=0, keepdim=True) for d in deviations)
-    return (one * other).mean(axis)
+    a, b = (d / d.std(axis, correction=0, keepdim=True) for d in deviations)
+    return (a * b).mean(axis)
 
 
 def concordance_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
-    """As Keras has it: the covariance takes the predictions' mean from both."""
+    """Concordance correlation as in Keras: the covariance subtracts the predictions' mean from both."""
     targets, predictions = same_shape(targets, predictions)
-    own, other = targets.mean(axis, keepdim=True), predictions.mean(axis, keepdim=True)
+    target_mean = targets.mean(axis, keepdim=True)
+    prediction_mean = predictions.mean(axis, keepdim=True)
     variances = targets.var(axis, correction=0, keepdim=True) + predictions.var(
         axis, correction=0, keepdim=True
     )
-    covariance = (targets - other) * (predictions - other)
-    return (2 * covariance / (variances + (own - other).square() + 1e-7)).mean(axis)
+    covariance = (targets - prediction_mean) * (predictions - prediction_mean)
+    return (2 * covariance / (variances + (target_mean - prediction_mean).square() + 1e-7)).mean(
+        axis
+    )
 
 
 class MeasuredPredictions(NamedTuple):
@@ -290,41 +299,41 @@ class MeasuredPredictions(NamedTuple):
     Attributes:
         predictions: Predictions for a slice, a pytree of tensors.
         sums: For each captured metric, what the samples add to its sums, in their shapes.
-        indices: Indices of the captured metrics among all metrics.
+        metric_indices: Indices of the captured metrics among all metrics.
     """
 
     predictions: Any
     sums: list[list[Tensor]]
-    indices: tuple[int, ...]
+    metric_indices: tuple[int, ...]
 
     def add_to(self, metrics: Sequence[Metric]) -> None:
         """Adds the increments to the captured metrics."""
-        totals = [total for index in self.indices for total in metrics[index].sums]
+        totals = [total for index in self.metric_indices for total in metrics[index].sums]
         private_api.foreach_add_(totals, [increment for sums in self.sums for increment in sums])
 
     def others(self, metrics: Sequence[Metric]) -> list[Metric]:
         """Metrics that are not part of the captured graph."""
-        return [metric for index, metric in enumerate(metrics) if index not in self.indices]
+        return [metric for index, metric in enumerate(metrics) if index not in self.metric_indices]
 
 
 def collect(metrics: Iterable[Metric], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """The numbers of all replicas; the metrics start anew.
+    """Results over all replicas; resets the metrics. Collective.
 
     Args:
-        metrics: Of this replica.
-        total: Sums a tensor over all replicas.
+        metrics: Metrics of this replica; the same ones, in the same order, on every rank.
+        total: All-reduce (sum) of a tensor over all replicas.
     """
     results: dict[str, float] = {}
     for metric in metrics:
-        for own in metric.sums:
-            own.copy_(total(own))
+        for local_sum in metric.sums:
+            local_sum.copy_(total(local_sum))
         results |= metric.named_results()
         metric.reset()
     return results
 
 
 class LazyMetric(Metric):
-    """Keeps what is written of its sums until they are made."""
+    """A metric that creates its sums at the first batch; sums written before (on a resume) are kept."""
 
     def __init__(self) -> None:
         self._pending: dict[str, Tensor] = {}
@@ -337,14 +346,14 @@ class LazyMetric(Metric):
         return self._pending or super().named_sums()
 
     def write_sum(self, name: str, value: Tensor) -> None:
-        """Sets one of them; it is kept until it is made, if that is yet to come."""
+        """Overwrites a sum, or keeps the value until the sums exist."""
         if self.is_unbuilt:
             self._pending[name] = value
         else:
             super().write_sum(name, value)
 
     def write_pending(self) -> None:
-        """Sets what was kept, once the sums are made."""
+        """Writes the kept values, once the sums exist."""
         pending, self._pending = self._pending, {}
         for name, value in pending.items():
             super().write_sum(name, value)

@@ -1,4 +1,4 @@
-"""Metrics of native models that are made of true and false positives and negatives."""
+"""Metrics of native models from true and false positives and negatives (the confusion matrix)."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from isotrain.plugin import SpecError
 
 
 class ConfusionMetric(Metric):
-    """What is made of the true and false positives and negatives at one or several thresholds."""
+    """A function of true and false positives and negatives, counted at one or more thresholds."""
 
     def __init__(
         self,
@@ -28,13 +28,13 @@ class ConfusionMetric(Metric):
         """Starts with no samples.
 
         Args:
-            number: From true positives, false positives, true negatives and false negatives, each of shape
-                `[thresholds]`, to the number.
-            name: Under which it is given.
-            device: Where to count.
-            thresholds: A prediction above one is positive.
-            top_k: Only so many of a sample's highest predictions can be positive.
-            class_id: The only class that counts.
+            number: Function of true positives, false positives, true negatives and false negatives, each
+                `[thresholds]`, float64; returns the result, a scalar or `[thresholds]`.
+            name: Name of the result.
+            device: Device of the counts.
+            thresholds: Thresholds above which a prediction is positive.
+            top_k: Number of highest predictions per sample that can be positive; None for all.
+            class_id: Only class that is counted; None for all.
         """
         self.name = name
         self._number = number
@@ -50,15 +50,15 @@ class ConfusionMetric(Metric):
         self._count(targets, predictions, weights)
 
     def _count(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
-        targets, predictions = same_shape(targets, self._scored(predictions))
+        targets, predictions = same_shape(targets, self._scores(predictions))
         if predictions.dim() < 2 and (self._top_k is not None or self._class is not None):
             raise SpecError(
-                f"metric {self.name}: class_id and top_k choose among classes along the last axis; the"
-                f" predictions have shape {list(predictions.shape)}. Give each sample a row of classes, or"
-                " leave these options out."
+                f"metric {self.name}: class_id and top_k choose among classes along the last axis, and the"
+                f" predictions have shape {list(predictions.shape)}; expected [samples, classes]. Change the"
+                " model's output, or leave these options out."
             )
         if self._top_k is not None:
-            predictions = _only_highest(predictions, self._top_k)
+            predictions = _only_top_k(predictions, self._top_k)
         if self._class is not None:
             targets, predictions = targets[..., self._class], predictions[..., self._class]
         if weights is not None:
@@ -66,48 +66,49 @@ class ConfusionMetric(Metric):
         true, scores = targets.reshape(1, -1).bool(), predictions.reshape(1, -1)
         self.sums[0].add_(confusion(true, scores > self._thresholds.to(scores.dtype), weights))
 
-    def _scored(self, predictions: Tensor) -> Tensor:
-        """What is compared to thresholds."""
+    def _scores(self, predictions: Tensor) -> Tensor:
+        """Values to compare with the thresholds, same shape."""
         return predictions
 
     def named_results(self) -> dict[str, float]:
         numbers = self._number(*self.sums[0]).reshape(-1).tolist()
         if len(numbers) == 1:
             return {self.name: numbers[0]}
-        return {f"{self.name}/{place}": number for place, number in enumerate(numbers)}
+        return {f"{self.name}/{index}": number for index, number in enumerate(numbers)}
 
 
 class ConfusionMetricFromLogits(ConfusionMetric):
-    """The same, of predictions that are logits."""
+    """Confusion metric of predictions that are logits."""
 
-    def _scored(self, predictions: Tensor) -> Tensor:
+    def _scores(self, predictions: Tensor) -> Tensor:
         return predictions.sigmoid()
 
 
 def confusion(true: Tensor, positive: Tensor, weights: Tensor | None) -> Tensor:
-    """True positives, false positives, true negatives and false negatives, each of them summed over axis 1.
+    """True positives, false positives, true negatives and false negatives, shape `[4, thresholds, ...]`.
 
     Args:
-        true: Whether targets are positive.
-        positive: Whether predictions are, of shape `[thresholds, samples, ...]`.
-        weights: By which samples count; None where all count alike.
+        true: Whether targets are positive, bool, broadcastable to `positive`.
+        positive: Whether predictions are positive, bool, shape `[thresholds, samples, ...]`.
+        weights: Sample weights, broadcastable to `positive`; None for ones.
     """
     pairs = ((true, positive), (~true, positive), (~true, ~positive), (true, ~positive))
-    return torch.stack([summed(one & other, weights) for one, other in pairs])
+    return torch.stack([weighted_sum(a & b, weights) for a, b in pairs])
 
 
-def summed(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Over axis 1, each value times the weight of its sample."""
+def weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
+    """Sum over axis 1 (samples), each value times its sample's weight, if there are weights."""
     return values.sum(1) if weights is None else (values * weights).sum(1)
 
 
-def _only_highest(predictions: Tensor, k: int) -> Tensor:
-    values, places = predictions.topk(k)
-    return torch.full_like(predictions, -1e10).scatter(-1, places, values)
+def _only_top_k(predictions: Tensor, k: int) -> Tensor:
+    """Predictions with all but the k highest of the last axis set to -1e10."""
+    values, indices = predictions.topk(k)
+    return torch.full_like(predictions, -1e10).scatter(-1, indices, values)
 
 
 def ratio(part: Tensor, rest: Tensor) -> Tensor:
-    """part / (part + rest), 0 where both are 0."""
+    """Elementwise `part / (part + rest)`; 0 where `part` is 0."""
     return torch.where(part > 0, part / (part + rest), 0.0)
 
 
@@ -124,11 +125,11 @@ def specificity(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
 
 
 def max_where_at_least(
-    number: Callable[..., Tensor], where: Callable[..., Tensor], least: float
+    number: Callable[..., Tensor], constrained: Callable[..., Tensor], least: float
 ) -> Callable[..., Tensor]:
-    """The highest of a number over the thresholds at which another one is at least so high."""
+    """Function of counts: maximum of `number` over the thresholds where `constrained` is at least `least`."""
 
-    def found(*counts: Tensor) -> Tensor:
-        return torch.where(where(*counts) >= least, number(*counts), 0.0).max()
+    def maximum(*counts: Tensor) -> Tensor:
+        return torch.where(constrained(*counts) >= least, number(*counts), 0.0).max()
 
-    return found
+    return maximum

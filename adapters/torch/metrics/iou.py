@@ -1,4 +1,4 @@
-"""How far predicted and true classes overlap: intersection over union, for native models."""
+"""Intersection over union (IoU) of predicted and true classes, for native models."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from torch import Tensor
 from isotrain.adapters.torch.loss.functional import broadcast_weights, same_shape
 from isotrain.adapters.torch.metrics.base import Metric
 
-_SMALL = 1e-7
+_EPSILON = 1e-7
 
 
 class IoUMetric(Metric):
-    """The mean over some classes of what both have, divided by what either has."""
+    """Mean IoU over some classes, from a confusion matrix."""
 
     def __init__(
         self,
@@ -29,16 +29,15 @@ class IoUMetric(Metric):
         """Starts with no samples.
 
         Args:
-            name: Under which the number is given.
-            device: Where to count.
-            classes: How many there are.
-            targets: Those that the mean is over.
-            ignored: A class of which places do not count.
-            axes: Of targets and predictions, along which a class is the place of the highest; None where they
-                are classes.
+            name: Name of the result.
+            device: Device of the counts.
+            classes: Number of classes.
+            targets: Classes that the mean is over.
+            ignored: True class whose elements are not counted; None for none.
+            axes: Class axes of targets and predictions, for an argmax; None where they are classes already.
 
         Raises:
-            ValueError: There are not so many classes.
+            ValueError: A target class is not below the number of classes.
         """
         if max(targets) >= classes:
             raise ValueError(f"target_class_ids: expected less than {classes}, got {max(targets)}")
@@ -46,8 +45,8 @@ class IoUMetric(Metric):
         self._targets = list(targets)
         self._ignored = ignored
         self._axes = axes
-        self._table = torch.zeros(classes, classes, dtype=torch.float64, device=device)
-        self.sums = [self._table]
+        self._matrix = torch.zeros(classes, classes, dtype=torch.float64, device=device)
+        self.sums = [self._matrix]
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         self._add(targets, predictions, None)
@@ -56,35 +55,33 @@ class IoUMetric(Metric):
         self._add(targets, predictions, weights)
 
     def _add(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
-        true, found = same_shape(
+        true, predicted = same_shape(
             *(
                 (tensor if axis is None else tensor.argmax(axis)).long()
                 for tensor, axis in zip((targets, predictions), self._axes, strict=True)
             )
         )
-        classes = len(self._table)
-        counts = (true >= 0) & (true < classes) & (found >= 0) & (found < classes)
+        classes = len(self._matrix)
+        mask = (true >= 0) & (true < classes) & (predicted >= 0) & (predicted < classes)
         if self._ignored is not None:
-            counts &= true != self._ignored
-        places = torch.where(counts, true * classes + found, 0).flatten()
-        each = (
-            counts.double()
-            if weights is None
-            else counts * broadcast_weights(weights, counts.double())
+            mask &= true != self._ignored
+        indices = torch.where(mask, true * classes + predicted, 0).flatten()
+        counts = (
+            mask.double() if weights is None else mask * broadcast_weights(weights, mask.double())
         )
-        self._table.view(-1).index_add_(0, places, each.flatten())
+        self._matrix.view(-1).index_add_(0, indices, counts.flatten())
 
     def named_results(self) -> dict[str, float]:
-        """As Keras, in float32, with a little more than the number of classes that were seen."""
-        both = self._table.diagonal()
-        either = self._table.sum(0) + self._table.sum(1) - both
-        both, either = both[self._targets].float(), either[self._targets].float()
-        shares = torch.where(either > 0, both / (either + _SMALL), 0.0)
-        return {self.name: float(shares.sum() / ((either > 0).float().sum() + _SMALL))}
+        """The mean over the classes that occur, in float32 and with epsilons, as Keras computes it."""
+        intersection = self._matrix.diagonal()
+        union = self._matrix.sum(0) + self._matrix.sum(1) - intersection
+        intersection, union = intersection[self._targets].float(), union[self._targets].float()
+        ious = torch.where(union > 0, intersection / (union + _EPSILON), 0.0)
+        return {self.name: float(ious.sum() / ((union > 0).float().sum() + _EPSILON))}
 
 
 class BinaryIoUMetric(IoUMetric):
-    """The same for two classes, of which predictions give the probability of the second."""
+    """IoU for two classes, where predictions are probabilities of class 1."""
 
     def __init__(
         self, device: torch.device, name: str, targets: Sequence[int], threshold: float
@@ -107,7 +104,7 @@ def iou(
     axis: int = -1,
     dtype: Any = None,
 ) -> Metric:
-    """Of some classes."""
+    """IoU of some classes; options as Keras' `IoU`."""
     axes = (None if sparse_y_true else axis, None if sparse_y_pred else axis)
     return IoUMetric(name, device, num_classes, target_class_ids, ignore_class, axes)
 
@@ -122,15 +119,15 @@ def one_hot_iou(
     axis: int = -1,
     dtype: Any = None,
 ) -> Metric:
-    """Of some classes, of targets that are one-hot and predictions that score every class."""
-    kinds = (False, sparse_y_pred, axis)
-    return iou(device, name, num_classes, target_class_ids, ignore_class, *kinds)
+    """IoU of some classes from one-hot targets and class scores; options as Keras' `OneHotIoU`."""
+    layout = (False, sparse_y_pred, axis)
+    return iou(device, name, num_classes, target_class_ids, ignore_class, *layout)
 
 
 def mean_iou(
     make: Callable[..., Metric], device: torch.device, name: str, num_classes: int, **options: Any
 ) -> Metric:
-    """Of all classes; `make` is one of these two."""
+    """IoU of all classes; `make` is `iou` or `one_hot_iou`."""
     return make(device, name, num_classes, target_class_ids=range(num_classes), **options)
 
 
@@ -141,5 +138,5 @@ def binary_iou(
     threshold: float = 0.5,
     dtype: Any = None,
 ) -> Metric:
-    """Of two classes."""
+    """IoU of two classes; options as Keras' `BinaryIoU`."""
     return BinaryIoUMetric(device, name, target_class_ids, threshold)

@@ -1,4 +1,4 @@
-"""Metrics of Keras as a torch replica group adds them up.
+"""Adapter from Keras metrics to the metric interface of torch replicas.
 
 Imported only after `keras_backend.set_backend`.
 """
@@ -16,7 +16,7 @@ from isotrain.adapters.torch.metrics.base import LazyMetric
 
 
 class KerasMetric(LazyMetric):
-    """A Keras metric and its variables."""
+    """A Keras metric; its variables are the sums."""
 
     def __init__(self, metric: keras.metrics.Metric) -> None:
         super().__init__()
@@ -26,7 +26,7 @@ class KerasMetric(LazyMetric):
 
     @property
     def sums(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
-        """Its variables: some metrics make them when they see the first samples."""
+        """Tensors of its variables; some metrics create them at the first batch."""
         return [variable.value.detach() for variable in self._metric.variables]
 
     def named_sums(self) -> dict[str, torch.Tensor]:

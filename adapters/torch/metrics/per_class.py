@@ -1,4 +1,4 @@
-"""Metrics of native models that add up for each class: how many there are, the first samples show."""
+"""Metrics of native models with sums per class; the first batch determines the number of classes."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from torch import Tensor
 
 from isotrain.adapters.torch.loss.functional import broadcast_weights, same_shape
 from isotrain.adapters.torch.metrics.base import LazyMetric
-from isotrain.adapters.torch.metrics.confusion import confusion, summed
+from isotrain.adapters.torch.metrics.confusion import confusion, weighted_sum
 from isotrain.plugin import SpecError, UnsupportedError
 
-_SMALL = 1e-7
+_EPSILON = 1e-7
 
 
 class PerClassMetric(LazyMetric):
-    """Sums for each class of targets and predictions of shape `[samples, classes]`."""
+    """Base of metrics with sums per class, of targets and predictions of shape `[samples, classes]`."""
 
     def __init__(
         self, name: str, device: torch.device, rows: Sequence[int], classes: int | None = None
@@ -26,10 +26,10 @@ class PerClassMetric(LazyMetric):
         """Starts with no samples.
 
         Args:
-            name: Under which the number is given.
-            device: Where to add up.
-            rows: The shape of what is added up for each class.
-            classes: How many; None where the first samples show it.
+            name: Name of the result.
+            device: Device of the sums.
+            rows: Shape of the sums of one class.
+            classes: Number of classes; None to take it from the first batch.
         """
         super().__init__()
         self.name = name
@@ -37,9 +37,9 @@ class PerClassMetric(LazyMetric):
         self._rows = rows
         self.sums: list[Tensor] = []
         if classes is not None:
-            self._begin(classes)
+            self._build(classes)
 
-    def _begin(self, classes: int) -> None:
+    def _build(self, classes: int) -> None:
         self.sums.append(
             torch.zeros(*self._rows, classes, dtype=torch.float64, device=self._device)
         )
@@ -51,15 +51,14 @@ class PerClassMetric(LazyMetric):
 
     def ensure_built(self, targets: Any, predictions: Any) -> None:
         if self.is_unbuilt:
-            self._begin(predictions.shape[-1] if predictions.dim() > 1 else 1)
+            self._build(predictions.shape[-1] if predictions.dim() > 1 else 1)
 
     def require_sums(self) -> None:
         if self.is_unbuilt:
             raise UnsupportedError(
-                f"metrics: {self.name} makes its sums when it sees samples, and cannot be added up over the"
-                " workers of a parameter-server run. Leave it out, or give a function of your"
-                " own, whose values are"
-                " averaged."
+                f"metrics: {self.name} creates its sums at the first batch, and cannot be added up over the"
+                " workers of a parameter-server run. Leave it out, or use a function of your own, whose"
+                " values are averaged."
             )
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
@@ -76,13 +75,13 @@ class PerClassMetric(LazyMetric):
         self.ensure_built(targets, predictions)
         if weights is not None:
             weights = broadcast_weights(weights, targets.double())
-        self.sums[0].add_(self._counted(targets, predictions, weights))
+        self.sums[0].add_(self._increments(targets, predictions, weights))
 
     def _require_classes(self, predictions: Tensor) -> None:
-        known = "classes" if self.is_unbuilt else self.sums[0].shape[-1]
-        if predictions.dim() != 2 or known not in ("classes", predictions.shape[1]):
+        classes = "classes" if self.is_unbuilt else self.sums[0].shape[-1]
+        if predictions.dim() != 2 or classes not in ("classes", predictions.shape[1]):
             raise SpecError(
-                f"metrics: {self.name} takes predictions of shape [samples, {known}], got"
+                f"metrics: {self.name} takes predictions of shape [samples, {classes}], got"
                 f" {list(predictions.shape)}."
             )
 
@@ -90,19 +89,19 @@ class PerClassMetric(LazyMetric):
         numbers = self._number(self.sums[0]).reshape(-1).tolist() if self.sums else [0.0]
         if len(numbers) == 1:
             return {self.name: numbers[0]}
-        return {f"{self.name}/{place}": number for place, number in enumerate(numbers)}
+        return {f"{self.name}/{index}": number for index, number in enumerate(numbers)}
 
     @abstractmethod
-    def _counted(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
-        """What samples add to the sums, each by its weight, of shape `[samples, 1]`."""
+    def _increments(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
+        """What a batch adds to the sums, shape `[*rows, classes]`; weights have shape `[samples, 1]`."""
 
     @abstractmethod
     def _number(self, total: Tensor) -> Tensor:
-        """The number, or one for each class, that the sums make."""
+        """Result from the sums `[*rows, classes]`: a scalar, or one number per class."""
 
 
 class FScore(PerClassMetric):
-    """The weighted harmonic mean of precision and recall."""
+    """F-beta score: weighted harmonic mean of precision and recall."""
 
     def __init__(
         self,
@@ -116,7 +115,7 @@ class FScore(PerClassMetric):
         """Starts with no samples.
 
         Raises:
-            ValueError: An option is none that there is.
+            ValueError: An option has an invalid value.
         """
         if average not in (None, "micro", "macro", "weighted"):
             raise ValueError(f"average: expected micro, macro or weighted, got {average!r}")
@@ -125,22 +124,22 @@ class FScore(PerClassMetric):
         super().__init__(name, device, (3,))
         self._average, self._beta, self._threshold = average, beta, threshold
 
-    def _counted(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
+    def _increments(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
         if self._threshold is None:
             highest = predictions.amax(-1, keepdim=True)
             positive = (predictions >= highest) & (predictions.abs() > 1e-9)
         else:
             positive = predictions > self._threshold
         true, positive = targets.to(torch.float64), positive.to(torch.float64)
-        return summed(torch.stack([positive * true, positive, true]), weights)
+        return weighted_sum(torch.stack([positive * true, positive, true]), weights)
 
     def _number(self, total: Tensor) -> Tensor:
         hits, positive, true = total.sum(-1, keepdim=True) if self._average == "micro" else total
-        precision, recall = hits / (positive + _SMALL), hits / (true + _SMALL)
+        precision, recall = hits / (positive + _EPSILON), hits / (true + _EPSILON)
         square = self._beta**2
-        scores = precision * recall / (square * precision + recall + _SMALL) * (1 + square)
+        scores = precision * recall / (square * precision + recall + _EPSILON) * (1 + square)
         if self._average == "weighted":
-            return (scores * (true / (true.sum() + _SMALL))).sum()
+            return (scores * (true / (true.sum() + _EPSILON))).sum()
         return scores if self._average is None else scores.mean()
 
 
@@ -151,12 +150,12 @@ def f1_score(
     threshold: float | None = None,
     dtype: Any = None,
 ) -> FScore:
-    """The harmonic mean of precision and recall."""
+    """F1 score: harmonic mean of precision and recall."""
     return FScore(device, name, average, 1.0, threshold)
 
 
 class R2Score(PerClassMetric):
-    """How much of the targets' variance predictions explain."""
+    """R2 score: part of the targets' variance that the predictions explain."""
 
     def __init__(
         self,
@@ -169,42 +168,44 @@ class R2Score(PerClassMetric):
         """Starts with no samples.
 
         Raises:
-            ValueError: An option is none that there is.
+            ValueError: An option has an invalid value.
         """
-        known = (None, "uniform_average", "variance_weighted_average")
-        if class_aggregation not in known or num_regressors < 0:
-            raise ValueError(f"expected class_aggregation of {known}, num_regressors of 0 or more")
+        aggregations = (None, "uniform_average", "variance_weighted_average")
+        if class_aggregation not in aggregations or num_regressors < 0:
+            raise ValueError(
+                f"expected class_aggregation of {aggregations}, num_regressors of 0 or more"
+            )
         super().__init__(name, device, (5,))
         self._aggregation, self._regressors = class_aggregation, num_regressors
 
-    def _counted(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
+    def _increments(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
         true = targets.to(torch.float64)
         errors = (true - predictions).square()
         ones = torch.ones_like(errors)
-        weighed = summed(torch.stack([true, true.square(), errors, ones]), weights)
-        return torch.cat([weighed, ones.sum(0, keepdim=True)])
+        sums = weighted_sum(torch.stack([true, true.square(), errors, ones]), weights)
+        return torch.cat([sums, ones.sum(0, keepdim=True)])
 
     def _number(self, total: Tensor) -> Tensor:
         sums, squares, errors, counts, samples = total
-        spread = squares - sums * (sums / counts)
-        scores = 1 - errors / spread
+        variation = squares - sums * (sums / counts)
+        scores = 1 - errors / variation
         scores = torch.where(scores.isinf(), 0.0, scores)
         if self._aggregation == "uniform_average":
             scores = scores.mean()
         elif self._aggregation is not None:
-            scores = (spread * scores).sum() / spread.sum()
+            scores = (variation * scores).sum() / variation.sum()
         return self._adjusted(scores, samples.sum())
 
     def _adjusted(self, scores: Tensor, samples: Tensor) -> Tensor:
-        """For the number of predictors, where there are enough samples for it."""
-        free = samples - 1 - self._regressors
-        if not self._regressors or free <= 0:
+        """Adjusted R2 for the number of regressors, if there are enough samples."""
+        degrees = samples - 1 - self._regressors
+        if not self._regressors or degrees <= 0:
             return scores
-        return 1 - (1 - scores) * (samples - 1) / free
+        return 1 - (1 - scores) * (samples - 1) / degrees
 
 
 class ConfusionMetricPerLabel(PerClassMetric):
-    """What is made of the true and false positives and negatives of each label at several thresholds."""
+    """A function of true and false positives and negatives of each label, counted at several thresholds."""
 
     def __init__(
         self,
@@ -218,22 +219,23 @@ class ConfusionMetricPerLabel(PerClassMetric):
         """Starts with no samples.
 
         Args:
-            number: From true positives, false positives, true negatives and false negatives, in this order,
-                of shape `[4, thresholds, labels]`, to the number.
-            name: Under which it is given.
-            device: Where to count.
-            thresholds: A prediction above one is positive.
-            labels: How many there are; None where the first samples show it.
-            scored: From predictions to what is compared to thresholds; None for themselves.
+            number: Function of the counts tp, fp, tn and fn, shape `[4, thresholds, labels]`, that returns
+                the result.
+            name: Name of the result.
+            device: Device of the counts.
+            thresholds: Thresholds above which a prediction is positive.
+            labels: Number of labels; None to take it from the first batch.
+            scored: Function from predictions to scores, which are compared with the thresholds; None for the
+                predictions themselves.
         """
         super().__init__(name, device, (4, len(thresholds)), labels)
-        self._made, self._scored = number, scored
+        self._function, self._scored = number, scored
         self._thresholds = torch.tensor(thresholds, dtype=torch.float64, device=device)
 
-    def _counted(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
+    def _increments(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
         scores = self._scored(predictions) if self._scored else predictions
         positive = scores > self._thresholds.to(scores.dtype)[:, None, None]
         return confusion(targets.bool(), positive, weights)
 
     def _number(self, total: Tensor) -> Tensor:
-        return self._made(total)
+        return self._function(total)

@@ -1,4 +1,4 @@
-"""The metrics of a native model, by their names or a person's own."""
+"""Creation of a native model's metrics from the spec: by Keras' names, or custom ones."""
 
 from __future__ import annotations
 
@@ -28,25 +28,26 @@ from isotrain.plugin import Component, TrainingSpec
 
 
 class OutputLossMetric(Metric):
-    """The loss of one output, over all that counts in it, before `loss_weights` multiplies it."""
+    """Loss of one output as a metric, `<output>_loss`, without its factor from `loss_weights`."""
 
     takes_weights = True
 
-    def __init__(self, part: PerOutputLoss, device: torch.device) -> None:
+    def __init__(self, loss: PerOutputLoss, device: torch.device) -> None:
         """Starts with no samples."""
-        self.name = f"{part.output}_loss"
-        self._part = part
+        self.name = f"{loss.output}_loss"
+        self._loss = loss
         self._total = torch.zeros(2, dtype=torch.float64, device=device)
         self.sums = [self._total]
 
     def update(self, targets: Any, predictions: Any, count: int) -> None:
-        own = OutputSelector().sample(targets, predictions, self._part.output)
-        mean = self._part.measured(*own).double()
-        if self._part.loss_denominators is None:
+        sample = OutputSelector().sample(targets, predictions, self._loss.output)
+        mean = self._loss.cached_mean(*sample).double()
+        if self._loss.loss_denominators is None:
             self._total += torch.stack([mean * count, torch.full_like(mean, count)])
             return
-        counted = self._part.loss_denominators(own[0]).to(mean)
-        self._total += torch.stack([torch.where(counted > 0, mean * counted, 0.0), counted])
+        denominator = self._loss.loss_denominators(sample[0]).to(mean)
+        total = torch.where(denominator > 0, mean * denominator, 0.0)
+        self._total += torch.stack([total, denominator])
 
     def named_results(self) -> dict[str, float]:
         total, count = self._total.tolist()
@@ -54,9 +55,9 @@ class OutputLossMetric(Metric):
 
 
 def output_losses(loss: TotalLoss | None, device: torch.device) -> list[Metric]:
-    """One for each output that has a loss of its own; none where an objective gives the loss."""
-    parts = [] if loss is None else loss.parts
-    return [OutputLossMetric(part, device) for part in parts if part.output is not None]
+    """Loss metrics of the outputs that have a loss of their own; none for an objective (`loss` is None)."""
+    losses = [] if loss is None else loss.per_output
+    return [OutputLossMetric(each, device) for each in losses if each.output is not None]
 
 
 _MEANS: Mapping[str, Callable[..., Any]] = {
@@ -97,13 +98,14 @@ _COUNTS: Mapping[str, Callable[..., Any]] = {
     "precision": confusion.precision,
     "recall": confusion.recall,
 }
-_HIGHEST = {
+_CONSTRAINED = {
     "sensitivity_at_specificity": (confusion.recall, confusion.specificity, "specificity"),
     "specificity_at_sensitivity": (confusion.specificity, confusion.recall, "sensitivity"),
     "precision_at_recall": (confusion.precision, confusion.recall, "recall"),
     "recall_at_precision": (confusion.recall, confusion.precision, "precision"),
 }
-_WHOLE: Mapping[str, Callable[..., Metric]] = {
+"""Function to maximize, function with a lower bound, and the option that sets the bound."""
+_CLASSES: Mapping[str, Callable[..., Metric]] = {
     "f1_score": per_class.f1_score,
     "f_beta_score": per_class.FScore,
     "r2_score": per_class.R2Score,
@@ -113,69 +115,70 @@ _WHOLE: Mapping[str, Callable[..., Metric]] = {
     "one_hot_mean_io_u": functools.partial(iou.mean_iou, iou.one_hot_iou),
     "binary_io_u": iou.binary_iou,
 }
-_NAMED_OTHERWISE = {"log_cosh_error": "logcosh", "f_beta_score": "fbeta_score"}
+_DISPLAY_NAMES = {"log_cosh_error": "logcosh", "f_beta_score": "fbeta_score"}
+"""Names of results where they differ from the metric's name, as in Keras."""
 
 
 def build_metrics(spec: TrainingSpec, device: torch.device, loss: TotalLoss | None) -> list[Metric]:
-    """Makes the spec's metrics anew, and the loss of each output where it gives several.
+    """Creates the spec's metrics, and loss metrics where the model has several outputs.
 
     Args:
-        spec: Names them.
-        device: Where to add up.
-        loss: That the steps compute; None where an objective gives it.
+        spec: Training spec with the metrics.
+        device: Device of the sums.
+        loss: Loss that the steps compute; None if an objective computes it.
 
     Raises:
-        SpecError: There is none of a name, or it has no such options, or two would have one name.
+        SpecError: A name or an option does not exist, or two metrics have the same name.
     """
-    found = [_built(given, device) for given in spec.metrics]
-    found = [
-        *as_output_metrics(found, spec.metrics, OutputSelector()),
+    built = [_build(declared, device) for declared in spec.metrics]
+    built = [
+        *as_output_metrics(built, spec.metrics, OutputSelector()),
         *output_losses(loss, device),
     ]
-    choices.require_unique_names([metric.name for metric in found])
-    return found
+    choices.require_unique_names([metric.name for metric in built])
+    return built
 
 
-def _built(given: Any, device: torch.device) -> Metric:
-    chosen: Component = choices.resolve_for_framework(given, "torch", "metrics")
-    if chosen.name in ("accuracy", "acc"):
-        return MeanMetric(metrics.inferred_accuracy, chosen.name, device)
-    if chosen.is_reference:
-        return _own(chosen, device)
-    name = choices.snake_case(keras_names.class_name(chosen.name, "metrics"))
-    made = functools.partial(_maker(name), device)
-    shown = _NAMED_OTHERWISE.get(name, name)
-    metric: Metric = choices.instantiate(made, chosen, "metrics", name=shown)
+def _build(declared: Any, device: torch.device) -> Metric:
+    component: Component = choices.resolve_for_framework(declared, "torch", "metrics")
+    if component.name in ("accuracy", "acc"):
+        return MeanMetric(metrics.inferred_accuracy, component.name, device)
+    if component.is_reference:
+        return _build_custom(component, device)
+    name = choices.snake_case(keras_names.class_name(component.name, "metrics"))
+    factory = functools.partial(_factory(name), device)
+    display_name = _DISPLAY_NAMES.get(name, name)
+    metric: Metric = choices.instantiate(factory, component, "metrics", name=display_name)
     return metric
 
 
-def _maker(name: str) -> Callable[..., Metric]:
-    """The function from a device, a name and the options of a metric to it."""
-    for names, make in ((_MEANS, _mean), (_COUNTS, _counts), (_HIGHEST, _highest)):
+def _factory(name: str) -> Callable[..., Metric]:
+    """Function that creates a metric from a device, a name and its options."""
+    for names, make in ((_MEANS, _mean), (_COUNTS, _counts), (_CONSTRAINED, _constrained)):
         if name in names:
             return functools.partial(make, name)
-    return _area if name == "auc" else _WHOLE[name]
+    return _auc if name == "auc" else _CLASSES[name]
 
 
-def _own(chosen: Component, device: torch.device) -> Metric:
-    found = choices.build_custom(chosen, "metrics")
-    if keras_backend.is_keras_instance(found, "Metric"):
+def _build_custom(component: Component, device: torch.device) -> Metric:
+    custom = choices.build_custom(component, "metrics")
+    if keras_backend.is_keras_instance(custom, "Metric"):
         from isotrain.adapters.torch.metrics.keras import KerasMetric
 
-        return KerasMetric(found)
-    function = choices.as_function(found, chosen, "metrics")
-    return MeanMetric(function, chosen.label.rpartition(":")[2], device)
+        return KerasMetric(custom)
+    function = choices.as_function(custom, component, "metrics")
+    return MeanMetric(function, component.label.rpartition(":")[2], device)
 
 
-def _mean(which: str, device: torch.device, name: str, dtype: Any = None, **options: Any) -> Metric:
-    inspect.signature(_MEANS[which]).bind(None, None, **options)
-    kind = RootMeanMetric if which == "root_mean_squared_error" else MeanMetric
-    function = metrics.as_columns(_MEANS[which])
-    return kind(functools.partial(function, **options), name, device)
+def _mean(key: str, device: torch.device, name: str, dtype: Any = None, **options: Any) -> Metric:
+    inspect.signature(_MEANS[key]).bind(None, None, **options)
+    metric_class = RootMeanMetric if key == "root_mean_squared_error" else MeanMetric
+    function = metrics.as_columns(_MEANS[key])
+    return metric_class(functools.partial(function, **options), name, device)
 
 
 def _counts(
-    which: str,
+    key: str,
     device: torch.device,
     name: str,
     thresholds: Any = None,
@@ -185,31 +188,36 @@ def _counts(
 ) -> Metric:
     if thresholds is None:
         thresholds = 0.5 if top_k is None else -1e10
-    several = thresholds if isinstance(thresholds, list | tuple) else [thresholds]
-    return ConfusionMetric(_COUNTS[which], name, device, several, top_k, class_id)
+    threshold_list = thresholds if isinstance(thresholds, list | tuple) else [thresholds]
+    return ConfusionMetric(_COUNTS[key], name, device, threshold_list, top_k, class_id)
 
 
-def _highest(
-    which: str,
+def _constrained(
+    key: str,
     device: torch.device,
     name: str,
     num_thresholds: int = 200,
     class_id: int | None = None,
     dtype: Any = None,
-    **least: float,
+    **bound: float,
 ) -> Metric:
-    number, where, of = _HIGHEST[which]
-    ((given, value),) = least.items()
-    if given != of or not 0 <= value <= 1 or num_thresholds < 1:
-        raise ValueError(f"expected {of} from 0 to 1, and num_thresholds of 1 or more")
+    number, constrained, bound_name = _CONSTRAINED[key]
+    ((option, least),) = bound.items()
+    if option != bound_name or not 0 <= least <= 1 or num_thresholds < 1:
+        raise ValueError(f"expected {bound_name} from 0 to 1, and num_thresholds of 1 or more")
     last = num_thresholds - 1
     thresholds = [index / last for index in range(num_thresholds)] if last else [0.5]
     return ConfusionMetric(
-        confusion.max_where_at_least(number, where, value), name, device, thresholds, None, class_id
+        confusion.max_where_at_least(number, constrained, least),
+        name,
+        device,
+        thresholds,
+        None,
+        class_id,
     )
 
 
-def _area(
+def _auc(
     device: torch.device,
     name: str,
     num_thresholds: int = 200,
@@ -218,17 +226,17 @@ def _area(
     thresholds: Any = None,
     from_logits: bool = False,
     dtype: Any = None,
-    **of_labels: Any,
+    **label_options: Any,
 ) -> Metric:
-    number = auc.area(curve, summation_method)
-    limits = auc.thresholds_of(thresholds, num_thresholds)
-    if of_labels:
-        return _area_of_labels(device, name, number, limits, from_logits, **of_labels)
-    kind = ConfusionMetricFromLogits if from_logits else ConfusionMetric
-    return kind(number, name, device, limits)
+    area = auc.area(curve, summation_method)
+    threshold_list = auc.thresholds_of(thresholds, num_thresholds)
+    if label_options:
+        return _auc_of_labels(device, name, area, threshold_list, from_logits, **label_options)
+    metric_class = ConfusionMetricFromLogits if from_logits else ConfusionMetric
+    return metric_class(area, name, device, threshold_list)
 
 
-def _area_of_labels(
+def _auc_of_labels(
     device: torch.device,
     name: str,
     area: Callable[..., torch.Tensor],
@@ -240,7 +248,7 @@ def _area_of_labels(
     label_weights: Any = None,
 ) -> Metric:
     if num_labels is not None and not multi_label:
-        raise ValueError("num_labels is for multi_label: true")
+        raise ValueError("num_labels needs multi_label: true")
     number = auc.area_of_labels(area, multi_label, label_weights)
     labels = num_labels if label_weights is None else len(label_weights)
     scored = torch.sigmoid if from_logits else None

@@ -90,7 +90,7 @@ class CapturedMetrics:
 
     def mismatched(self, targets: Any, measured: MeasuredPredictions, exact: bool) -> list[str]:
         """Names of the metrics whose captured increments differ from Keras' update."""
-        pairs = zip(measured.indices, measured.sums, strict=True)
+        pairs = zip(measured.metric_indices, measured.sums, strict=True)
         return [
             self._capturable[index].name
             for index, sums in pairs
