@@ -180,10 +180,10 @@ class _ClosurePool(WorkerPool):
         remote = self._coordinator.schedule(self._function, args=(slices, weights, shift))
         self._in_flight[worker] = item, self._fetching.submit(remote.fetch)
 
-    def collect(self, patience: float) -> list[WorkResult]:
+    def collect(self, timeout: float) -> list[WorkResult]:
         self._liveness.poll()
         futures = [future for _, future in self._in_flight.values()]
-        wait(futures, patience, FIRST_COMPLETED)
+        wait(futures, timeout, FIRST_COMPLETED)
         done = [worker for worker, (_, future) in self._in_flight.items() if future.done()]
         results = [self._result(*self._in_flight.pop(worker)) for worker in done]
         return [result for result in results if result is not None]

@@ -1,4 +1,4 @@
-"""State and gradients of one replica as vectors: what travels in a parameter-server run."""
+"""Flattened state and gradients of one replica, as sent in a parameter-server run."""
 
 from __future__ import annotations
 
@@ -11,38 +11,51 @@ STATISTICS: tuple[StatePart, ...] = ("statistics",)
 
 
 def read_parts(replica: Replica, *, static: tuple[StatePart, ...]) -> Tensor:
-    """The replica's state of some parts."""
+    """Reads these parts of the replica's state as one vector, 1-D."""
     return replica.read(static)
 
 
 def write_parts(replica: Replica, vector: Tensor, *, static: tuple[StatePart, ...]) -> None:
-    """Sets it."""
+    """Writes these parts of the replica's state from one vector, 1-D."""
     replica.write(static, vector)
 
 
-def change(replica: Replica, gradients: list[Tensor], before: Tensor, *, static: int) -> Tensor:
-    """Gradients in one vector, and behind them by how much the moving statistics changed.
+def flat_update(
+    replica: Replica, gradients: list[Tensor], before: Tensor, *, static: int
+) -> Tensor:
+    """Flattens gradients, and appends the changes of the moving statistics.
 
     Args:
-        replica: After it has computed the gradients.
-        gradients: Of its trainable weights.
-        before: Weights and statistics that it began with.
-        static: How many of these numbers are statistics.
+        replica: Replica that has computed the gradients.
+        gradients: Gradients of its trainable weights, each of its weight's shape.
+        before: Weights and statistics before the step, 1-D.
+        static: Number of statistics at the end of `before`.
+
+    Returns:
+        Vector, 1-D, of the length and dtype of `before`.
     """
     ops = replica.ops
     flat = [ops.reshape(ops.cast(gradient, before.dtype), (-1,)) for gradient in gradients]
     if static:
-        begun = before[before.shape[0] - static :]
-        flat.append(ops.cast(replica.read(STATISTICS), before.dtype) - begun)
+        old_statistics = before[before.shape[0] - static :]
+        flat.append(ops.cast(replica.read(STATISTICS), before.dtype) - old_statistics)
     return ops.concatenate(flat)
 
 
-def separated(replica: Replica, vector: Tensor, *, static: tuple[Any, ...]) -> list[Tensor]:
-    """Cuts a vector into gradients: `static` has the shapes and types, and where each ends."""
+def unflatten_gradients(
+    replica: Replica, vector: Tensor, *, static: tuple[Any, ...]
+) -> list[Tensor]:
+    """Splits a vector, 1-D, into gradients.
+
+    Args:
+        replica: Replica that has the operations.
+        vector: Flattened gradients.
+        static: Pairs of shape and dtype, and the end of each gradient in the vector.
+    """
     ops = replica.ops
-    kinds, ends = static
-    parts = ops.split(vector, ends[:-1]) if len(kinds) > 1 else [vector]
+    shapes, ends = static
+    parts = ops.split(vector, ends[:-1]) if len(shapes) > 1 else [vector]
     return [
         ops.cast(ops.reshape(part, shape), dtype)
-        for part, (shape, dtype) in zip(parts, kinds, strict=True)
+        for part, (shape, dtype) in zip(parts, shapes, strict=True)
     ]

@@ -1,4 +1,4 @@
-"""The parallel layout of parameter-server runs."""
+"""Parallel layout of parameter-server runs."""
 
 from __future__ import annotations
 
@@ -42,42 +42,45 @@ PARAMETER_SERVER_CAPABILITIES = Capabilities(
     _HAS,
     dict.fromkeys(
         _WITHOUT_REPLICAS,
-        "one process holds the parameters, and no replicas step or exchange by themselves",
+        "one process holds the parameters, and no replica steps or communicates by itself",
     ),
 )
 
 
 class ParameterServerLayout(ParallelLayout):
-    """The process of rank 0 holds weights, optimizer and loop; one more for each replica works for it."""
+    """Parallel layout `parameter-server`: rank 0, the coordinator, has weights, optimizer and training loop.
+
+    One worker for each replica computes gradients; some backends have servers that hold the parameters.
+    """
 
     name = "parameter-server"
     extra_ports = 1
 
     def __init__(self, servers: int = 1) -> None:
-        """Spreads the parameters.
+        """Keeps the number of servers.
 
         Args:
-            servers: Over how many processes, where the backend has such.
+            servers: Number of processes that hold the parameters, for backends with servers.
         """
         self.servers = servers
 
     def for_replicas(self, replicas: int) -> ParallelLayout:
-        """A single replica needs nobody to serve it."""
+        """This layout; `replicated` for a single replica, which needs no parameter server."""
         return self if replicas > 1 else REPLICATED
 
     def device_mesh(self, replicas: int) -> DeviceMesh:
-        """The workers along the data axis."""
+        """Device mesh with the workers along the data axis."""
         return DeviceMesh({DATA: replicas})
 
     def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
         """The coordinator, a worker for each replica, and servers."""
-        everyone = tuple(range(replicas))
-        workers = (ProcessRole((replica,), "worker") for replica in everyone)
+        all_replicas = tuple(range(replicas))
+        workers = (ProcessRole((replica,), "worker") for replica in all_replicas)
         servers = [ProcessRole((), "server")] * adapter.servers(self.servers)
-        return (ProcessRole(everyone, "coordinator"), *workers, *servers)
+        return (ProcessRole(all_replicas, "coordinator"), *workers, *servers)
 
     def collective(self, adapter: Adapter, resolved: str) -> str:
-        """With what workers and coordinator exchange."""
+        """Transport between workers and coordinator."""
         return adapter.parameter_server_transport
 
     def open(
@@ -101,5 +104,5 @@ class ParameterServerLayout(ParallelLayout):
         backend_config: BackendConfig,
         server_connection: ServerConnection,
     ) -> None:
-        """Does what a worker or a server does."""
+        """Runs a worker or a server."""
         adapter.serve(spec, backend_config, server_connection)

@@ -1,4 +1,4 @@
-"""Served runs for a backend that has none of its own."""
+"""Parameter-server runs over TCP, for adapters whose backend has no parameter server of its own."""
 
 from __future__ import annotations
 
@@ -14,10 +14,10 @@ if TYPE_CHECKING:
 
 
 class TcpParameterServer(Adapter):
-    """An adapter whose parameter-server runs exchange messages over authenticated TCP.
+    """Adapter mixin: parameter-server runs over authenticated TCP.
 
-    The coordinator holds the parameters and sends them to the workers. All of them use `start` with one
-    replica.
+    The coordinator holds the parameters and sends them to the workers. Each process makes a group of one
+    replica by `start`.
     """
 
     parameter_server_transport = "tcp"

@@ -1,4 +1,4 @@
-"""Workers that are sent weights and slices over TCP."""
+"""Worker pool over TCP: the coordinator sends weights and slices, the workers send gradients."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _POLL_SECONDS = 0.1
 @dataclass
 class _Worker:
     number: int
-    wire: Connection
+    connection: Connection
     ready: bool = False
     item: WorkItem | None = None
     since: float = 0.0
@@ -38,38 +38,38 @@ class _Worker:
 
 
 class TcpWorkerPool(WorkerPool):
-    """One connection to each worker; a worker is its replica's number."""
+    """Worker pool with one connection to each worker; a worker's number is its replica's."""
 
     def __init__(self, server_connection: ServerConnection) -> None:
-        """Opens the door; `await_workers` lets the workers in."""
+        """Listens; `await_workers` accepts the workers."""
         self.lost: list[LostWorker] = []
         self._server_connection = server_connection
         self._weights: Callable[[], np.ndarray] | None = None
-        self._door = AuthenticatedServer(server_connection.server_address, server_connection.key)
+        self._server = AuthenticatedServer(server_connection.server_address, server_connection.key)
         self._workers: dict[int, _Worker] = {}
-        self._given_back: list[WorkItem] = []
+        self._lost_items: list[WorkItem] = []
 
     def await_workers(self, weights: Callable[[], np.ndarray]) -> None:
         """Returns once all workers are ready.
 
         Args:
-            weights: Gives the newest weights and moving statistics as one vector.
+            weights: Returns the current weights and moving statistics as one vector, 1-D.
 
         Raises:
-            PeerLostError: One was lost before it was ready, or was not ready in time.
+            PeerLostError: A worker was lost before it was ready, or was not ready in time.
         """
         self._weights = weights
-        patience = self._server_connection.start_timeout
+        timeout = self._server_connection.start_timeout
         self._server_connection.reporter.enter("await workers")
-        deadline = time.monotonic() + patience
+        deadline = time.monotonic() + timeout
         while missing := self._not_ready():
             if self.lost:
-                told = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in self.lost)
-                raise PeerLostError(f"peers were lost before they were ready: {told}.")
+                reasons = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in self.lost)
+                raise PeerLostError(f"peers were lost before they were ready: {reasons}.")
             if time.monotonic() > deadline:
-                told = ", ".join(str(rank_of(number)) for number in missing)
-                raise PeerLostError(f"not ready within {patience:g} s: peers of rank {told}.")
-            self._answers(_POLL_SECONDS)
+                ranks = ", ".join(str(rank_of(number)) for number in missing)
+                raise PeerLostError(f"not ready within {timeout:g} s: peers of rank {ranks}.")
+            self._receive_results(_POLL_SECONDS)
 
     def _not_ready(self) -> list[int]:
         ready = {number for number, worker in self._workers.items() if worker.ready}
@@ -79,58 +79,63 @@ class TcpWorkerPool(WorkerPool):
         return [n for n, worker in self._workers.items() if worker.ready and worker.item is None]
 
     def hand_out(self, worker: int, item: WorkItem, version: int) -> None:
-        known = self._workers[worker]
-        known.item, known.since = item, time.monotonic()
+        remote = self._workers[worker]
+        remote.item, remote.since = item, time.monotonic()
         arrays: list[np.ndarray] = []
-        pieces = [
-            [encode_tree(p.inputs, arrays), encode_tree(p.targets, arrays), p.count, p.weight]
-            for p in item.slices
+        slices = [
+            [encode_tree(s.inputs, arrays), encode_tree(s.targets, arrays), s.count, s.weight]
+            for s in item.slices
         ]
-        newer = known.version != version
-        if newer:
+        has_weights = remote.version != version
+        if has_weights:
             assert self._weights is not None, "await_workers comes first"
             arrays.append(self._weights())
-            known.version = version
+            remote.version = version
         try:
-            header = {"step": item.step, "replica": item.replica, "pieces": pieces, "newer": newer}
-            known.wire.send(header, arrays)
+            header = {
+                "step": item.step,
+                "replica": item.replica,
+                "slices": slices,
+                "has_weights": has_weights,
+            }
+            remote.connection.send(header, arrays)
         except ConnectionLostError as error:
-            self._lose(worker, str(error))
+            self._drop_worker(worker, str(error))
 
-    def collect(self, patience: float) -> list[WorkResult]:
-        answers = self._answers(patience)
+    def collect(self, timeout: float) -> list[WorkResult]:
+        results = self._receive_results(timeout)
         now = time.monotonic()
         for worker in list(self._workers.values()):
             if (
                 worker.item is not None
                 and now - worker.since > self._server_connection.answer_timeout
             ):
-                self._lose(worker.number, f"no answer for {now - worker.since:.0f} s")
-        self._require_some()
-        return answers
+                self._drop_worker(worker.number, f"no answer for {now - worker.since:.0f} s")
+        self._require_workers()
+        return results
 
-    def _answers(self, patience: float) -> list[WorkResult]:
-        for rank, wire in self._door.arrivals():
-            self._admit(worker_of(rank), wire)
+    def _receive_results(self, timeout: float) -> list[WorkResult]:
+        for rank, connection in self._server.arrivals():
+            self._admit(worker_of(rank), connection)
         if not self._workers:
-            time.sleep(patience)
+            time.sleep(timeout)
             return []
-        wires = {worker.wire.fileno(): worker for worker in self._workers.values()}
-        answers = (self._read(wires[number]) for number in poll_readable(wires, patience))
-        return [answer for answer in answers if answer is not None]
+        workers = {worker.connection.fileno(): worker for worker in self._workers.values()}
+        results = (self._read(workers[number]) for number in poll_readable(workers, timeout))
+        return [result for result in results if result is not None]
 
-    def _admit(self, number: int, wire: Connection) -> None:
-        """Lets a worker in; one that is taken for lost stays outside, and ends."""
+    def _admit(self, number: int, connection: Connection) -> None:
+        """Adds a connected worker; closes the connection of one that counts as lost, which then ends."""
         if number in {loss.worker for loss in self.lost}:
-            wire.close()
+            connection.close()
         else:
-            self._workers[number] = _Worker(number, wire)
+            self._workers[number] = _Worker(number, connection)
 
     def _read(self, worker: _Worker) -> WorkResult | None:
         try:
-            header, arrays = _received(worker)
+            header, arrays = _receive_message(worker)
         except ConnectionLostError as error:
-            self._lose(worker.number, str(error))
+            self._drop_worker(worker.number, str(error))
             return None
         if worker.item is None:
             worker.ready = True
@@ -138,63 +143,63 @@ class TcpWorkerPool(WorkerPool):
         item, worker.item = worker.item, None
         return WorkResult(item, worker.number, worker.version, header["loss"], arrays[0], arrays[1])
 
-    def _lose(self, number: int, reason: str) -> None:
+    def _drop_worker(self, number: int, reason: str) -> None:
         worker = self._workers.pop(number, None)
         step = None
         if worker is not None:
-            worker.wire.close()
+            worker.connection.close()
             if worker.item is not None:
                 step = worker.item.step
-                self._given_back.append(worker.item)
+                self._lost_items.append(worker.item)
         self.lost.append(report_lost_worker(self._server_connection, number, step, reason))
 
-    def _require_some(self) -> None:
+    def _require_workers(self) -> None:
         if not self._workers:
             raise no_workers_left(self.lost)
 
     def execution_state(self, worker: int) -> Mapping[str, np.ndarray]:
-        known = self._workers.get(worker)
-        if known is None:
+        remote = self._workers.get(worker)
+        if remote is None:
             return {}
         try:
-            known.wire.send({"asked": True})
+            remote.connection.send({"request": "execution_state"})
             seconds = self._server_connection.answer_timeout
-            if not poll_readable([known.wire.fileno()], seconds):
+            if not poll_readable([remote.connection.fileno()], seconds):
                 raise ConnectionLostError(f"no answer for {seconds:.0f} s")
-            header, arrays = _received(known)
+            header, arrays = _receive_message(remote)
         except ConnectionLostError as error:
-            self._lose(worker, str(error))
+            self._drop_worker(worker, str(error))
             return {}
         return dict(zip(header["execution_state"], arrays, strict=True))
 
     def set_execution_state(self, worker: int, execution_state: Mapping[str, np.ndarray]) -> None:
-        known = self._workers.get(worker)
-        if known is None:
+        remote = self._workers.get(worker)
+        if remote is None:
             return
         try:
-            known.wire.send(
+            remote.connection.send(
                 {"execution_state": list(execution_state)}, list(execution_state.values())
             )
         except ConnectionLostError as error:
-            self._lose(worker, str(error))
+            self._drop_worker(worker, str(error))
 
     def lost_items(self) -> list[WorkItem]:
-        items, self._given_back = self._given_back, []
+        items, self._lost_items = self._lost_items, []
         return items
 
     def close(self) -> None:
-        self._door.close()
+        self._server.close()
         for worker in self._workers.values():
-            worker.wire.close()
+            worker.connection.close()
 
 
-def _received(worker: _Worker) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """What a worker says next.
+def _receive_message(worker: _Worker) -> tuple[dict[str, Any], list[np.ndarray]]:
+    """The next message of a worker.
 
     Raises:
-        PeerLostError: It failed; as a ConnectionLostError: it is gone.
+        PeerLostError: The worker failed; a ConnectionLostError: it is gone.
     """
-    header, arrays = worker.wire.receive()
+    header, arrays = worker.connection.receive()
     if "error" in header:
         raise PeerLostError(f"rank {rank_of(worker.number)}, a peer, failed: {header['error']}")
     return header, arrays

@@ -1,4 +1,4 @@
-"""Who is there, where a framework's own runtime hands out the work."""
+"""Worker liveness in parameter-server runs in which the framework's own runtime distributes the work."""
 
 from __future__ import annotations
 
@@ -19,49 +19,50 @@ _POLL_SECONDS = 0.1
 
 
 class WorkerLiveness:
-    """Keeps a connection to each process that a framework's own runtime lets work, to see who is there.
+    """Detects lost workers: keeps an idle connection to each process, which closes when the process dies.
 
     Attributes:
-        present: The workers that are there, by number.
-        lost: Those that were lost.
+        present: Numbers of the workers that are alive.
+        lost: Lost workers.
     """
 
     def __init__(self, server_connection: ServerConnection) -> None:
         self.present: set[int] = set()
         self.lost: list[LostWorker] = []
         self._server_connection = server_connection
-        self._door = AuthenticatedServer(server_connection.server_address, server_connection.key)
-        self._wires: dict[int, Connection] = {}
+        self._server = AuthenticatedServer(server_connection.server_address, server_connection.key)
+        self._connections: dict[int, Connection] = {}
 
     def await_all(self) -> None:
-        """Returns once all processes are there.
+        """Returns once all other processes are connected.
 
         Raises:
-            PeerLostError: One did not come in time.
+            PeerLostError: A process did not connect in time.
         """
         self._server_connection.reporter.enter("await workers")
         deadline = time.monotonic() + self._server_connection.start_timeout
         expected = set(range(1, self._server_connection.context.world_size))
-        while missing := expected - self._wires.keys():
+        while missing := expected - self._connections.keys():
             if time.monotonic() > deadline:
-                told = ", ".join(map(str, sorted(missing)))
+                ranks = ", ".join(map(str, sorted(missing)))
                 raise PeerLostError(
-                    f"not connected within {self._server_connection.start_timeout:g} s: peers of rank {told}."
+                    f"not connected within {self._server_connection.start_timeout:g} s:"
+                    f" peers of rank {ranks}."
                 )
             time.sleep(_POLL_SECONDS)
-            self._wires.update(self._door.arrivals())
+            self._connections.update(self._server.arrivals())
         self.present = set(range(self._server_connection.context.replicas))
 
     def poll(self) -> None:
-        """Notices who is gone.
+        """Updates `present` and `lost`.
 
         Raises:
             PeerLostError: No worker is left.
         """
-        ranks = {wire.fileno(): rank for rank, wire in self._wires.items()}
-        for descriptor in poll_readable(ranks, 0.0):  # nobody here ever says anything
+        ranks = {connection.fileno(): rank for rank, connection in self._connections.items()}
+        for descriptor in poll_readable(ranks, 0.0):  # no process ever sends: readable means closed
             rank = ranks[descriptor]
-            self._wires.pop(rank).close()
+            self._connections.pop(rank).close()
             if (worker := worker_of(rank)) in self.present:
                 self.present.remove(worker)
                 reason = "its connection was closed"
@@ -70,7 +71,7 @@ class WorkerLiveness:
             raise no_workers_left(self.lost)
 
     def close(self) -> None:
-        """Lets the others end."""
-        self._door.close()
-        for wire in self._wires.values():
-            wire.close()
+        """Closes all connections, on which the other processes end."""
+        self._server.close()
+        for connection in self._connections.values():
+            connection.close()

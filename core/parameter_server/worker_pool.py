@@ -1,4 +1,4 @@
-"""Those who compute gradients for a coordinator: the contract."""
+"""Contract of the worker pool: the workers that compute gradients for a coordinator."""
 
 from __future__ import annotations
 
@@ -16,22 +16,22 @@ from isotrain.core.parameter_server.work_queue import WorkItem
 
 @dataclass(frozen=True)
 class WorkResult:
-    """What was computed of an item.
+    """Result of a work item.
 
     Attributes:
-        item: Which.
-        worker: By whom; None where the backend does not tell.
-        version: Updates that were in the weights it was computed with.
-        loss: The sum over its slices of weight * mean.
-        change: Its gradients in one vector, and behind them by how much the moving statistics changed.
-        metrics: The sums of the training metrics over it.
+        item: Work item.
+        worker: Number of the worker; None: the backend does not tell.
+        version: Version of the weights it was computed with (number of updates).
+        loss: Sum over its micro-batches of weight * mean loss.
+        update: Flattened gradients, then the changes of the moving statistics: one vector, 1-D.
+        metrics: State of the training metrics over it (sums), 1-D; empty without metrics.
     """
 
     item: WorkItem
     worker: int | None
     version: int
     loss: float
-    change: np.ndarray
+    update: np.ndarray
     metrics: np.ndarray
 
 
@@ -40,10 +40,10 @@ class LostWorker:
     """A worker that was lost.
 
     Attributes:
-        worker: Its number, that of a replica.
-        rank: Of its process.
-        step: Of the slice that it had; None where it had none, or the backend does not tell.
-        reason: What was noticed.
+        worker: Number of the worker, that of a replica.
+        rank: Rank of its process.
+        step: Step of its work item; None: it had none, or the backend does not tell.
+        reason: Why it counts as lost.
     """
 
     worker: int
@@ -53,25 +53,25 @@ class LostWorker:
 
 
 class WorkerPool(ABC):
-    """The workers, seen from the coordinator.
+    """Workers of a parameter-server run, for use by the coordinator only.
 
     Attributes:
-        lost: The workers that were lost so far.
+        lost: Workers lost so far.
     """
 
     lost: list[LostWorker]
 
     @abstractmethod
     def free(self) -> Collection[int]:
-        """The workers that can be handed an item."""
+        """Numbers of the workers without a work item."""
 
     @abstractmethod
     def hand_out(self, worker: int, item: WorkItem, version: int) -> None:
-        """Lets a free worker compute an item with the weights of this version."""
+        """Starts a work item on a free worker, with the weights of this version."""
 
     @abstractmethod
-    def collect(self, patience: float) -> list[WorkResult]:
-        """What has come in; waits for something up to `patience` seconds.
+    def collect(self, timeout: float) -> list[WorkResult]:
+        """The results received; waits up to `timeout` seconds for the first.
 
         Raises:
             PeerLostError: No worker is left, or one failed to compute.
@@ -79,38 +79,35 @@ class WorkerPool(ABC):
 
     @abstractmethod
     def lost_items(self) -> list[WorkItem]:
-        """The items of workers that were lost since the last call."""
+        """Work items of workers that were lost since the last call."""
 
-    def updated(self, version: int) -> None:  # noqa: B027  # most are told when they get work
-        """The weights are of another version from now on."""
+    def updated(self, version: int) -> None:  # noqa: B027  # most pools send weights with the items
+        """Called when the weights get a new version."""
 
     def execution_state(self, worker: int) -> Mapping[str, np.ndarray]:
-        """How a worker that has nothing to do has come to compute: its state of the kind `exchange`.
-
-        Nothing of one that is lost.
-        """
+        """Execution state of a free worker, by name (state of the kind `exchange`); empty if it is lost."""
         return {}
 
-    def set_execution_state(  # noqa: B027  # as they have none
+    def set_execution_state(  # noqa: B027  # workers without execution state
         self, worker: int, execution_state: Mapping[str, np.ndarray]
     ) -> None:
-        """Lets a worker that has nothing to do compute from here on as one that has come so far."""
+        """Restores the execution state of a free worker (state of the kind `exchange`)."""
 
     @abstractmethod
     def close(self) -> None:
-        """Lets every worker end."""
+        """Ends all workers."""
 
 
 def report_lost_worker(
     server_connection: ServerConnection, worker: int, step: int | None, reason: str
 ) -> LostWorker:
-    """Tells the launcher of a lost worker."""
+    """Reports a lost worker to the launcher."""
     loss = LostWorker(worker, rank_of(worker), step, reason)
     server_connection.reporter.emit(WorkerLost(lost_rank=loss.rank, lost_step=step, reason=reason))
     return loss
 
 
 def no_workers_left(lost: Iterable[LostWorker]) -> PeerLostError:
-    """The error of a run without workers; says what became of each peer."""
-    told = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in lost)
-    return PeerLostError(f"no worker is left to compute gradients. Lost peers: {told}.")
+    """Error of a run without workers, with the reason for each."""
+    reasons = "; ".join(f"rank {loss.rank}: {loss.reason}" for loss in lost)
+    return PeerLostError(f"no worker is left to compute gradients. Lost peers: {reasons}.")

@@ -1,4 +1,4 @@
-"""Served runs without processes: who gets which slice when, and how losses are told."""
+"""Parameter-server runs without processes: the work queue, and pending losses."""
 
 from __future__ import annotations
 
@@ -163,7 +163,7 @@ class Counting(WorkerPool):
         self.steps[worker] += 1
         self.done.append(WorkResult(item, worker, version, 0.0, np.zeros(1), np.zeros(0)))
 
-    def collect(self, patience: float) -> list[WorkResult]:
+    def collect(self, timeout: float) -> list[WorkResult]:
         done, self.done = self.done, []
         return done
 
