@@ -158,6 +158,6 @@ def test_the_doctor_knows_the_launcher_of_this_machine(
     monkeypatch.setattr("os.environ", {})
     found = doctor(capsys, "local")
     assert (found["available"], found["allocation"], found["options"]) == (True, None, {})
-    assert found["no_cluster_info"] == "no engine started this process"
+    assert found["no_cluster_info"] == "no launcher or scheduler started this process"
     assert main(["doctor", "--launcher", "nothing"]) == ExitCode.USAGE
     assert "unknown launcher 'nothing'" in capsys.readouterr().err

@@ -144,7 +144,7 @@ def test_runs_are_listed_as_they_started(
 
 def test_someone_who_looks_keeps_no_run_from_starting(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
-    with run.locked(), pytest.raises(PlanError, match="a run goes on in"), run.locked():
+    with run.locked(), pytest.raises(PlanError, match="a run is still running in"), run.locked():
         pass
     assert not run.is_locked()
     with run.locked():

@@ -1,4 +1,4 @@
-"""Reading a pipe line by line, without waiting."""
+"""Non-blocking line readers of a pipe and of a growing log file."""
 
 from __future__ import annotations
 
@@ -8,32 +8,32 @@ from pathlib import Path
 
 
 class LogTail:
-    """What is added to a log, which need not be there yet, in whole lines."""
+    """Reads the complete lines that are appended to a log, which need not exist yet."""
 
     def __init__(self, path: Path, *, from_start: bool) -> None:
-        """Begins to read.
+        """Opens nothing yet.
 
         Args:
-            path: The log.
-            from_start: With its first line; otherwise with what comes after its present end.
+            path: Log file.
+            from_start: Whether to read from its first line, and not from its present end.
         """
         self._path = path
         self._position = 0 if from_start or not path.exists() else path.stat().st_size
         self._unfinished = b""
 
     def lines(self) -> list[str]:
-        """The lines that were added since the last call, each with its end."""
+        """Complete lines appended since the last call, each with its newline."""
         if not self._path.exists() or self._path.stat().st_size == self._position:
             return []
         with self._path.open("rb") as log:
             log.seek(self._position)
             added = log.read()
         self._position += len(added)
-        *whole, self._unfinished = (self._unfinished + added).split(b"\n")
-        return [line.decode(errors="replace") + "\n" for line in whole]
+        *lines, self._unfinished = (self._unfinished + added).split(b"\n")
+        return [line.decode(errors="replace") + "\n" for line in lines]
 
     def rest(self) -> list[str]:
-        """What is left when nothing more will be added: also a last line without an end."""
+        """All remaining lines once the log is complete, including a last line without a newline."""
         lines = self.lines()
         if self._unfinished:
             lines.append(self._unfinished.decode(errors="replace") + "\n")
@@ -42,7 +42,7 @@ class LogTail:
 
 
 class LineReader:
-    """What comes out of a pipe, as whole lines."""
+    """Reads complete lines from a pipe, which it sets to non-blocking."""
 
     def __init__(self, descriptor: int) -> None:
         os.set_blocking(descriptor, False)
@@ -50,7 +50,7 @@ class LineReader:
         self._unread = b""
 
     def read(self) -> list[bytes] | None:
-        """The lines that have come since the last call; None at the end."""
+        """Complete lines received since the last call, without newlines; None at the end of the pipe."""
         chunk = read_available(self._descriptor)
         if chunk is None:
             return None
@@ -59,10 +59,10 @@ class LineReader:
 
 
 def read_available(descriptor: int) -> bytes | None:
-    """All that can be read without waiting; None at the end."""
-    found = b""
+    """All bytes that can be read without waiting; None at the end of the pipe."""
+    content = b""
     with contextlib.suppress(BlockingIOError):
         while chunk := os.read(descriptor, 1 << 16):
-            found += chunk
-        return found or None
-    return found
+            content += chunk
+        return content or None
+    return content

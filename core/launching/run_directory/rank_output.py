@@ -1,4 +1,4 @@
-"""Shows the output of chosen ranks while a run goes on, and not only of rank 0."""
+"""Shows the output of selected ranks during a run, by reading their logs."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ _POLL_SECONDS = 0.2
 
 @contextlib.contextmanager
 def shown_ranks(folder: Path, ranks: Sequence[int], show: OnEvent) -> Iterator[OnEvent]:
-    """Has what chosen ranks print shown as it comes.
+    """Context in which the output of selected ranks is passed to a listener as it is written.
 
     Args:
-        folder: The run's directory, where the logs of its ranks are.
-        ranks: Whose output to show.
-        show: Is told of every event, by one thread at a time.
+        folder: Run directory with the logs of the ranks.
+        ranks: Ranks whose output to show.
+        show: Listener for every event and for the output; called by one thread at a time.
 
     Yields:
-        What to tell of every event instead: without rank 0's output, if it was not chosen.
+        Listener for the run's events, which passes them to `show`; without rank 0's output, if not selected.
     """
     others = [rank for rank in dict.fromkeys(ranks) if rank != 0]
     lock = threading.Lock()
@@ -35,19 +35,19 @@ def shown_ranks(folder: Path, ranks: Sequence[int], show: OnEvent) -> Iterator[O
         with lock:
             show(event)
 
-    with _followed(folder, others, on_event) if others else contextlib.nullcontext():
+    with _follow_logs(folder, others, on_event) if others else contextlib.nullcontext():
         yield on_event
 
 
 @contextlib.contextmanager
-def _followed(folder: Path, ranks: Sequence[int], on_event: OnEvent) -> Iterator[None]:
+def _follow_logs(folder: Path, ranks: Sequence[int], on_event: OnEvent) -> Iterator[None]:
     tails = {rank: LogTail(rank_log(folder, rank), from_start=False) for rank in ranks}
     ended = threading.Event()
 
     def follow() -> None:
         while not ended.wait(_POLL_SECONDS):
             for rank, tail in tails.items():
-                _tell(rank, tail.lines(), on_event)
+                _send_output(rank, tail.lines(), on_event)
 
     thread = threading.Thread(target=follow, name="shown ranks", daemon=True)
     thread.start()
@@ -57,9 +57,9 @@ def _followed(folder: Path, ranks: Sequence[int], on_event: OnEvent) -> Iterator
         ended.set()
         thread.join()
         for rank, tail in tails.items():
-            _tell(rank, tail.rest(), on_event)
+            _send_output(rank, tail.rest(), on_event)
 
 
-def _tell(rank: int, lines: Sequence[str], on_event: OnEvent) -> None:
+def _send_output(rank: int, lines: Sequence[str], on_event: OnEvent) -> None:
     if lines:
         on_event(Output(rank=rank, text="".join(lines)))

@@ -1,4 +1,4 @@
-"""A run's files on their way from the host of rank 0 to who has had the run started: as events with parts."""
+"""Transfers run files from rank 0's host to the launching host, in parts, inside the event stream."""
 
 from __future__ import annotations
 
@@ -16,29 +16,36 @@ _PART_BYTES = 1 << 15
 _NAME = re.compile(r"\w[\w.-]*")
 
 
-def launcher_sees_folder(folder: Path, mark: str) -> bool:
-    """Whether who follows a run sees its folder: a file beside it has the name of the mark."""
-    return (folder.parent / mark).is_file()  # the folder itself may have that name
-
-
-def return_files(folder: Path, say: OnPlainEvent) -> None:
-    """Tells of every file of a run that its launcher does not keep itself.
+def launcher_sees_folder(folder: Path, line_prefix: str) -> bool:
+    """Whether the launching process sees this run directory on a shared file system.
 
     Args:
-        folder: Where rank 0 has kept them.
-        say: Is told of every file, as of a part without bytes, and then of every part, one after the other.
+        folder: Rank 0's run directory.
+        line_prefix: Prefix of the run's lines; the launching process creates a file of that name beside it.
     """
-    found = sorted(filter(Path.is_file, folder.iterdir() if folder.is_dir() else ()))
-    paths = [path for path in found if is_returned_file(path.name)]
-    for path in paths:  # all names first: who waits then knows of a file though its parts be lost
-        say(FilePart(name=path.name, begin=0, size=path.stat().st_size, data="").to_dict())
+    return (folder.parent / line_prefix).is_file()  # the folder itself may have that name
+
+
+def return_files(folder: Path, send: OnPlainEvent) -> None:
+    """Sends every file of a run that the launching process does not write itself.
+
+    Args:
+        folder: Rank 0's run directory.
+        send: Called first with an empty part for every file, then with all parts of each file in turn.
+    """
+    files = sorted(filter(Path.is_file, folder.iterdir() if folder.is_dir() else ()))
+    paths = [path for path in files if is_returned_file(path.name)]
+    for (
+        path
+    ) in paths:  # all names first, so that the receiver can report a file whose parts are lost
+        send(FilePart(name=path.name, begin=0, size=path.stat().st_size, data="").to_dict())
     for path in paths:
         for part in _parts(path):
-            say(part.to_dict())
+            send(part.to_dict())
 
 
 def is_returned_file(name: str) -> bool:
-    """Whether a file of rank 0's is one that its launcher has not written by what it was told."""
+    """Whether rank 0 sends a file of this name: no log, and none that the launching process writes."""
     is_log = rank_log(Path(), 0).suffix == Path(name).suffix
     return name not in KEPT_BY_LAUNCHER and not is_log and _NAME.fullmatch(name) is not None
 
@@ -56,21 +63,23 @@ def _parts(path: Path) -> Iterator[FilePart]:
 
 
 class FileReceiver:
-    """Files that come part by part; each is in its place once it is whole."""
+    """Assembles files from their parts, and renames each to its name once it is complete."""
 
     def __init__(self, folder: Path) -> None:
-        """Waits for the first.
+        """Starts without files.
 
         Args:
-            folder: Where they go; what has the name of one is replaced.
+            folder: Target folder; a file of the same name is replaced.
         """
         self._folder = folder
-        self._there: dict[str, int] = {}
-        """Bytes by name, of those that are not whole."""
+        self._received_bytes: dict[str, int] = {}
+        """Bytes received of each incomplete file, by name."""
 
     def take(self, part: FilePart) -> None:
-        """Keeps a part; one that does not follow on that before it is of a file that has lost another."""
-        if not is_returned_file(part.name) or part.begin != self._there.setdefault(part.name, 0):
+        """Appends a part to its file; ignores it if an earlier part of the file was lost."""
+        if not is_returned_file(part.name) or part.begin != self._received_bytes.setdefault(
+            part.name, 0
+        ):
             return
         try:
             content = base64.b64decode(part.data, validate=True)
@@ -79,18 +88,18 @@ class FileReceiver:
         partial = self._partial(part.name)
         with partial.open("ab" if part.begin else "wb") as stream:
             stream.write(content)
-        self._there[part.name] = part.begin + len(content)
-        if self._there[part.name] >= part.size:
-            del self._there[part.name]
+        self._received_bytes[part.name] = part.begin + len(content)
+        if self._received_bytes[part.name] >= part.size:
+            del self._received_bytes[part.name]
             partial.replace(self._folder / part.name)
 
     def close(self, warn: Callable[[str], None]) -> None:
-        """Removes those that are not whole, and says which.
+        """Removes incomplete files.
 
         Args:
-            warn: Is told of each.
+            warn: Called with a message for each of them.
         """
-        for name, count in self._there.items():
+        for name, count in self._received_bytes.items():
             self._partial(name).unlink(missing_ok=True)
             warn(f"{name} did not arrive: {count} bytes of it came from the host of rank 0")
 

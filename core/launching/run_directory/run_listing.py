@@ -1,4 +1,4 @@
-"""What run directories tell of their runs: how far each came, and what became of it."""
+"""Lists run directories with the state and progress of their runs (`isotrain runs`)."""
 
 from __future__ import annotations
 
@@ -31,15 +31,15 @@ from isotrain.core.launching.run_directory.run_directory import (
 )
 
 State = Literal["running", "finished", "failed", "stopped", "damaged"]
-"""`stopped`: nobody is in it, and it says nothing of its end, as after a kill or Ctrl-C; `damaged`: its files
-cannot be read."""
-_TOLD: Mapping[str, Any] = {
+"""`running`: its lock is held. `stopped`: it is not running, and recorded no end, as after a kill or Ctrl-C.
+`damaged`: its files cannot be read."""
+_FIELD_TYPES: Mapping[str, Any] = {
     **dict.fromkeys(("replicas", "total_steps"), int | None),
     **dict.fromkeys(("started", "loss"), float | None),
     "step": int,
 }
-"""What a listing has of a run that is no text."""
-_OF_OTHER_FILES = (
+"""Types of the fields of a listing that are not text."""
+_FOREIGN_FILE_ERRORS = (
     OSError,
     ValueError,
     LookupError,
@@ -48,24 +48,24 @@ _OF_OTHER_FILES = (
     ArithmeticError,
     RecursionError,
 )
-"""What reading files raises that no run has written, or one of another version."""
+"""Errors of reading files that no run has written, or a run of another version."""
 CHUNK_BYTES = 1 << 16
-"""Of a file whose end is looked for, read at a time."""
+"""Block size in bytes for reading the last line of a file."""
 
 
 @dataclass(frozen=True)
 class RunSummary:
-    """One run directory.
+    """Summary of one run directory.
 
     Attributes:
-        directory: Where it is.
-        state: What became of the run.
-        why: The first line of the failure, or what is damaged.
-        plan: Its `plan.json`, and empty where that is damaged.
-        started: When its first process started, in seconds since 1970; None before.
-        done: Steps taken, as far as they were written down.
-        total_steps: Of the run; None until known, and for a run without an end.
-        loss: Of the last of these steps.
+        directory: Path of the run directory.
+        state: State of the run.
+        why: First line of the failure, or what is damaged; None otherwise.
+        plan: Content of `plan.json`; empty if it is damaged.
+        started: Start of its first process in seconds since 1970; None before.
+        done: Number of recorded steps.
+        total_steps: Steps of the whole run; None if unknown or unlimited.
+        loss: Loss of the last recorded step.
     """
 
     directory: Path
@@ -78,7 +78,7 @@ class RunSummary:
     loss: float | None
 
     def to_dict(self) -> dict[str, Any]:
-        """What listings have of it, as plain JSON values."""
+        """The summary as JSON values."""
         names = ("run", "backend", "collective", "strategy", "launcher", "replicas")
         return {
             "directory": str(self.directory),
@@ -93,54 +93,53 @@ class RunSummary:
 
 
 def runs_in(folder: str | os.PathLike[str]) -> list[RunSummary]:
-    """Every run whose directory is in a folder, or is this folder, in the order in which they started.
+    """Summaries of the run directories in a folder, or of the folder itself, ordered by start time.
 
     Raises:
-        PlanError: There is no such folder.
+        PlanError: The folder does not exist.
     """
-    top = Path(folder)
-    if not top.is_dir():
+    parent = Path(folder)
+    if not parent.is_dir():
         raise PlanError(
             f"there is no folder {folder}. Expected one with run directories, as `isotrain run` makes them"
             " in runs/, or a run directory."
         )
-    found = [path for path in (top, *top.iterdir()) if _is_run(path)]
-    runs = [summarize_run(path) for path in found]
+    runs = [summarize_run(path) for path in (parent, *parent.iterdir()) if _is_run(path)]
     return sorted(runs, key=lambda run: (run.started or float("inf"), str(run.directory)))
 
 
 def _is_run(path: Path) -> bool:
     try:
         return (path / SPEC_FILE).is_file()
-    except OSError:  # a folder of somebody else
+    except OSError:  # a folder of another user
         return False
 
 
 def summarize_run(folder: Path) -> RunSummary:
-    """Reads a run directory; one that is damaged says so, whatever its files hold."""
+    """Reads a run directory; a damaged one gives a summary with state `damaged`, and no error."""
     try:
         return _read(folder)
-    except (IsotrainError, *_OF_OTHER_FILES) as error:
+    except (IsotrainError, *_FOREIGN_FILE_ERRORS) as error:
         why = str(error) or type(error).__name__
         return RunSummary(folder, "damaged", why, {}, None, 0, None, None)
 
 
 def _read(folder: Path) -> RunSummary:
     plan = read_fields(folder, PLAN_FILE)
-    started, measured = _beginning(folder / EVENTS_FILE)
-    done, loss = _progress(folder / STEPS_FILE)
-    state, why = _state(folder)
+    started, measured = _read_start(folder / EVENTS_FILE)
+    done, loss = _read_progress(folder / STEPS_FILE)
+    state, why = _read_state(folder)
     total = plan.get("total_steps") or measured.get("total_steps")
-    found = RunSummary(folder, state, why, plan, started, done, total, loss)
-    for name, told in found.to_dict().items():
-        value(_TOLD.get(name, str | None), told, f"{folder}: {name}")
+    summary = RunSummary(folder, state, why, plan, started, done, total, loss)
+    for name, field in summary.to_dict().items():
+        value(_FIELD_TYPES.get(name, str | None), field, f"{folder}: {name}")
     if started is not None:
-        time.localtime(started)  # of any year that a calendar has
-    return found
+        time.localtime(started)  # raises for a year out of range
+    return summary
 
 
-def _beginning(events: Path) -> tuple[float | None, Mapping[str, Any]]:
-    """When the first event was, and the plan completed with what was measured."""
+def _read_start(events: Path) -> tuple[float | None, Mapping[str, Any]]:
+    """Time of the first event, and the plan with model statistics from the `Ready` event (empty before)."""
     started = None
     for event in read_events(events):
         if isinstance(event, ProcessEvent):
@@ -150,17 +149,17 @@ def _beginning(events: Path) -> tuple[float | None, Mapping[str, Any]]:
     return started, {}
 
 
-def _progress(steps: Path) -> tuple[int, float | None]:
+def _read_progress(steps: Path) -> tuple[int, float | None]:
     line = _last_line(steps)
     if line is None:
         return 0, None
     block = read_event(line)
     if not isinstance(block, Steps):
-        raise IsotrainError(f"{steps}: expected steps that were done, received {line!r:.60}")
+        raise IsotrainError(f"{steps}: expected a `steps` event, received {line!r:.60}")
     return block.first + len(block.losses), block.losses[-1]
 
 
-def _state(folder: Path) -> tuple[State, str | None]:
+def _read_state(folder: Path) -> tuple[State, str | None]:
     if RunDirectory(folder).is_locked():
         return "running", None
     line = _last_line(folder / EVENTS_FILE)
@@ -172,7 +171,7 @@ def _state(folder: Path) -> tuple[State, str | None]:
 
 
 def _last_line(path: Path) -> bytes | None:
-    """The last line that has an end; None: there is none. The file may be long, and be written to."""
+    """The last complete line; None if there is none. The file may be long and still growing."""
     if not path.exists():
         return None
     with path.open("rb") as stream:

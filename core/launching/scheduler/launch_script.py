@@ -1,4 +1,4 @@
-"""Writes what a person starts with: the skeleton of a spec, and a script that launches it."""
+"""Writes the files of `isotrain config`: a spec skeleton, and a script that launches it."""
 
 from __future__ import annotations
 
@@ -12,23 +12,23 @@ from isotrain.core.errors import PlanError
 
 SPEC_FILE = "train.yaml"
 SCRIPT_FILE = "launch.sh"
-_SPEC = Template("""\
-# What is trained: `isotrain check $spec --backend $backend` says what is still wrong here.
+_SPEC_TEMPLATE = Template("""\
+# The training spec: `isotrain check $spec --backend $backend` lists what is still wrong.
 # docs/spec.md explains every field.
 name: training
 model: model.py:model        # a function that builds the model: FILE.py:NAME or package.module:NAME
-data: data.py:data           # a function that gives the inputs and the targets
+data: data.py:data           # a function that returns the inputs and the targets
 loss: sparse_categorical_crossentropy
 metrics: [accuracy]
 optimizer: {name: sgd, lr: 0.1, momentum: 0.9}
-global_batch_size: 64             # over all replicas: what is computed does not depend on their number
+global_batch_size: 64        # over all replicas: the result does not depend on their number
 epochs: 1
 precision: $precision
 checkpoint: {every_minutes: 10}
 """)
-_SCRIPT = Template("""\
+_SCRIPT_TEMPLATE = Template("""\
 #!/bin/sh
-# Launches the training; options that follow it are those of `isotrain run`: ./$script --set epochs=3
+# Launches the training. Arguments are passed to `isotrain run`: ./$script --set epochs=3
 set -eu
 cd "$$(dirname "$$0")"
 exec $command "$$@"
@@ -37,15 +37,15 @@ exec $command "$$@"
 
 @dataclass(frozen=True)
 class Launch:
-    """What is to be launched, as a person answered.
+    """Answers of the user for `isotrain config`.
 
     Attributes:
         backend: `NAME` or `NAME:COLLECTIVE`.
-        launcher: What starts the processes.
-        launcher_options: Of the launcher, `NAME=VALUE` each.
-        replicas: How many; None: as many as there are devices.
-        precision: As in a spec.
-        spec: A spec that is there already; None: write a skeleton.
+        launcher: Name of the launcher.
+        launcher_options: Options of the launcher, each `NAME=VALUE`.
+        replicas: Number of replicas; None: one per device.
+        precision: `precision` of the spec.
+        spec: Path of an existing spec; None: write a skeleton.
     """
 
     backend: str
@@ -57,7 +57,7 @@ class Launch:
 
     @property
     def command(self) -> list[str]:
-        """The command that launches it."""
+        """Arguments of the `isotrain run` command."""
         words = ["isotrain", "run", self.spec or SPEC_FILE, "--backend", self.backend]
         if self.replicas is not None:
             words += ["--replicas", str(self.replicas)]
@@ -69,21 +69,21 @@ class Launch:
 
 
 def write_launch(launch: Launch, folder: Path) -> list[Path]:
-    """Writes the script, and the skeleton of a spec where none was given.
+    """Writes the script, and a spec skeleton unless there is a spec.
 
     Args:
-        launch: What to launch.
-        folder: Where to; it is made if need be.
+        launch: Answers of the user.
+        folder: Target folder, created if missing.
 
     Returns:
-        The files.
+        Paths of the files.
 
     Raises:
-        PlanError: One of them is there already, or cannot be written.
+        PlanError: One of them exists already, or cannot be written.
     """
-    texts = {SCRIPT_FILE: _script(launch)}
+    texts = {SCRIPT_FILE: _script_text(launch)}
     if launch.spec is None:
-        texts[SPEC_FILE] = _spec(launch)
+        texts[SPEC_FILE] = _spec_text(launch)
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for name in texts:
@@ -100,12 +100,12 @@ def write_launch(launch: Launch, folder: Path) -> list[Path]:
     return [folder / name for name in texts]
 
 
-def _script(launch: Launch) -> str:
-    return _SCRIPT.substitute(script=SCRIPT_FILE, command=shlex.join(launch.command))
+def _script_text(launch: Launch) -> str:
+    return _SCRIPT_TEMPLATE.substitute(script=SCRIPT_FILE, command=shlex.join(launch.command))
 
 
-def _spec(launch: Launch) -> str:
-    return _SPEC.substitute(
+def _spec_text(launch: Launch) -> str:
+    return _SPEC_TEMPLATE.substitute(
         spec=SPEC_FILE,
         backend=launch.backend,
         precision=launch.precision,

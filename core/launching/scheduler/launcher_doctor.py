@@ -1,4 +1,4 @@
-"""Finding out whether a launcher could start runs from here, and what is missing; starts nothing."""
+"""Examines whether a launcher could start runs from this process, and what is missing; starts nothing."""
 
 from __future__ import annotations
 
@@ -18,32 +18,32 @@ from isotrain.core.transport.encryption import TLS_VARIABLE, EncryptionOffer
 
 
 def examine_launcher(host: PluginManager, name: str, options: Mapping[str, Any]) -> dict[str, Any]:
-    """What there is to say of a launcher here, as plain values.
+    """Examines a launcher in this process's environment, as plain values.
 
     Args:
-        host: Knows the launchers.
-        name: Of this one.
-        options: Of this one.
+        host: Plugin manager with the launchers.
+        name: Name of the launcher.
+        options: Options of the launcher.
 
     Returns:
-        As `launchable.launchers` describes it; besides its `options` with their defaults, the `allocation`
-        that it has here with those given, or why it has none, the `place` of this process, and the `tls` that
-        a run's processes would have here.
+        Fields of `launcher_support.launchers`; `options` with their defaults; `allocation` with the given
+        options, or `no_allocation` with the reason; `cluster_info` of this process, or `no_cluster_info` with
+        the reason; and `tls`, the TLS settings of a run's processes.
 
     Raises:
-        IsotrainError: There is no launcher of that name, or it refuses the options.
+        IsotrainError: No launcher has that name, or it rejects the options.
     """
     launcher = host.launcher(name, options)
-    (described,) = (each for each in launcher_support.launchers(host) if each["name"] == name)
-    allocation, why_none = _allocation(launcher)
-    place, unclear = _place(host)
+    (listed,) = (each for each in launcher_support.launchers(host) if each["name"] == name)
+    allocation, no_allocation = _allocation(launcher)
+    cluster_info, no_cluster_info = _cluster_info(host)
     return {
-        **described,
+        **listed,
         "options": _options(type(launcher)),
         "allocation": allocation,
-        "no_allocation": why_none,
-        "cluster_info": place,
-        "no_cluster_info": unclear,
+        "no_allocation": no_allocation,
+        "cluster_info": cluster_info,
+        "no_cluster_info": no_cluster_info,
         "tls": EncryptionOffer.from_folder(os.environ.get(TLS_VARIABLE, "")).facts(),
     }
 
@@ -57,16 +57,18 @@ def _options(kind: type[Launcher]) -> dict[str, Any]:
 
 def _allocation(launcher: Launcher) -> tuple[list[dict[str, Any]] | None, str | None]:
     if not isinstance(launcher, SchedulerLauncher):
-        return None, "it starts processes on this machine alone"
+        return None, "it starts processes on this machine only"
     try:
-        return [asdict(share) for share in launcher.allocation().host_slots], None
+        return [asdict(slots) for slots in launcher.allocation().host_slots], None
     except IsotrainError as error:
         return None, str(error)
 
 
-def _place(host: PluginManager) -> tuple[dict[str, Any] | None, str | None]:
+def _cluster_info(host: PluginManager) -> tuple[dict[str, Any] | None, str | None]:
     try:
-        found = cluster_info_of(os.environ, host)
+        info = cluster_info_of(os.environ, host)
     except IsotrainError as error:
         return None, str(error)
-    return (None, "no engine started this process") if found is None else (asdict(found), None)
+    if info is None:
+        return None, "no launcher or scheduler started this process"
+    return asdict(info), None

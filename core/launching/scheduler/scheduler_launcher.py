@@ -1,4 +1,4 @@
-"""A launcher that has an engine start the same command on every rank."""
+"""Base class of launchers that have a scheduler or mpirun, torchrun etc. start one command on every rank."""
 
 from __future__ import annotations
 
@@ -18,27 +18,30 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 
 class SchedulerLauncher(Launcher):
-    """Has an engine start the same command on every rank; each finds its place there by itself."""
+    """Launcher that has a scheduler start the same command on every rank.
+
+    Each rank finds its rank and peers by its cluster environment.
+    """
 
     @property
     def starts(self) -> bool:
-        """Whether it starts runs with its options; else it writes what its engine is to be given."""
+        """Whether it starts runs with its options; otherwise it only writes the files to submit."""
         return True
 
     @abstractmethod
     def allocation(self) -> Allocation:
-        """What the engine gives: what this process was allocated, or what the options ask for.
+        """The hosts and slots allocated to this process, or requested by the options.
 
         Raises:
-            PlanError: The options contradict each other or what there is.
+            PlanError: The options contradict each other or the allocation.
         """
 
     @abstractmethod
     def submission(self, command: RankCommand) -> Submission:
-        """What is given to the engine for one run; starts nothing.
+        """Builds the submission of one run (commands, files, environment); starts nothing.
 
         Args:
-            command: What every rank does.
+            command: Command of every rank.
 
         Raises:
             PlanError: As `allocation`.
@@ -52,22 +55,22 @@ class SchedulerLauncher(Launcher):
     ) -> list[Any]:
         if first_port is not None:
             raise PlanError(
-                f"launcher {self.name!r}: --port (port= in Python) is of this machine, and ranks choose"
-                " ports on theirs. Leave it out."
+                f"launcher {self.name!r}: --port (port= in Python) is for this machine, and ranks on other"
+                " hosts choose their ports. Leave it out."
             )
         return run_on_scheduler(self.name, self.submission, job, directory, on_event)
 
 
 def require_submittable(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> None:
-    """Refuses what an engine cannot be given, and a launcher that starts nothing by itself.
+    """Checks that a launcher starts runs itself, and that it accepts this spec and plan.
 
     Args:
-        launcher: That is to start runs, one after the other.
-        spec: What to train.
-        plan: How.
+        launcher: Launcher of the runs.
+        spec: Training spec.
+        plan: Plan of the runs.
 
     Raises:
-        PlanError: It is such.
+        PlanError: It does not.
     """
     require_starts_runs(launcher)
     if isinstance(launcher, SchedulerLauncher):
@@ -76,13 +79,13 @@ def require_submittable(launcher: Launcher, spec: TrainingSpec, plan: Plan) -> N
 
 
 def require_starts_runs(launcher: Launcher) -> None:
-    """Refuses a launcher that starts nothing by itself.
+    """Checks that a launcher starts runs itself.
 
     Raises:
-        PlanError: It is such.
+        PlanError: It only writes the files to submit.
     """
     if isinstance(launcher, SchedulerLauncher) and not launcher.starts:
         raise PlanError(
-            f"launcher {launcher.name!r}: with these options isotrain writes what the engine is given, and"
-            " starts nothing by itself. `isotrain run --dry-run` writes it; leave them out here."
+            f"launcher {launcher.name!r}: with these options isotrain only writes the files to submit, and"
+            " starts nothing. `isotrain run --dry-run` writes them; leave the options out here."
         )

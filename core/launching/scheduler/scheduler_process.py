@@ -1,4 +1,4 @@
-"""What an engine was started with: its commands, what they print, and their end."""
+"""The local commands that start ranks through a scheduler (srun, mpirun, kubectl ...): output and end."""
 
 from __future__ import annotations
 
@@ -20,29 +20,29 @@ from isotrain.core.system.process import exit_code, wait_for_end
 from isotrain.core.system.standard_streams import enlarge_pipe
 
 END_SECONDS = 15.0
-"""What an engine has to end its ranks before it is ended itself."""
+"""Time for a command to end its ranks before it is killed."""
 
-_LOOK_SECONDS = 0.2
+_POLL_SECONDS = 0.2
 
 
 class SchedulerProcess:
-    """An engine's commands while they run; use it in a `with` statement, after which none of them runs."""
+    """The running commands of a submission; a context manager, at whose end all of them have ended."""
 
     def __init__(self, submission: Submission, log: Path, variables: Mapping[str, str]) -> None:
-        """Starts them.
+        """Starts the commands.
 
         Args:
-            submission: Has the commands.
-            log: Receives what they print to standard error.
-            variables: All that they find set.
+            submission: Submission with the commands.
+            log: File for their standard error.
+            variables: Their complete environment.
 
         Raises:
             PlanError: A command cannot be started.
         """
-        self._last = submission.cleanup_commands
+        self._cleanup_commands = submission.cleanup_commands
         self._deadline: float | None = None
         self._lines: queue.SimpleQueue[str | subprocess.Popen[str]] = queue.SimpleQueue()
-        """What the commands print, and each of them at the end of that."""
+        """Lines of the commands' standard output; each process itself at the end of its output."""
         self._processes: list[subprocess.Popen[str]] = []
         self._guard = OrphanGuard(END_SECONDS, submission.cleanup_commands)
         try:
@@ -58,39 +58,39 @@ class SchedulerProcess:
     def __exit__(self, *_: object) -> None:
         self._end()
         self._guard.close()
-        for process in self._processes:  # not earlier: their numbers must remain theirs
+        for process in self._processes:  # not earlier: their process ids must not be reused
             process.wait()
 
     def lines(self) -> Iterator[str]:
-        """What the commands print, line by line, until all of them have ended or should have."""
-        talking = len(self._processes)
-        while talking and not self._is_late():
+        """Yields the lines of standard output until all commands have ended, or the deadline has passed."""
+        running = len(self._processes)
+        while running and not self._is_late():
             if any(map(exit_code, self._processes)):  # the others may wait for it
                 self.expect_end()
             with contextlib.suppress(queue.Empty):
-                line = self._lines.get(timeout=_LOOK_SECONDS)
+                line = self._lines.get(timeout=_POLL_SECONDS)
                 if isinstance(line, str):
                     yield line
                 else:
-                    talking -= 1
+                    running -= 1
         self.expect_end()
 
     def expect_end(self) -> None:
-        """Limits how long the commands are waited for: the run has ended, and some wait for lost hosts."""
+        """Sets the deadline of the commands: the run has ended, but some may wait for lost hosts."""
         self._deadline = self._deadline or time.monotonic() + END_SECONDS
 
     def _is_late(self) -> bool:
         return self._deadline is not None and time.monotonic() > self._deadline
 
-    def _patience(self) -> float | None:
+    def _remaining_seconds(self) -> float | None:
         return None if self._deadline is None else max(0.0, self._deadline - time.monotonic())
 
     def status(self) -> int:
-        """The exit status: the first that is not 0, of those that have ended by now; -N: by signal N."""
-        return next(filter(None, map(self._status_of, self._processes)), 0)
+        """First non-zero exit code of the ended commands, or 0; -N if signal N ended it. Waits for them."""
+        return next(filter(None, map(self._await_exit_code, self._processes)), 0)
 
-    def _status_of(self, process: subprocess.Popen[str]) -> int | None:
-        wait_for_end(process, self._patience())
+    def _await_exit_code(self, process: subprocess.Popen[str]) -> int | None:
+        wait_for_end(process, self._remaining_seconds())
         return exit_code(process)
 
     def _start(
@@ -115,8 +115,8 @@ class SchedulerProcess:
         assert process.stdin is not None
         assert process.stdout is not None
         enlarge_pipe(process.stdout)
-        with contextlib.suppress(BrokenPipeError), process.stdin as given:
-            given.write(stdin)
+        with contextlib.suppress(BrokenPipeError), process.stdin as stream:
+            stream.write(stdin)
         threading.Thread(target=self._read, args=(process, process.stdout), daemon=True).start()
 
     def _read(self, process: subprocess.Popen[str], output: IO[str]) -> None:
@@ -126,27 +126,27 @@ class SchedulerProcess:
         self._lines.put(process)
 
     def _end(self) -> None:
-        """Asks the commands that still run to end, and ends those that do not.
+        """Ends running commands: SIGTERM, the cleanup commands, then SIGKILL.
 
-        A command that a signal has ended may have left behind what it had started.
+        Cleanup also runs if a signal has ended a command, which may have left its ranks behind.
         """
         running = [process for process in self._processes if exit_code(process) is None]
         for process in running:
             _signal(process, signal.SIGTERM)
         if running or any((exit_code(process) or 0) < 0 for process in self._processes):
-            for command in self._last:
-                self._run_last(command)
+            for command in self._cleanup_commands:
+                self._run_cleanup(command)
         for process in running:
             wait_for_end(process, END_SECONDS)
             _signal(process, signal.SIGKILL)
 
-    def _run_last(self, command: tuple[str, ...]) -> None:
-        """Runs one of the commands that end the others; those are ended also where it fails."""
+    def _run_cleanup(self, command: tuple[str, ...]) -> None:
+        """Runs a cleanup command, and ignores its failure: the commands are killed afterwards anyway."""
         with contextlib.suppress(OSError, subprocess.TimeoutExpired):
             subprocess.run(command, check=False, capture_output=True, timeout=END_SECONDS)
 
 
 def _signal(process: subprocess.Popen[str], number: signal.Signals) -> None:
-    """Sends a signal to a command that was not collected yet, and to all of its process group."""
+    """Sends a signal to the process group of a command that is not reaped yet."""
     with contextlib.suppress(ProcessLookupError):
         os.killpg(process.pid, number)

@@ -1,4 +1,4 @@
-"""Has an engine start the ranks of a run, and follows the run from here."""
+"""Runs a job through a scheduler: submits it, follows rank 0's output, and collects result and files."""
 
 from __future__ import annotations
 
@@ -36,104 +36,106 @@ from isotrain.core.spec.serialization import as_plain
 from isotrain.core.spec.training_spec import TrainingSpec
 
 FOLDER = "launcher"
-"""In the run directory: what the engine was given, and what it said."""
+"""Folder in the run directory for the files of the submission, and for the launcher's log."""
 _TRAINING = ("isotrain.core.worker.entry_points", "train")
-"""What `isotrain run` does with its session."""
+"""Module and name of the entry point of `isotrain run`."""
 WORK = "work"
-"""Among the fields of work that ranks are told to do: its name."""
+"""Field of the internal work option with the name of the work."""
 RETURNED = "returned"
-"""The name of the files in which rank 0 leaves what such work returned, by rank."""
+"""Name of the files in which rank 0 stores the return values of internal work, by rank."""
 _KEY_BYTES = 32
 _LAST_LINES = 30
-_HANDED_ON = re.compile(
+_FORWARDED_VARIABLES = re.compile(
     r"ISOTRAIN_(?!KEY$|SPEC$|PROCESS$)\w+|PYTHONPATH|KERAS_HOME|OMP_NUM_THREADS"
 )
-_MOST_BYTES = 120_000
-"""Of a spec in a variable, or of work in an argument; Linux takes 128 KiB."""
+_MAX_BYTES = 120_000
+"""Largest spec in an environment variable, or work in an argument; Linux allows 128 KiB."""
 
 Submit = Callable[[RankCommand], Submission]
-"""Says what is given to an engine."""
+"""Builds the submission of a command, see `SchedulerLauncher.submission`."""
 
 
 def run_on_scheduler(
     launcher: str, submit: Submit, job: Job, directory: Path, on_event: OnEvent
 ) -> list[Any]:
-    """Runs a job on an engine: of `isotrain.run`, or one whose work its ranks can be told.
+    """Runs a training or internal work through a scheduler.
 
     Args:
-        launcher: The engine's, by name.
-        submit: Of the engine.
-        job: What to do.
-        directory: Of the run.
+        launcher: Name of the launcher.
+        submit: Builds the submission.
+        job: Job to run.
+        directory: Run directory.
         on_event: Called with every event of rank 0.
 
     Returns:
-        What the processes returned, by rank; of a training only what rank 0 did.
+        Return values by rank; of a training only that of rank 0.
 
     Raises:
-        PlanError: The engine cannot be given this job.
+        PlanError: The scheduler cannot run this job.
         RunFailedError: The run failed, on any rank.
     """
-    asked = _work_options(launcher, job.work)
-    spec = job.spec.replace(checkpoint=None) if asked else job.spec  # only training saves any
+    work_options = _work_options(launcher, job.work)
+    # only a training saves checkpoints
+    spec = job.spec.replace(checkpoint=None) if work_options else job.spec
     command = rank_command(spec, job.plan, job.plugins, directory, job.resume, job.interface)
-    command = replace(command, options=(*command.options, *asked))
+    command = replace(command, options=(*command.options, *work_options))
     submission = submit(command)
     write(submission, command)
     if not submission.commands:
         raise PlanError(
-            f"{launcher}: isotrain writes what it is given and does not start it: give it"
+            f"{launcher}: isotrain only writes the files to submit, and starts nothing. Submit"
             f" {', '.join(map(str, _files(submission, command)))}."
         )
-    log, seen = command.spec.with_name("launcher.log"), command.spec.with_name(command.name)
-    seen.touch()
+    log = command.spec.with_name("launcher.log")
+    marker = command.spec.with_name(command.name)  # see `launcher_sees_folder`
+    marker.touch()
     for process in job.plan.processes:
         append_to_log(directory, process.rank, "")
     try:
-        with SchedulerProcess(submission, log, environment_for(submission, command)) as engine:
-            told = _follow(engine, command.name, directory, on_event)
-            status = 0 if "event" in told else engine.status()
+        with SchedulerProcess(submission, log, environment_for(submission, command)) as scheduler:
+            last_event = _follow(scheduler, command.name, directory, on_event)
+            status = 0 if "event" in last_event else scheduler.status()
     finally:
-        seen.unlink()
-        _take_over(command.run_directory, directory)
-    if "event" not in told:
-        raise RunFailedError(_without_result(launcher, status, log))
-    _raise_if_error(told)
-    found = _returned(directory) if isinstance(job.work, InternalWork) else [told]
-    return [_result(each, job.plan) for each in found]
+        marker.unlink()
+        _move_files(command.run_directory, directory)
+    if "event" not in last_event:
+        raise RunFailedError(_describe_missing_result(launcher, status, log))
+    _raise_if_error(last_event)
+    values = _load_returned(directory) if isinstance(job.work, InternalWork) else [last_event]
+    return [_result(each, job.plan) for each in values]
 
 
 def _work_options(launcher: str, work: Work) -> tuple[str, ...]:
-    """What makes `isotrain run` do this work.
+    """Options that make `isotrain run` do internal work; empty for a training.
 
     Raises:
-        PlanError: It is a person's own, or too long for an argument.
+        PlanError: It is a custom loop, or too long for an argument.
     """
     if isinstance(work, InternalWork):
-        told = json_line({WORK: work.name, **work.fields()}, default=None)
-        _require_short(f"the work {work.name!r}", told, "Have it name fewer tensors in its map.")
-        return ("--internal-work", told)
+        text = json_line({WORK: work.name, **work.fields()}, default=None)
+        _require_short(f"the work {work.name!r}", text, "Have it name fewer tensors in its map.")
+        return ("--internal-work", text)
     if (work.__module__, getattr(work, "__name__", None)) != _TRAINING:
         raise PlanError(
-            f"launcher {launcher!r}: your own loop cannot be sent to other hosts. Start the script that has"
-            " it with the engine itself: its isotrain.launch joins the others."
+            f"launcher {launcher!r}: your own loop cannot be sent to other hosts. Start its script with"
+            f" {launcher} itself, once per rank: isotrain.launch then connects the ranks."
         )
     return ()
 
 
-def _returned(directory: Path) -> list[dict[str, Any]]:
-    """What the processes returned, by rank.
+def _load_returned(directory: Path) -> list[dict[str, Any]]:
+    """Return values of internal work, by rank.
 
     Raises:
-        RunFailedError: It has not arrived here.
+        RunFailedError: Rank 0's file has not arrived.
     """
-    from isotrain.core.launching.run_directory.return_values import load_value  # it imports NumPy
+    from isotrain.core.launching.run_directory.return_values import load_value  # imports NumPy
 
     try:
-        found: list[dict[str, Any]] = load_value(directory, RETURNED)
+        values: list[dict[str, Any]] = load_value(directory, RETURNED)
     except OSError as error:
-        raise RunFailedError(f"what the ranks returned did not arrive here: {error}.") from error
-    return found
+        raise RunFailedError(f"the return values of the ranks did not arrive: {error}.") from error
+    return values
 
 
 def rank_command(
@@ -144,40 +146,40 @@ def rank_command(
     resume: str | None,
     interface: str | None = None,
 ) -> RankCommand:
-    """What an engine is to start on every rank.
+    """Builds the command that a scheduler starts on every rank.
 
     Args:
-        spec: What to train.
-        plan: How.
-        plugins: Those that were asked for.
-        directory: Of the run.
-        resume: The checkpoint to go on from.
-        interface: That was asked for, if one was.
+        spec: Training spec.
+        plan: Plan of the run.
+        plugins: Requested and blocked plugins.
+        directory: Run directory.
+        resume: Checkpoint from which to resume; None: none.
+        interface: Requested network interface; None: automatic.
 
     Raises:
-        PlanError: The spec holds what cannot be told by name.
+        PlanError: The spec has an object that cannot be named as `module:name`.
     """
     folder = directory / FOLDER
-    name, backend = _engine_name(plan.run), backend_label(plan.backend, plan.requested_collective)
+    name, backend = _run_name(plan.run), backend_label(plan.backend, plan.requested_collective)
     options = ["--backend", backend, "--json", "--line-prefix", name]
     if len(plan.processes) == 1:
-        # who is alone joins nobody that would say how many replicas there are
+        # a single process has no rendezvous that would tell it the number of replicas
         options += ["--replicas", str(plan.replicas)]
     elif interface is not None:
         options += ["--interface", interface]
     if resume is not None:
         options += ["--resume", resume]
-    for where in plugins.requested:
-        options += ["--plugin", where]
+    for plugin in plugins.requested:
+        options += ["--plugin", plugin]
     for blocked in plugins.blocked:
         options += ["--block-plugin", blocked]
     return RankCommand(
         name=name,
         spec=folder / "spec.json",
-        spec_text=json_page(as_plain(_on_ranks(spec, directory))),
+        spec_text=json_page(as_plain(_spec_for_ranks(spec, directory))),
         options=tuple(options),
-        run_directory=_unused(folder),
-        variables={name: os.environ[name] for name in filter(_is_handed_on, os.environ)},
+        run_directory=_new_start_folder(folder),
+        variables={name: os.environ[name] for name in filter(_is_forwarded, os.environ)},
         key=secrets.token_hex(_KEY_BYTES),
         follow_options=("--ranks", "all", "--return-files"),
         fewest_processes=_fewest_processes(spec, plan),
@@ -185,25 +187,25 @@ def rank_command(
 
 
 def _fewest_processes(spec: TrainingSpec, plan: Plan) -> int | None:
-    """Those that `min_replicas` replicas take: each is as many processes as it has stages."""
+    """Number of processes of `min_replicas` replicas, with one process per stage; None without a minimum."""
     if spec.min_replicas is None:
         return None
-    without = (plan.replicas - spec.min_replicas) * plan.device_mesh.size(STAGE)
-    return max(1, len(plan.processes) - without)
+    removable = (plan.replicas - spec.min_replicas) * plan.device_mesh.size(STAGE)
+    return max(1, len(plan.processes) - removable)
 
 
-def _is_handed_on(name: str) -> bool:
-    """Whether a variable is of the ranks too."""
-    return not _says_alone(name) and _HANDED_ON.fullmatch(name) is not None
+def _is_forwarded(name: str) -> bool:
+    """Whether an environment variable of this process is passed to the ranks."""
+    return not _disables_cluster(name) and _FORWARDED_VARIABLES.fullmatch(name) is not None
 
 
-def _says_alone(name: str) -> bool:
-    """Whether a variable says that this process stands alone, which is not said of the ranks."""
+def _disables_cluster(name: str) -> bool:
+    """Whether a variable turns off the cluster environment of this process, which ranks need."""
     return name == CHOICE_VARIABLE and os.environ[name].strip() == NONE
 
 
-def _on_ranks(spec: TrainingSpec, directory: Path) -> TrainingSpec:
-    """What is trained, without what is done here; its checkpoints are where this process looks for them."""
+def _spec_for_ranks(spec: TrainingSpec, directory: Path) -> TrainingSpec:
+    """The spec for ranks: without loggers, which run here, and with the checkpoint folder resolved."""
     if spec.checkpoint is None:
         return spec.replace(loggers=[])
     folder = checkpoint_folder(spec, directory)
@@ -212,14 +214,14 @@ def _on_ranks(spec: TrainingSpec, directory: Path) -> TrainingSpec:
     )
 
 
-def _unused(folder: Path) -> Path:
-    """Where rank 0 keeps its files: each start of a run has a place of its own."""
+def _new_start_folder(folder: Path) -> Path:
+    """Rank 0's run directory: a new folder for each start of a run."""
     numbers = itertools.count(1)
     return next(path for n in numbers if not (path := folder / f"start-{n}").exists())
 
 
 def write(submission: Submission, command: RankCommand) -> list[Path]:
-    """Writes the spec and the submission's files, which nobody else may read; returns where these are."""
+    """Writes the spec and the submission's files with mode 0600; returns the paths of the latter."""
     command.spec.parent.mkdir(parents=True, exist_ok=True)
     files = _files(submission, command)
     for path, text in [(command.spec, command.spec_text), *files.items()]:
@@ -232,60 +234,60 @@ def _files(submission: Submission, command: RankCommand) -> dict[Path, str]:
     return {command.spec.with_name(name): text for name, text in submission.files.items()}
 
 
-def _engine_name(run: str) -> str:
-    """One that no other run has, as SLURM and Kubernetes allow it."""
+def _run_name(run: str) -> str:
+    """Unique name of a run that SLURM and Kubernetes accept."""
     readable = re.sub(r"[^a-z0-9]+", "-", f"isotrain-{run}".lower())[:40].strip("-")
     return f"{readable}-{secrets.token_hex(3)}"
 
 
 def environment_for(submission: Submission, command: RankCommand) -> dict[str, str]:
-    """All that the commands of a submission find set.
+    """The complete environment of a submission's commands.
 
     Raises:
-        PlanError: The spec is too long for a variable.
+        PlanError: The spec is too long for an environment variable.
     """
-    told = command.secret_variables
-    shorter = "Have the long parts of it made by the functions that it names."
-    _require_short("the spec", told[command.spec_variable], shorter)
+    secret = command.secret_variables
+    remedy = "Have the functions that it names create its long parts."
+    _require_short("the spec", secret[command.spec_variable], remedy)
     if not submission.key_in_environment:
-        del told[command.key_variable]
-    own = {
+        del secret[command.key_variable]
+    inherited = {
         name: value
         for name, value in os.environ.items()
-        if name != RankCommand.key_variable and not _says_alone(name)
+        if name != RankCommand.key_variable and not _disables_cluster(name)
     }
-    return {**own, **submission.variables, **told}
+    return {**inherited, **submission.variables, **secret}
 
 
-def _require_short(what: str, text: str, shorter: str) -> None:
-    if len(text) > _MOST_BYTES:
+def _require_short(what: str, text: str, remedy: str) -> None:
+    if len(text) > _MAX_BYTES:
         raise PlanError(
-            f"{what} has {len(text)} bytes as JSON, and at most {_MOST_BYTES} can be told to the processes of"
-            f" an engine. {shorter}"
+            f"{what} has {len(text)} bytes as JSON, and at most {_MAX_BYTES} can be sent to processes that"
+            f" a scheduler starts. {remedy}"
         )
 
 
 def _follow(
-    engine: SchedulerProcess, mark: str, directory: Path, on_event: OnEvent
+    scheduler: SchedulerProcess, line_prefix: str, directory: Path, on_event: OnEvent
 ) -> dict[str, Any]:
-    """Passes on what rank 0 tells; returns its result or its error, or nothing.
+    """Passes on rank 0's events; returns its result or error event, or an empty dict.
 
     Args:
-        engine: To follow.
-        mark: Before all that isotrain says there; the rest is what ranks and the engine print.
-        directory: Of the run, for the output of the other ranks, and for files that come from rank 0.
+        scheduler: Commands whose output to follow.
+        line_prefix: Prefix of isotrain's own lines; others are output of the ranks and the scheduler.
+        directory: Run directory, for the logs of other ranks and for files from rank 0.
         on_event: Called with every event.
     """
     last: dict[str, Any] = {}
     files = FileReceiver(directory)
-    for line in engine.lines():
-        told = _event(line, mark)
-        if told is None:
+    for line in scheduler.lines():
+        fields = _parse_event(line, line_prefix)
+        if fields is None:
             on_event(Output(text=line))
-        elif told["event"] in (RESULT, CommandFailed.kind):
-            last = last or told
-            engine.expect_end()
-        elif isinstance(event := event_from_dict(told), FilePart):
+        elif fields["event"] in (RESULT, CommandFailed.kind):
+            last = last or fields
+            scheduler.expect_end()
+        elif isinstance(event := event_from_dict(fields), FilePart):
             files.take(event)
         elif isinstance(event, Output) and event.rank:
             append_to_log(directory, event.rank, event.text)
@@ -295,21 +297,21 @@ def _follow(
     return last
 
 
-def _event(line: str, mark: str) -> dict[str, Any] | None:
-    """What a line tells, if isotrain has printed it; engines put before it whose line it is."""
-    _, found, text = line.partition(f"{mark} ")
-    if not found:
+def _parse_event(line: str, line_prefix: str) -> dict[str, Any] | None:
+    """The event of a line of isotrain; None for other lines. Launchers may put the rank before a line."""
+    _, prefix, text = line.partition(f"{line_prefix} ")
+    if not prefix:
         return None
     try:
-        told = json.loads(text)
+        fields = json.loads(text)
     except ValueError:
         return None
-    return told if isinstance(told, dict) and "event" in told else None
+    return fields if isinstance(fields, dict) and "event" in fields else None
 
 
-def _raise_if_error(told: Mapping[str, Any]) -> None:
-    """Raises again what was raised on rank 0."""
-    event = event_from_dict(told)
+def _raise_if_error(fields: Mapping[str, Any]) -> None:
+    """Raises the error of rank 0 again."""
+    event = event_from_dict(fields)
     if isinstance(event, CommandFailed):
         error = error_named(event.error, event.message)
         if isinstance(error, RunFailedError):
@@ -317,26 +319,26 @@ def _raise_if_error(told: Mapping[str, Any]) -> None:
         raise error
 
 
-def _result(told: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
-    """What rank 0 returned, with who has started it; the rest of its plan is of where it was."""
-    result = {name: value for name, value in told.items() if name != "event"}
+def _result(fields: Mapping[str, Any], plan: Plan) -> dict[str, Any]:
+    """Rank 0's result, with the launcher of this process's plan; the rest of its plan is that of its host."""
+    result = {name: value for name, value in fields.items() if name != "event"}
     launcher = {"launcher": plan.launcher, "launcher_options": dict(plan.launcher_options or {})}
     return {**result, "plan": {**result["plan"], **launcher}}
 
 
-def _without_result(launcher: str, status: int, log: Path) -> str:
-    """What to say of an engine that ended before rank 0 said how the run ended."""
-    said = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
+def _describe_missing_result(launcher: str, status: int, log: Path) -> str:
+    """The message if the commands ended before rank 0 reported how the run ended."""
+    lines = log.read_text(encoding="utf-8", errors="replace").splitlines()[-_LAST_LINES:]
     how = f"with exit code {status}" if status >= 0 else f"by signal {-status}"
-    last = "\n".join(f"  {line}" for line in said) or "  nothing"
+    tail = "\n".join(f"  {line}" for line in lines) or "  nothing"
     return (
-        f"{launcher} ended {how}, and rank 0 did not say how the run ended. The last that was said"
-        f" ({log}):\n{last}"
+        f"{launcher} ended {how}, and rank 0 did not report how the run ended. The end of its log"
+        f" ({log}):\n{tail}"
     )
 
 
-def _take_over(source: Path, directory: Path) -> None:
-    """Moves what rank 0 has left into the run directory, where this machine sees it."""
+def _move_files(source: Path, directory: Path) -> None:
+    """Moves rank 0's files into the run directory, if its folder is on a shared file system."""
     for entry in source.iterdir() if source.is_dir() else ():
         target = directory / entry.name
         if not target.exists() or (entry.is_file() and is_returned_file(entry.name)):

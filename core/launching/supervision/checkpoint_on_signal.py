@@ -1,4 +1,4 @@
-"""Turns signals that ask a run to end, or to save, into a checkpoint first."""
+"""Signal handlers of a running job: SIGUSR1 requests a checkpoint, SIGINT and SIGTERM an end after one."""
 
 from __future__ import annotations
 
@@ -11,72 +11,75 @@ from typing import Any, Protocol
 
 from isotrain.core.errors import EndedError, RunFailedError
 
-_ENDING = (signal.SIGINT, signal.SIGTERM)
+_END_SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 class AcceptsRequests(Protocol):
-    """A process that can be asked for a checkpoint."""
+    """A process that takes checkpoint requests."""
 
     @property
     def accepts_requests(self) -> bool:
-        """Whether its loop looks for wishes."""
+        """Whether its training loop reads checkpoint requests."""
 
     def request_checkpoint(self, *, and_end: bool) -> None:
-        """Tells it that a checkpoint is wanted, and whether the run is to end after that."""
+        """Requests a checkpoint, and the end of the run after it if `and_end`."""
 
 
 @contextlib.contextmanager
 def checkpoint_on_signals(processes: Sequence[AcceptsRequests]) -> Iterator[None]:
-    """Within it, SIGUSR1 asks the run for a checkpoint; SIGINT and SIGTERM ask it to end after one.
+    """Context in which SIGUSR1 requests a checkpoint, and SIGINT and SIGTERM request the end after one.
 
-    When the run has ended for that, the signal that asked for it is raised anew, and does what it does
-    without this; a run that came to its end meanwhile has ended well.
-    A second signal to end does that at once, and so does the first where a loop looks for no wishes. Signals
-    that are ignored stay so; only the main thread can hear any.
+    When the run has ended for such a request, the signal is raised again, with its previous handler. A run
+    that finished meanwhile has succeeded. A second SIGINT or SIGTERM ends the run at once, and so does the
+    first if a training loop reads no requests. Ignored signals stay ignored. Does nothing outside of the main
+    thread, because Python handles signals only there.
+
+    Args:
+        processes: All processes of the run that are in reach.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
-    hearing = _Hearing(processes)
-    hearing.begin()
+    handlers = _SignalHandlers(processes)
+    handlers.install()
     try:
         yield
     except RunFailedError as failure:
-        hearing.end()
-        if hearing.asked_to_end is not None and failure.was_asked:
+        handlers.restore()
+        if handlers.end_signal is not None and failure.was_asked:
             try:
-                signal.raise_signal(hearing.asked_to_end)
-            except BaseException as asked:
-                raise asked from None  # the run has ended as it was asked to: no failure is behind this
+                signal.raise_signal(handlers.end_signal)
+            except BaseException as interrupt:
+                raise interrupt from None  # the run has ended as requested: no failure caused this
             raise EndedError(str(failure)) from failure
         raise
     finally:
-        hearing.end()
+        handlers.restore()
 
 
-class _Hearing:
-    """Hears signals in the place of who heard them before.
+class _SignalHandlers:
+    """Signal handlers that forward requests to the processes of a run.
 
     Attributes:
-        asked_to_end: The signal that has asked the run to end after a checkpoint.
+        end_signal: The signal that requested the end of the run; None if there was none.
     """
 
     def __init__(self, processes: Sequence[AcceptsRequests]) -> None:
-        self.asked_to_end: int | None = None
+        self.end_signal: int | None = None
         self._processes = processes
-        self._before: dict[int, Any] = {}
+        self._previous: dict[int, Any] = {}
 
-    def begin(self) -> None:
-        """Takes the place of handlers; a signal that is ignored stays so."""
-        own = {signal.SIGUSR1: self._save, **dict.fromkeys(_ENDING, self._save_and_end)}
-        for number, handler in own.items():
+    def install(self) -> None:
+        """Installs the handlers; ignored signals stay ignored."""
+        handlers = {signal.SIGUSR1: self._save, **dict.fromkeys(_END_SIGNALS, self._save_and_end)}
+        for number, handler in handlers.items():
             if signal.getsignal(number) is not signal.SIG_IGN:
-                self._before[number] = signal.signal(number, handler)
+                self._previous[number] = signal.signal(number, handler)
 
-    def end(self) -> None:
-        """Gives back their place."""
-        while self._before:
-            number, handler = self._before.popitem()
+    def restore(self) -> None:
+        """Restores the previous handlers."""
+        while self._previous:
+            number, handler = self._previous.popitem()
             signal.signal(number, handler)
 
     def _save(self, number: int, frame: FrameType | None) -> None:
@@ -84,11 +87,11 @@ class _Hearing:
             process.request_checkpoint(and_end=False)
 
     def _save_and_end(self, number: int, frame: FrameType | None) -> None:
-        willing = all(process.accepts_requests for process in self._processes)
-        if self.asked_to_end is not None or not willing:
-            self.end()
+        all_accept = all(process.accepts_requests for process in self._processes)
+        if self.end_signal is not None or not all_accept:
+            self.restore()
             signal.raise_signal(number)
             return
-        self.asked_to_end = number
+        self.end_signal = number
         for process in self._processes:
             process.request_checkpoint(and_end=True)

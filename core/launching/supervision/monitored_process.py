@@ -1,4 +1,4 @@
-"""A process of a run, as whoever watches it sees it: on this machine, or at the other end of a channel."""
+"""Protocol of a supervised rank process: on this machine, or at the other end of a rendezvous connection."""
 
 from __future__ import annotations
 
@@ -11,53 +11,53 @@ from isotrain.core.contracts.reporter import Status
 
 
 class MonitoredProcess(Protocol):
-    """What a supervisor reads of a process, and asks of it."""
+    """A rank process as the supervisor sees it."""
 
     @property
     def peer(self) -> Peer:
-        """Who it is."""
+        """Its rank, host and role."""
 
     @property
     def log(self) -> Path:
-        """The file with its output, as far as that is here."""
+        """File on this machine with its output, which may be missing for a rank of another host."""
 
     @property
     def events(self) -> int:
-        """A descriptor that becomes readable when it has told something."""
+        """Descriptor that becomes readable when there are new events."""
 
     @property
     def output(self) -> int | None:
-        """A descriptor to read rank 0's standard output from; None for the others."""
+        """Descriptor of rank 0's standard output; None for other ranks."""
 
     def read_lines(self) -> Sequence[bytes] | None:
-        """The events that it has told, a line each, without waiting; None when no more will come."""
+        """New events, one JSON line each, without waiting; None at the end."""
 
     @property
     def status(self) -> Status:
-        """Where it is, or was when it was last known."""
+        """Its current step and call, or the last known ones."""
 
     @property
     def is_gone(self) -> bool:
-        """Whether it has ended, or cut itself off."""
+        """Whether it has ended, or its connection is closed."""
 
     @property
     def exit_code(self) -> int | None:
-        """Negative when a signal ended it; None while it runs, and where nobody here can know."""
+        """Exit code, negative if a signal ended it; None while it runs, or if unknown (another host)."""
 
     @property
     def is_stopped(self) -> bool:
-        """Whether it is known that a signal (SIGSTOP) has suspended it."""
+        """Whether it is known to be suspended by a signal (SIGSTOP)."""
 
     @property
     def activity(self) -> float:
-        """Grows with what it does; see `activity`."""
+        """Activity in seconds, see `process_activity.activity`."""
 
     @property
     def waits(self) -> Mapping[int, float]:
-        """Seconds in which each of its threads was ready, and had no processor; none if nobody knows."""
+        """Seconds that each thread was runnable without a core, by thread id; empty if unknown."""
 
     def request_stacks(self) -> None:
-        """Makes it write where each of its threads is to its log."""
+        """Has it write the stacks of its threads to its log."""
 
     def end(self) -> None:
-        """Ends it for sure, and all of its process group."""
+        """Kills it, and its process group if it is on this machine."""
