@@ -1,4 +1,4 @@
-"""Who this process is: asks every environment, and settles what several of them say."""
+"""Detects this process's rank and world size: queries every cluster environment, and resolves conflicts."""
 
 from __future__ import annotations
 
@@ -19,124 +19,127 @@ from isotrain.core.errors import (
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 
 CHOICE_VARIABLE = "ISOTRAIN_ENVIRONMENT"
-"""The one environment to ask, instead of all; `none`: no engine started this process."""
+"""Environment variable with the one cluster environment to query; `none`: this process stands alone."""
 NONE = "none"
 COORDINATOR_VARIABLE = "ISOTRAIN_COORDINATOR"
-"""The host of rank 0, or `HOST:PORT`, where the engine does not tell it or tells another."""
+"""Environment variable with `HOST` or `HOST:PORT` of rank 0, in place of what the launcher sets."""
 JOB_VARIABLE = "ISOTRAIN_JOB"
-"""A name of what was started, where the engine gives none."""
+"""Environment variable with an id of the job, in place of what the launcher sets."""
 _COORDINATOR = re.compile(r"(?P<host>[^\s:]+)(?::(?P<port>[0-9]{1,5}))?")
 _HIGHEST_PORT = 65535
 
 
 @dataclass(frozen=True)
-class _Asked:
-    """What one environment answered: a place, or what is wrong with its variables, or neither."""
+class _Answer:
+    """Answer of one cluster environment: cluster info, or the error in its variables, or neither."""
 
     environment: ClusterEnvironment
-    place: ClusterInfo | None = None
+    info: ClusterInfo | None = None
     fault: ClusterInfoError | None = None
 
 
 def cluster_info_of(variables: Mapping[str, str], host: PluginManager) -> ClusterInfo | None:
-    """The place of the process that has these variables. A pure function of them.
+    """Detects the cluster info (rank, world size, coordinator ...) from environment variables alone.
 
     Args:
-        variables: All of a process's.
-        host: Knows the environments.
+        variables: Complete environment of a process.
+        host: Plugin manager with the cluster environments.
 
     Returns:
-        None where no engine started it, as in an ordinary shell.
+        Cluster info; None if no launcher or scheduler started the process, as in an ordinary shell.
 
     Raises:
-        ClusterInfoError: The variables of an engine are half set, or two engines claim the process of which
+        ClusterInfoError: The variables of an environment are incomplete, or two environments match of which
             neither runs inside the other.
-        PluginError: An environment raised something else.
-        IsotrainError: `ISOTRAIN_ENVIRONMENT` names none.
+        PluginError: An environment raised another error.
+        IsotrainError: `ISOTRAIN_ENVIRONMENT` names an unknown environment.
     """
-    asked = {name: _ask(host, name, variables) for name in _to_ask(variables, host)}
-    claims = {name: each.place for name, each in asked.items() if each.place is not None}
-    inner = _innermost(asked, claims) if claims else None
-    outer = asked[inner].environment.nested_in if inner else frozenset()
-    for name, each in asked.items():
-        if each.fault is not None and name not in outer:
-            raise each.fault
-    return _completed(inner, claims, variables) if inner else None
+    answers = {
+        name: _query(host, name, variables) for name in _environments_to_query(variables, host)
+    }
+    infos = {name: answer.info for name, answer in answers.items() if answer.info is not None}
+    inner = _innermost(answers, infos) if infos else None
+    outer = answers[inner].environment.nested_in if inner else frozenset()
+    for name, answer in answers.items():
+        if answer.fault is not None and name not in outer:
+            raise answer.fault
+    return _complete(inner, infos, variables) if inner else None
 
 
-def claim(place: ClusterInfo) -> str:
-    """Says in messages of a joined run why this process joins it, and how to have it stand alone."""
+def claim(info: ClusterInfo) -> str:
+    """Sentences for messages: why this process is a rank of a larger run, and how to make it stand alone."""
     return (
-        f"Rank {place.rank} of {place.world_size} is what {', '.join(place.variables_read)} say"
-        f" ({place.environment})."
+        f"Rank {info.rank} of {info.world_size} is what {', '.join(info.variables_read)} say"
+        f" ({info.environment})."
         " If they are left over in its shell, or that is one of `srun --pty`,"
         f" {CHOICE_VARIABLE}={NONE} has it train alone."
     )
 
 
-def _to_ask(variables: Mapping[str, str], host: PluginManager) -> list[str]:
-    known = host.environments.names()
+def _environments_to_query(variables: Mapping[str, str], host: PluginManager) -> list[str]:
+    """Names of the environments to query: the chosen one, or all."""
+    registered = host.environments.names()
     chosen = variables.get(CHOICE_VARIABLE, "").strip()
     if not chosen:
-        return known
-    if chosen not in (NONE, *known):
+        return registered
+    if chosen not in (NONE, *registered):
         raise IsotrainError(
-            f"{CHOICE_VARIABLE}: {unknown_name('environment', chosen, [NONE, *known])}"
+            f"{CHOICE_VARIABLE}: {unknown_name('environment', chosen, [NONE, *registered])}"
         )
-    return [name for name in known if name == chosen]
+    return [name for name in registered if name == chosen]
 
 
-def _ask(host: PluginManager, name: str, variables: Mapping[str, str]) -> _Asked:
+def _query(host: PluginManager, name: str, variables: Mapping[str, str]) -> _Answer:
     environment = host.environment(name)
     try:
-        return _Asked(environment, environment.cluster_info(variables))
+        return _Answer(environment, environment.cluster_info(variables))
     except ClusterInfoError as error:
         error.args = (
-            f"{error} {CHOICE_VARIABLE}={NONE} says that no engine started this process, and"
-            f" {CHOICE_VARIABLE}=NAME which one did.",
+            f"{error} Set {CHOICE_VARIABLE}={NONE} if this process stands alone, or"
+            f" {CHOICE_VARIABLE}=NAME to name what started it.",
         )
-        return _Asked(environment, fault=error)
-    except Exception as error:  # an environment may be anyone's
+        return _Answer(environment, fault=error)
+    except Exception as error:  # of a third party's plugin
         raise PluginError(
             f"the environment {name!r} failed: {type(error).__name__}: {error}. Repair or block the"
             " plugin that registers it."
         ) from error
 
 
-def _innermost(asked: Mapping[str, _Asked], claims: Mapping[str, ClusterInfo]) -> str:
-    """The one engine that all others that claim the process may have started."""
-    for name in claims:
-        if asked[name].environment.nested_in >= claims.keys() - {name}:
+def _innermost(answers: Mapping[str, _Answer], infos: Mapping[str, ClusterInfo]) -> str:
+    """The matching environment that can run inside of all other matching ones."""
+    for name in infos:
+        if answers[name].environment.nested_in >= infos.keys() - {name}:
             return name
-    told = "; ".join(
-        f"{name} by {', '.join(place.variables_read)}" for name, place in claims.items()
+    matches = "; ".join(
+        f"{name} by {', '.join(info.variables_read)}" for name, info in infos.items()
     )
     raise ClusterInfoError(
-        f"this process is claimed by {len(claims)} engines, and none of them is known to run inside of"
-        f" the others: {told}. Unset the variables of those that did not start it, or name the one that"
-        f" did: {CHOICE_VARIABLE}={next(iter(claims))}, or {CHOICE_VARIABLE}={NONE} where none did."
+        f"this process is claimed by {len(infos)} cluster environments, and none of them is known to run"
+        f" inside of the others: {matches}. Unset the variables of those that did not start it, or name the"
+        f" one that did: {CHOICE_VARIABLE}={next(iter(infos))}, or {CHOICE_VARIABLE}={NONE} if none did."
     )
 
 
-def _completed(
-    inner: str, claims: Mapping[str, ClusterInfo], variables: Mapping[str, str]
+def _complete(
+    inner: str, infos: Mapping[str, ClusterInfo], variables: Mapping[str, str]
 ) -> ClusterInfo:
-    """The inner engine's claim, with what it leaves open and others or the person say."""
-    place = claims[inner]
-    for other in claims.values():
-        if (other.rank, other.world_size) == (place.rank, place.world_size):
-            place = _with_what_is_open(place, other)
-    if place.coordinator is None and place.local_world_size == place.world_size:
-        place = replace(place, coordinator=LOCALHOST)
-    place = replace(place, job=variables.get(JOB_VARIABLE) or place.job)
-    said = variables.get(COORDINATOR_VARIABLE, "").strip()
-    if not said:
-        return place
-    host, port = _host_and_port(said)
-    return replace(place, coordinator=host, port=port)
+    """The inner environment's info, completed by the others and by the user's variables."""
+    info = infos[inner]
+    for other in infos.values():
+        if (other.rank, other.world_size) == (info.rank, info.world_size):
+            info = _fill_missing(info, other)
+    if info.coordinator is None and info.local_world_size == info.world_size:
+        info = replace(info, coordinator=LOCALHOST)
+    info = replace(info, job=variables.get(JOB_VARIABLE) or info.job)
+    coordinator = variables.get(COORDINATOR_VARIABLE, "").strip()
+    if not coordinator:
+        return info
+    host, port = _parse_address(coordinator)
+    return replace(info, coordinator=host, port=port)
 
 
-def _host_and_port(text: str) -> tuple[str, int | None]:
+def _parse_address(text: str) -> tuple[str, int | None]:
     match = _COORDINATOR.fullmatch(text)
     port = int(match["port"]) if match and match["port"] else None
     if match is None or (port is not None and not 0 < port <= _HIGHEST_PORT):
@@ -147,35 +150,38 @@ def _host_and_port(text: str) -> tuple[str, int | None]:
     return match["host"], port
 
 
-def _with_what_is_open(place: ClusterInfo, other: ClusterInfo) -> ClusterInfo:
-    """Where two engines say the same of rank and number, one started the other's processes as they are."""
-    is_open = [each.name for each in fields(place) if getattr(place, each.name) in (None, ())]
-    return replace(place, **{name: getattr(other, name) for name in is_open})
+def _fill_missing(info: ClusterInfo, other: ClusterInfo) -> ClusterInfo:
+    """Fills the empty fields of `info` from another environment's info with the same rank and world size."""
+    missing = [each.name for each in fields(info) if getattr(info, each.name) in (None, ())]
+    return replace(info, **{name: getattr(other, name) for name in missing})
 
 
 def detect_cluster_info() -> ClusterInfo | None:
-    """This process's place among others; None where it is alone, or belongs to a run already.
+    """Cluster info of this process; None if it stands alone, or is a rank of a local run.
 
     Raises:
-        ClusterInfoError: The variables of an engine are half set, or two engines claim the process.
+        ClusterInfoError: The variables of an environment are incomplete, or two environments conflict.
     """
     if VARIABLE in os.environ:
         return None
-    place = cluster_info_of(os.environ, plugin_manager())
-    return place if place is not None and place.world_size > 1 else None
+    info = cluster_info_of(os.environ, plugin_manager())
+    return info if info is not None and info.world_size > 1 else None
 
 
 def require_single_process(what: str) -> None:
-    """Refuses what is done once, for a run or for several, where an engine starts it on every rank.
+    """Refuses an operation that must run in one process, if a launcher has started several.
+
+    Args:
+        what: Name of the operation, for the message.
 
     Raises:
-        UnsupportedError: This process has a place among others.
+        UnsupportedError: This process is one of several.
     """
-    place = detect_cluster_info()
-    if place is not None:
+    info = detect_cluster_info()
+    if info is not None:
         raise UnsupportedError(
-            f"{what}: {place.environment} has started {place.world_size} processes, each of"
+            f"{what}: {info.environment} has started {info.world_size} processes, each of"
             " which would do all of"
-            f" it for itself. Do it in one process: outside of {place.environment}, or with one task of it."
-            f" {claim(place)}"
+            f" it for itself. Do it in one process: outside of {info.environment}, or with one task of it."
+            f" {claim(info)}"
         )

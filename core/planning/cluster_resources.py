@@ -1,4 +1,4 @@
-"""Fits a plan to processes that an engine has started."""
+"""Resources of processes that a scheduler or an external launcher starts or has started."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from isotrain.core.system import hardware
 
 
 class ClusterResources(Resources):
-    """One process at each spot of a layout."""
+    """Resources with one process per slot of a cluster layout."""
 
     def __init__(self, layout: ClusterLayout, options: Mapping[str, Any] | None = None) -> None:
         """Takes the layout as it is.
 
         Args:
-            layout: Of the processes.
-            options: Of the launcher that is going to start them; None: they have been started.
+            layout: Hosts and slots of the processes.
+            options: Options of the launcher that will start them; None: they are started already.
         """
         self.launcher = layout.launcher
         self.options = options
@@ -34,20 +34,20 @@ class ClusterResources(Resources):
     def devices(
         self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
     ) -> Devices:
-        if self._holds_all(adapter):
-            count = needed = replicas or max(1, self._devices_there(spec, adapter))
+        if self._holds_all_replicas(adapter):
+            count = needed = replicas or max(1, self._device_count(spec, adapter))
         else:
             count = replicas_for(
                 self._layout.launcher, len(self._layout.process_slots), adapter, strategy, replicas
             )
             needed = self._layout.max_processes_per_host
         gpus = self._gpus(spec, adapter, needed)
-        notes = [*self._assumed(spec, gpus, needed), *self._layout.notes]
+        notes = [*self._unknown_gpu_notes(spec, gpus, needed), *self._layout.notes]
         if gpus >= needed:
             return Devices("gpu", count, notes)
         if spec.device == "gpu":
             raise PlanError(
-                f"device: gpu was asked for, which takes {needed} GPUs on a host; a process sees {gpus}."
+                f"device: gpu was requested, which takes {needed} GPUs on a host; a process sees {gpus}."
                 " Let each process see all GPUs of its host, start fewer, or use device: cpu."
             )
         if (
@@ -57,97 +57,100 @@ class ClusterResources(Resources):
         ):
             notes = [
                 f"{adapter.name!r} can use {gpus} GPUs here, so CPUs are planned; each process that"
-                f" {self.launcher} starts sees for itself",
+                f" {self.launcher} starts checks for itself",
                 *notes,
             ]
         elif gpus and self._layout.gpus is not None:
-            few = f"{gpus} GPUs on a host that needs {needed} are too few: CPUs are used"
-            notes = [few, *notes]
+            too_few = f"{gpus} GPUs on a host that needs {needed} are too few: CPUs are used"
+            notes = [too_few, *notes]
         return Devices("cpu", count, notes)
 
-    def _holds_all(self, adapter: Adapter) -> bool:
-        """Whether a single process has all replicas: it will start them itself, as many as it is told."""
+    def _holds_all_replicas(self, adapter: Adapter) -> bool:
+        """Whether a single process holds all replicas, whose number then does not follow from the layout."""
         return len(self._layout.process_slots) == 1 and adapter.replicas_per_process == "all"
 
-    def _devices_there(self, spec: TrainingSpec, adapter: Adapter) -> int:
+    def _device_count(self, spec: TrainingSpec, adapter: Adapter) -> int:
         if spec.device == "cpu":
             return 0
         return adapter.accelerators() if self._layout.gpus is None else self._layout.gpus
 
     def _gpus(self, spec: TrainingSpec, adapter: Adapter, needed: int) -> int:
-        """That a process can use; those of this machine do not count where others must have some."""
+        """Number of GPUs that a process can use, on this machine or, if a launcher starts it, there."""
         if spec.device == "cpu":
             return 0
-        there = self._layout.gpus
+        allocated = self._layout.gpus
         if spec.device == "gpu" and self.options is not None:
-            return needed if there is None else there
-        own = adapter.accelerators()
-        return own if there is None else min(own, there)
+            return needed if allocated is None else allocated
+        local = adapter.accelerators()
+        return local if allocated is None else min(local, allocated)
 
-    def _assumed(self, spec: TrainingSpec, gpus: int, needed: int) -> list[str]:
-        """What is taken for granted of hosts that cannot be looked at."""
+    def _unknown_gpu_notes(self, spec: TrainingSpec, gpus: int, needed: int) -> list[str]:
+        """Notes on what is assumed about the GPUs of hosts that cannot be examined from here."""
         if self._layout.gpus is not None or spec.device == "cpu":
             return []
-        untold = f"{self.launcher} does not tell which GPUs its hosts have"
+        unknown_gpus = f"{self.launcher} does not say which GPUs its hosts have"
         if gpus < needed:
-            return [f"{untold}, so CPUs are planned; each process that it starts sees for itself"]
+            return [
+                f"{unknown_gpus}, so CPUs are planned; each process that it starts checks for itself"
+            ]
         if spec.device == "auto":
             return [
-                f"{untold}: as many as this machine are planned; each process that it starts sees for itself"
+                f"{unknown_gpus}: as many as on this machine are planned; each process that it starts checks"
+                " for itself"
             ]
         return [
-            f"{untold}: each is taken to have {needed} or more; one that has fewer ends the run before it"
-            " begins"
+            f"{unknown_gpus}: {needed} or more on each are assumed; a host with fewer ends the run before its"
+            " first step"
         ]
 
-    def cores(self, places: int) -> int:
-        alone = len(self._layout.process_slots) == 1
-        return max(1, self._layout.cores // places) if alone else self._layout.cores
+    def cores(self, count: int) -> int:
+        is_alone = len(self._layout.process_slots) == 1
+        return max(1, self._layout.cores // count) if is_alone else self._layout.cores
 
     def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
         return tuple(
-            replace(process, host=spot.host, local_rank=spot.local_rank)
-            for process, spot in zip(processes, self._layout.process_slots, strict=True)
+            replace(process, host=slot.host, local_rank=slot.local_rank)
+            for process, slot in zip(processes, self._layout.process_slots, strict=True)
         )
 
 
 def layout_of(launcher: str, allocation: Allocation) -> ClusterLayout:
-    """Where an engine will start processes, as far as that is known; its hosts are taken to be like this."""
+    """The cluster layout of an allocation; its hosts are assumed to have this machine's number of cores."""
     process_slots = [
-        ProcessSlot(share.host or f"host-{number}", local_rank)
-        for number, share in enumerate(allocation.host_slots)
-        for local_rank in range(share.slots)
+        ProcessSlot(each.host or f"host-{number}", local_rank)
+        for number, each in enumerate(allocation.host_slots)
+        for local_rank in range(each.slots)
     ]
-    most = max(share.slots for share in allocation.host_slots)
+    max_slots = max(each.slots for each in allocation.host_slots)
     return ClusterLayout(
         launcher=launcher,
         process_slots=tuple(process_slots),
-        cores=max(1, hardware.cores() // most),
+        cores=max(1, hardware.cores() // max_slots),
         gpus=allocation.devices,
     )
 
 
 def replicas_for(
-    engine: str, count: int, adapter: Adapter, strategy: Strategy, asked: int | None
+    launcher: str, count: int, adapter: Adapter, strategy: Strategy, requested: int | None
 ) -> int:
-    """How many replicas make as many processes as there are.
+    """Number of replicas that takes exactly the started processes.
 
     Args:
-        engine: That has started the processes.
-        count: The number of processes.
-        adapter: Of the backend.
-        strategy: Of the run.
-        asked: As many as were asked for, if any were.
+        launcher: Launcher or scheduler that has started the processes.
+        count: Number of processes.
+        adapter: Adapter of the backend.
+        strategy: Strategy of the run.
+        requested: Requested number of replicas; None: any.
 
     Raises:
-        UnsupportedError: The backend declares that it does not join processes.
-        PlanError: No number does, or another was asked for.
+        UnsupportedError: The backend does not support processes that were started from outside.
+        PlanError: No number of replicas fits, or another number was requested.
     """
     reason = adapter.why_not_externally_started()
     if reason:
         raise UnsupportedError(
-            f"{engine} has started {count} processes, and backend {adapter.name!r} does not join"
-            f" them to a run: {reason}. `isotrain launchers` lists every pair."
+            f"{launcher} has started {count} processes, and backend {adapter.name!r} does not join"
+            f" them into a run: {reason}. `isotrain launchers` lists every pair."
         )
     for replicas in range(count, 0, -1):
         parallel_layout = strategy.parallel_layout.for_replicas(replicas)
@@ -156,12 +159,12 @@ def replicas_for(
     else:
         raise PlanError(
             f"strategy {strategy.name!r}: no number of replicas takes the {count} processes that"
-            f" {engine} has started. Start another number of them."
+            f" {launcher} has started. Start another number of processes."
         )
-    if asked is not None and asked != replicas:
+    if requested is not None and requested != replicas:
         raise PlanError(
-            f"replicas: {asked} were asked for, and {engine} has started {count} processes, which"
-            f" are {replicas} replicas. Leave --replicas out (replicas= in Python), or start as many"
-            " processes."
+            f"replicas: {requested} were requested, and {launcher} has started {count} processes, which"
+            f" are {replicas} replicas. Leave --replicas out (replicas= in Python), or start the processes"
+            " for them."
         )
     return replicas

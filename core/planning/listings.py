@@ -1,4 +1,4 @@
-"""What is registered, as plain values: backends, strategies, and which pairs of them fit."""
+"""Lists registered backends and strategies, and which pairs of them work, as plain values."""
 
 from __future__ import annotations
 
@@ -13,17 +13,15 @@ from isotrain.core.plugins.manager import PluginManager
 
 def backends(host: PluginManager) -> list[dict[str, Any]]:
     """Describes every backend; loads no framework."""
-    return [_backend(host, name) for name in host.backends.names()]
+    return [_describe_backend(host, name) for name in host.backends.names()]
 
 
-def _backend(host: PluginManager, name: str) -> dict[str, Any]:
+def _describe_backend(host: PluginManager, name: str) -> dict[str, Any]:
     try:
         adapter = host.backend(name)
-        found = adapter.availability()
-    except (
-        Exception
-    ) as error:  # an adapter may be anyone's; one that is broken must not hide the others
-        return _broken(name, f"{type(error).__name__}: {error}")
+        availability = adapter.availability()
+    except Exception as error:  # a broken plugin must not hide the others
+        return _describe_broken(name, f"{type(error).__name__}: {error}")
     return {
         "name": name,
         "framework": adapter.framework,
@@ -31,11 +29,11 @@ def _backend(host: PluginManager, name: str) -> dict[str, Any]:
         "collectives": dict(adapter.collectives),
         "replicas_per_process": adapter.replicas_per_process,
         "options": dict(adapter.options),
-        **_usability(found),
+        **_availability_fields(availability),
     }
 
 
-def _broken(name: str, reason: str) -> dict[str, Any]:
+def _describe_broken(name: str, reason: str) -> dict[str, Any]:
     hint = "repair or remove the plugin that registers it"
     return {
         "name": name,
@@ -44,75 +42,76 @@ def _broken(name: str, reason: str) -> dict[str, Any]:
         "collectives": {},
         "replicas_per_process": None,
         "options": {},
-        **_usability(Availability(False, None, reason, hint)),
+        **_availability_fields(Availability(False, None, reason, hint)),
     }
 
 
-def _usability(found: Availability) -> dict[str, Any]:
+def _availability_fields(availability: Availability) -> dict[str, Any]:
     return {
-        "available": found.available,
-        "version": found.version,
-        "reason": found.reason,
-        "hint": found.hint,
+        "available": availability.available,
+        "version": availability.version,
+        "reason": availability.reason,
+        "hint": availability.hint,
     }
 
 
 def strategies(host: PluginManager) -> list[dict[str, Any]]:
-    """Describes every strategy, with each backend's yes or the reason for its no."""
+    """Describes every strategy with its support by each backend, and the reason if there is none."""
     adapters: dict[str, Adapter | str] = {}
     for name in host.backends.names():
         try:
             adapters[name] = host.backend(name)
         except Exception as error:  # as above
             adapters[name] = f"it cannot be loaded: {type(error).__name__}: {error}"
-    listed = []
+    entries = []
     for name in host.strategies.names():
         try:
             strategy = host.strategies.get(name)
-            others = _variants(name, strategy, host)
+            variants = _variants(name, strategy, host)
         except Exception as error:  # as above
             reason = f"the strategy cannot be loaded: {type(error).__name__}: {error}"
-            listed.append(_listed(name, None, [], {backend: [reason] for backend in adapters}))
+            entries.append(
+                _strategy_entry(name, None, [], {backend: [reason] for backend in adapters})
+            )
             continue
-        listed.append(_fitted(name, strategy, strategy.summary, adapters))
-        for given, other in others.items():
-            listed.append(_fitted(given, other, other.summary, adapters))
-    return listed
+        entries.append(_describe_strategy(name, strategy, strategy.summary, adapters))
+        for label, variant in variants.items():
+            entries.append(_describe_strategy(label, variant, variant.summary, adapters))
+    return entries
 
 
 def _variants(name: str, strategy: type[Strategy], host: PluginManager) -> dict[str, Strategy]:
-    """With which options a strategy asks other things of backends, by `NAME,OPTION=VALUE`."""
+    """Variants of a strategy whose options change the required capabilities, by `NAME,OPTION=VALUE`."""
     return {
         ",".join(
-            [name, *(f"{key}={_word(value)}" for key, value in options.items())]
+            [name, *(f"{key}={_to_option_text(value)}" for key, value in options.items())]
         ): host.strategy(name, dict(options))
         for options in strategy.variants
     }
 
 
-def _word(value: Any) -> str:
-    """A value as one writes it on the command line."""
+def _to_option_text(value: Any) -> str:
+    """An option's value as written on the command line."""
     return str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _fitted(
+def _describe_strategy(
     name: str,
     strategy: Strategy | type[Strategy],
     summary: str,
     adapters: Mapping[str, Adapter | str],
 ) -> dict[str, Any]:
-    from isotrain.core.planning.planner import (
-        missing_capabilities,
-    )  # late: `backends` must not load the spec
+    # late: `backends` must not import pydantic
+    from isotrain.core.planning.planner import missing_capabilities
 
     reasons = {
-        backend: [found] if isinstance(found, str) else missing_capabilities(strategy, found)
-        for backend, found in adapters.items()
+        backend: [adapter] if isinstance(adapter, str) else missing_capabilities(strategy, adapter)
+        for backend, adapter in adapters.items()
     }
-    return _listed(name, summary, sorted(strategy.requires), reasons)
+    return _strategy_entry(name, summary, sorted(strategy.requires), reasons)
 
 
-def _listed(
+def _strategy_entry(
     name: str, summary: str | None, requires: list[str], reasons: Mapping[str, list[str]]
 ) -> dict[str, Any]:
     return {
@@ -120,7 +119,7 @@ def _listed(
         "summary": summary,
         "requires": requires,
         "backends": {
-            backend: {"supported": not found, "reason": "; ".join(found) or None}
-            for backend, found in reasons.items()
+            backend: {"supported": not missing, "reason": "; ".join(missing) or None}
+            for backend, missing in reasons.items()
         },
     }

@@ -1,4 +1,4 @@
-"""Fits a plan to this machine, whose processes are still to be started."""
+"""Resources of this machine, for processes that a launcher will start on it."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isotrain.core.system import hardware
 
 
 class LocalResources(Resources):
-    """All processes here, started by a launcher."""
+    """Resources of this machine for all processes of a run."""
 
     def __init__(self, launcher: LauncherChoice) -> None:
         self.launcher = launcher.name
@@ -32,18 +32,18 @@ class LocalResources(Resources):
             return Devices("gpu", count)
         if spec.device == "gpu":
             raise PlanError(
-                f"device: gpu was asked for with {_asked(count, stages)}, and {adapter.name!r} can use {gpus}"
-                f" GPUs here. Use {'fewer replicas, or ' if count > 1 else ''}device: cpu."
+                f"device: gpu was requested with {_describe_count(count, stages)}, and {adapter.name!r} can"
+                f" use {gpus} GPUs here. Use {'fewer replicas, or ' if count > 1 else ''}device: cpu."
             )
-        few = f"{gpus} GPUs for {_asked(count, stages)} are too few: CPUs are used"
-        return Devices("cpu", count, [few] if gpus else [])
+        too_few = f"{gpus} GPUs for {_describe_count(count, stages)} are too few: CPUs are used"
+        return Devices("cpu", count, [too_few] if gpus else [])
 
-    def cores(self, places: int) -> int:
-        return max(1, hardware.cores() // places)
+    def cores(self, count: int) -> int:
+        return max(1, hardware.cores() // count)
 
     def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
         return tuple(processes)
 
 
-def _asked(replicas: int, stages: int) -> str:
+def _describe_count(replicas: int, stages: int) -> str:
     return f"{replicas} replicas" if stages == 1 else f"{replicas} replicas of {stages} stages"

@@ -1,4 +1,4 @@
-"""A plan, completed with what only the data and the built model can tell."""
+"""Statistics of the data and the built model, and the plan completed by them."""
 
 from __future__ import annotations
 
@@ -20,17 +20,18 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 
 @dataclass(frozen=True)
 class ModelStats:
-    """What only the data and the built model can tell.
+    """Statistics of the training data and the built model.
 
     Attributes:
-        samples: In the training data; None for a stream.
-        parameters: Trainable numbers in the model.
+        samples: Number of training samples; None for a stream.
+        parameters: Number of trainable parameters.
         gradient_bytes: Bytes of all gradients of one replica.
-        weight_shapes: Of the trainable weights, in order.
-        notes: On the model and the loss.
-        model: What its state takes.
-        layers: As they were timed; none where nobody asked.
-        refuses_single_sample: A layer that cannot be trained on a slice of one sample, where one was tried.
+        weight_shapes: Shapes of the trainable weights, in order.
+        notes: Notes on the model and the loss.
+        model: Bytes of weights, gradients and optimizer state; None if unknown.
+        layers: Measured cost of each layer, for pipeline runs; empty if not measured.
+        refuses_single_sample: Name of a layer that cannot be trained on a slice of one sample; None if there
+            is none, or none was tried.
     """
 
     samples: int | None
@@ -43,54 +44,62 @@ class ModelStats:
     refuses_single_sample: str | None = None
 
 
-def complete_plan(plan: Plan, cast: ResolvedSpec, found: ModelStats) -> Plan:
-    """Completes a plan with what was measured.
+def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) -> Plan:
+    """Completes a plan with the statistics of data and model.
 
     Args:
-        plan: Without it.
-        cast: What the plan was made from; its strategy is told of the completed plan, so that it can start.
-        found: What was measured.
+        plan: Plan without them.
+        resolved_spec: Spec of the plan; its strategy is configured with the completed plan.
+        stats: Statistics of data and model.
     """
-    spec, strategy = cast.spec_with_model, cast.strategy
+    spec, strategy = resolved_spec.spec_with_model, resolved_spec.strategy
     per_epoch = None
     total = spec.steps
-    if found.samples is not None:
+    if stats.samples is not None:
         per_epoch = sampler.steps_per_epoch(
-            found.samples, plan.global_batch_size, spec.drop_remainder
+            stats.samples, plan.global_batch_size, spec.drop_remainder
         )
         total = spec.steps or (spec.epochs or 0) * per_epoch
     plan = replace(
         plan,
-        samples=found.samples,
+        samples=stats.samples,
         steps_per_epoch=per_epoch,
         total_steps=total,
-        parameters=found.parameters,
-        gradient_bytes=found.gradient_bytes,
-        weight_shapes=tuple(map(tuple, found.weight_shapes)),
-        notes=(*plan.notes, *found.notes),
+        parameters=stats.parameters,
+        gradient_bytes=stats.gradient_bytes,
+        weight_shapes=tuple(map(tuple, stats.weight_shapes)),
+        notes=(*plan.notes, *stats.notes),
     )
-    sizes = batches_with_single_sample(spec, plan, found.samples)
-    if found.refuses_single_sample and sizes:
+    sizes = batches_with_single_sample(spec, plan, stats.samples)
+    if stats.refuses_single_sample and sizes:
         plan = replace(
             plan,
-            notes=(*plan.notes, single_sample_refusal(found.refuses_single_sample, plan, sizes)),
+            notes=(*plan.notes, single_sample_refusal(stats.refuses_single_sample, plan, sizes)),
         )
     strategy.configure(spec, plan)
-    kept = None if found.model is None else strategy.state_bytes(found.model, plan.replicas)
+    state_bytes = None if stats.model is None else strategy.state_bytes(stats.model, plan.replicas)
     stages = None
-    if found.layers and found.model is not None:
-        stages = strategy.pipeline_plan(ModelProfile(found.layers), found.model.slots, plan)
-    exchanged = _exchanged(plan, cast, stages)
-    return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=kept, stages=stages)
+    if stats.layers and stats.model is not None:
+        stages = strategy.pipeline_plan(ModelProfile(stats.layers), stats.model.slots, plan)
+    exchanged = _exchanged_bytes(plan, resolved_spec, stages)
+    return replace(plan, exchanged_bytes_per_step=exchanged, state_bytes=state_bytes, stages=stages)
 
 
-def _exchanged(plan: Plan, cast: ResolvedSpec, stages: PipelinePlan | None) -> float | None:
-    """What each process sends in a step; of stages it is known once their layers were timed."""
+def _exchanged_bytes(
+    plan: Plan, resolved_spec: ResolvedSpec, stages: PipelinePlan | None
+) -> float | None:
+    """Bytes that each process sends per step; None for a pipeline run whose layers are not measured."""
     sent = 0.0
     if plan.replicas > 1:
-        told = cast.strategy.exchanged_bytes(plan.gradient_bytes or 0, plan.replicas)
-        backend = cast.host.backend(plan.backend)
-        sent = backend.exchanged_bytes(plan, cast.spec_with_model) if told is None else told
+        strategy_bytes = resolved_spec.strategy.exchanged_bytes(
+            plan.gradient_bytes or 0, plan.replicas
+        )
+        backend = resolved_spec.host.backend(plan.backend)
+        sent = (
+            backend.exchanged_bytes(plan, resolved_spec.spec_with_model)
+            if strategy_bytes is None
+            else strategy_bytes
+        )
     if STAGE not in plan.device_mesh.sizes:
         return sent
     return (

@@ -1,4 +1,4 @@
-"""From a spec, a backend and a number of replicas to everything resolved, with nothing started."""
+"""Resolves a spec, a backend and a number of replicas into the plan of a run; starts nothing."""
 
 from __future__ import annotations
 
@@ -32,87 +32,96 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def make_plan(
-    cast: ResolvedSpec,
+    resolved_spec: ResolvedSpec,
     *,
     backend: str,
     replicas: int | None,
     launcher: LauncherChoice | None = None,
     layout: ClusterLayout | None = None,
 ) -> Plan:
-    """Resolves a run on this machine, or on those of its layout.
+    """Resolves a run on this machine, or on the hosts of a cluster layout.
 
     Args:
-        cast: What to train, and what takes part; its strategy is told of the plan.
+        resolved_spec: Spec with its plugins; its strategy is configured with the plan.
         backend: `NAME` or `NAME:COLLECTIVE`.
-        replicas: How many; None for one per usable GPU, or one.
-        launcher: What will start the processes; None: the local one.
-        layout: Where they are, if they have been started.
+        replicas: Number of replicas; None: one per usable GPU, or one.
+        launcher: Launcher that will start the processes; None: the local one.
+        layout: Hosts and slots of processes that are started already; None: a launcher will start them.
 
     Raises:
         PlanError: Spec, backend, strategy and replicas do not fit together.
-        BackendUnavailableError: The backend cannot be used here.
+        BackendUnavailableError: The backend is not available here.
     """
-    spec, host = cast.spec_with_model, cast.host
+    spec, host = resolved_spec.spec_with_model, resolved_spec.host
     name, collective = split_backend(backend)
     adapter = host.backend(name)
-    _require_usable("backend", name, adapter.availability())
-    ground, cannot = (ClusterResources(layout), []) if layout else _ground(launcher, adapter, host)
-    for chosen in spec.loggers:
-        _require_usable(
-            "logger", chosen.name, host.logger(chosen.name, chosen.options).availability()
-        )
+    _require_available("backend", name, adapter.availability())
+    resources, launcher_notes = (
+        (ClusterResources(layout), []) if layout else _resources(launcher, adapter, host)
+    )
+    for choice in spec.loggers:
+        logger = host.logger(choice.name, choice.options)
+        _require_available("logger", choice.name, logger.availability())
     if replicas is not None and replicas < 1:
         raise PlanError(f"replicas: expected at least 1, received {replicas}.")
-    devices = ground.devices(spec, adapter, cast.strategy, replicas)
-    _require_capabilities(cast.strategy, adapter)
-    plan = _resolved(cast, adapter, ground, devices, collective)
-    return replace(plan, notes=(*cannot, *plan.notes, *cast.strategy.configure(spec, plan)))
+    devices = resources.devices(spec, adapter, resolved_spec.strategy, replicas)
+    _require_capabilities(resolved_spec.strategy, adapter)
+    plan = _resolve(resolved_spec, adapter, resources, devices, collective)
+    return replace(
+        plan, notes=(*launcher_notes, *plan.notes, *resolved_spec.strategy.configure(spec, plan))
+    )
 
 
-def _resolved(
-    cast: ResolvedSpec, adapter: Adapter, ground: Resources, devices: Devices, requested: str | None
+def _resolve(
+    resolved_spec: ResolvedSpec,
+    adapter: Adapter,
+    resources: Resources,
+    devices: Devices,
+    requested: str | None,
 ) -> Plan:
-    """The plan, but for what the strategy has to say of it.
+    """The plan without the notes of the strategy.
 
     Args:
-        cast: What to train, and what takes part.
-        adapter: Of the backend.
-        ground: Where the processes will be.
-        devices: What the replicas compute on.
-        requested: The collective that was asked for, if one was.
+        resolved_spec: Spec with its plugins.
+        adapter: Adapter of the backend.
+        resources: Hosts and cores of the processes.
+        devices: Devices of the replicas.
+        requested: Requested collective; None: the backend's default.
     """
-    spec, strategy, count = cast.spec_with_model, cast.strategy, devices.replicas
+    spec, strategy, count = resolved_spec.spec_with_model, resolved_spec.strategy, devices.replicas
     _require_framework(spec, adapter.framework)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
-    _require_exchange(options, strategy, adapter)
-    notes = [*devices.notes, *_compiling(spec, strategy, adapter)]
-    notes += _options_of_nobody(spec, cast.host.backends.names())
+    _require_exchange_options_used(options, strategy, adapter)
+    notes = [*devices.notes, *_compile_notes(spec, strategy, adapter)]
+    notes += _unused_options_notes(spec, resolved_spec.host.backends.names())
     notes += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
     layout_notes = adapter.check_layout(spec, strategy.parallel_layout.name)
     parallel_layout = strategy.parallel_layout.for_replicas(count)
     notes += layout_notes if parallel_layout.name == strategy.parallel_layout.name else []
-    processes = ground.assign_hosts(_processes(parallel_layout.process_roles(adapter, count)))
+    processes = resources.assign_hosts(
+        _process_plans(parallel_layout.process_roles(adapter, count))
+    )
     mesh = parallel_layout.device_mesh_on_hosts(count, replicas_by_host(processes))
     collective = parallel_layout.collective(adapter, resolved) if mesh.total_size > 1 else "none"
     if mesh.total_size > 1 and requested is not None and collective != resolved:
         notes.append(
-            f"{strategy.name}: {parallel_layout.name} runs exchange over {collective}, and not by {requested}"
+            f"{strategy.name}: {parallel_layout.name} runs communicate over {collective}, not {requested}"
         )
-    threads = spec.threads or ground.cores(mesh.total_size)
+    threads = spec.threads or resources.cores(mesh.total_size)
     return Plan(
-        **_of_spec(spec, count),
+        **_spec_fields(spec, count),
         backend=adapter.name,
         framework=adapter.framework,
         collective=collective,
         strategy=strategy.name,
-        launcher=ground.launcher,
-        launcher_options=ground.options,
+        launcher=resources.launcher,
+        launcher_options=resources.options,
         device=devices.kind,
         replicas=count,
         threads=threads,
         processes=processes,
-        start_method=resolve_start_method(adapter, ground.launcher, spec, devices.kind),
+        start_method=resolve_start_method(adapter, resources.launcher, spec, devices.kind),
         environment_variables=adapter.environment_variables(
             device=devices.kind, threads=threads, replicas=count
         ),
@@ -125,8 +134,8 @@ def _resolved(
     )
 
 
-def _of_spec(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
-    """The fields of a plan that hang on the spec and the number of replicas alone."""
+def _spec_fields(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
+    """Fields of a plan that depend on the spec and the number of replicas alone."""
     global_batch_size = spec.resolve_global_batch_size(replicas)
     factor = spec.scaling.factor(global_batch_size)
     return {
@@ -144,27 +153,30 @@ def _of_spec(spec: TrainingSpec, replicas: int) -> dict[str, Any]:
     }
 
 
-def _ground(
+def _resources(
     launcher: LauncherChoice | None, adapter: Adapter, host: PluginManager
 ) -> tuple[Resources, list[str]]:
-    """Where a launcher will start the processes; and that it cannot do so from here, where that is so.
+    """Resources of the processes that a launcher will start, with a note if it cannot start them from here.
 
     Raises:
-        PlanError: It does not start this backend, or there is nothing that it could start it on.
+        PlanError: It does not start this backend, or has no allocation.
     """
-    chosen = launcher or LauncherChoice()
-    starting = host.launcher(chosen.name, chosen.options)
-    cannot = why_not_from_here(starting)
-    allocation = starting.allocation()
-    require_launchable(starting, adapter, 1 if allocation is None else allocation.slots)
+    choice = launcher or LauncherChoice()
+    planned_launcher = host.launcher(choice.name, choice.options)
+    launcher_notes = why_not_from_here(planned_launcher)
+    allocation = planned_launcher.allocation()
+    require_launchable(planned_launcher, adapter, 1 if allocation is None else allocation.slots)
     if allocation is None:
-        return LocalResources(chosen), cannot
-    return ClusterResources(layout_of(chosen.name, allocation), chosen.options), cannot
+        return LocalResources(choice), launcher_notes
+    return ClusterResources(layout_of(choice.name, allocation), choice.options), launcher_notes
 
 
-def _require_usable(kind: str, name: str, found: Availability) -> None:
-    if not found.available:
-        text = f"{kind} {name!r} cannot be used here: {found.reason}. What to do: {found.hint}."
+def _require_available(kind: str, name: str, availability: Availability) -> None:
+    if not availability.available:
+        text = (
+            f"{kind} {name!r} cannot be used here: {availability.reason}. What to do:"
+            f" {availability.hint}."
+        )
         if kind == "backend":
             raise BackendUnavailableError(f"{text} `isotrain doctor` examines every backend.")
         raise PlanError(text)
@@ -181,14 +193,16 @@ def _require_capabilities(strategy: Strategy, adapter: Adapter) -> None:
 
 
 def missing_capabilities(strategy: Strategy | type[Strategy], adapter: Adapter) -> list[str]:
-    """Says why the backend lacks what the strategy requires of groups of its parallel_layout."""
+    """Names the capabilities that the strategy requires and the backend lacks in its parallel layout."""
     parallel_layout = strategy.parallel_layout
-    found = adapter.capabilities_for(parallel_layout.name).missing(strategy.requires)
-    return [f"{parallel_layout.message_prefix}it has {missing}" for missing in found]
+    missing = adapter.capabilities_for(parallel_layout.name).missing(strategy.requires)
+    return [f"{parallel_layout.message_prefix}it has {text}" for text in missing]
 
 
-def _require_exchange(options: Collection[str], strategy: Strategy, adapter: Adapter) -> None:
-    """Refuses options about an exchange of gradients that no step of the strategy has.
+def _require_exchange_options_used(
+    options: Collection[str], strategy: Strategy, adapter: Adapter
+) -> None:
+    """Refuses options of the gradient all-reduce for a strategy whose steps have none.
 
     Raises:
         UnsupportedError: There is such an option.
@@ -197,37 +211,37 @@ def _require_exchange(options: Collection[str], strategy: Strategy, adapter: Ada
         return
     for option in adapter.replicated_options.intersection(options):
         raise UnsupportedError(
-            f"backend_options.{adapter.name}.{option}: it is about how the gradients of data-parallel steps"
-            f" are exchanged, of which strategy {strategy.name!r} has none. Leave it out."
+            f"backend_options.{adapter.name}.{option}: it configures the all-reduce of gradients in"
+            f" data-parallel steps, which strategy {strategy.name!r} does not have. Leave it out."
         )
 
 
 def _require_framework(spec: TrainingSpec, framework: str) -> None:
-    """Looks whether a framework has a model, and a loss or objective.
+    """Checks that the spec has a model, and a loss or objective, for a framework.
 
     Raises:
-        SpecError: One of them is a table that has no entry for it.
+        SpecError: One of them is a table without an entry for the framework.
     """
     for field_name in ("model", "objective"):
         spec.for_framework(field_name, framework)
     spec.losses(framework)
 
 
-def _options_of_nobody(spec: TrainingSpec, backends: Sequence[str]) -> list[str]:
-    """Says which options nobody takes: of a name that is written wrongly, or of a plugin that is not here."""
+def _unused_options_notes(spec: TrainingSpec, backends: Sequence[str]) -> list[str]:
+    """Notes on options of unknown backends: misspelled, or of a plugin that is not installed here."""
     return [
-        f"backend_options.{name}: no backend of that name is known here, so nobody takes these options."
+        f"backend_options.{name}: unknown backend, these options have no effect."
         f"{did_you_mean(name, backends)}"
         for name in spec.backend_options
         if name not in backends
     ]
 
 
-def _compiling(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list[str]:
-    """What a plan says of `compile`.
+def _compile_notes(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list[str]:
+    """Notes on `compile`.
 
     Raises:
-        UnsupportedError: Nothing compiles the model.
+        UnsupportedError: The model cannot be compiled.
     """
     if not spec.compile:
         return []
@@ -236,18 +250,18 @@ def _compiling(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list
     if strategy.parallel_layout.name != "replicated":
         raise UnsupportedError(
             f"compile: the model is not compiled in {strategy.parallel_layout.name} runs, such"
-            f" as {strategy.name!r}"
-            " has. Leave it out."
+            f" as those of {strategy.name!r}. Leave it out."
         )
     return [
-        f"compile: {adapter.compiler} translates the model; bits are not those of a run without"
+        f"compile: {adapter.compiler} compiles the model; the result is not bit-identical to an"
+        " uncompiled run"
     ]
 
 
-def _processes(seats: Sequence[ProcessRole]) -> tuple[ProcessPlan, ...]:
+def _process_plans(roles: Sequence[ProcessRole]) -> tuple[ProcessPlan, ...]:
     return tuple(
-        ProcessPlan(rank, LOCALHOST, rank, seat.replicas, seat.role)
-        for rank, seat in enumerate(seats)
+        ProcessPlan(rank, LOCALHOST, rank, each.replicas, each.role)
+        for rank, each in enumerate(roles)
     )
 
 

@@ -1,4 +1,4 @@
-"""What a plan asks of where its processes will be."""
+"""Interface of the resources (devices, cores, hosts) on which a run is planned."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 @dataclass(frozen=True)
 class Devices:
-    """What the replicas of a run compute on.
+    """Devices of the replicas of a run.
 
     Attributes:
-        kind: CPUs or GPUs.
-        replicas: How many there are.
-        notes: What there is to say about it.
+        kind: `cpu` or `gpu`.
+        replicas: Number of replicas.
+        notes: Notes on the choice, for the plan.
     """
 
     kind: DeviceKind
@@ -29,11 +29,11 @@ class Devices:
 
 
 class Resources(ABC):
-    """Where the processes of a run will be.
+    """Hosts, devices and cores of the processes of a run.
 
     Attributes:
-        launcher: What starts them: a launcher, or what has started them with this one.
-        options: Of the launcher; None: an engine has started the processes, and they join.
+        launcher: Name of the launcher that starts the processes, or of what has started them.
+        options: Options of the launcher; None: the processes were started from outside.
     """
 
     launcher: str
@@ -43,22 +43,22 @@ class Resources(ABC):
     def devices(
         self, spec: TrainingSpec, adapter: Adapter, strategy: Strategy, replicas: int | None
     ) -> Devices:
-        """Chooses CPUs or GPUs, and how many replicas.
+        """Chooses CPUs or GPUs, and the number of replicas.
 
         Args:
-            spec: What to train.
-            adapter: Of the backend.
-            strategy: Of the run.
-            replicas: As many as were asked for, if any were.
+            spec: Training spec.
+            adapter: Adapter of the backend.
+            strategy: Strategy of the run.
+            replicas: Requested number of replicas; None: as many as there are devices.
 
         Raises:
-            PlanError: What was asked for is not there.
+            PlanError: The requested devices are not available.
         """
 
     @abstractmethod
-    def cores(self, places: int) -> int:
-        """How many cores each of so many places of a run may use."""
+    def cores(self, count: int) -> int:
+        """Number of cores for each of the `count` replicas or stages of a run."""
 
     @abstractmethod
     def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
-        """The processes of a plan for one machine where they will be."""
+        """Sets host and local rank of processes that are planned for one machine."""

@@ -1,4 +1,4 @@
-"""Slices of a single sample, which some layers cannot be trained on: known before the first step."""
+"""Detects slices of a single sample, on which some layers (such as batch norm) cannot be trained."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 
 def batches_with_single_sample(spec: TrainingSpec, plan: Plan, samples: int | None) -> list[int]:
-    """The sizes of the run's global batches that leave a replica with a slice of one sample.
+    """Sizes of the global batches of a run that give a replica a slice of one sample.
 
     Args:
-        spec: What is trained.
-        plan: How.
-        samples: In the training data; None where nobody knows: only full batches are looked at then.
+        spec: Training spec.
+        plan: Plan of the run.
+        samples: Number of training samples; None if unknown: then only full batches are examined.
     """
     full, rest = (1, 0) if samples is None else divmod(samples, plan.global_batch_size)
     ends_before = spec.steps is not None and spec.steps <= full
@@ -28,22 +28,22 @@ def batches_with_single_sample(spec: TrainingSpec, plan: Plan, samples: int | No
 
 
 def describe_single_samples(plan: Plan, sizes: list[int]) -> str:
-    """Of which batches it is that slices of one sample are made."""
-    words = [
+    """Describes the batches that give slices of one sample."""
+    labels = [
         "the last batch of each epoch" if size < plan.global_batch_size else "each full batch"
         for size in sizes
     ]
-    parts = (
+    micro_batches = (
         f" in {plan.gradient_accumulation_steps} micro-batches each"
         if plan.gradient_accumulation_steps > 1
         else ""
     )
-    found = (f"{word} has {size} samples" for word, size in zip(words, sizes, strict=True))
-    return f"{' and '.join(found)} over {plan.replicas} replicas{parts}"
+    batches = (f"{label} has {size} samples" for label, size in zip(labels, sizes, strict=True))
+    return f"{' and '.join(batches)} over {plan.replicas} replicas{micro_batches}"
 
 
 def single_sample_refusal(layer: str, plan: Plan, sizes: list[int]) -> str:
-    """What to say of a layer that cannot be trained on such slices, and what to do."""
+    """The message about a layer that cannot be trained on slices of one sample, with remedies."""
     drops = "" if plan.global_batch_size in sizes else "set drop_remainder: true, or "
     lower = (
         " or a lower gradient_accumulation_steps" if plan.gradient_accumulation_steps > 1 else ""

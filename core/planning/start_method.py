@@ -1,4 +1,4 @@
-"""Decides how the processes of a run come to be."""
+"""Chooses the start method of a run's processes: forked from a fork server, or fresh interpreters."""
 
 from __future__ import annotations
 
@@ -12,24 +12,32 @@ from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system import process
 
 START_VARIABLE = "ISOTRAIN_START"
-_WAYS = ("forked", "fresh")
+_START_METHODS = ("forked", "fresh")
 
 
 def resolve_start_method(
-    adapter: Adapter, engine: str, spec: TrainingSpec, device: DeviceKind
+    adapter: Adapter, launcher: str, spec: TrainingSpec, device: DeviceKind
 ) -> StartMethod:
-    """Has processes forked where what starts them, system and backend can, unless the person said no.
+    """Chooses `forked` if launcher, system and backend support it, and `ISOTRAIN_START` is not `fresh`.
+
+    Args:
+        adapter: Adapter of the backend.
+        launcher: Name of the launcher.
+        spec: Training spec.
+        device: Device of the replicas.
 
     Raises:
-        PlanError: The variable by which a person says so has another value.
+        PlanError: `ISOTRAIN_START` has another value than `forked` and `fresh`.
     """
-    asked = os.environ.get(START_VARIABLE) or "forked"
-    if asked not in _WAYS:
-        raise PlanError(f"{START_VARIABLE}: {unknown_name('way to start processes', asked, _WAYS)}")
-    if asked == "fresh":
+    requested = os.environ.get(START_VARIABLE) or "forked"
+    if requested not in _START_METHODS:
+        raise PlanError(
+            f"{START_VARIABLE}: {unknown_name('way to start processes', requested, _START_METHODS)}"
+        )
+    if requested == "fresh":
         return StartMethod(why_fresh=f"{START_VARIABLE}=fresh")
-    if engine != LOCAL:
-        return StartMethod(why_fresh=f"{engine} starts each process by itself")
+    if launcher != LOCAL:
+        return StartMethod(why_fresh=f"{launcher} starts each process itself")
     obstacle = process.fork_obstacle()
     return (
         adapter.preload(spec, device=device)

@@ -475,7 +475,7 @@ def test_what_cannot_go_with_a_launcher_is_refused_first(
     with pytest.raises(isotrain.IsotrainError, match="unknown launcher 'engin'"):
         isotrain.compare(SPEC, backends=["reference"], launcher="engin")
     unlike = {"backends": ["reference"], "replicas": [2, 3], "launcher": "engine"}
-    with pytest.raises(isotrain.PlanError, match="2 were asked for, and engine has started 1"):
+    with pytest.raises(isotrain.PlanError, match="2 were requested, and engine has started 1"):
         isotrain.parity(SPEC, **unlike)
     strategies = {"backends": ["reference"], "strategies": ["data-parallel", "gossip"]}
 

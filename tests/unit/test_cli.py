@@ -775,7 +775,7 @@ def test_a_machine_without_the_engine_plans_and_writes_and_starts_nothing(
         assert written.stdout.splitlines()[-1].split()[:2] == command
     started = in_process("run", *asked, "--run-dir", "started", folder=folder)
     assert (started.returncode, lacking in started.stderr) == (ExitCode.USAGE, True)
-    assert "--dry-run` do without" in started.stderr
+    assert "--dry-run` do not need it" in started.stderr
     assert not (folder / "started").exists()
 
 

@@ -109,7 +109,7 @@ def test_ranks_are_numbers_or_all(tmp_path: Path) -> None:
 def test_a_spec_that_no_variable_can_hold_is_refused(tmp_path: Path) -> None:
     text = json.dumps({"name": "n" * 130_000})
     command = RankCommand("long", tmp_path / "spec.json", text, (), tmp_path)
-    with pytest.raises(PlanError, match="at most 120000 can be told"):
+    with pytest.raises(PlanError, match="at most 120000 can be sent"):
         scheduler_run.environment_for(Submission(()), command)
 
 

@@ -143,7 +143,7 @@ def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
     spec = load_spec(SPEC)
     for rank in (0, 1):
         there = ClusterInfo("torchrun", ("RANK",), rank, 4, "job", local_world_size=4)
-        refused = "replicas: 2 were asked for, and torchrun has started 4 .*" + WAY_OUT.replace(
+        refused = "replicas: 2 were requested, and torchrun has started 4 .*" + WAY_OUT.replace(
             "0", str(rank), 1
         )
         with pytest.raises(PlanError, match=refused):
@@ -577,7 +577,7 @@ def replicas(backend: str, strategy: str, processes: int, asked: int | None = No
 def test_replicas_are_what_the_processes_make() -> None:
     assert replicas("torch-ddp", "data-parallel", 4) == 4
     assert replicas("torch-ddp", "parameter-server", 4) == 3  # and a coordinator
-    with pytest.raises(PlanError, match="3 were asked for, and slurm has started 4"):
+    with pytest.raises(PlanError, match="3 were requested, and slurm has started 4"):
         replicas("torch-ddp", "data-parallel", 4, 3)
     with pytest.raises(UnsupportedError, match="backend 'tf-mirrored' does not join them"):
         replicas("tf-mirrored", "data-parallel", 2)

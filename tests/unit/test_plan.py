@@ -204,13 +204,13 @@ def test_gpus_are_used_when_there_are_enough(host: PluginManager) -> None:
 
 def test_a_plan_says_that_the_model_is_compiled(host: PluginManager) -> None:
     assert plan(host, "compiling").notes == ()
-    assert "compile: a compiler translates" in plan(host, "compiling", compile=True).notes[0]
+    assert "compile: a compiler compiles" in plan(host, "compiling", compile=True).notes[0]
 
 
 def test_a_plan_says_which_options_no_backend_takes(host: PluginManager) -> None:
     options = {"declard": {"size": 1}, "stepless": {}}
     (note,) = plan(host, "declared", backend_options=options).notes
-    assert note.startswith("backend_options.declard: no backend of that name is known here")
+    assert note.startswith("backend_options.declard: unknown backend")
     assert "Did you mean 'declared'?" in note
 
 
@@ -265,7 +265,7 @@ def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginManag
     assert devices_there(host, "declared", "gpu", 1) == Devices("gpu", 2, [])
     planned = devices_there(host, "declared", "auto", 1)
     assert planned.kind == "cpu"
-    assert "each process that there starts sees for itself" in planned.notes[0]
+    assert "each process that there starts checks for itself" in planned.notes[0]
     assert devices_there(host, "declared", "cpu", 1).notes == []
     with pytest.raises(PlanError, match="takes 1 GPUs on a host; a process sees 0"):
         devices_there(host, "declared", "gpu", 0)
@@ -274,9 +274,9 @@ def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginManag
 @pytest.mark.parametrize(
     ("backend", "device", "kind", "words"),
     [
-        ("declared", "gpu", "gpu", "each is taken to have 1 or more; one that has fewer ends the"),
-        ("with-gpus", "auto", "gpu", "as many as this machine are planned"),
-        ("declared", "auto", "cpu", "so CPUs are planned; each process that it starts sees"),
+        ("declared", "gpu", "gpu", "1 or more on each are assumed; a host with fewer ends the run"),
+        ("with-gpus", "auto", "gpu", "as many as on this machine are planned"),
+        ("declared", "auto", "cpu", "so CPUs are planned; each process that it starts checks"),
     ],
 )
 def test_what_is_taken_for_granted_of_hosts_that_nobody_tells_of_is_said(
@@ -285,7 +285,7 @@ def test_what_is_taken_for_granted_of_hosts_that_nobody_tells_of_is_said(
     found = devices_there(host, backend, device, None)
     (note,) = found.notes
     assert found.kind == kind
-    assert note.startswith("there does not tell which GPUs its hosts have")
+    assert note.startswith("there does not say which GPUs its hosts have")
     assert words in note
     assert devices_there(host, backend, "cpu", None) == Devices("cpu", 2, [])
 

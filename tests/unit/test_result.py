@@ -96,5 +96,5 @@ def test_what_is_no_json_is_an_error_that_names_the_file(tmp_path: Path, text: s
 def test_a_broken_line_of_a_history_is_named(tmp_path: Path, line: str) -> None:
     found = read_result(left(tmp_path))
     (tmp_path / "steps.jsonl").write_text(json.dumps(STEPS) + "\n" + line + "\n")
-    with pytest.raises(IsotrainError, match=r"steps\.jsonl(, line 2: it is no event|: losses)"):
+    with pytest.raises(IsotrainError, match=r"steps\.jsonl(, line 2: this is no event|: losses)"):
         _ = found.history

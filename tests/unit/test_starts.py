@@ -95,7 +95,7 @@ def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
         why_fresh="backend 'says-nothing' does not declare that it can be forked"
     )
     alone = resolve_start_method(TorchDDP(), "one-by-one", SPEC, "cpu")
-    assert alone.why_fresh == "one-by-one starts each process by itself"
+    assert alone.why_fresh == "one-by-one starts each process itself"
 
 
 def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
