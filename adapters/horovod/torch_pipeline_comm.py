@@ -26,7 +26,7 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
         self._process_sets = runtime.ProcessSets(hvd, context, backend_config, parts)
         self._under_way: Counter[str] = Counter()
 
-    def _send_first(self, vector: torch.Tensor) -> object:
+    def _broadcast_first(self, vector: torch.Tensor) -> object:
         return hvd.broadcast_(vector, 0, name="isotrain.first_values")
 
     def sum_over_all(self, value: torch.Tensor) -> torch.Tensor:
@@ -54,21 +54,23 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
         total = hvd.allreduce(given, name=name, op=hvd.Sum, process_set=process_set)
         return total.to(value.dtype)
 
-    def _send_from(self, vector: torch.Tensor, stage: int) -> None:
+    def _broadcast_from(self, vector: torch.Tensor, stage: int) -> None:
         process_set = self._process_sets.own(self._same_replica)
         if process_set is None:
             return
         name = f"isotrain.broadcast_from_stage.{stage}"
-        hvd.broadcast_(vector, self._first + stage, name=name, process_set=process_set)
+        hvd.broadcast_(vector, self._first_stage_rank + stage, name=name, process_set=process_set)
 
-    def _begin_sending(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
-        handle = self._begin(to_sendable(tensor), self._place, self._first + stage)
+    def _isend(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
+        handle = self._begin(to_sendable(tensor), self._world_rank, self._first_stage_rank + stage)
         return lambda: hvd.synchronize(handle)
 
     def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
         empty = torch.empty(like.shape, dtype=like.dtype, device=like.device)
-        source = self._first + stage
-        return hvd.synchronize(self._begin(to_sendable(empty), source, self._place)).to(like.dtype)
+        source = self._first_stage_rank + stage
+        return hvd.synchronize(self._begin(to_sendable(empty), source, self._world_rank)).to(
+            like.dtype
+        )
 
     def _begin(self, tensor: torch.Tensor, source: int, destination: int) -> Any:
         """Begins what both processes call, in the same order for tensors of the same shape and type."""

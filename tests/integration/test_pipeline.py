@@ -806,7 +806,7 @@ def cut_into(model: Any, *names: str, chunks: int = 2) -> Any:
     program: Any = SimpleNamespace(
         model=model,
         with_autocast=lambda function: function,
-        evaluated=lambda compute, *given: compute(*given),
+        call_in_eval_mode=lambda compute, *args: compute(*args),
     )
     return PipelineModules(program, PipelineSplit(chunks, modules=names))
 

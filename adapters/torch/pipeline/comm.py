@@ -1,4 +1,4 @@
-"""How a torch process of a pipeline run exchanges: along the data axis, and along that of the stages."""
+"""Communicator of a pipeline run: collectives along the data axis, transfers along the stage axis."""
 
 from __future__ import annotations
 
@@ -18,37 +18,40 @@ from isotrain.adapters.torch.comm.base import Communicator, Wait
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.plugin import DATA, STAGE, ProcessContext, Subgroups, UnsupportedError
 
-_AXES = 8
-"""Of a tensor that one stage tells another of, at most."""
-_TYPES = (
+_MAX_RANK = 8
+"""Maximum rank of a tensor whose spec is sent to another stage."""
+_DTYPES = (
     *(torch.float64, torch.float32, torch.bfloat16, torch.float16),
     *(torch.int64, torch.int32, torch.bool),
 )
 
 
 class PipelineCommunicator(Communicator):
-    """Ties a stage to the same stage of other replicas, as which it appears, and to its replica's others.
+    """Communicator of one stage with the same stage of other replicas, and with its replica's other stages.
+
+    The collectives of `Communicator` run among the same stage of all replicas; `rank` and `replicas` are
+    those along the data axis. Transfers between stages name the stage, not the rank.
 
     Attributes:
-        stage: This process's.
-        stages: How many there are.
+        stage: Stage of this process.
+        stages: Number of stages.
     """
 
     def __init__(self, context: ProcessContext) -> None:
         mesh = context.device_mesh
-        self._place = context.rank
+        self._world_rank = context.rank
         self.rank = mesh.coordinates(context.rank)[DATA]
         self.replicas = mesh.size(DATA)
         self.stage = mesh.coordinates(context.rank)[STAGE]
         self.stages = mesh.size(STAGE)
-        self._first = context.rank - self.stage
-        self._sent: dict[Hashable, list[Callable[[], None]]] = {}
+        self._first_stage_rank = context.rank - self.stage
+        self._pending: dict[Hashable, list[Callable[[], None]]] = {}
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
         self.module = trainer.loss_module.forward
         tensors = trainer.tensors()
         device = next(iter(tensors.values())).device
-        broadcast_initial_values(tensors, device, self._send_first)
+        broadcast_initial_values(tensors, device, self._broadcast_first)
 
     def no_sync(self) -> AbstractContextManager[Any]:
         return nullcontext()
@@ -61,76 +64,76 @@ class PipelineCommunicator(Communicator):
         return
 
     @abstractmethod
-    def _send_first(self, vector: torch.Tensor) -> object:
-        """Overwrites bytes by those of rank 0."""
+    def _broadcast_first(self, vector: torch.Tensor) -> object:
+        """Broadcasts a uint8 vector from rank 0, in place. Collective over all processes."""
 
     @abstractmethod
     def sum_over_all(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum over all stages of all replicas."""
+        """Sum of a tensor of any shape over all stages of all replicas. Collective over all processes."""
 
     @abstractmethod
     def max_over_all(self, value: torch.Tensor) -> torch.Tensor:
-        """The largest in each place over all stages of all replicas."""
+        """Elementwise maximum over all stages of all replicas. Collective over all processes."""
 
     @abstractmethod
     def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
-        """The sum over the stages of this replica."""
+        """Sum of a tensor of any shape over the stages of this replica. Collective over these."""
 
     def broadcast_from_stage(self, tensor: torch.Tensor, stage: int) -> None:
-        """Overwrites a tensor by that of another stage of this replica."""
+        """Broadcasts a tensor from one stage of this replica, in place. Collective over its stages."""
         broadcast_bundle(
-            list(dense(tensor.detach())), lambda vector: self._send_from(vector, stage)
+            list(dense(tensor.detach())), lambda vector: self._broadcast_from(vector, stage)
         )
 
     @abstractmethod
-    def _send_from(self, vector: torch.Tensor, stage: int) -> None:
-        """Overwrites bytes by those of another stage of this replica."""
+    def _broadcast_from(self, vector: torch.Tensor, stage: int) -> None:
+        """Broadcasts a uint8 vector from one stage of this replica, in place."""
 
     @abstractmethod
-    def _begin_sending(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
-        """Begins to send; gives what waits for the end of it, and keeps the tensor till then."""
+    def _isend(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
+        """Starts to send a contiguous tensor; the returned function waits for it, and then frees it."""
 
     @abstractmethod
     def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
-        """Waits for a tensor like another; those of one stage come as they were sent."""
+        """Receives a tensor of the shape and dtype of another; tensors of a stage come in sending order."""
 
-    def send(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
-        """Begins to send to another stage of this replica; the tensor is kept until `wait_sent`.
+    def send(self, tensor: torch.Tensor, stage: int, key: Hashable) -> None:
+        """Starts to send a tensor to another stage of this replica; it is kept until `wait_sent(key)`.
 
         Args:
-            tensor: Goes there.
-            stage: The other.
-            about: What it is sent for.
+            tensor: Tensor of any shape.
+            stage: Destination.
+            key: Transfer that the tensor belongs to.
         """
-        waiting = self._begin_sending(tensor.contiguous(), stage)
-        self._sent.setdefault(about, []).append(waiting)
+        waiting = self._isend(tensor.contiguous(), stage)
+        self._pending.setdefault(key, []).append(waiting)
 
-    def send_spec(self, tensor: torch.Tensor, stage: int, about: Hashable) -> None:
-        """Tells another stage the shape and type of what follows."""
-        axes = [*tensor.shape, *[0] * (_AXES - tensor.dim())]
-        told = [_TYPES.index(tensor.dtype), tensor.dim(), *axes]
-        self.send(torch.tensor(told, device=tensor.device), stage, about)
+    def send_spec(self, tensor: torch.Tensor, stage: int, key: Hashable) -> None:
+        """Sends the shape and dtype of a tensor, ahead of it, as an int64 vector `[2 + _MAX_RANK]`."""
+        shape = [*tensor.shape, *[0] * (_MAX_RANK - tensor.dim())]
+        header = [_DTYPES.index(tensor.dtype), tensor.dim(), *shape]
+        self.send(torch.tensor(header, device=tensor.device), stage, key)
 
     def receive_spec(self, stage: int, device: torch.device) -> torch.Tensor:
-        """An empty tensor as what follows is told to be."""
-        header = torch.empty(2 + _AXES, dtype=torch.int64, device=device)
-        kind, axes, *shape = self.receive(header, stage).tolist()
-        return torch.empty(shape[:axes], dtype=_TYPES[kind], device=device)
+        """Receives what `send_spec` sent; returns an empty tensor of that shape and dtype."""
+        header = torch.empty(2 + _MAX_RANK, dtype=torch.int64, device=device)
+        dtype, rank, *shape = self.receive(header, stage).tolist()
+        return torch.empty(shape[:rank], dtype=_DTYPES[dtype], device=device)
 
-    def wait_sent(self, about: Hashable) -> None:
-        """Returns once what was sent for something has arrived."""
-        for wait in self._sent.pop(about, []):
+    def wait_sent(self, key: Hashable) -> None:
+        """Waits until the tensors sent under a key have arrived, and frees them."""
+        for wait in self._pending.pop(key, []):
             wait()
 
     @property
     def pending_sends(self) -> Sequence[Hashable]:
-        """For what tensors were sent that are kept because they may not have arrived."""
-        return list(self._sent)
+        """Keys of the tensors that are kept because they may not have arrived yet."""
+        return list(self._pending)
 
     def wait_all_sent(self) -> None:
-        """Returns once all that was sent has arrived."""
-        for about in self.pending_sends:
-            self.wait_sent(about)
+        """Waits until all tensors that were sent have arrived."""
+        for key in self.pending_sends:
+            self.wait_sent(key)
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
         raise unsupported_collective()
@@ -145,16 +148,18 @@ class PipelineCommunicator(Communicator):
         raise unsupported_collective()
 
     def reduce_scatter(
-        self, value: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
+        self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         raise unsupported_collective()
 
     def all_gather_shards(
-        self, value: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
+        self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
         raise unsupported_collective()
 
 
 def unsupported_collective() -> UnsupportedError:
-    """The error for what stages have no use for."""
-    return UnsupportedError("stages exchange over their cuts, and all that others do they cannot.")
+    """The error for collectives that pipeline runs do not have."""
+    return UnsupportedError(
+        "pipeline runs have no such collective: stages exchange activations only."
+    )

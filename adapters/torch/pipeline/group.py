@@ -1,4 +1,4 @@
-"""The group of one torch process of a pipeline run."""
+"""Replica group of one torch process of a pipeline run."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ _WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
 
 
 class PipelineReplicaGroup(TorchReplicaGroup):
-    """One stage of one replica, which has all weights and keeps its own up to date."""
+    """Replica group of one stage: it trains the stage's weights, and has those of others on request."""
 
     communicator: PipelineCommunicator
 
@@ -50,38 +50,40 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         connect: Callable[[], PipelineCommunicator],
         cut: PipelineSplit,
     ) -> None:
-        """Builds the model, joins the others, and keeps the optimizer's slots of its own stage.
+        """Builds the model, connects to the other processes, and drops other stages' optimizer state.
+
+        Collective over all processes.
 
         Args:
-            spec: What to train.
-            backend_config: What the plan resolved.
-            device: Where this stage lives.
-            connect: Joins the other processes; called once the model is built.
-            cut: Of the model.
+            spec: Training spec.
+            backend_config: Backend configuration of the plan.
+            device: Device of this stage.
+            connect: Makes the communicator; called once the model is built.
+            cut: Where the model is cut into chunks.
         """
-        self._is_joined = True
-        self._taken: list[ExecutedAction] = []
+        self._has_all_stages = True
+        self._executed: list[ExecutedAction] = []
         super().__init__(spec, backend_config, device, connect)
         trainer = self.trainer
         trainer.set_split(True)  # into micro-batches
-        late = [metric.name for metric in self._metrics.training if metric.is_unbuilt]
-        require_built(late)
-        model, loss, self._compare = split_model(trainer, spec, cut)
-        self._stages = PipelineContext(model, self.communicator, loss)
+        unbuilt = [metric.name for metric in self._metrics.training if metric.is_unbuilt]
+        require_built(unbuilt)
+        model, loss, self._check_equivalence = split_model(trainer, spec, cut)
+        self._context = PipelineContext(model, self.communicator, loss)
         self._stage_of = model.stage_of_weights(self.communicator.stages)
         trainable = list(trainer.trainable.values())
-        places = local_weight_indices(self._stage_of, trainable, self.communicator.stage)
-        self.shard_optimizer([places])
-        self.statistics = [each for each in trainer.statistics if self._is_own(each)]
+        indices = local_weight_indices(self._stage_of, trainable, self.communicator.stage)
+        self.shard_optimizer([indices])
+        self.statistics = [each for each in trainer.statistics if self._is_local(each)]
 
-    def _is_own(self, tensor: torch.Tensor) -> bool:
+    def _is_local(self, tensor: torch.Tensor) -> bool:
         return self._stage_of.get(id(tensor), 0) == self.communicator.stage
 
     @property
     def _is_last(self) -> bool:
         return (
             self.communicator.stage
-            == (len(self._stages.model.chunks) - 1) % self.communicator.stages
+            == (len(self._context.model.chunks) - 1) % self.communicator.stages
         )
 
     def pipeline_step(
@@ -90,15 +92,17 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self._set_learning_rate(learning_rate)
         self.trainer.zero_gradients()
         micro_batches, stage = batch.slices[0], self.communicator.stage
-        if self._is_joined:
+        if self._has_all_stages:
             for micro_batch in itertools.islice((each for each in micro_batches if each.count), 1):
-                self._compare(micro_batch.inputs)
+                self._check_equivalence(micro_batch.inputs)
         self.reshard_weights()
-        still = functools.partial(restored_after, self.statistics)
-        work = TorchStageWork(self._stages, micro_batches, still, self._metrics.train)
-        self._taken = execute_stage(actions[stage], stage, work)
+        preserve_statistics = functools.partial(restored_after, self.statistics)
+        work = TorchStageWork(
+            self._context, micro_batches, preserve_statistics, self._metrics.train
+        )
+        self._executed = execute_stage(actions[stage], stage, work)
         self.communicator.wait_all_sent()
-        self._update_own()
+        self._update_stage()
         if self.statistics and self.replicas > 1:
             all_reduce_mean_flat(
                 self.communicator,
@@ -107,57 +111,67 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             )
         return self.communicator.sum_over_all(work.share) / self.replicas
 
-    def _update_own(self) -> None:
-        """Averages this stage's gradients over the replicas, clips them with all others, and applies them."""
+    def _update_stage(self) -> None:
+        """Averages this stage's gradients over replicas, clips by the norm of all stages, applies them."""
         gradients = [each.grad for each in self.trainer.updated if each.grad is not None]
         if self.replicas > 1:
             all_reduce_mean_flat(self.communicator, gradients, 1.0)
         norm = None
         if self._spec.clip is not None and self._spec.clip.global_norm is not None:
-            nothing = torch.zeros_like(self.trainer.updated[0].flatten()[0])
-            norms = torch.stack([nothing, *private_api.foreach_norm(gradients)])
+            zero = torch.zeros_like(self.trainer.updated[0].flatten()[0])
+            norms = torch.stack([zero, *private_api.foreach_norm(gradients)])
             norm = self.communicator.sum_over_stages(torch.linalg.vector_norm(norms) ** 2).sqrt()
         self._snapshot_guard.wait_after_forward()
         self.trainer.apply(norm)
 
     def refuses_single_sample(self, batch: Batch) -> str | None:
-        return super().refuses_single_sample(batch) if self._is_joined else None
+        return super().refuses_single_sample(batch) if self._has_all_stages else None
 
     def gather_stages(self) -> None:
-        if self._is_joined:
+        if self._has_all_stages:
             return
         with torch.no_grad():
-            for tensor in self._weights().values():
+            for tensor in self._all_weights().values():
                 if not tensor.untyped_storage().nbytes():
                     tensor.untyped_storage().resize_(tensor.numel() * tensor.element_size())
                 self.communicator.broadcast_from_stage(tensor, self._stage_of.get(id(tensor), 0))
-        self._is_joined = True
+        self._has_all_stages = True
 
     def reshard_weights(self) -> None:
-        if self._is_joined:
-            self._is_joined = False
+        if self._has_all_stages:
+            self._has_all_stages = False
             self._snapshot_guard.release()
             self._drop_other_stages()
 
     def last_actions(self) -> Sequence[ExecutedAction]:
-        return self._taken
+        return self._executed
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
-        model = self._stages.model
-        given = model.inputs(batch.slices[0][0].inputs)
-        return layer_profiler.profile_calls(model.layer_calls(), given, self._passes)
+        model = self._context.model
+        inputs = model.inputs(batch.slices[0][0].inputs)
+        return layer_profiler.profile_calls(model.layer_calls(), inputs, self._passes)
 
     def _passes(
-        self, compute: layer_profiler.Compute, given: Sequence[torch.Tensor], trained: Sequence[Any]
+        self,
+        compute: layer_profiler.Compute,
+        inputs: Sequence[torch.Tensor],
+        trained: Sequence[Any],
     ) -> tuple[Callable[[], list[torch.Tensor]], Callable[[], None]]:
-        leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in given]
+        """Makes two functions for the profiler: a forward pass, and a forward with a backward pass.
+
+        Args:
+            compute: Function of the layer's input tensors.
+            inputs: Input tensors of the layer.
+            trained: Trainable weights of the layer.
+        """
+        leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in inputs]
 
         def forward() -> list[torch.Tensor]:
-            found = [each.detach() for each in compute(*leaves)]
+            outputs = [each.detach() for each in compute(*leaves)]
             self.synchronize_device()
-            return found
+            return outputs
 
-        def both() -> None:
+        def forward_and_backward() -> None:
             roots = [each for each in compute(*leaves) if each.requires_grad]
             if roots:
                 torch.autograd.grad(
@@ -165,10 +179,10 @@ class PipelineReplicaGroup(TorchReplicaGroup):
                 )
             self.synchronize_device()
 
-        return forward, both
+        return forward, forward_and_backward
 
     def plan_notes(self) -> list[str]:
-        return super().plan_notes() + self._stages.model.describe(self.communicator.stages)
+        return super().plan_notes() + self._context.model.describe(self.communicator.stages)
 
     def evaluation_step(self, batch: Batch) -> None:
         if self._is_last:
@@ -182,57 +196,61 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         return self.replicas * self.communicator.stages == 1
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        found = self.communicator.max_over_all(self.tensor(np.array(numbers, np.float64)))
-        return [float(number) for number in self.numpy(found)]
+        maxima = self.communicator.max_over_all(self.tensor(np.array(numbers, np.float64)))
+        return [float(number) for number in self.numpy(maxima)]
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        found = super().describe_state(kinds, replica=replica)
-        if self._is_joined:
-            return found
-        weights = self._weights()
+        infos = super().describe_state(kinds, replica=replica)
+        if self._has_all_stages:
+            return infos
+        all_weights = self._all_weights()
         return {
-            name: info.on_this_replica_only() if name in weights else info
-            for name, info in found.items()
+            name: info.on_this_replica_only() if name in all_weights else info
+            for name, info in infos.items()
         }
 
     def is_remote(self, name: str) -> bool:
-        """Also of a weight of another stage, unless all have been joined."""
+        """Whether only other processes hold it: also a weight of another stage, unless gathered."""
         weight = self.trainer.trainable.get(name, self.trainer.frozen.get(name))
-        moved = not self._is_joined and weight is not None and not self._is_own(weight)
-        return moved or super().is_remote(name)
+        is_elsewhere = (
+            not self._has_all_stages and weight is not None and not self._is_local(weight)
+        )
+        return is_elsewhere or super().is_remote(name)
 
     def _sections(self) -> dict[StateKind, Section]:
-        """As of one replica; between steps, the weights of this stage alone."""
-        whole = super()._sections()
-        return whole | {
-            kind: Section(functools.partial(self._read_here, whole[kind]), whole[kind].write)
+        """State by kind; between steps, of the weights only those of this stage."""
+        sections = super()._sections()
+        return sections | {
+            kind: Section(functools.partial(self._read_local, sections[kind]), sections[kind].write)
             for kind in _WEIGHTS
         }
 
-    def _read_here(self, section: Section) -> dict[str, torch.Tensor]:
-        here = self._here()
+    def _read_local(self, section: Section) -> dict[str, torch.Tensor]:
+        here = self._local_weights()
         return {name: tensor for name, tensor in section.read().items() if name in here}
 
-    def _here(self) -> dict[str, torch.Tensor]:
+    def _local_weights(self) -> dict[str, torch.Tensor]:
         """The weights that this process has as they are now."""
-        weights = self._weights()
-        if self._is_joined:
+        weights = self._all_weights()
+        if self._has_all_stages:
             return weights
-        return {name: tensor for name, tensor in weights.items() if self._is_own(tensor)}
+        return {name: tensor for name, tensor in weights.items() if self._is_local(tensor)}
 
     def _local_frozen(self) -> list[torch.Tensor]:
-        return [tensor for name, tensor in self._here().items() if name in self.trainer.frozen]
+        return [
+            tensor for name, tensor in self._local_weights().items() if name in self.trainer.frozen
+        ]
 
-    def _weights(self) -> dict[str, torch.Tensor]:
+    def _all_weights(self) -> dict[str, torch.Tensor]:
         return {**self.trainer.trainable, **self.trainer.frozen}
 
     def _drop_other_stages(self) -> None:
-        """Gives the memory of other stages' weights back; `gather_stages` gets them again."""
-        for tensor in self._weights().values():
-            if self._is_own(tensor):
+        """Frees the memory of other stages' weights; `gather_stages` fetches them again."""
+        for tensor in self._all_weights().values():
+            if self._is_local(tensor):
                 continue
-            if not tensor.untyped_storage().resizable():  # the memory is NumPy's
+            if not tensor.untyped_storage().resizable():  # NumPy owns the memory
                 tensor.data = torch.empty_like(tensor)
             tensor.untyped_storage().resize_(0)

@@ -1,4 +1,4 @@
-"""A native model of torch that applies modules one after the other, cut into chunks between them."""
+"""Splits a native torch model that applies modules one after the other into chunks, and its loss."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ from isotrain.plugin import PipelineSplit, TrainingSpec, UnsupportedError
 def split_model(
     trainer: ReplicaTrainer, spec: TrainingSpec, cut: PipelineSplit
 ) -> tuple[PipelineModel, PipelineLosses, Callable[[Any], None]]:
-    """Cuts the model of a trainer.
+    """Splits the model of a trainer into chunks.
 
     Returns:
-        It, its losses, and what is told the inputs of a slice while all weights are here: it refuses a model
-        that does not compute what its chunks do.
+        The split model; its losses; and a function of a slice's inputs, to be called while all weights are
+        here, that raises a SpecError if the model does not compute what its chunks compute.
 
     Raises:
-        SpecError: It cannot be cut so.
-        UnsupportedError: It cannot be cut, or a layer would be on both sides of a cut.
+        SpecError: The model does not have the layers at which to cut.
+        UnsupportedError: The model cannot be split, or a layer would be on both sides of a cut.
     """
     if isinstance(trainer, NativeTrainer):
         modules = PipelineModules(trainer, cut)
@@ -44,21 +44,25 @@ def split_model(
     from isotrain.adapters.keras.pipeline import KerasPipelineLoss, KerasPipelineModel
     from isotrain.adapters.torch.trainer.keras import KerasTrainer
 
-    assert isinstance(trainer, KerasTrainer), "a program is of one kind or the other"
+    assert isinstance(trainer, KerasTrainer), "a trainer is native or of Keras"
     model = KerasPipelineModel(trainer.model, cut.chunks, cut.first)
     return model, KerasPipelineLoss(spec, model, trainer.losses["train"]), no_comparison_needed
 
 
 class PipelineModules(SequentialModel):
-    """Modules that a model applies one after the other, cut; and its losses."""
+    """Split model of torch modules that are applied one after the other, and its losses."""
 
     sequential_class = "a torch.nn.Sequential"
 
     def __init__(self, trainer: NativeTrainer, cut: PipelineSplit) -> None:
-        """Cuts a model.
+        """Splits the model of a trainer.
+
+        Args:
+            trainer: Trainer of the model.
+            cut: Where to cut.
 
         Raises:
-            SpecError: There are no such modules, too few, or they do not have all weights.
+            SpecError: The modules do not exist, are too few, or do not have all weights.
             UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
         """
         self._trainer = trainer
@@ -73,8 +77,8 @@ class PipelineModules(SequentialModel):
         return [(name, module) for name, module in self._inside() if "." not in name]
 
     def _weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        found: Iterable[tuple[str, torch.Tensor]] = self.whole.named_parameters()
-        return found
+        weights: Iterable[tuple[str, torch.Tensor]] = self.whole.named_parameters()
+        return weights
 
     def _variables(self, module: nn.Module) -> list[torch.Tensor]:
         return [*module.parameters(), *module.buffers()]
@@ -83,47 +87,52 @@ class PipelineModules(SequentialModel):
         return [each for each in module.parameters() if each.requires_grad]
 
     def _calling(self, modules: Modules) -> Call:
-        """The model is in training mode, or not, as a whole."""
+        """Function that applies modules in order; the mode is that of the whole model, not `training`."""
 
-        def compute(given: Any) -> Any:
+        def compute(tensor: Any) -> Any:
             for _, module in modules:
-                given = module(given)
-            return given
+                tensor = module(tensor)
+            return tensor
 
-        computed = self._trainer.with_autocast(compute)
-        return lambda given, training: computed(given)
+        with_autocast = self._trainer.with_autocast(compute)
+        return lambda tensor, training: with_autocast(tensor)
 
-    def _is_tensor(self, given: Any) -> bool:
-        return isinstance(given, torch.Tensor)
+    def _is_tensor(self, value: Any) -> bool:
+        return isinstance(value, torch.Tensor)
 
-    def _give_the_same(self, given: Any) -> bool:
-        of_whole = self._trainer.with_autocast(self.whole)
+    def _give_the_same(self, inputs: Any) -> bool:
+        model = self._trainer.with_autocast(self.whole)
 
-        def both() -> tuple[Any, Any]:
-            return of_whole(given), self.run_in_turn(given)
+        def compute_both() -> tuple[Any, Any]:
+            return model(inputs), self.run_in_turn(inputs)
 
-        whole, in_turn = self._trainer.call_in_eval_mode(both)
+        expected, actual = self._trainer.call_in_eval_mode(compute_both)
         return (
-            isinstance(whole, torch.Tensor)
-            and isinstance(in_turn, torch.Tensor)
-            and whole.shape == in_turn.shape
-            and torch.allclose(whole, in_turn, equal_nan=True)
+            isinstance(expected, torch.Tensor)
+            and isinstance(actual, torch.Tensor)
+            and expected.shape == actual.shape
+            and torch.allclose(expected, actual, equal_nan=True)
         )
 
     def of(
         self, chunk: SequentialChunk, known: Mapping[int, Any], targets: Any
     ) -> tuple[torch.Tensor, Any]:
-        """The mean loss of the last chunk, and its predictions; 0 of others.
+        """Mean loss, a scalar, and predictions of the last chunk; 0 and None for other chunks.
+
+        Args:
+            chunk: Chunk that was computed.
+            known: Tensors computed so far, by the number of the chunk that takes them.
+            targets: Targets of the slice.
 
         Raises:
-            UnsupportedError: It counts targets by more than their number.
+            UnsupportedError: The loss has its own denominator.
         """
         if chunk is not self.chunks[-1]:
             return torch.zeros(()), None
         predictions = known[len(self.chunks)]
-        found = self._trainer.loss_of(targets, predictions)
-        if found.dim() == 1 and not found[1]:  # without padding after all
-            found = found[0]
-        if found.dim():
+        loss = self._trainer.loss_of(targets, predictions)
+        if loss.dim() == 1 and not loss[1]:  # without padding after all
+            loss = loss[0]
+        if loss.dim():
             raise UnsupportedError(MASKED_LOSS)
-        return found, predictions
+        return loss, predictions

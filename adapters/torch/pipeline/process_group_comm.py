@@ -1,9 +1,9 @@
-"""Stages that exchange by torch's own process groups."""
+"""Pipeline communicator over torch's process groups."""
 
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from datetime import timedelta
 from typing import Any
 
@@ -12,25 +12,29 @@ import torch.distributed as dist
 
 from isotrain.adapters.torch.comm.process_group import ProcessGroupCommunicator, start_process_group
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
-from isotrain.plugin import DATA, STAGE, BackendConfig, ProcessContext
+from isotrain.plugin import DATA, STAGE, BackendConfig, ProcessContext, Subgroups
 
 
 class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommunicator):
-    """A process group for the same stage of all replicas, and one for the stages of each."""
+    """Pipeline communicator with a process group per stage (data axis) and one per replica (stage axis)."""
 
     def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
         super().__init__(context)
         start_process_group(backend_config, context)
         self._timeout = timedelta(seconds=backend_config.timeout)
-        self._peers = self._process_group(context.device_mesh.groups(DATA))
-        self._own_stages = self._process_group(context.device_mesh.groups(STAGE))
+        self._peers = self._new_group(context.device_mesh.groups(DATA))
+        self._stage_group = self._new_group(context.device_mesh.groups(STAGE))
 
-    def _process_group(self, parts: Sequence[Sequence[int]]) -> Any:
-        """This process's group of those that all processes make."""
-        made = [dist.new_group(list(part), timeout=self._timeout) for part in parts]
-        return next(group for part, group in zip(parts, made, strict=True) if self._place in part)
+    def _new_group(self, subgroups: Subgroups) -> Any:
+        """Creates the process groups of all subgroups, and returns this process's. Collective."""
+        groups = [dist.new_group(list(subgroup), timeout=self._timeout) for subgroup in subgroups]
+        return next(
+            group
+            for subgroup, group in zip(subgroups, groups, strict=True)
+            if self._world_rank in subgroup
+        )
 
-    def _send_first(self, vector: torch.Tensor) -> object:
+    def _broadcast_first(self, vector: torch.Tensor) -> object:
         return dist.broadcast(vector, 0)
 
     def sum_over_all(self, value: torch.Tensor) -> torch.Tensor:
@@ -45,14 +49,14 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
 
     def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
         result = value.clone()
-        dist.all_reduce(result, group=self._own_stages)
+        dist.all_reduce(result, group=self._stage_group)
         return result
 
-    def _send_from(self, vector: torch.Tensor, stage: int) -> None:
-        dist.broadcast(vector, self._first + stage, group=self._own_stages)
+    def _broadcast_from(self, vector: torch.Tensor, stage: int) -> None:
+        dist.broadcast(vector, self._first_stage_rank + stage, group=self._stage_group)
 
-    def _begin_sending(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
-        work = dist.isend(tensor, self._first + stage)
+    def _isend(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
+        work = dist.isend(tensor, self._first_stage_rank + stage)
         kept = [tensor]
 
         def wait() -> None:
@@ -62,17 +66,17 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
         return wait
 
     def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
-        found = torch.empty_like(like, memory_format=torch.contiguous_format)
-        dist.recv(found, self._first + stage)
-        return found
+        received = torch.empty_like(like, memory_format=torch.contiguous_format)
+        dist.recv(received, self._first_stage_rank + stage)
+        return received
 
     def barrier(self) -> None:
         dist.barrier()
 
     def close(self) -> None:
-        """Leaves the process groups; the store, and its port, go with the last of them."""
+        """Destroys the process groups; the store, and its port, are freed with the last reference to them."""
         self.barrier()
-        for name in ("module", "_peers", "_own_stages"):
+        for name in ("module", "_peers", "_stage_group"):
             self.__dict__.pop(name, None)
         gc.collect()
         dist.destroy_process_group()

@@ -1,4 +1,4 @@
-"""What one torch process does of one step of a pipeline run."""
+"""Forward and backward passes, and transfers, of one torch process in one step of a pipeline run."""
 
 from __future__ import annotations
 
@@ -18,19 +18,18 @@ from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.plugin import Pass, Slice, StageWork, Transfer
 
 TransferKey = tuple[int, tuple[tuple[int, ...], ...]]
-"""A chunk, and the shapes of the inputs."""
+"""Index of a chunk, and the shapes of the model's inputs."""
 
 
 @dataclass
 class PipelineContext:
-    """What stays from step to step.
+    """State of a stage that outlives a step.
 
     Attributes:
-        model: The model, cut.
-        communicator: With the other stages.
-        loss: Of its chunks.
-        known_specs: Of which transfers, for inputs of which shapes, the receiver knows what comes: what it
-            is like.
+        model: Split model.
+        communicator: Communicator with the other stages.
+        loss: Losses of the chunks.
+        known_specs: Empty tensors with the shapes and dtypes of transfers that the receiver knows already.
     """
 
     model: PipelineModel
@@ -40,88 +39,94 @@ class PipelineContext:
 
 
 @dataclass(frozen=True, eq=False)
-class _Kept:
-    """Of a forward pass, for its backward pass."""
+class _Activations:
+    """Tensors of a forward pass that its backward pass needs.
 
-    received: list[torch.Tensor]
-    given: list[torch.Tensor]
+    Attributes:
+        inputs: Tensors received from earlier chunks; leaves of the autograd graph.
+        outputs: Tensors sent to later chunks.
+        loss: Weighted loss, a scalar.
+    """
+
+    inputs: list[torch.Tensor]
+    outputs: list[torch.Tensor]
     loss: torch.Tensor
 
 
 class TorchStageWork(StageWork):
-    """Passes through the chunks of this process.
+    """Passes through the chunks of this process in one step.
 
     Attributes:
-        share: The sum of the weighted losses so far, which is all of it once all passes are done.
+        share: Sum of the weighted losses of the passes so far, a float64 scalar.
     """
 
     def __init__(
         self,
-        stages: PipelineContext,
+        context: PipelineContext,
         micro_batches: Sequence[Slice],
-        still: Callable[[], AbstractContextManager[None]],
-        seen: Callable[[Slice, Any], None],
+        preserve_statistics: Callable[[], AbstractContextManager[None]],
+        on_predictions: Callable[[Slice, Any], None],
     ) -> None:
-        """Takes a step up.
+        """Begins a step.
 
         Args:
-            stages: What stays.
-            micro_batches: The micro-batches.
-            still: Within it, statistics stay as they are.
-            seen: Is told the predictions for a micro-batch.
+            context: State that outlives a step.
+            micro_batches: Micro-batches of the step.
+            preserve_statistics: Context in which moving statistics do not change.
+            on_predictions: Called with each micro-batch and the predictions for it.
         """
-        self._stages = stages
+        self._context = context
         self._micro_batches = micro_batches
-        self._still = still
-        self._seen = seen
-        self._kept: dict[tuple[int, int], _Kept] = {}
+        self._preserve_statistics = preserve_statistics
+        self._on_predictions = on_predictions
+        self._activations: dict[tuple[int, int], _Activations] = {}
         self.share: torch.Tensor = torch.zeros((), dtype=torch.float64)
 
     def forward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
         micro_batch, chunk = self._micro_batches[work.micro_batch], self._chunk(work)
         leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in received]
-        known = self._stages.model.inputs(micro_batch.inputs) | dict(
+        known = self._context.model.inputs(micro_batch.inputs) | dict(
             zip(chunk.input_keys, leaves, strict=True)
         )
         if micro_batch.count:
             known = chunk(known, training=True)
         else:
-            with self._still():
+            with self._preserve_statistics():
                 known = chunk(known, training=True)
-        given = chunk.boundary_tensors(known)
-        loss, predictions = self._stages.loss.of(chunk, known, micro_batch.targets)
+        outputs = chunk.boundary_tensors(known)
+        loss, predictions = self._context.loss.of(chunk, known, micro_batch.targets)
         loss = loss * micro_batch.weight
-        if chunk is self._stages.model.chunks[-1]:
-            self._seen(micro_batch, predictions)
+        if chunk is self._context.model.chunks[-1]:
+            self._on_predictions(micro_batch, predictions)
         self.share = self.share + loss.detach().double()
-        self._kept[work.chunk, work.micro_batch] = _Kept(leaves, given, loss)
-        return [each.detach() for each in given]
+        self._activations[work.chunk, work.micro_batch] = _Activations(leaves, outputs, loss)
+        return [each.detach() for each in outputs]
 
     def _chunk(self, work: Pass) -> PipelineChunk:
-        return self._stages.model.chunks[work.chunk]
+        return self._context.model.chunks[work.chunk]
 
     def backward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
-        kept = self._kept.pop((work.chunk, work.micro_batch))
-        differentiable = [each for each in kept.given if each.is_floating_point()]
+        activations = self._activations.pop((work.chunk, work.micro_batch))
+        differentiable = [each for each in activations.outputs if each.is_floating_point()]
         pairs: list[tuple[torch.Tensor, torch.Tensor | None]] = [
             (root, gradient)
             for root, gradient in zip(differentiable, received, strict=True)
             if root.requires_grad
         ]
-        if kept.loss.requires_grad:
-            pairs.append((kept.loss, None))
+        if activations.loss.requires_grad:
+            pairs.append((activations.loss, None))
         if pairs:
             torch.autograd.backward([root for root, _ in pairs], [grad for _, grad in pairs])
         return [
             torch.zeros_like(leaf) if leaf.grad is None else leaf.grad
-            for leaf in kept.received
+            for leaf in activations.inputs
             if leaf.requires_grad
         ]
 
     def send(self, transfer: Transfer, tensors: list[torch.Tensor]) -> None:
-        communicator, key = self._stages.communicator, self._key(transfer)
-        if transfer.direction == "forward" and key not in self._stages.known_specs:
-            self._stages.known_specs[key] = [
+        communicator, key = self._context.communicator, self._key(transfer)
+        if transfer.direction == "forward" and key not in self._context.known_specs:
+            self._context.known_specs[key] = [
                 torch.empty_like(each, device="meta") for each in tensors
             ]
             for each in tensors:
@@ -130,29 +135,29 @@ class TorchStageWork(StageWork):
             communicator.send(each, transfer.destination, transfer)
 
     def receive(self, transfer: Transfer) -> list[torch.Tensor]:
-        communicator = self._stages.communicator
-        found = [communicator.receive(each, transfer.source) for each in self._expected(transfer)]
-        if transfer.direction == "backward":  # gradients of what has arrived, then
+        communicator = self._context.communicator
+        received = [communicator.receive(each, transfer.source) for each in self._specs(transfer)]
+        if transfer.direction == "backward":  # so the activations that were sent have arrived
             communicator.wait_sent(transfer.answered)
-        return found
+        return received
 
-    def _expected(self, transfer: Transfer) -> list[torch.Tensor]:
-        """Tensors like those that come."""
+    def _specs(self, transfer: Transfer) -> list[torch.Tensor]:
+        """Tensors with the shapes and dtypes of those that a transfer brings."""
         if transfer.direction == "backward":
-            kept = self._kept[transfer.chunk, transfer.micro_batch]
-            return [each for each in kept.given if each.is_floating_point()]
-        key, told = self._key(transfer), self._stages.known_specs
-        if key not in told:
-            takes = self._stages.model.chunks[transfer.chunk].input_keys
-            device = self._pieces_device()
-            communicator = self._stages.communicator
-            told[key] = [communicator.receive_spec(transfer.source, device) for _ in takes]
-        return told[key]
+            activations = self._activations[transfer.chunk, transfer.micro_batch]
+            return [each for each in activations.outputs if each.is_floating_point()]
+        key, specs = self._key(transfer), self._context.known_specs
+        if key not in specs:
+            input_keys = self._context.model.chunks[transfer.chunk].input_keys
+            device = self._input_device()
+            communicator = self._context.communicator
+            specs[key] = [communicator.receive_spec(transfer.source, device) for _ in input_keys]
+        return specs[key]
 
     def _key(self, transfer: Transfer) -> TransferKey:
-        """What both ends know, and what decides the shapes: the inputs, which every stage has."""
-        inputs = self._stages.model.inputs(self._micro_batches[transfer.micro_batch].inputs)
+        """Key that both ends compute: the input shapes, which every stage has, decide all others."""
+        inputs = self._context.model.inputs(self._micro_batches[transfer.micro_batch].inputs)
         return transfer.chunk, tuple(tuple(each.shape) for each in inputs.values())
 
-    def _pieces_device(self) -> torch.device:
-        return next(iter(self._stages.model.inputs(self._micro_batches[0].inputs).values())).device
+    def _input_device(self) -> torch.device:
+        return next(iter(self._context.model.inputs(self._micro_batches[0].inputs).values())).device
