@@ -203,5 +203,5 @@ def modules_of(package: str) -> list[str]:
 @pytest.fixture(scope="module")
 def reference() -> Iterator[None]:
     """Lets this process and the runs that it starts know the backend `reference`, for one file of tests."""
-    with selection.chosen(["isotrain.testing.reference"], []):
+    with selection.using(["isotrain.testing.reference"], []):
         yield

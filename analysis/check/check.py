@@ -112,7 +112,7 @@ def _hits(cast: ResolvedSpec, targets: Sequence[CheckTarget], measure: bool) -> 
             else:
                 probes[framework] = found
     subject = Subject(
-        cast.spec_with_model, tuple(targets), cast.strategy, probes, _sparing(cast.host)
+        cast.spec_with_model, tuple(targets), cast.strategy, probes, _sparing(cast.plugins)
     )
     for rule in _RULES:
         yield from rule(subject)
@@ -139,7 +139,7 @@ def _by_framework(targets: Iterable[CheckTarget]) -> dict[str, list[CheckTarget]
 def _seen(cast: ResolvedSpec, targets: Sequence[CheckTarget]) -> ModelProbe | Hit:
     """Loads data and builds the model as a run would, but for rules that would end it there."""
     if cast.spec.drop_remainder:
-        cast = ResolvedSpec(cast.spec.replace(drop_remainder=False), cast.host)
+        cast = ResolvedSpec(cast.spec.replace(drop_remainder=False), cast.plugins)
     try:
         found = probe_run(probe_step, cast, targets[0].plan.backend)
     except RunFailedError as error:

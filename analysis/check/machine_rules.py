@@ -29,7 +29,7 @@ def plan_targets(
     found: dict[str, CheckTarget | Hit] = {}
     for backend in backends:
         name, collective = split_backend(backend)
-        adapter = cast.host.backend(name)
+        adapter = cast.plugins.backend(name)
         adapter.collective_or_default(collective)
         for count in replicas:
             try:
@@ -65,7 +65,7 @@ def _refused(
 def _fits_elsewhere(cast: ResolvedSpec, backend: str, replicas: int | None) -> bool:
     if cast.spec.device != "gpu":
         return False
-    anywhere = ResolvedSpec(cast.spec.replace(device="auto"), cast.host)
+    anywhere = ResolvedSpec(cast.spec.replace(device="auto"), cast.plugins)
     return _fits(anywhere, backend, replicas)
 
 

@@ -130,7 +130,7 @@ def plan_here(
     """As `Runner.plan`, in this interpreter."""
     cast = ResolvedSpec(spec, plugin_manager(spec.plugins))
     found = make_plan(cast, backend=backend, replicas=replicas, launcher=launcher)
-    require_submittable(cast.host.launcher(found.launcher, found.launcher_options), spec, found)
+    require_submittable(cast.plugins.launcher(found.launcher, found.launcher_options), spec, found)
     return found.to_dict()
 
 

@@ -135,7 +135,7 @@ def _selected_plugins(options: argparse.Namespace) -> contextlib.AbstractContext
     add_working_directory_to_path()
     folder = Path.cwd()
     modules = [import_strings.absolute_module(name, folder) for name in options.plugin]
-    return selection.chosen(modules, options.block_plugin)
+    return selection.using(modules, options.block_plugin)
 
 
 def exit_code_of(error: IsotrainError) -> ExitCode:

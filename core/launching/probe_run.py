@@ -30,6 +30,8 @@ def probe_run(
     """
     plan = make_plan(resolved_spec, backend=backend, replicas=replicas)
     folder = tempfile.mkdtemp(prefix="isotrain-plan-")  # stays after a failure: it has the logs
-    values = run_job(work, resolved_spec.spec, plan, resolved_spec.host, RunDirectory(Path(folder)))
+    values = run_job(
+        work, resolved_spec.spec, plan, resolved_spec.plugins, RunDirectory(Path(folder))
+    )
     shutil.rmtree(folder, ignore_errors=True)
     return values[0]

@@ -94,7 +94,7 @@ def _exchanged_bytes(
         strategy_bytes = resolved_spec.strategy.exchanged_bytes(
             plan.gradient_bytes or 0, plan.replicas
         )
-        backend = resolved_spec.host.backend(plan.backend)
+        backend = resolved_spec.plugins.backend(plan.backend)
         sent = (
             backend.exchanged_bytes(plan, resolved_spec.spec_with_model)
             if strategy_bytes is None

@@ -52,7 +52,7 @@ def make_plan(
         PlanError: Spec, backend, strategy and replicas do not fit together.
         BackendUnavailableError: The backend is not available here.
     """
-    spec, host = resolved_spec.spec_with_model, resolved_spec.host
+    spec, host = resolved_spec.spec_with_model, resolved_spec.plugins
     name, collective = split_backend(backend)
     adapter = host.backend(name)
     _require_available("backend", name, adapter.availability())
@@ -93,7 +93,7 @@ def _resolve(
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
     notes = [*devices.notes, *_compile_notes(spec, strategy, adapter)]
-    notes += _unused_options_notes(spec, resolved_spec.host.backends.names())
+    notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
     notes += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
     layout_notes = adapter.check_layout(spec, strategy.parallel_layout.name)

@@ -1,4 +1,4 @@
-"""Registers the launchers and loggers that come with isotrain, by the hooks that a third party uses."""
+"""Registers isotrain's local launcher and its loggers, by the hooks that third-party plugins use."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ _LOGGERS = {
 
 @hookimpl
 def isotrain_register_launchers(register: LauncherRegistry) -> None:
-    """Registers the launcher by reference, so that it is not imported before it is used."""
+    """Registers the local launcher by reference; it is imported on first use."""
     register.add("isotrain.core.launching.local_launcher:LocalLauncher", name="local")
 
 
 @hookimpl
 def isotrain_register_loggers(register: LoggerRegistry) -> None:
-    """Registers each logger by reference, so that none is imported before it is used."""
+    """Registers each logger by reference; it is imported on first use."""
     for name, reference in _LOGGERS.items():
         register.add(reference, name=name)

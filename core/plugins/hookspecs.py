@@ -1,4 +1,4 @@
-"""The hooks that isotrain calls; a plugin implements some of them."""
+"""The hook specifications of isotrain (pluggy); a plugin implements any of them."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 PROJECT = "isotrain"
 API_VERSION = "1.0"
-"""The version of all that plugins build on, `MAJOR.MINOR`; see `docs/api.md`."""
+"""Version of the plugin API, `MAJOR.MINOR`; see `docs/api.md`."""
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)
 
@@ -40,7 +40,7 @@ def isotrain_register_launchers(register: LauncherRegistry) -> None:
 
 @hookspec
 def isotrain_register_environments(register: EnvironmentRegistry) -> None:
-    """Registers environments: `register.add(environment_class_or_reference)`."""
+    """Registers cluster environments: `register.add(environment_class_or_reference)`."""
 
 
 @hookspec
@@ -55,26 +55,26 @@ def isotrain_register_loggers(register: LoggerRegistry) -> None:
 
 @hookspec
 def isotrain_run_started(plan: dict[str, Any], run_directory: str) -> None:
-    """A run's processes are about to start. Called where the run was asked for."""
+    """A run's processes are about to start. Called in the launching process, like all event hooks."""
 
 
 @hookspec
 def isotrain_epoch_ended(
     epoch: int, step: int, metrics: dict[str, float], run_directory: str
 ) -> None:
-    """An epoch ended; `metrics` are its means, evaluation's under `validation_*`."""
+    """An epoch ended; `metrics` are its means, those of the evaluation named `validation_*`."""
 
 
 @hookspec
 def isotrain_checkpoint_saved(step: int, location: str, run_directory: str) -> None:
-    """A checkpoint is complete: of the state after `step` steps, in the folder or URL `location`."""
+    """A checkpoint of the state after `step` steps is complete, in the folder or URL `location`."""
 
 
 @hookspec
 def isotrain_run_failed(message: str, run_directory: str) -> None:
-    """A run ended early, also by Ctrl-C."""
+    """A run failed or was interrupted, also by Ctrl-C."""
 
 
 @hookspec
 def isotrain_run_finished(result: dict[str, Any], run_directory: str) -> None:
-    """`isotrain.run` ended well; `result` is what its result file holds. `launch` has none."""
+    """`isotrain.run` succeeded; `result` is the content of `result.json`. Not called for `launch`."""

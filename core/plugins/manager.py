@@ -1,4 +1,4 @@
-"""The plugin host: who offers which backend, strategy, launcher and so on, under which name."""
+"""The plugin manager: loads plugins and looks up backends, strategies, launchers and others by name."""
 
 from __future__ import annotations
 
@@ -43,25 +43,25 @@ BUILTINS = (
     "isotrain.environments.builtin",
     "isotrain.launchers.builtin",
 )
-"""The modules of this package that implement the registration hooks."""
+"""Modules of isotrain that implement the registration hooks."""
 PLUGINS_VARIABLE = "ISOTRAIN_PLUGINS"
-"""Further plugin modules, separated by commas; the processes of a run inherit it."""
+"""Environment variable with further plugin modules, comma-separated; inherited by the processes of a run."""
 BLOCKED_VARIABLE = "ISOTRAIN_BLOCKED_PLUGINS"
-"""Names of plugins to leave out, separated by commas; the processes of a run inherit it."""
+"""Environment variable with names of plugins not to load, comma-separated; inherited likewise."""
 
 
 class PluginManager:
-    """Loads plugins and holds what they registered.
+    """Plugin manager over pluggy: built-in plugins, requested ones and those of installed packages.
 
     Attributes:
-        loaded: What became of every plugin, in the order in which they were found.
-        backends, strategies, launchers, environments, models, loggers: What they registered.
+        loaded: Status of every plugin, in the order in which they were found.
+        backends, strategies, launchers, environments, models, loggers: Registries by kind.
     """
 
     def __init__(
         self,
         choice: PluginChoice | None = None,
-        of_spec: Sequence[str] = (),
+        spec_plugins: Sequence[str] = (),
         *,
         entry_points: bool = True,
         strict: bool = True,
@@ -69,14 +69,14 @@ class PluginManager:
         """Loads all plugins.
 
         Args:
-            choice: What was asked for in this process.
-            of_spec: The modules and files that a spec names as plugins.
-            entry_points: Whether to load the installed ones.
-            strict: Whether a broken plugin is an error when it was asked for; otherwise it is left out,
-                as a broken installed one always is.
+            choice: Plugins that this process requests and blocks.
+            spec_plugins: Modules and files in the spec's field `plugins`.
+            entry_points: Whether to load plugins of installed packages.
+            strict: Whether a broken requested plugin is an error; otherwise it is skipped, as broken plugins
+                of installed packages always are.
 
         Raises:
-            PluginError: A plugin that was asked for is broken, or one to be blocked is not there.
+            PluginError: A requested plugin is broken, or a blocked one does not exist.
         """
         self._manager = pluggy.PluginManager(hookspecs.PROJECT)
         self._manager.add_hookspecs(hookspecs)
@@ -91,10 +91,10 @@ class PluginManager:
             load = functools.partial(importlib.import_module, module)
             self._load(Candidate(module, "built in", module, load, PROJECT, VERSION))
         choice = choice or PluginChoice()
-        wanted = list(_candidates(choice, of_spec, entry_points))
-        _require_known(choice.blocked, wanted)
-        blocked = {*choice.blocked, *_listed(BLOCKED_VARIABLE)}
-        for candidate in wanted:
+        third_party = list(_third_party_candidates(choice, spec_plugins, entry_points))
+        _require_known(choice.blocked, third_party)
+        blocked = {*choice.blocked, *_names_in_variable(BLOCKED_VARIABLE)}
+        for candidate in third_party:
             if candidate.name in blocked:
                 self.loaded.append(PluginStatus(candidate, "blocked"))
                 continue
@@ -102,37 +102,40 @@ class PluginManager:
                 self._load(candidate)
             except PluginError as error:
                 if strict and candidate.source != "entry point":
-                    raise PluginError(_named(candidate, error)) from error
+                    raise PluginError(_fault_text(candidate, error)) from error
                 self.loaded.append(PluginStatus(candidate, "broken", fault=str(error)))
 
     @property
     def installed(self) -> list[Candidate]:
-        """What installed packages offer, whatever became of it."""
+        """Plugins of installed packages, loaded or not."""
         return [each.candidate for each in self.loaded if each.candidate.source == "entry point"]
 
     @property
     def faults(self) -> dict[str, str]:
-        """Plugin name to what is wrong with it; such plugins are left out."""
+        """Name of each broken plugin to its fault."""
         return {each.candidate.name: each.fault for each in self.loaded if each.fault is not None}
 
     @property
     def notes(self) -> dict[str, str]:
-        """Plugin name to what is worth knowing about it."""
-        found = {each.candidate.name: "; ".join(each.notes) for each in self.loaded}
-        return {name: text for name, text in found.items() if text}
+        """Plugin name to its notes; plugins without notes are absent."""
+        notes = {each.candidate.name: "; ".join(each.notes) for each in self.loaded}
+        return {name: text for name, text in notes.items() if text}
 
-    def call_hook(self, hook: str, **facts: Any) -> None:
-        """Calls an event hook on every plugin; one that raises is warned about and passed over.
+    def call_hook(self, hook: str, **values: Any) -> None:
+        """Calls an event hook on every plugin; warns about exceptions and continues.
 
-        The order is pluggy's: the plugin that was registered last comes first, but for those that ask
-        for another place.
+        The order is pluggy's: last registered, first called, except for `tryfirst` and `trylast`.
+
+        Args:
+            hook: Name of the hook.
+            values: Arguments of the hook by name; plugins receive those that they declare.
         """
         # Not by pluggy's own call, which ends with the first that raises; wrappers, which only that would
-        # honour, are refused when a plugin is loaded.
+        # call, are refused when a plugin is loaded.
         for implementation in reversed(getattr(self._manager.hook, hook).get_hookimpls()):
-            given = {name: facts[name] for name in implementation.argnames}
+            arguments = {name: values[name] for name in implementation.argnames}
             try:
-                implementation.function(**given)
+                implementation.function(**arguments)
             except Exception as error:  # a plugin may raise anything
                 warnings.warn(
                     f"plugin {implementation.plugin_name!r}, {hook}: {type(error).__name__}: {error}",
@@ -140,29 +143,33 @@ class PluginManager:
                 )
 
     def add(self, plugin: object, *, name: str | None = None) -> None:
-        """Adds one plugin and lets it register.
+        """Loads a plugin object.
+
+        Args:
+            plugin: Module or object that implements hooks, or a subclass of a contract.
+            name: Name of the plugin; None: the class's or module's.
 
         Raises:
-            PluginError: It is broken: a misspelled hook, a taken name, an exception.
+            PluginError: It is broken: a misspelled hook, a name that is taken, an exception.
         """
         label = name or getattr(plugin, "__name__", None) or type(plugin).__name__
         candidate = Candidate(label, "in process", label, lambda: plugin)
         try:
             self._load(candidate)
         except PluginError as error:
-            raise PluginError(_named(candidate, error)) from error
+            raise PluginError(_fault_text(candidate, error)) from error
 
     def _load(self, candidate: Candidate) -> None:
-        """Imports a plugin, checks it and lets it register; one that is there already is left alone."""
-        found, seconds = candidates.timed(candidate.load)
-        if self._manager.is_registered(found):
+        """Imports, checks and registers a plugin, unless it is registered already."""
+        imported, seconds = candidates.timed_load(candidate.load)
+        if self._manager.is_registered(imported):
             return
         self._require_free_name(candidate)
         with candidates.guarded():
-            api = candidates.checked_api(found)
-            plugin = candidates.as_plugin(found)
-            hooks = candidates.checked_hooks(plugin)
-        registered = self._registered_by(plugin, candidate.name, hooks)
+            api = candidates.check_api(imported)
+            plugin = candidates.as_plugin(imported)
+            hooks = candidates.check_hooks(plugin)
+        registered = self._register(plugin, candidate.name, hooks)
         notes = tuple(candidates.notes(seconds))
         self.loaded.append(
             PluginStatus(candidate, "loaded", api, hooks, registered, seconds, notes=notes)
@@ -171,39 +178,43 @@ class PluginManager:
     def _require_free_name(self, candidate: Candidate) -> None:
         for other in self.loaded:
             if other.candidate.name == candidate.name and other.status == "loaded":
-                taken = other.candidate
+                loaded = other.candidate
                 raise PluginError(
-                    f"another plugin has that name: {taken.distribution or taken.origin}"
-                    f" ({taken.source}), so {candidate.distribution or candidate.origin} was left out."
+                    f"another plugin has that name: {loaded.distribution or loaded.origin}"
+                    f" ({loaded.source}), so {candidate.distribution or candidate.origin} was left out."
                     " Uninstall one of them, or rename its entry point or file"
                 )
 
-    def _registered_by(
+    def _register(
         self, plugin: object, name: str, hooks: Sequence[str]
     ) -> dict[str, tuple[str, ...]]:
-        """Lets a plugin register; where it fails, nothing of it stays."""
-        before = {kind: register.entries() for kind, register in self._registers.items()}
+        """Calls a plugin's registration hooks, and undoes them all if one fails.
+
+        Returns:
+            Kind to the names that the plugin registered.
+        """
+        before = {kind: registry.entries() for kind, registry in self._registries.items()}
         try:
             self._manager.register(plugin, name)
             self._manager.check_pending()
-            for kind, register in self._registers.items():
+            for kind, registry in self._registries.items():
                 hook = candidates.registration_hook(kind)
                 if hook in hooks:
-                    _call(hook, getattr(plugin, hook), register)
+                    _call_registration(hook, getattr(plugin, hook), registry)
         except Exception as error:  # a plugin may raise anything
             if self._manager.is_registered(plugin):
                 self._manager.unregister(plugin)
-            for kind, register in self._registers.items():
-                register.restore(before[kind])
+            for kind, registry in self._registries.items():
+                registry.restore(before[kind])
             raise PluginError(str(error)) from error
         return {
-            kind: new
-            for kind, register in self._registers.items()
-            if (new := _new(before[kind], register.entries()))
+            kind: names
+            for kind, registry in self._registries.items()
+            if (names := _changed_names(before[kind], registry.entries()))
         }
 
     @property
-    def _registers(self) -> Mapping[str, Registry[Any]]:
+    def _registries(self) -> Mapping[str, Registry[Any]]:
         return {
             "backends": self.backends,
             "strategies": self.strategies,
@@ -214,65 +225,65 @@ class PluginManager:
         }
 
     def backend(self, name: str) -> Adapter:
-        """Makes the adapter of that name.
+        """New adapter of a registered backend.
 
         Raises:
-            IsotrainError: There is no such backend.
+            IsotrainError: The name is not registered.
         """
-        with self._naming_faults():
+        with self._listing_faults():
             return self.backends.get(name)()
 
     def launcher(self, name: str, options: Mapping[str, Any] | None = None) -> Launcher:
-        """Makes the launcher of that name.
+        """New instance of a registered launcher.
 
         Raises:
-            IsotrainError: There is no such launcher, or it refuses the options.
+            IsotrainError: The name is not registered, or the launcher refuses the options.
         """
-        with self._naming_faults():
+        with self._listing_faults():
             factory: Callable[..., Launcher] = self.launchers.get(name)
-        return _made("launcher", name, factory, options or {})
+        return _create("launcher", name, factory, options or {})
 
     def environment(self, name: str) -> ClusterEnvironment:
-        """Makes the environment of that name.
+        """New instance of a registered cluster environment.
 
         Raises:
-            IsotrainError: There is no such environment.
+            IsotrainError: The name is not registered.
         """
-        with self._naming_faults():
+        with self._listing_faults():
             return self.environments.get(name)()
 
     def strategy(self, name: str, options: Mapping[str, Any]) -> Strategy:
-        """Makes the strategy of that name.
+        """New instance of a registered strategy.
 
         Raises:
-            IsotrainError: There is no such strategy, or it refuses the options.
+            IsotrainError: The name is not registered, or the strategy refuses the options.
         """
-        with self._naming_faults():
+        with self._listing_faults():
             factory: Callable[..., Strategy] = self.strategies.get(name)
-        return _made("strategy", name, factory, options)
+        return _create("strategy", name, factory, options)
 
     def logger(self, name: str, options: Mapping[str, Any]) -> Logger:
-        """Makes the logger of that name.
+        """New instance of a registered logger.
 
         Raises:
-            IsotrainError: There is no such logger, or it refuses the options.
+            IsotrainError: The name is not registered, or the logger refuses the options.
         """
-        with self._naming_faults():
+        with self._listing_faults():
             factory: Callable[..., Logger] = self.loggers.get(name)
-        return _made("logger", name, factory, options)
+        return _create("logger", name, factory, options)
 
     def model(self, name: str) -> Any:
-        """What is registered as the model of that name: see `ModelRegistry`.
+        """Registered model builder; see `ModelRegistry.get`.
 
         Raises:
-            IsotrainError: There is no such model.
+            IsotrainError: The name is not registered.
         """
-        with self._naming_faults():
+        with self._listing_faults():
             return self.models.get(name)
 
     @contextlib.contextmanager
-    def _naming_faults(self) -> Iterator[None]:
-        """Adds to an error which plugins were left out: what is missing may be theirs."""
+    def _listing_faults(self) -> Iterator[None]:
+        """Context that adds the broken plugins to an error: the missing name may be one of theirs."""
         try:
             yield
         except IsotrainError as error:
@@ -282,50 +293,54 @@ class PluginManager:
             raise
 
 
-def _candidates(
-    choice: PluginChoice, of_spec: Sequence[str], entry_points: bool
+def _third_party_candidates(
+    choice: PluginChoice, spec_plugins: Sequence[str], entry_points: bool
 ) -> Iterator[Candidate]:
-    """All third-party plugins, each place where it is asked for once."""
-    for where in _listed(PLUGINS_VARIABLE):
-        yield candidates.of_module(where, PLUGINS_VARIABLE)
+    """Candidates of all plugins but the built-in ones, in the order of loading."""
+    for module in _names_in_variable(PLUGINS_VARIABLE):
+        yield candidates.module_candidate(module, PLUGINS_VARIABLE)
     yield from selection.candidates_of(choice)
-    for where in of_spec:
-        yield candidates.of_module(where, "spec")
+    for module in spec_plugins:
+        yield candidates.module_candidate(module, "spec")
     if entry_points:
-        known = choice.installed
-        yield from candidates.installed() if known is None else known
+        installed = choice.installed
+        yield from candidates.installed_candidates() if installed is None else installed
 
 
-def _require_known(blocked: Sequence[str], wanted: Sequence[Candidate]) -> None:
-    known = [candidate.name for candidate in wanted]
+def _require_known(blocked: Sequence[str], third_party: Sequence[Candidate]) -> None:
+    names = [candidate.name for candidate in third_party]
     for name in blocked:
-        if name not in known:
-            raise PluginError(f"to be blocked: {unknown_name('plugin', name, known)}")
+        if name not in names:
+            raise PluginError(f"to be blocked: {unknown_name('plugin', name, names)}")
 
 
-def _named(candidate: Candidate, error: PluginError) -> str:
+def _fault_text(candidate: Candidate, error: PluginError) -> str:
     return f"plugin {candidate.name!r} ({candidate.source}): {error}"
 
 
-def _call(hook: str, implementation: Callable[..., None], register: Registry[Any]) -> None:
+def _call_registration(
+    hook: str, implementation: Callable[..., None], registry: Registry[Any]
+) -> None:
     try:
-        implementation(register=register)
+        implementation(register=registry)
     except PluginError as error:
         raise PluginError(f"{hook}: {error}") from error
     except Exception as error:  # a plugin may raise anything
         raise PluginError(f"{hook}: {type(error).__name__}: {error}") from error
 
 
-def _new(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
+def _changed_names(before: Mapping[str, Any], after: Mapping[str, Any]) -> tuple[str, ...]:
     return tuple(name for name in after if before.get(name) is not after[name])
 
 
-def _made(kind: str, name: str, factory: Callable[..., T], options: Mapping[str, Any]) -> T:
-    known = inspect.signature(factory).parameters if options else {}  # which takes milliseconds
-    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in known.values())
+def _create(kind: str, name: str, factory: Callable[..., T], options: Mapping[str, Any]) -> T:
+    parameters = (
+        inspect.signature(factory).parameters if options else {}
+    )  # which takes milliseconds
+    is_open = any(parameter.kind is parameter.VAR_KEYWORD for parameter in parameters.values())
     for option in options:
-        if option not in known and not is_open:
-            raise IsotrainError(unknown_name(f"option of the {kind} {name!r}:", option, known))
+        if option not in parameters and not is_open:
+            raise IsotrainError(unknown_name(f"option of the {kind} {name!r}:", option, parameters))
     try:
         return factory(**options)
     except TypeError as error:
@@ -334,49 +349,49 @@ def _made(kind: str, name: str, factory: Callable[..., T], options: Mapping[str,
         ) from error
 
 
-def _listed(variable: str) -> list[str]:
+def _names_in_variable(variable: str) -> list[str]:
     names = os.environ.get(variable, "").split(",")
     return [name.strip() for name in names if name.strip()]
 
 
-def plugin_manager(of_spec: Sequence[str] = ()) -> PluginManager:
-    """The process's plugin host: built-ins, what was asked for here, and installed plugins.
+def plugin_manager(spec_plugins: Sequence[str] = ()) -> PluginManager:
+    """This process's plugin manager, cached: built-in, requested and installed plugins.
 
     Args:
-        of_spec: The modules and files that the spec at hand names as plugins.
+        spec_plugins: Modules and files in the spec's field `plugins`.
 
     Raises:
-        PluginError: A plugin that was asked for is broken.
+        PluginError: A requested plugin is broken.
     """
-    return _host(selection.current(), tuple(of_spec))
+    return _cached_manager(selection.current(), tuple(spec_plugins))
 
 
 @functools.lru_cache(maxsize=8)
-def _host(choice: PluginChoice, of_spec: tuple[str, ...]) -> PluginManager:
-    return PluginManager(choice, of_spec)
+def _cached_manager(choice: PluginChoice, spec_plugins: tuple[str, ...]) -> PluginManager:
+    return PluginManager(choice, spec_plugins)
 
 
 def register(plugin: Any, *, name: str | None = None) -> Any:
-    """Registers a plugin in this process, as in a notebook: its runs have it from now on.
+    """Registers a plugin in this process, such as a notebook, for all its later runs. Usable as a decorator.
 
-    What is registered under the same name again takes the place of what was: a cell may be run twice.
-    A strategy or backend (or a plugin that registers one) travels to the processes of each run with the
-    job, also when it is defined in this script or notebook. Can be used as a decorator.
+    Registering under the same name again replaces the plugin, so that a notebook cell can run twice.
+    Strategies and backends are sent to the processes of each run, even if they are defined in this script or
+    notebook.
 
     Args:
-        plugin: A subclass of `Strategy`, `Adapter`, `Launcher`, `ClusterEnvironment` or `Logger`; or an
+        plugin: Subclass of `Strategy`, `Adapter`, `Launcher`, `ClusterEnvironment` or `Logger`; or an
             object or module that implements hooks.
-        name: Of the plugin, in `isotrain plugins` and messages; left out: the class's or module's own.
+        name: Name of the plugin in `isotrain plugins` and messages; None: the class's or module's.
 
     Returns:
         `plugin`, unchanged.
 
     Raises:
-        PluginError: It is broken; it is not registered then.
+        PluginError: The plugin is broken; it is not registered.
     """
     label = name or getattr(plugin, "name", None) or getattr(plugin, "__name__", None)
     label = label if isinstance(label, str) else type(plugin).__name__
     choice = selection.with_registered(selection.current(), label, plugin)
-    _host(choice, ())
+    _cached_manager(choice, ())
     selection.set_current(choice)
     return plugin

@@ -1,4 +1,4 @@
-"""One plugin: where it comes from, whether it is sound, and what became of it."""
+"""One plugin: where it comes from, whether it is valid, and whether it was loaded."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ from isotrain.core.plugins.registries import REGISTRIES
 from isotrain.core.spec import import_strings
 
 API_ATTRIBUTE = "isotrain_api"
-"""What a plugin states the version of the interface in that it was written for."""
+"""Attribute of a plugin with the version of the plugin API that it was written for."""
 SLOW_SECONDS = 1.0
-"""An import that takes longer is remarked upon."""
+"""Import time above which a plugin gets a note."""
 HOOKS = tuple(name for name in vars(hookspecs) if name.startswith(f"{hookspecs.PROJECT}_"))
 _MARK = f"{hookspecs.PROJECT}_impl"
 
@@ -31,13 +31,13 @@ class Candidate:
     """A plugin that may be loaded.
 
     Attributes:
-        name: Under which it is listed and can be blocked.
+        name: Name under which it is listed and can be blocked.
         source: How it was found: `built in`, `ISOTRAIN_PLUGINS`, `--plugin`, `spec`, `entry point`
             or `in process`.
-        origin: Module, file or object that it is.
-        load: Imports it.
-        distribution: The installed package that it belongs to.
-        version: Of that package.
+        origin: Module, file or name of the object.
+        load: Function that imports and returns it.
+        distribution: Installed package that it belongs to.
+        version: Version of that package.
     """
 
     name: str
@@ -50,17 +50,17 @@ class Candidate:
 
 @dataclass(frozen=True)
 class PluginStatus:
-    """What became of a candidate.
+    """Outcome of loading a candidate.
 
     Attributes:
-        candidate: Where it came from.
+        candidate: The candidate.
         status: `loaded`, `blocked` or `broken`.
-        api: The version of the interface that it says it was written for.
-        hooks: Those it implements.
-        registered: Kind to the names that it registered.
-        seconds: That its import took.
-        fault: Why it was left out, when broken.
-        notes: What is not wrong, but worth knowing.
+        api: Version of the plugin API that it declares; None for none.
+        hooks: Names of the hooks that it implements.
+        registered: Kind, such as `strategies`, to the names that it registered.
+        seconds: Import time in seconds.
+        fault: Why it is broken; None for others.
+        notes: Notes on the plugin that are no errors.
     """
 
     candidate: Candidate
@@ -73,7 +73,7 @@ class PluginStatus:
     notes: Sequence[str] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it as plain JSON values."""
+        """The status as JSON values."""
         candidate = self.candidate
         return {
             "name": candidate.name,
@@ -91,24 +91,27 @@ class PluginStatus:
         }
 
 
-def of_module(where: str, source: str) -> Candidate:
-    """A plugin that was named as a module, or as a file that ends in `.py`."""
-    name = Path(where).name if where.endswith(".py") else where
+def module_candidate(module: str, source: str) -> Candidate:
+    """Candidate of a dotted module name or the path of a `.py` file."""
+    name = Path(module).name if module.endswith(".py") else module
 
     def load() -> object:
         try:
-            return import_strings.load_module(where)
+            return import_strings.load_module(module)
         except SpecError as error:
             raise PluginError(str(error)) from error
 
-    return Candidate(name, source, where, load)
+    return Candidate(name, source, module, load)
 
 
-def installed() -> Iterator[Candidate]:
-    """Every plugin that an installed package offers as an entry point, by package and name."""
-    found = [(getattr(e, "dist", None), e) for e in metadata.entry_points(group=hookspecs.PROJECT)]
-    found.sort(key=lambda each: (each[0].name if each[0] else "", each[1].name))
-    for package, entry in found:
+def installed_candidates() -> Iterator[Candidate]:
+    """Candidates of all entry points of installed packages, sorted by package and name."""
+    entries = [
+        (getattr(each, "dist", None), each)
+        for each in metadata.entry_points(group=hookspecs.PROJECT)
+    ]
+    entries.sort(key=lambda each: (each[0].name if each[0] else "", each[1].name))
+    for package, entry in entries:
         yield Candidate(
             entry.name,
             "entry point",
@@ -120,12 +123,12 @@ def installed() -> Iterator[Candidate]:
 
 
 def registration_hook(kind: str) -> str:
-    """The hook that registers things of a kind, such as `strategies`."""
+    """Name of the hook that registers plugins of a kind, such as `strategies`."""
     return f"{hookspecs.PROJECT}_register_{kind}"
 
 
 def as_plugin(thing: object) -> object:
-    """Makes a plugin of a class that fulfils a contract; anything else is one already."""
+    """Plugin that registers a class, if the argument is a subclass of a contract; otherwise the argument."""
     for kind, make_register in REGISTRIES.items():
         contract = make_register().contract
         if contract is not object and isinstance(thing, type) and issubclass(thing, contract):
@@ -137,24 +140,24 @@ def as_plugin(thing: object) -> object:
     return thing
 
 
-def timed(load: Callable[[], object]) -> tuple[object, float]:
-    """Imports a plugin; returns it and the seconds that took.
+def timed_load(load: Callable[[], object]) -> tuple[object, float]:
+    """Imports a plugin; returns it and the import time in seconds.
 
     Raises:
-        PluginError: It raised, or tried to end the program.
+        PluginError: The import raised, or tried to exit.
     """
-    began = time.perf_counter()
+    start = time.perf_counter()
     with guarded():
-        found = load()
-    return found, time.perf_counter() - began
+        plugin = load()
+    return plugin, time.perf_counter() - start
 
 
 @contextlib.contextmanager
 def guarded() -> Iterator[None]:
-    """Around what runs code of a plugin, which may raise anything.
+    """Context for code of a plugin: any exception becomes a `PluginError`.
 
     Raises:
-        PluginError: It raised, or tried to end the program.
+        PluginError: The code raised, or tried to exit.
     """
     try:
         yield
@@ -165,20 +168,20 @@ def guarded() -> Iterator[None]:
 
 
 def notes(seconds: float) -> Iterator[str]:
-    """What is worth knowing about a sound plugin whose import took so long."""
+    """Notes on a valid plugin with this import time."""
     if seconds > SLOW_SECONDS:
         yield (
-            f"importing it took {seconds:.1f} s, which every command waits for: import what is"
-            " heavy where it is used, and register by reference ('package.module:Class')"
+            f"importing it took {seconds:.1f} s, which every command waits for: import heavy modules"
+            " where they are used, and register by reference ('package.module:Class')"
         )
 
 
-def checked_hooks(plugin: object) -> tuple[str, ...]:
-    """The hooks that a plugin implements.
+def check_hooks(plugin: object) -> tuple[str, ...]:
+    """Names of the hooks that a plugin implements.
 
     Raises:
-        PluginError: One is misspelled or not marked, or asks for what hooks are not given here, or there
-            is none.
+        PluginError: A hook is misspelled or not marked, has unknown parameters or unsupported options, or the
+            plugin implements none.
     """
     routines = {name: getattr(plugin, name, None) for name in dir(plugin)}
     marked = {n for n, r in routines.items() if inspect.isroutine(r) and hasattr(r, _MARK)}
@@ -187,7 +190,7 @@ def checked_hooks(plugin: object) -> tuple[str, ...]:
     for name in sorted(set(HOOKS) & set(routines) - marked):
         raise PluginError(f"{name} is not marked with @isotrain.hookimpl, so it is never called")
     if not marked:
-        raise PluginError("it implements none of the hooks, whose names begin with isotrain_")
+        raise PluginError("it implements no hook; names of hooks begin with isotrain_")
     for name in sorted(marked):
         _check_parameters(name, routines[name])
         _check_options(name, getattr(routines[name], _MARK))
@@ -204,42 +207,42 @@ def _check_parameters(hook: str, implementation: Any) -> None:
 
 
 def _check_options(hook: str, options: Mapping[str, Any]) -> None:
-    """Refuses what pluggy offers and isotrain does not honour."""
+    """Refuses options of pluggy's that isotrain does not support."""
     if options["wrapper"] or options["hookwrapper"]:
         raise PluginError(
-            f"{hook} cannot be a wrapper: plugins are called one at a time, so that one that raises"
-            " harms no other. Leave out wrapper=True; tryfirst and trylast put an event hook before or"
-            " after those of other plugins"
+            f"{hook} cannot be a wrapper: hooks are called one at a time, so that an exception in one"
+            " plugin does not affect the others. Remove wrapper=True; tryfirst and trylast put an event"
+            " hook before or after those of other plugins"
         )
     if (options["tryfirst"] or options["trylast"]) and hook in map(registration_hook, REGISTRIES):
         raise PluginError(
             f"{hook} cannot be tryfirst or trylast: plugins register in the order in which they are"
-            " found. register.add(..., replace=True) takes the place of what is there"
+            " found. register.add(..., replace=True) replaces what is registered"
         )
 
 
-def checked_api(plugin: object) -> str | None:
-    """The version of the interface that a plugin says it needs; None when it says nothing.
+def check_api(plugin: object) -> str | None:
+    """Version of the plugin API that a plugin declares to need; None if it declares none.
 
     Raises:
-        PluginError: This isotrain does not have that version.
+        PluginError: This isotrain does not provide that version.
     """
-    stated = getattr(plugin, API_ATTRIBUTE, None)
-    if stated is None:
+    needed = getattr(plugin, API_ATTRIBUTE, None)
+    if needed is None:
         return None
-    if not (isinstance(stated, str) and re.fullmatch(r"\d+(\.\d+)?", stated)):
-        raise PluginError(f"{API_ATTRIBUTE}: expected text such as '1' or '1.0', got {stated!r}")
-    major, minor = _numbers(stated)
-    own_major, own_minor = _numbers(hookspecs.API_VERSION)
-    if major != own_major or minor > own_minor:
+    if not (isinstance(needed, str) and re.fullmatch(r"\d+(\.\d+)?", needed)):
+        raise PluginError(f"{API_ATTRIBUTE}: expected text such as '1' or '1.0', got {needed!r}")
+    major, minor = _major_minor(needed)
+    available_major, available_minor = _major_minor(hookspecs.API_VERSION)
+    if major != available_major or minor > available_minor:
         raise PluginError(
-            f"{API_ATTRIBUTE}: it needs version {stated} of the plugin interface, and this isotrain has"
+            f"{API_ATTRIBUTE}: it needs version {needed} of the plugin interface, and this isotrain has"
             f" {hookspecs.API_VERSION}. Install a version of isotrain, or of the plugin, that fits the"
             " other"
         )
-    return stated
+    return needed
 
 
-def _numbers(version: str) -> tuple[int, int]:
+def _major_minor(version: str) -> tuple[int, int]:
     major, _, minor = version.partition(".")
     return int(major), int(minor or 0)

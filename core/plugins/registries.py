@@ -1,4 +1,4 @@
-"""The registers that plugins fill: names to backends, strategies, launchers and so on."""
+"""The registries that plugins fill: name to backend, strategy, launcher, environment, model or logger."""
 
 from __future__ import annotations
 
@@ -17,30 +17,35 @@ T = TypeVar("T")
 
 
 class Registry(Generic[T]):
-    """What a registration hook receives: names to implementations of one kind."""
+    """Registry of the implementations of one kind, which a registration hook receives as `register`."""
 
     def __init__(self, kind: str, base: type[T]) -> None:
+        """Starts empty.
+
+        Args:
+            kind: Name of the kind in messages, such as `strategy`.
+            base: Contract that implementations must subclass.
+        """
         self._kind = kind
         self._base = base
         self._entries: dict[str, Any] = {}
 
     @property
     def contract(self) -> type[T]:
-        """The class that every implementation is a subclass of."""
+        """Base class of all implementations."""
         return self._base
 
     def add(self, implementation: Any, *, name: str | None = None, replace: bool = False) -> None:
         """Registers an implementation.
 
         Args:
-            implementation: A subclass of the kind's contract, or `"package.module:Class"`, imported on
-                first use.
-            name: Under which to register it; a class has its own name, a reference must be given one.
-            replace: Take the place of what is registered under that name.
+            implementation: Subclass of the contract, or `"package.module:Class"`, imported on first use.
+            name: Name to register under; None: the class's attribute `name`. Required for references.
+            replace: Whether to replace an implementation of the same name.
 
         Raises:
-            PluginError: The name is missing, or taken and `replace` is not set; or the implementation
-                does not fulfil the contract.
+            PluginError: The name is missing, or taken and `replace` is false; or the implementation does not
+                subclass the contract.
         """
         chosen = name or getattr(implementation, "name", None)
         if not isinstance(chosen, str):
@@ -52,32 +57,31 @@ class Registry(Generic[T]):
         if chosen in self._entries and not replace:
             raise PluginError(
                 f"registering a {self._kind}: the name {chosen!r} is taken by"
-                f" {self._entries[chosen]!r}. Choose another, or pass replace=True to take its place."
+                f" {self._entries[chosen]!r}. Choose another, or pass replace=True to replace it."
             )
         self._entries[chosen] = implementation
 
     def entries(self) -> dict[str, Any]:
-        """What is registered now, by name; a copy."""
+        """Copy of the registry: name to implementation or reference."""
         return dict(self._entries)
 
     def restore(self, entries: Mapping[str, Any]) -> None:
-        """Goes back to what `entries` gave."""
+        """Restores an earlier result of `entries`."""
         self._entries = dict(entries)
 
     def names(self) -> list[str]:
-        """All names, in the order of registration."""
+        """Names in the order of registration."""
         return list(self._entries)
 
     def get(self, name: str) -> type[T]:
-        """Returns the implementation of that name, importing it if need be.
+        """Implementation of a name, imported if registered by reference.
 
         Raises:
-            IsotrainError: There is none.
-            PluginError: It does not fulfil the contract.
+            IsotrainError: The name is not registered.
+            PluginError: The implementation does not subclass the contract.
         """
-        found = import_strings.resolve(self._entry(name))
-        self._check(found, name)
-        implementation: type[T] = found
+        implementation: type[T] = import_strings.resolve(self._entry(name))
+        self._check(implementation, name)
         return implementation
 
     def _entry(self, name: str) -> Any:
@@ -85,68 +89,68 @@ class Registry(Generic[T]):
             raise IsotrainError(unknown_name(self._kind, name, self._entries))
         return self._entries[name]
 
-    def _check(self, found: Any, name: str) -> None:
-        if not (isinstance(found, type) and issubclass(found, self._base)):
+    def _check(self, implementation: Any, name: str) -> None:
+        if not (isinstance(implementation, type) and issubclass(implementation, self._base)):
             raise PluginError(
-                f"the {self._kind} {name!r} is {found!r}; expected a subclass of"
+                f"the {self._kind} {name!r} is {implementation!r}; expected a subclass of"
                 f" {self._base.__module__}.{self._base.__qualname__}."
             )
 
 
 class BackendRegistry(Registry[Adapter]):
-    """Receives backends."""
+    """Registry of backends."""
 
     def __init__(self) -> None:
         super().__init__("backend", Adapter)  # type: ignore[type-abstract]
 
 
 class StrategyRegistry(Registry[Strategy]):
-    """Receives strategies."""
+    """Registry of strategies."""
 
     def __init__(self) -> None:
         super().__init__("strategy", Strategy)  # type: ignore[type-abstract]
 
 
 class LauncherRegistry(Registry[Launcher]):
-    """Receives launchers."""
+    """Registry of launchers."""
 
     def __init__(self) -> None:
         super().__init__("launcher", Launcher)  # type: ignore[type-abstract]
 
 
 class EnvironmentRegistry(Registry[ClusterEnvironment]):
-    """Receives environments."""
+    """Registry of cluster environments."""
 
     def __init__(self) -> None:
         super().__init__("environment", ClusterEnvironment)  # type: ignore[type-abstract]
 
 
 class LoggerRegistry(Registry[Logger]):
-    """Receives loggers."""
+    """Registry of loggers."""
 
     def __init__(self) -> None:
         super().__init__("logger", Logger)
 
 
 class ModelRegistry(Registry[Any]):
-    """Receives models: what a spec's `model` may be, under a name that stands for it."""
+    """Registry of model builders, which a spec's `model` may name."""
 
     def __init__(self) -> None:
         super().__init__("model", object)
 
     def get(self, name: str) -> Any:
-        """Returns what is registered: a builder, its reference, or a table of these by framework.
+        """Registered builder, its reference, or a table `{framework: builder or reference}`.
 
         Raises:
-            IsotrainError: There is none.
+            IsotrainError: The name is not registered.
         """
         return self._entry(name)
 
-    def _check(self, found: Any, name: str) -> None:
-        builders = list(found.values()) if isinstance(found, Mapping) else [found]
-        if not builders or not all(isinstance(b, str) or callable(b) for b in builders):
+    def _check(self, model: Any, name: str) -> None:
+        builders = list(model.values()) if isinstance(model, Mapping) else [model]
+        if not builders or not all(isinstance(each, str) or callable(each) for each in builders):
             raise PluginError(
-                f"the model {name!r} is {found!r}; expected a callable that builds it,"
+                f"the model {name!r} is {model!r}; expected a callable that builds it,"
                 f" {import_strings.SYNTAX}, or a table {{framework: one of these}}."
             )
 
@@ -159,4 +163,4 @@ REGISTRIES: Mapping[str, Callable[[], Registry[Any]]] = {
     "models": ModelRegistry,
     "loggers": LoggerRegistry,
 }
-"""Every kind of thing that plugins register, and what receives it."""
+"""Kind of plugin to its registry class."""

@@ -1,4 +1,4 @@
-"""What takes part in a run."""
+"""A training spec with its plugin references resolved."""
 
 from __future__ import annotations
 
@@ -14,37 +14,37 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 @dataclass(frozen=True)
 class ResolvedSpec:
-    """A spec with what its names stand for: each is looked up and made once, when it is first asked for.
+    """A training spec with its plugin references resolved (strategy, model). Resolution is lazy and cached.
 
-    What is planned in a process and then runs in it shares one.
+    A plan and the run that it leads to in the same process share one, and with it the strategy instance.
 
     Attributes:
-        spec: What is trained, as it was given.
-        host: Knows the backends, strategies, launchers, models and loggers.
+        spec: Training spec, as the user wrote it.
+        plugins: Plugin manager that resolves names of strategies, models, backends, launchers and loggers.
     """
 
     spec: TrainingSpec
-    host: PluginManager
+    plugins: PluginManager
 
     @functools.cached_property
     def strategy(self) -> Strategy:
-        """The strategy with its options; it knows of the plan that it was told of last."""
-        return self.host.strategy(self.spec.strategy.name, self.spec.strategy.options)
+        """Strategy instance with the spec's options; the last plan it was configured with counts."""
+        return self.plugins.strategy(self.spec.strategy.name, self.spec.strategy.options)
 
     @functools.cached_property
     def spec_with_model(self) -> TrainingSpec:
-        """The spec with what is registered in the place of the name of a model.
+        """The spec with the name of a registered model replaced by what is registered.
 
         Raises:
             SpecError: No model of that name is registered.
         """
-        given = self.spec.model
-        if not is_bare_name(given):
+        model = self.spec.model
+        if not is_bare_name(model):
             return self.spec
         try:
-            return self.spec.model_copy(update={"model": self.host.model(given)})
+            return self.spec.model_copy(update={"model": self.plugins.model(model)})
         except IsotrainError as error:
             raise SpecError(
-                f"model: {error} A model that no plugin registers is given as"
-                ' "package.module:name" or "path/to/file.py:name".'
+                f'model: {error} Reference an unregistered model as "package.module:name" or'
+                ' "path/to/file.py:name".'
             ) from error

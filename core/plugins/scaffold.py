@@ -1,4 +1,4 @@
-"""Makes the package of a new plugin from the texts in `template`."""
+"""Creates the package of a new strategy plugin from the files in `template`."""
 
 from __future__ import annotations
 
@@ -18,50 +18,49 @@ _FILES = {
     "strategy.py.txt": "$module/strategy.py",
     "test.py.txt": "tests/test_$module.py",
 }
-"""Template to where it goes."""
+"""Template file to target path, relative to the new package."""
 
 
 def make_plugin(name: str, directory: Path) -> Path:
-    """Writes a package with one strategy.
+    """Creates a package with one strategy.
 
     Args:
-        name: Of the strategy: lower-case words and digits, joined by hyphens.
-        directory: Where to make the package's folder, `isotrain-NAME`.
+        name: Name of the strategy: lower-case letters and digits, joined by hyphens.
+        directory: Parent of the package's folder, `isotrain-NAME`.
 
     Returns:
         The folder.
 
     Raises:
-        PluginError: The name cannot be one or is taken, or the folder exists or cannot be written.
+        PluginError: The name is invalid or taken, or the folder exists or cannot be written.
     """
     if not _NAME.fullmatch(name):
         raise PluginError(
-            f"new-plugin: the name {name!r} is not of the form of 'my-strategy': lower-case letters and"
-            " digits, joined by hyphens."
+            f"new-plugin: expected a name such as 'my-strategy', of lower-case letters and digits joined by"
+            f" hyphens; received {name!r}."
         )
     if name in plugin_manager().strategies.names():
         raise PluginError(
-            f"new-plugin: there is a strategy {name!r} already, and two of one name are an error. Choose"
-            " another name."
+            f"new-plugin: the strategy {name!r} is already registered. Choose another name."
         )
     folder = directory.expanduser() / f"isotrain-{name}"
-    texts = resources.files("isotrain.core.plugins") / "template"
-    words = _words(name)
+    templates = resources.files("isotrain.core.plugins") / "template"
+    values = _template_values(name)
     try:
         folder.mkdir(parents=True)
         for template, target in _FILES.items():
-            path = folder / Template(target).substitute(words)
+            path = folder / Template(target).substitute(values)
             path.parent.mkdir(exist_ok=True)
-            text = (texts / template).read_text(encoding="utf-8")
-            path.write_text(Template(text).substitute(words), encoding="utf-8")
+            text = (templates / template).read_text(encoding="utf-8")
+            path.write_text(Template(text).substitute(values), encoding="utf-8")
     except OSError as error:
         raise PluginError(
-            f"new-plugin: {folder} cannot be made: {error}. Choose another place with --directory."
+            f"new-plugin: {folder} cannot be created: {error}. Choose another folder with --directory."
         ) from error
     return folder
 
 
-def _words(name: str) -> dict[str, str]:
+def _template_values(name: str) -> dict[str, str]:
     return {
         "name": name,
         "project": f"isotrain-{name}",

@@ -1,4 +1,4 @@
-"""Which plugins this process was asked to have beside the installed ones, and which to leave out."""
+"""The plugin choice of this process: plugins requested besides the installed ones, and blocked ones."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ from isotrain.core.plugins import plugin
 from isotrain.core.plugins.plugin import Candidate, as_plugin, registration_hook
 
 _IN_WORKERS = ("backends", "strategies", "models")
-"""What the processes of a run need; the rest is used by the process that launches them."""
+"""Kinds of plugins that the processes of a run need; only the launching process uses the others."""
 
 
 class _Process:
-    """This process's choice."""
+    """Holder of this process's choice."""
 
     choice = PluginChoice()
 
 
 def current() -> PluginChoice:
-    """What was asked for in this process so far."""
+    """This process's plugin choice."""
     return _Process.choice
 
 
 def set_current(choice: PluginChoice) -> None:
-    """Makes this process's choice that of the process which started it."""
+    """Sets this process's plugin choice, such as to that of the launching process."""
     _Process.choice = choice
 
 
 @contextlib.contextmanager
-def chosen(requested: Sequence[str], blocked: Sequence[str]) -> Iterator[None]:
-    """Has these plugins for a while, beside what was asked for before."""
+def using(requested: Sequence[str], blocked: Sequence[str]) -> Iterator[None]:
+    """Context with additional requested and blocked plugins."""
     before = _Process.choice
     _Process.choice = replace(
         before,
@@ -47,39 +47,40 @@ def chosen(requested: Sequence[str], blocked: Sequence[str]) -> Iterator[None]:
 
 
 def candidates_of(choice: PluginChoice) -> Iterator[Candidate]:
-    """All plugins that were asked for."""
-    for where in choice.requested:
-        yield plugin.of_module(where, "--plugin")
-    for name, thing in choice.registered:
-        origin = getattr(thing, "__qualname__", None) or getattr(thing, "__name__", None)
-        load = functools.partial(_itself, thing)
-        yield Candidate(name, "in process", origin or type(thing).__qualname__, load)
+    """Candidates of all requested and registered plugins of a choice."""
+    for reference in choice.requested:
+        yield plugin.module_candidate(reference, "--plugin")
+    for name, registered in choice.registered:
+        origin = getattr(registered, "__qualname__", None) or getattr(registered, "__name__", None)
+        load = functools.partial(_identity, registered)
+        yield Candidate(name, "in process", origin or type(registered).__qualname__, load)
 
 
 def for_workers(choice: PluginChoice, installed: Sequence[Candidate] | None = None) -> PluginChoice:
-    """As much of a choice as the processes of a run need, which is what travels to them.
+    """The part of a choice that the processes of a run need, to send to them.
 
     Args:
-        choice: What was asked for.
-        installed: What installed packages offer; processes that are given it need not look in all of them.
+        choice: Choice of the launching process.
+        installed: Plugins of installed packages, so that the processes need not search them again.
     """
     hooks = [registration_hook(kind) for kind in _IN_WORKERS]
     needed = [
-        (name, thing)
-        for name, thing in choice.registered
-        if name not in choice.blocked and any(hasattr(as_plugin(thing), hook) for hook in hooks)
+        (name, registered)
+        for name, registered in choice.registered
+        if name not in choice.blocked
+        and any(hasattr(as_plugin(registered), hook) for hook in hooks)
     ]
-    here = [name for name, _ in choice.registered]
-    blocked = [name for name in choice.blocked if name not in here]
-    found = None if installed is None else tuple(installed)
-    return replace(choice, registered=tuple(needed), blocked=tuple(blocked), installed=found)
+    names = [name for name, _ in choice.registered]
+    blocked = [name for name in choice.blocked if name not in names]
+    candidates = None if installed is None else tuple(installed)
+    return replace(choice, registered=tuple(needed), blocked=tuple(blocked), installed=candidates)
 
 
-def with_registered(choice: PluginChoice, name: str, thing: object) -> PluginChoice:
-    """A choice that also has `thing`, in the place of what was registered by that name before."""
-    others = [(n, t) for n, t in choice.registered if n != name]
-    return replace(choice, registered=(*others, (name, thing)))
+def with_registered(choice: PluginChoice, name: str, implementation: object) -> PluginChoice:
+    """A choice with another registered plugin, which replaces one of the same name."""
+    others = [(other, registered) for other, registered in choice.registered if other != name]
+    return replace(choice, registered=(*others, (name, implementation)))
 
 
-def _itself(thing: object) -> object:
-    return thing
+def _identity(value: object) -> object:
+    return value

@@ -278,7 +278,7 @@ def _require_replicas(
     cluster_info: ClusterInfo, resolved_spec: ResolvedSpec, backend: str, replicas: int
 ) -> None:
     """Refuses, before the rendezvous, a number of replicas that the processes cannot have."""
-    adapter = resolved_spec.host.backend(split_backend(backend)[0])
+    adapter = resolved_spec.plugins.backend(split_backend(backend)[0])
     environment, world_size = cluster_info.environment, cluster_info.world_size
     try:
         replicas_for(environment, world_size, adapter, resolved_spec.strategy, replicas)

@@ -56,7 +56,7 @@ class WorkerThread(threading.Thread):
         note_framework_use()
         reporter = self._reporter
         reporter.emit(Started(pid=os.getpid()))
-        adapter = self._resolved_spec.host.backend(self._job.plan.backend)
+        adapter = self._resolved_spec.plugins.backend(self._job.plan.backend)
         try:
             value = run_job_in_worker(
                 self._job, self._resolved_spec, self._context, reporter, self._await_others

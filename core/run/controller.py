@@ -109,7 +109,7 @@ def execute(
             resolved, backend=backend, replicas=options.get("replicas"), launcher=launcher
         )
         require_interface_used(options.get("interface"), plan)
-        require_startable(resolved.host.launcher(plan.launcher, plan.launcher_options))
+        require_startable(resolved.plugins.launcher(plan.launcher, plan.launcher_options))
         return _lead(work, resolved, plan, options, conclude, None)
     from isotrain.core.rendezvous.other_ranks import run_rank  # these import NumPy
     from isotrain.core.rendezvous.rank_zero import RankZeroLauncher
@@ -164,7 +164,7 @@ def _lead(
     launcher: JobLauncher | None,
 ) -> _Result:
     """Does the parent's part: run directory, listeners, display, processes, restarts."""
-    spec, host, resume = resolved.spec, resolved.host, options.get("resume")
+    spec, host, resume = resolved.spec, resolved.plugins, options.get("resume")
     ranks = _shown_ranks(plan, options.get("ranks", (0,)))
     loggers = [host.logger(chosen.name, chosen.options) for chosen in spec.loggers]
     with locked_run_directory(spec, options.get("run_directory"), resume) as directory:
@@ -223,7 +223,7 @@ def _run_with_restarts(
                 work,
                 resolved.spec,
                 plan,
-                resolved.host,
+                resolved.plugins,
                 directory,
                 on_event=on_event,
                 first_port=options.get("port"),
@@ -280,7 +280,7 @@ def _requested_backend(plan: Plan) -> str:
 
 def _without_host(resolved: ResolvedSpec, plan: Plan, lost_host: str) -> Plan:
     options = plan.launcher_options or {}
-    changes = resolved.host.launcher(plan.launcher, options).without(lost_host)
+    changes = resolved.plugins.launcher(plan.launcher, options).without(lost_host)
     launcher = LauncherChoice(plan.launcher, {**options, **changes})
     return make_plan(resolved, backend=_requested_backend(plan), replicas=None, launcher=launcher)
 

@@ -79,7 +79,7 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
     try:
         reporter.enter("read job")
         job, cast = _read_job(arrays)
-        adapter = cast.host.backend(job.plan.backend)
+        adapter = cast.plugins.backend(job.plan.backend)
         value = run_job_in_worker(job, cast, context, reporter)
         if context.has_session:
             _save(value, context, reporter)
@@ -170,7 +170,7 @@ def run_job_in_worker(
     server_connection = ServerConnection.of(context, job.key, job.plan.timeouts, reporter)
     if not context.has_session:
         reporter.enter("build model")
-        adapter = cast.host.backend(job.plan.backend)
+        adapter = cast.plugins.backend(job.plan.backend)
         cast.strategy.parallel_layout.serve(
             adapter, cast.spec_with_model, job.plan.backend_config, server_connection
         )

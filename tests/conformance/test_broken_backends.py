@@ -90,7 +90,7 @@ ALONE = ("noisy-close", "dies-in-a-barrier", "identity-under-torch")
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
     """Lets this process and its runs know the broken backends."""
-    with selection.chosen(["plugins.broken_backends"], []):
+    with selection.using(["plugins.broken_backends"], []):
         yield
 
 

@@ -73,7 +73,7 @@ ASKED = {
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
     """Lets this process and its runs know the backend in NumPy and the broken strategies."""
-    with selection.chosen(["isotrain.testing.reference", "plugins.broken_strategies"], []):
+    with selection.using(["isotrain.testing.reference", "plugins.broken_strategies"], []):
         yield
 
 

@@ -190,6 +190,6 @@ def run(part: str, backend: str, folder: Path, plugins: Sequence[str] = ()) -> N
     }
     specs = {case: spec(case) for case in cases(backend, part)}
     replicas = {"first": FIRST, "rest": GOING_ON.get(backend, 1), "both": 1}[part]
-    with selection.chosen(plugins, []):
+    with selection.using(plugins, []):
         returned = launched_in_turn(specs, work[part], backend, replicas)
     save_value(returned[0], folder, f"{backend}-{part}")

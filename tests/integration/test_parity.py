@@ -40,7 +40,7 @@ PLANTED = {
 def planted() -> dict[str, RunTrace]:
     """The run as it is and with each fault in float64, and as it is in float32; in one launch."""
     spec = {**cases.faulty_spec("float64"), "timeouts": LONG_TIMEOUTS}
-    with selection.chosen(["plugins.parting_backends"], []):
+    with selection.using(["plugins.parting_backends"], []):
         run = try_run(cases.trace_faults, spec, "torch-ddp", 2)
     assert run.failure is None, run.failure
     ranks = run.returned

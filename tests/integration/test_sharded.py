@@ -77,7 +77,7 @@ CELLS = [
 
 @pytest.fixture(scope="module", autouse=True)
 def plugins() -> Iterator[None]:
-    with selection.chosen(["isotrain.testing.reference"], []):
+    with selection.using(["isotrain.testing.reference"], []):
         yield
 
 

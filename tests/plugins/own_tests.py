@@ -34,5 +34,5 @@ def said(folder: Path, *options: str) -> str:
 
 if __name__ == "__main__":
     share_fork_servers(besides=("rarely_collected",))
-    with selection.chosen(["isotrain.testing.reference"], []):
+    with selection.using(["isotrain.testing.reference"], []):
         print(json.dumps([said(Path(each), "-k", "not is_momentum") for each in sys.argv[1:]]))

@@ -87,7 +87,7 @@ def build_session_context(
         resumes: Whether a checkpoint is loaded next.
     """
     reporter.enter("build model")
-    spec, adapter = resolved_spec.spec, resolved_spec.host.backend(plan.backend)
+    spec, adapter = resolved_spec.spec, resolved_spec.plugins.backend(plan.backend)
     with gc_paused():  # it imports the framework
         strategy = resolved_spec.strategy
         parallel_layout = strategy.parallel_layout.for_replicas(plan.replicas)
