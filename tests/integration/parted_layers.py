@@ -252,7 +252,9 @@ def step_of(program: ReplicaTrainer, piece: Any) -> Any:
     """A step on a slice as a function of TensorFlow: it gives the loss and the gradients."""
 
     def trace() -> Any:
-        loss, gradients = program.contribution([piece], None, holes=False, total=tf.identity)
+        loss, gradients = program.contribution(
+            [piece], None, has_placeholders=False, total=tf.identity
+        )
         with program.update.learning_rate(tf.constant(0.125, tf.float64)):
             program.update.apply(gradients)
         return loss, gradients

@@ -513,14 +513,14 @@ def updated_weights(dtype: str, nesterov: bool, at_once: bool) -> Any:
     import keras
     import tensorflow as tf
 
-    from isotrain.adapters.tensorflow.trainer.optimizer import update_at_once
+    from isotrain.adapters.tensorflow.trainer.optimizer import use_fused_sgd
 
     starts = [np.linspace(-1.5, 2.5, 33 * 7).reshape(33, 7), np.full(7, 1 / 3), np.float64(0.7)]
     weights = [keras.Variable(start.astype("float32"), dtype=dtype) for start in starts]
     optimizer = keras.optimizers.SGD(0.1, 0.9, nesterov, weight_decay=0.01)
     optimizer.build(weights)
     if at_once:
-        update_at_once(optimizer)
+        use_fused_sgd(optimizer)
 
     def updated(gradients: Any) -> Any:
         optimizer.apply([tf.cast(each, dtype) for each in gradients], weights)

@@ -107,7 +107,7 @@ class TensorFlowStageWork(StageWork):
         weight = None if self._weights is None else self._weights[work.micro_batch]
         with (
             tf.control_dependencies(self._before),
-            trainer.kept_where(self._holes, weight, "train"),
+            trainer.undo_placeholder(self._holes, weight, "train"),
         ):
             received = [tf.identity(each) for each in received]
             with tf.GradientTape() as tape:

@@ -28,7 +28,7 @@ from isotrain.adapters.tensorflow.replica.tracing import (
 from isotrain.adapters.tensorflow.trainer import export
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients
-from isotrain.adapters.tensorflow.trainer.state import part_of, to_numpy
+from isotrain.adapters.tensorflow.trainer.state import metric_state, to_numpy
 from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.plugin import (
     MODEL_STATE,
@@ -80,7 +80,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._trainer = self._build(spec, (holder or strategy).scope)
         if isinstance(holder, InitialValues):
             holder.share()
-        self._trainer.note_generators()
+        self._trainer.record_generator_states()
         self._rate_dtype = tf.float64 if spec.precision == "float64" else tf.float32
         on_host = not tf.config.list_logical_devices("GPU")
         self._host_dtypes = {*_INTEGER_DTYPES, self._rate_dtype} if on_host else set()
@@ -405,7 +405,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         index = None if replica is None else self.local_index(replica)
         state = {name: value for name, value in state.items() if not self.is_remote(name)}
-        late_state = part_of(state, self._trainer.metrics.unbuilt)
+        late_state = metric_state(state, self._trainer.metrics.unbuilt)
         if late_state:
             self._late_metric_state.append((late_state, index))
         self._trainer.state.write(

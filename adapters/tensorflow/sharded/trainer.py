@@ -40,7 +40,7 @@ class ShardedUpdate(WeightUpdate):
         self._norms = weights.norms
         self._places = {id(part): place for place, part in enumerate(weights.local_shards)}
         optimizer = self._optimizer
-        self._bound, optimizer.global_clipnorm = optimizer.global_clipnorm, None
+        self._global_clipnorm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
         self._bound_of_each, optimizer.clipnorm = optimizer.clipnorm, None
         if isinstance(optimizer, keras.optimizers.Lamb):
             optimizer.update_step = self._lamb
@@ -56,7 +56,7 @@ class ShardedUpdate(WeightUpdate):
             factors = self._bound_of_each / tf.maximum(self._norms(dense), self._bound_of_each)
             pairs = zip(dense, tf.unstack(factors), strict=True)
             dense = [each * tf.cast(factor, each.dtype) for each, factor in pairs]
-        self.apply_shard(dense, tf.norm(self._norms(dense)) if self._bound else None)
+        self.apply_shard(dense, tf.norm(self._norms(dense)) if self._global_clipnorm else None)
 
     def _lamb(self, gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:
         """Keras' own step, with the norms of the whole weight and of the whole update."""
@@ -184,14 +184,14 @@ class ShardedState(NamedState):
         lying = [weights.variables, *slots()]
         self._places = {id(native(v)): place for each in lying for place, v in enumerate(each)}
 
-    def _found(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
-        found = super()._found(kinds)
+    def _variables(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
+        found = super()._variables(kinds)
         if "trainable" in kinds and not self._sharded_weights.is_unsharded:
             found |= dict(zip(self._named, self._sharded_weights.local_shards, strict=True))
         return found
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
-        found = self._found(kinds)
+        found = self._variables(kinds)
         return {
             name: self._described(info, self._places.get(id(found[name])))
             for name, info in super().describe(kinds).items()
@@ -205,7 +205,7 @@ class ShardedState(NamedState):
         return replace(info, shape=tuple(cut.shape), offset=offset, shard_shape=part)
 
     def write(self, state: Mapping[str, np.ndarray], place: int | None = None) -> None:
-        known = self._found((*self._weights, *self._kinds))
+        known = self._variables((*self._weights, *self._kinds))
         super().write({name: self._own(known.get(name), a) for name, a in state.items()}, place)
         if self._sharded_weights.is_unsharded:
             self._sharded_weights.refresh_shards(

@@ -1,7 +1,7 @@
-"""One TensorFlow replica: its model, loss, optimizer and metrics; knows nothing of other replicas.
+"""Trainer of a TensorFlow replica: model, loss, optimizer and metrics; knows nothing of other replicas.
 
-Everything here is called while a `tf.function` is traced, within one replica, except the constructor
-and the access to named state.
+All methods are called while a `tf.function` is traced, within one replica, except the constructor, the
+access to named state, and those whose docstring says "not traced".
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from isotrain.adapters.tensorflow.trainer.weights import (
 from isotrain.plugin import Phase, StateKind, StatePart, TrainingSpec
 
 MicroBatch = tuple[Any, Any]
-"""The inputs and the targets of one slice."""
+"""Inputs and targets of one micro-batch."""
 
 
 class ReplicaTrainer:
     """Model, loss, optimizer and metrics of the replicas of this process.
 
     Attributes:
-        model: The model as the person's function built it.
-        statistics: The weights that forward passes move; replicas must agree on them.
-        others: The weights that are not trained, which `preserving_training_state` gives back.
-        state: Its named state.
-        losses: That its steps compute, by output; none where an objective gives them.
-        metrics: What it measures while it trains and is evaluated.
-        update: How its weights are updated.
+        model: Model as the user's function built it.
+        statistics: Moving statistics, weights that forward passes update; replicas must agree on them.
+        others: Non-trainable weights, which `preserving_training_state` restores.
+        state: Named state, for checkpoints.
+        losses: Losses of the steps, by phase and output; empty with an objective.
+        metrics: Metrics of training and evaluation.
+        update: Optimizer and its state.
     """
 
     def __init__(
@@ -61,11 +61,11 @@ class ReplicaTrainer:
         spec: TrainingSpec,
         scope: Callable[[], contextlib.AbstractContextManager[Any]] = contextlib.nullcontext,
     ) -> None:
-        """Builds everything.
+        """Builds the model, the optimizer and the metrics.
 
         Args:
-            spec: What to train.
-            scope: The scope of the `tf.distribute` strategy, in which variables are created.
+            spec: Training spec.
+            scope: Scope of the `tf.distribute` strategy, in which variables are created.
         """
         tf.random.set_seed(spec.seed)
         self.model = self._build_model(spec, scope)
@@ -87,18 +87,28 @@ class ReplicaTrainer:
         trainable, others = weights_of(self.model, spec)
         self._values = [native(variable) for variable in trainable]
         self.others = [native(variable) for variable in others]
-        self._moved = moving_statistics(self.model)
-        self.statistics = [native(variable) for variable in self._moved]
+        self._keras_statistics = moving_statistics(self.model)
+        self.statistics = [native(variable) for variable in self._keras_statistics]
         self._carried = carried_variables(self.model)
-        self._own = [*self._carried.values(), *map(native, self_updating(self.model, others))]
+        self._self_updating = [
+            *self._carried.values(),
+            *map(native, self_updating(self.model, others)),
+        ]
         self.update = self._update_of(spec, trainable)
-        apart = standalone_generators(spec, "tensorflow", self.model)
-        self._unseeded = apart[UNSEEDED]
-        self._generators = {name: generator.state for name, generator in apart.items()}
-        seeds = [v for v in others if keras_private.is_seed(getattr(v, "path", v.name))]
-        keyed = private_api.generators_of(self.model)
-        self._seeds, self._keyed = [*seeds, *self._generators.values()], keyed.values()
-        self._generators |= keyed
+        generators = standalone_generators(spec, "tensorflow", self.model)
+        self._default_generator = generators[UNSEEDED]
+        self._generators = {name: generator.state for name, generator in generators.items()}
+        seeds = [
+            variable
+            for variable in others
+            if keras_private.is_seed(getattr(variable, "path", variable.name))
+        ]
+        tf_generators = private_api.generators_of(self.model)
+        self._seeds, self._tf_generators = (
+            [*seeds, *self._generators.values()],
+            tf_generators.values(),
+        )
+        self._generators |= tf_generators
         self.state = self._state_of(
             trainable,
             others,
@@ -111,10 +121,14 @@ class ReplicaTrainer:
             },
         )
         self._forward = forward(self.model, training=False)
-        training, evaluation = (loss_computer(spec, self.model, is_so) for is_so in (True, False))
+        training, evaluation = (
+            loss_computer(spec, self.model, is_training) for is_training in (True, False)
+        )
         self._compute: dict[bool, Compute] = {True: training, False: evaluation}
         if spec.compile:
-            self._compute = {is_so: compiled(each) for is_so, each in self._compute.items()}
+            self._compute = {
+                is_training: compiled(compute) for is_training, compute in self._compute.items()
+            }
         self.losses: dict[Phase, Losses] = {
             "train": training.losses,
             "evaluation": evaluation.losses,
@@ -122,10 +136,10 @@ class ReplicaTrainer:
         self.metrics = MetricCollection(spec, self.model, self.losses, scope)
         keras_model.lock_trainable(self.model)
 
-    def note_generators(self) -> None:
-        """Notes the states of generators, for `reseed`; once they are those that training begins with."""
-        self._first_seeds = _as_they_are(self._seeds)
-        self._first_keys = _as_they_are(self._keyed)
+    def record_generator_states(self) -> None:
+        """Records the states of random generators at the start of training, for `reseed`; not traced."""
+        self._initial_seeds = _initial_values(self._seeds)
+        self._initial_generators = _initial_values(self._tf_generators)
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> WeightUpdate:
         return WeightUpdate(spec, trainable)
@@ -139,36 +153,36 @@ class ReplicaTrainer:
         return NamedState(trainable, others, kinds)
 
     def not_checkpointed(self) -> list[str]:
-        """What steps of a tf.Module may depend on, and no variable holds."""
+        """State that steps of a tf.Module may depend on and that no variable holds, a line each."""
         if isinstance(self.model, keras.Layer):
             return []
         return [
-            "what a tf.Module draws by tf.random or tf.nn.dropout: TensorFlow counts it where nobody can read"
-            " it; a tf.random.Generator that the module holds is carried over"
+            "random numbers that a tf.Module draws by tf.random or tf.nn.dropout: TensorFlow keeps their"
+            " counter where it cannot be read; a tf.random.Generator that the module holds is restored"
         ]
 
     def contribution(
         self,
         micro_batches: Sequence[MicroBatch],
         weights: tf.Tensor | None,
-        holes: bool,
+        has_placeholders: bool,
         total: Total,
         local: bool = False,
         take: Callable[[Gradients], Gradients] = list,
     ) -> tuple[tf.Tensor, Gradients]:
-        """Computes a replica's share of the loss and its gradients.
+        """Computes a replica's weighted loss and its gradients.
 
         Args:
-            micro_batches: The replica's slices, one after the other.
-            weights: The weight of each, shape `[micro_batches]`; None when all are 1.
-            holes: Whether a slice may be a placeholder, which is one of weight 0.
+            micro_batches: The replica's micro-batches.
+            weights: Weight of each micro-batch, shape `[micro_batches]`; None when all are 1.
+            has_placeholders: Whether a micro-batch may be a placeholder, which has weight 0.
             total: Sums a tensor over all replicas.
-            local: Whether the gradients are to be those of this replica's own mean.
-            take: What becomes of the gradients of each slice before they are added up.
+            local: Whether the gradients are those of this replica's own mean.
+            take: Transforms the gradients of each micro-batch before they are accumulated.
 
         Returns:
-            The sum over the slices of weight * mean loss, and its gradients (of the scaled loss,
-            where the precision needs loss scaling).
+            The sum over the micro-batches of weight * mean loss, a scalar; and its gradients (of the scaled
+            loss, where the precision needs loss scaling).
         """
         slice_weights = SliceWeights(
             weights,
@@ -180,60 +194,65 @@ class ReplicaTrainer:
         sums: Gradients = []
         for index, micro_batch in enumerate(micro_batches):
             weight = None if weights is None else weights[index]
-            before = [] if loss is None else [loss, *(g for g in sums if g is not None)]
-            with tf.control_dependencies(before), self.kept_where(holes, weight, "train"):
-                share, gradients = self._forward_and_backward(micro_batch, slice_weights, index)
+            previous = [] if loss is None else [loss, *(g for g in sums if g is not None)]
+            with (
+                tf.control_dependencies(previous),
+                self.undo_placeholder(has_placeholders, weight, "train"),
+            ):
+                weighted_loss, gradients = self._forward_and_backward(
+                    micro_batch, slice_weights, index
+                )
                 gradients = take(gradients)
-                loss = share if loss is None else loss + share
+                loss = weighted_loss if loss is None else loss + weighted_loss
                 sums = gradients if not sums else list(map(_add, sums, gradients))
         assert loss is not None
         return loss, sums
 
     def has_own_denominator(self, micro_batch: MicroBatch) -> bool:
-        """Whether the loss of such slices counts targets by more than their number."""
+        """Whether the loss of such micro-batches is normalized by more than the number of targets."""
         return bool(self._compute[False](*micro_batch)[0].shape.rank)
 
     def make_metrics(self, micro_batch: MicroBatch) -> None:
-        """Has training metrics make the variables that they make when they see a slice; without gradients."""
+        """Runs a forward pass, so that training metrics create the variables they create lazily."""
         self.metrics.update("train", micro_batch[1], self._compute[True](*micro_batch)[1])
 
     def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
-        """What the losses that do not count all targets alike count by in a slice; nothing moves.
+        """Denominators of a micro-batch's losses, shape `[losses]`; changes no state.
 
-        For a Keras model no variable is assigned to, not even what it has: others may train it meanwhile.
+        A Keras model's variables are not even restored by assignment: others may train it meanwhile.
         """
         is_keras = isinstance(self.model, keras.Layer)
-        moved = list(self._carried.values()) if is_keras else self.statistics
-        undone = undo_where(tf.constant(True), moved)
-        with undone, keras.StatelessScope() if is_keras else contextlib.nullcontext():
+        updated = list(self._carried.values()) if is_keras else self.statistics
+        undo = undo_where(tf.constant(True), updated)
+        with undo, keras.StatelessScope() if is_keras else contextlib.nullcontext():
             return self._compute[False](*micro_batch)[0][1, 1:]
 
     def stateless_contribution(
         self, micro_batches: Sequence[MicroBatch], weights: tf.Tensor, shift: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """As `contribution` for a Keras model, but assigns to no variable: it may be traced for others.
+        """As `contribution` for a Keras model, but assigns to no variable: a worker may run it.
 
         Args:
-            micro_batches: The slices, none a placeholder.
-            weights: Of each.
-            shift: What the seeds of random layers are moved by, shape `[2]`.
+            micro_batches: Micro-batches, none of them a placeholder.
+            weights: Weight of each micro-batch, shape `[micro_batches]`.
+            shift: Offset of the seeds of random layers, shape `[2]`, int64.
 
         Returns:
-            The loss; gradients and then changes of the moving statistics in one vector; and the sums of
-            the training metrics over these slices.
+            The loss, a scalar; gradients followed by changes of the moving statistics, in one vector of the
+            weights' dtype; and the sums of the training metrics, a float64 vector.
         """
         metrics = self.metrics.variables("train")
         with keras.StatelessScope() as scope, shifted_seeds(lambda: shift):
             for variable in metrics:
                 scope.add_update((variable, tf.zeros(variable.shape, native(variable).dtype)))
             loss, gradients = self.contribution(
-                micro_batches, weights, holes=False, total=tf.identity
+                micro_batches, weights, has_placeholders=False, total=tf.identity
             )
-            after = [scope.get_current_value(variable) for variable in self._moved]
+            current = [scope.get_current_value(variable) for variable in self._keras_statistics]
             sums = [scope.get_current_value(variable) for variable in metrics]
         changes = [
-            tf.zeros_like(before) if now is None else now - value_of(before)
-            for now, before in zip(after, self.statistics, strict=True)
+            tf.zeros_like(statistic) if after_value is None else after_value - value_of(statistic)
+            for after_value, statistic in zip(current, self.statistics, strict=True)
         ]
         return (
             loss,
@@ -246,108 +265,127 @@ class ReplicaTrainer:
     ) -> tuple[tf.Tensor, Gradients]:
         with tf.GradientTape() as tape:
             loss, predictions = self._compute[True](*micro_batch)
-            loss, share = slice_weights.of(index, loss)
+            loss, weighted_loss = slice_weights.of(index, loss)
             scaled = self.update.scaled(loss)
         gradients = tape.gradient(scaled, self._values)
         self.metrics.update("train", micro_batch[1], predictions)
-        # Adam and its kin treat the rows of a sparse gradient wrongly where an index occurs twice.
-        return share, [None if g is None else tf.convert_to_tensor(g) for g in gradients]
+        # Adam and similar optimizers mishandle sparse gradients in which an index occurs twice.
+        return weighted_loss, [
+            None if gradient is None else tf.convert_to_tensor(gradient) for gradient in gradients
+        ]
 
     @contextlib.contextmanager
-    def kept_where(self, holes: bool, weight: tf.Tensor | None, phase: Phase) -> Iterator[None]:
-        """Undoes what a placeholder slice did to the moving statistics and metrics.
+    def undo_placeholder(
+        self, has_placeholders: bool, weight: tf.Tensor | None, phase: Phase
+    ) -> Iterator[None]:
+        """Context that undoes a placeholder's effect on moving statistics and metrics.
 
         Seeds move on, as they do on the replicas that have samples.
+
+        Args:
+            has_placeholders: Whether the micro-batch may be a placeholder; otherwise nothing is traced.
+            weight: Weight of the micro-batch, a scalar; 0 for a placeholder.
+            phase: Phase whose metrics are updated.
         """
-        if not holes:
+        if not has_placeholders:
             yield
             return
         assert weight is not None
         carried = self._carried.values()
-        moved = [*self.statistics, *carried, *self.metrics.accumulators(phase)]
-        with undo_where(tf.equal(weight, 0), moved):
+        updated = [*self.statistics, *carried, *self.metrics.accumulators(phase)]
+        with undo_where(tf.equal(weight, 0), updated):
             yield
 
     @contextlib.contextmanager
     def preserving_training_state(self) -> Iterator[None]:
-        """Gives the non-trainable state and the training metrics back their values; not traced."""
-        moved = (*self.others, *self._carried.values(), *self.metrics.accumulators("train"))
-        with self._given_back(moved):
+        """Context that restores the non-trainable state and the training metrics; not traced."""
+        updated = (*self.others, *self._carried.values(), *self.metrics.accumulators("train"))
+        with self._restoring(updated):
             yield
 
     def preserving_state(self) -> contextlib.AbstractContextManager[None]:
-        """Gives what the model itself moves back its values; not traced."""
-        return self._given_back(self._own)
+        """Context that restores the state that the model itself updates; not traced."""
+        return self._restoring(self._self_updating)
 
     @contextlib.contextmanager
-    def _given_back(self, moved: Iterable[tf.Variable]) -> Iterator[None]:
-        """Gives variables, and generators of random numbers, back their values."""
+    def _restoring(self, updated: Iterable[tf.Variable]) -> Iterator[None]:
+        """Context that restores these variables, and the states of random generators."""
         generators = map(native, self._generators.values())
-        variables = [c for variable in (*moved, *generators) for c in copies(variable)]
-        before = [tf.identity(variable) for variable in variables]
+        variables = [copy for variable in (*updated, *generators) for copy in copies(variable)]
+        values = [tf.identity(variable) for variable in variables]
         try:
             yield
         finally:
-            assign_all(variables, before)
+            assign_all(variables, values)
 
-    def reseed(self, replica: int, step: int, own: int) -> None:
+    def reseed(self, replica: int, step: int, local_replica: int) -> None:
         """Draws from here on what a replica draws in a step, whatever was drawn before; not traced.
 
         Args:
-            replica: Which.
-            step: Of the run.
-            own: The replica here, by which Keras' seeds are moved where they are drawn with.
+            replica: Index of the replica whose random numbers to draw.
+            step: Step of the run.
+            local_replica: Index of the local replica, by which Keras' seeds are offset whenever they are used.
         """
         shift = seed_offset(replica, step)
-        for seed, first in self._first_seeds:
-            seed.assign([first[0] + shift - seed_offset(own), *first[1:]])
-        for key, first in self._first_keys:
-            key.assign([*first[:-1], (first[-1] + shift) % 2**63])
+        for seed, initial in self._initial_seeds:
+            seed.assign([initial[0] + shift - seed_offset(local_replica), *initial[1:]])
+        for key, initial in self._initial_generators:
+            key.assign([*initial[:-1], (initial[-1] + shift) % 2**63])
 
     def use_default_generator(self) -> None:
-        """Lets this thread, where a replica is traced, draw by the generator that is part of the state."""
-        keras_private.set_default_generator(self._unseeded)
+        """Makes this thread, where a replica is traced, draw by the generator that is part of the state."""
+        keras_private.set_default_generator(self._default_generator)
 
     def average_parameters(self, mean: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
-        """Replaces every trainable weight by what `mean` makes of it."""
+        """Replaces the trainable weights by the result of `mean`."""
         assign_all(self._values, mean([value_of(value) for value in self._values]))
 
     def part(self, name: StatePart) -> list[tf.Variable]:
-        """The variables of a part of the state, as strategies read and write them."""
+        """Variables of a part of the state, as strategies read and write them."""
         if name == "trainable":
             return self._values
         if name == "statistics":
             return self.statistics
-        slots = self.update.variables
-        return [slot for slot in slots if slot.dtype.is_floating and slot.shape.rank]
+        variables = self.update.variables
+        return [
+            variable for variable in variables if variable.dtype.is_floating and variable.shape.rank
+        ]
 
     def weighted_statistics(self, weight: tf.Tensor | None) -> list[tf.Tensor]:
-        """The moving statistics times this replica's weight: their mean is the value to agree on."""
+        """Moving statistics times this replica's weight (a scalar; None for 1), for a mean over replicas."""
         values = [value_of(variable) for variable in self.statistics]
         if weight is None:
             return values
         return [value * tf.cast(weight, value.dtype) for value in values]
 
     def agree_on_statistics(self, values: Sequence[tf.Tensor]) -> None:
-        """Sets the moving statistics."""
+        """Assigns the moving statistics."""
         assign_all(self.statistics, values)
 
-    def evaluate(self, micro_batches: Sequence[MicroBatch], counts: tf.Tensor, holes: bool) -> None:
-        """Adds slices to this replica's evaluation accumulators; `counts` has shape `[micro_batches]`."""
+    def evaluate(
+        self, micro_batches: Sequence[MicroBatch], counts: tf.Tensor, has_placeholders: bool
+    ) -> None:
+        """Adds micro-batches to this replica's evaluation metrics.
+
+        Args:
+            micro_batches: The replica's micro-batches.
+            counts: Number of samples in each, shape `[micro_batches]`, float64; 0 for a placeholder.
+            has_placeholders: Whether a micro-batch may be a placeholder.
+        """
         for index, micro_batch in enumerate(micro_batches):
             count = counts[index]
-            with self.kept_where(holes, count, "evaluation"):
+            with self.undo_placeholder(has_placeholders, count, "evaluation"):
                 loss, predictions = self._compute[False](*micro_batch)
                 self.metrics.update("evaluation", micro_batch[1], predictions)
             self.metrics.add_loss(loss, count)
 
     def predict(self, inputs: Any) -> Any:
-        """What the model gives in evaluation mode."""
+        """The model's outputs in evaluation mode."""
         return as_plain_tree(self._forward(inputs))
 
 
-def _as_they_are(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]]:
-    """The states of generators, and what they are now."""
+def _initial_values(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]]:
+    """Pairs of a generator's state and its current value, a list of integers."""
     return [(each, copies(each)[0].value().numpy().tolist()) for each in map(native, states)]
 
 

@@ -1,4 +1,4 @@
-"""TensorFlow's models in forms that others open."""
+"""Export of trained models: SavedModel and Keras' file formats."""
 
 from __future__ import annotations
 
@@ -17,13 +17,13 @@ def write(model: Any, form: ExportForm, target: Path, inputs: Any | None) -> Non
     """Writes a Keras model, or a tf.Module.
 
     Args:
-        model: What to write.
-        form: In which form.
-        target: The file or folder.
-        inputs: Of a few samples; None where they are not known.
+        model: Model to write.
+        form: Format to write it in.
+        target: Path of the file or folder.
+        inputs: A few samples' inputs, shape `[samples, ...]` each; None where they are not known.
 
     Raises:
-        UnsupportedError: It has no such form.
+        UnsupportedError: The model cannot be written in this format.
         SpecError: The inputs are needed, and not known.
     """
     if isinstance(model, keras.Layer):
@@ -31,11 +31,11 @@ def write(model: Any, form: ExportForm, target: Path, inputs: Any | None) -> Non
         return
     if form != "saved-model":
         raise UnsupportedError(
-            f"export: a tf.Module has no form {form!r}; it has saved-model and safetensors."
+            f"export: a tf.Module cannot be written as {form!r}; available: saved-model, safetensors."
         )
     if inputs is None:
         raise SpecError(
-            "export: for a SavedModel of a tf.Module, samples of its inputs are needed. Give data=..."
+            "export: a SavedModel of a tf.Module needs samples of its inputs. Give data=..."
             " (--data on the command line)."
         )
     _write_module(model, target, inputs)
@@ -43,19 +43,19 @@ def write(model: Any, form: ExportForm, target: Path, inputs: Any | None) -> Non
 
 def _write_module(model: tf.Module, target: Path, inputs: Any) -> None:
     """Saves the module with a signature for any number of samples."""
-    given = tf.nest.map_structure(
+    input_specs = tf.nest.map_structure(
         lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), inputs
     )
-    called = tf.function(forward(model, training=False), input_signature=[given])
-    tf.saved_model.save(model, str(target), signatures=_named(called, given))
+    call = tf.function(forward(model, training=False), input_signature=[input_specs])
+    tf.saved_model.save(model, str(target), signatures=_serving_signature(call, input_specs))
 
 
-def _named(called: Any, given: Any) -> Any:
-    """The call as a signature, which gives outputs by name."""
+def _serving_signature(call: Any, input_specs: Any) -> Any:
+    """The call as a signature, which returns outputs by name."""
 
-    @tf.function(input_signature=[given])
+    @tf.function(input_signature=[input_specs])
     def serve(inputs: Any) -> Any:
-        outputs = called(inputs)
+        outputs = call(inputs)
         return outputs if isinstance(outputs, dict) else {"outputs": outputs}
 
     return serve

@@ -1,7 +1,7 @@
-"""The metrics of a TensorFlow process, and the loss of its evaluations.
+"""Metrics of a TensorFlow process, and the loss of its evaluations.
 
-Each local replica has sums of its own. What is called while a `tf.function` is traced concerns the
-replica that is traced; the constructor and `late` are not traced.
+Each local replica has accumulators of its own. Methods called while a `tf.function` is traced concern the
+replica that is traced; the constructor, `shown` and `unbuilt` are not traced.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from isotrain.plugin import Phase, TrainingSpec
 
 
 class MetricCollection:
-    """What the replicas of this process measure while they train and are evaluated."""
+    """Training and evaluation metrics of the replicas of this process."""
 
     def __init__(
         self,
@@ -33,19 +33,19 @@ class MetricCollection:
         losses: Mapping[Phase, Losses],
         scope: Callable[[], contextlib.AbstractContextManager[Any]],
     ) -> None:
-        """Makes the metrics, in the scope of the `tf.distribute` strategy.
+        """Builds the metrics, in the scope of the `tf.distribute` strategy.
 
         Args:
-            spec: Names the metrics.
-            model: Tells the names of its outputs.
-            losses: That the steps compute, by output.
-            scope: That scope.
+            spec: Training spec, which names the metrics.
+            model: Model, for the names of its outputs.
+            losses: Losses of the steps, by phase and output.
+            scope: Scope of the strategy.
         """
         self._scope = scope
-        self._evaluated: tf.Variable | None = None
-        self._sums = (2, 1 + len(spec.losses("tensorflow")))
+        self._evaluation_loss: tf.Variable | None = None
+        self._loss_shape = (2, 1 + len(spec.losses("tensorflow")))
         self._model = model
-        training, self._given = keras_losses.build_metrics_and_losses(
+        training, self._named_metrics = keras_losses.build_metrics_and_losses(
             spec, "tensorflow", losses["train"]
         )
         evaluation, _ = keras_losses.build_metrics_and_losses(
@@ -57,14 +57,14 @@ class MetricCollection:
         }
 
     def ensure_built(self) -> None:
-        """Makes what the losses of evaluations are summed up in, where they are not yet; not traced.
+        """Creates the accumulator of the evaluation loss if it is missing; not traced.
 
-        Every process calls it before its first evaluation is traced: no training waits for that.
+        Every process calls it before its first evaluation is traced: training need not wait for that.
         """
-        if self._evaluated is None:
+        if self._evaluation_loss is None:
             with self._scope():
-                self._evaluated = tf.Variable(
-                    tf.zeros(self._sums, tf.float64),
+                self._evaluation_loss = tf.Variable(
+                    tf.zeros(self._loss_shape, tf.float64),
                     trainable=False,
                     synchronization=tf.VariableSynchronization.ON_READ,
                     aggregation=tf.VariableAggregation.SUM,
@@ -72,51 +72,55 @@ class MetricCollection:
 
     @property
     def shown(self) -> dict[str, keras.metrics.Metric]:
-        """The training metrics by the names of their results."""
-        pairs = zip(self._metrics["train"], self._given, strict=True)
-        return {given.shown(metric.name): metric for metric, given in pairs}
+        """Training metrics by the names of their results."""
+        pairs = zip(self._metrics["train"], self._named_metrics, strict=True)
+        return {named.shown(metric.name): metric for metric, named in pairs}
 
     @property
     def unbuilt(self) -> list[str]:
-        """The training metrics that make their variables when they see the first samples."""
+        """Names of training metrics that create their variables at their first samples."""
         shown = self.shown.items()
         return [name for name, metric in shown if keras_model.unbuilt_metrics([metric])]
 
     def update(self, phase: Phase, targets: Any, predictions: Any) -> None:
-        """Adds a slice to the sums of a phase."""
+        """Adds a micro-batch to the accumulators of a phase."""
         names = OutputSelector.of_keras(self._model)
-        keras_model.update_metrics(self._metrics[phase], targets, predictions, self._given, names)
+        keras_model.update_metrics(
+            self._metrics[phase], targets, predictions, self._named_metrics, names
+        )
 
     def add_loss(self, loss: tf.Tensor, count: tf.Tensor) -> None:
-        """Adds the loss of a slice of `count` samples to the sums of the evaluation."""
-        assert self._evaluated is not None
-        self._evaluated.assign_add(evaluated_rows(loss, count, self._evaluated.shape[1]))
+        """Adds the loss (see `evaluated_rows`) of a micro-batch of `count` samples to the evaluation."""
+        assert self._evaluation_loss is not None
+        self._evaluation_loss.assign_add(
+            evaluated_rows(loss, count, self._evaluation_loss.shape[1])
+        )
 
     def collect(
         self, phase: Phase, total: Callable[[list[tf.Tensor]], list[tf.Tensor]]
     ) -> dict[str, Any]:
-        """Gives the metrics of all replicas, and resets this one's.
+        """Results over all replicas, by name; resets this replica's accumulators. Collective.
 
         Args:
-            phase: Whose accumulators.
+            phase: Phase whose metrics to collect.
             total: Sums tensors over all replicas.
         """
         results: dict[str, Any] = {}
         if phase == "evaluation":
-            assert self._evaluated is not None
-            (evaluated,) = total([value_of(self._evaluated)])
+            assert self._evaluation_loss is not None
+            (evaluated,) = total([value_of(self._evaluation_loss)])
             means = tf.math.divide_no_nan(evaluated[0, 1:], evaluated[1, 1:])
             results["loss"] = evaluated[0, 0] / evaluated[1, 0] + tf.reduce_sum(means)
-            self._evaluated.assign(tf.zeros_like(evaluated))
-        for metric, given in zip(self._metrics[phase], self._given, strict=True):
-            sums = total([value_of(native(v)) for v in metric.variables])
-            name = given.shown(metric.name)
+            self._evaluation_loss.assign(tf.zeros_like(evaluated))
+        for metric, named in zip(self._metrics[phase], self._named_metrics, strict=True):
+            sums = total([value_of(native(variable)) for variable in metric.variables])
+            name = named.shown(metric.name)
             results[name] = keras_model.float64_results(name, metric.stateless_result(sums))
             metric.reset_state()
         return results
 
     def take(self) -> tf.Tensor:
-        """The sums of this replica's training metrics in one float64 vector; they start anew."""
+        """This replica's training accumulators, one float64 vector; resets them."""
         keras_model.require_sums(self._metrics["train"])
         values = [value_of(variable) for variable in self.accumulators("train")]
         taken = flatten([tf.zeros(0, tf.float64), *values], tf.float64)
@@ -126,7 +130,7 @@ class MetricCollection:
         return taken
 
     def add(self, sums: tf.Tensor) -> None:
-        """Adds the sums of others to this replica's."""
+        """Adds such a vector to this replica's training accumulators."""
         variables = self.accumulators("train")
         parts = tf.split(sums, [variable.shape.num_elements() for variable in variables])
         for variable, part in zip(variables, parts, strict=True):
@@ -134,9 +138,9 @@ class MetricCollection:
             variable.assign(value_of(variable) + tf.cast(part, variable.dtype))
 
     def variables(self, phase: Phase) -> list[Any]:
-        """The sums of a phase's metrics, as Keras has them."""
+        """Accumulators of a phase's metrics, as Keras variables."""
         return [variable for metric in self._metrics[phase] for variable in metric.variables]
 
     def accumulators(self, phase: Phase) -> list[tf.Variable]:
-        """The sums of a phase's metrics, as TensorFlow has them."""
+        """Accumulators of a phase's metrics, as TensorFlow variables."""
         return [native(variable) for variable in self.variables(phase)]

@@ -1,6 +1,6 @@
-"""How a TensorFlow replica updates its weights: its optimizer, the slots of this, and the rate.
+"""Optimizer of a TensorFlow replica: its state (slot variables), learning rate and updates.
 
-What is called while a `tf.function` is traced concerns the replica that is traced.
+Methods called while a `tf.function` is traced concern the replica that is traced.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from isotrain.adapters.tensorflow.trainer.state import native, slots
 from isotrain.plugin import SpecError, TrainingSpec
 
 
-def update_at_once(optimizer: keras.optimizers.Optimizer) -> None:
-    """Has plain SGD with momentum read and write each weight and its slot once, with the same bits.
+def use_fused_sgd(optimizer: keras.optimizers.Optimizer) -> None:
+    """Makes plain SGD with momentum update each weight by one fused kernel, with the same bits.
 
-    On CPUs only: on a GPU one kernel may round a product and the sum that it goes into together.
+    On CPUs only: on a GPU one kernel may fuse a multiplication and an addition, with one rounding.
     """
     if type(optimizer) is not keras.optimizers.SGD or not optimizer.momentum:
         return
@@ -53,32 +53,32 @@ class WeightUpdate:
     """Turns reduced gradients into new weights.
 
     Attributes:
-        optimizer_lr_schedule: The schedule that the optimizer came with; None where it has none.
-        kept: Where `apply` leaves the gradients it was given; empty unless `keep_gradients` was called.
+        optimizer_lr_schedule: The optimizer's own learning rate schedule; None where it has none.
+        kept: Gradients of the last `apply`, as variables; empty unless `keep_gradients` was called.
     """
 
     def __init__(
         self, spec: TrainingSpec, trainable: list[Any], slots_for: list[Any] | None = None
     ) -> None:
-        """Makes the optimizer and its slots, in the scope of the `tf.distribute` strategy.
+        """Builds the optimizer and its slots, in the scope of the `tf.distribute` strategy.
 
         Args:
-            spec: Names the optimizer.
-            trainable: The weights.
-            slots_for: What stands for them until `shard_optimizer`; left out, nothing does.
+            spec: Training spec, which names the optimizer.
+            trainable: Trainable weights.
+            slots_for: Stand-ins that slots are made for until `shard_optimizer`; None: the weights.
         """
         self._spec = spec
         self._trainable = trainable
         self._values = [native(variable) for variable in trainable]
         self._rate: Any = None
-        self._slots_elsewhere: set[str] = set()
-        self._bound: float | None = None
+        self._remote_slots: set[str] = set()
+        self._global_clipnorm: float | None = None
         self.kept: list[tf.Variable] = []
         self._make_optimizer()
         self._prepare_optimizer(slots_for or trainable)
 
     def _make_optimizer(self, name: str | None = None) -> None:
-        """Makes an optimizer without slots."""
+        """Builds an optimizer without slots."""
         built = keras_model.build_optimizer(self._spec, "tensorflow", name)
         self._optimizer, self.optimizer_lr_schedule = built
         _require_unconditional(self._optimizer)
@@ -86,54 +86,61 @@ class WeightUpdate:
         self._shared_slots = set(self.slots())
 
     def _prepare_optimizer(self, updated: list[Any]) -> None:
-        """Makes the slots, hands over the rate, and takes away the own reduction and the slow update."""
+        """Creates the slots, binds the learning rate, disables Keras' all-reduce, and fuses plain SGD."""
         self._updated = updated
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         self._optimizer.build(self._updated)
         inner.learning_rate = lambda: self._rate
         keras_private.disable_gradient_reduction(inner)
-        update_at_once(inner)
+        use_fused_sgd(inner)
 
     def slots(self) -> dict[str, Any]:
         """The optimizer's variables by name; not traced."""
         return slots(self._optimizer, self._rate_variable)
 
     def loss_scale(self) -> dict[str, Any]:
-        """The variables of the loss scale by name; not traced."""
+        """Variables of the loss scale by name; not traced."""
         return keras_model.loss_scale_variables(self._optimizer)
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All that the optimizer has, in its order."""
+        """All variables of the optimizer, in its order."""
         return [native(variable) for variable in self._optimizer.variables]
 
-    def shard_optimizer(self, places: Sequence[int]) -> None:
-        """Updates these of the trainable weights only from now on, and has slots for these; not traced.
+    def shard_optimizer(self, indices: Sequence[int]) -> None:
+        """From now on updates, and has slots for, only some of the trainable weights; not traced.
 
-        They are made out of the scope of the strategy, whose workers would make equal ones together.
+        The slots are created outside of the strategy's scope, whose workers would create equal ones together.
+
+        Args:
+            indices: Indices of the trainable weights that this replica updates.
         """
-        before = self.slots().keys()
+        previous = self.slots().keys()
         self._make_optimizer(self._optimizer.name)
-        self._prepare_optimizer([self._trainable[place] for place in places])
-        self._slots_elsewhere = before - self.slots().keys()
-        self._bound, self._optimizer.global_clipnorm = self._optimizer.global_clipnorm, None
+        self._prepare_optimizer([self._trainable[index] for index in indices])
+        self._remote_slots = previous - self.slots().keys()
+        self._global_clipnorm = self._optimizer.global_clipnorm
+        self._optimizer.global_clipnorm = None
 
     def is_local_slot(self, slot: str) -> bool:
-        """Whether an optimizer slot is of a weight that this replica alone updates."""
-        own = bool(self._slots_elsewhere) and slot in self.slots()
-        return own and slot not in self._shared_slots
+        """Whether a slot belongs to a weight that this replica alone updates."""
+        is_sharded = bool(self._remote_slots) and slot in self.slots()
+        return is_sharded and slot not in self._shared_slots
 
     def is_remote_slot(self, slot: str) -> bool:
-        """Whether an optimizer slot is of a weight that only another replica updates."""
-        return slot in self._slots_elsewhere
+        """Whether a slot belongs to a weight that only another replica updates."""
+        return slot in self._remote_slots
 
     def weight_finalizer(self) -> Callable[[], None] | None:
-        """What the optimizer does with the weights when training ends; None: nothing. Not traced."""
+        """The optimizer's final change of the weights when training ends (such as EMA), or None.
+
+        Not traced.
+        """
         return keras_model.weight_finalizer(self._optimizer, self._updated)
 
     @contextlib.contextmanager
     def learning_rate(self, rate: tf.Tensor) -> Iterator[None]:
-        """Makes the updates that are traced within it use `rate`."""
+        """Context in which traced updates use `rate`, a scalar."""
         self._rate = rate
         try:
             yield
@@ -141,7 +148,7 @@ class WeightUpdate:
             self._rate = None
 
     def note_learning_rate(self, rate: float) -> None:
-        """Shows the rate in the named state; not traced."""
+        """Writes the rate to the named state; not traced."""
         self._rate_variable.assign(rate)
 
     def apply(self, gradients: Gradients) -> None:
@@ -151,22 +158,28 @@ class WeightUpdate:
         self._optimizer.apply(gradients, self._updated)
 
     def apply_shard(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor | None) -> None:
-        """Applies reduced gradients of the weights that are updated here, clipped by the norm of all."""
-        if norm is not None and self._bound is not None:
-            factor = self._bound * tf.minimum(1 / norm, 1 / self._bound)  # as Keras has it
+        """Clips and applies reduced gradients of the weights that are updated here.
+
+        Args:
+            gradients: Gradient of each of these weights.
+            norm: Global norm over all weights, a scalar; None where it does not clip.
+        """
+        if norm is not None and self._global_clipnorm is not None:
+            clipnorm = self._global_clipnorm
+            factor = clipnorm * tf.minimum(1 / norm, 1 / clipnorm)  # as Keras computes it
             gradients = [gradient * tf.cast(factor, gradient.dtype) for gradient in gradients]
         self._optimizer.apply(gradients, self._updated)
 
     def apply_unless(self, empty: tf.Tensor, gradients: Gradients) -> None:
-        """Applies gradients, and undoes it where `empty` is true."""
+        """Applies gradients, and undoes it where `empty` (a scalar) is true."""
         with undo_where(empty, [*self._values, *self.variables]):
             self.apply(gradients)
 
     def keep_gradients(self, scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-        """Makes the `apply` that is traced from now on leave its gradients in `kept`; not traced.
+        """Makes `apply`, as traced from now on, store its gradients in `kept`; not traced.
 
         Args:
-            scope: The scope of the `tf.distribute` strategy.
+            scope: Scope of the `tf.distribute` strategy.
         """
         with scope():
             self.kept = [
@@ -184,7 +197,7 @@ class WeightUpdate:
         return self._optimizer.scale_loss(value)
 
     def unscaled(self, gradients: Gradients) -> list[tf.Tensor]:
-        """Takes the loss scale out of gradients, and puts zeros for None."""
+        """Divides gradients by the loss scale, and replaces None by zeros."""
         dense = [
             tf.zeros_like(value) if gradient is None else gradient
             for gradient, value in zip(gradients, self._values, strict=True)
@@ -196,10 +209,10 @@ class WeightUpdate:
 
 
 def _require_unconditional(optimizer: keras.optimizers.Optimizer) -> None:
-    """Refuses options by which an optimizer updates in some steps alone, where TensorFlow cannot.
+    """Refuses optimizer options that update in some steps only, where TensorFlow cannot.
 
     Raises:
-        SpecError: It has one, in the scope of a strategy that updates weights by `merge_call`.
+        SpecError: The optimizer has one, in the scope of a strategy that updates weights by `merge_call`.
     """
     if tf.__internal__.distribute.strategy_supports_no_merge_call():
         return
@@ -207,7 +220,7 @@ def _require_unconditional(optimizer: keras.optimizers.Optimizer) -> None:
     for option in ("ema_overwrite_frequency", "gradient_accumulation_steps"):
         if getattr(inner, option):
             raise SpecError(
-                f"optimizer.custom: {option}: Keras then updates weights by a condition, in which"
+                f"optimizer.custom: {option}: Keras then updates weights within a condition, where"
                 " TensorFlow's strategies (mirrored, multi-worker) allow no update. Leave it out"
                 " (`gradient_accumulation_steps` accumulates gradients), or use another"
                 " backend, such as horovod-tf."

@@ -16,7 +16,7 @@ from isotrain.plugin import IsotrainError, StateInfo, StateKind, unknown_name
 
 
 class NamedState:
-    """The state of each replica here: weights under their names, all else under `KIND/...`."""
+    """State of each local replica: weights under their names, all else under `KIND/NAME`."""
 
     def __init__(
         self,
@@ -24,12 +24,13 @@ class NamedState:
         others: Sequence[Any],
         kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]],
     ) -> None:
-        """Names variables.
+        """Names the variables.
 
         Args:
-            trainable: Weights that are trained.
-            others: The other weights.
-            kinds: Gives the variables of each other kind by name, which lack the prefix of the kind.
+            trainable: Trainable weights.
+            others: Other weights.
+            kinds: For each other kind of state, a function that returns its variables by name, without the
+                prefix of the kind.
         """
         names = canonical_names([*trainable, *others])
         variables = [native(variable) for variable in (*trainable, *others)]
@@ -41,54 +42,66 @@ class NamedState:
         }
         self._kinds = kinds
 
-    def read(self, kinds: Sequence[StateKind], place: int = 0) -> dict[str, np.ndarray]:
-        """Copies state of these kinds, that of the replica at a place here; bfloat16 becomes float32."""
-        return {name: to_numpy(copies(v)[place]) for name, v in self._found(kinds).items()}
+    def read(self, kinds: Sequence[StateKind], index: int = 0) -> dict[str, np.ndarray]:
+        """Copies state of these kinds from a local replica; bfloat16 becomes float32.
+
+        Args:
+            kinds: Kinds of state.
+            index: Index of the replica among the local ones.
+        """
+        return {
+            name: to_numpy(copies(variable)[index])
+            for name, variable in self._variables(kinds).items()
+        }
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
-        """Tells what `read` would give."""
-        return {name: _described(variable) for name, variable in self._found(kinds).items()}
+        """Shapes, dtypes and sizes of the state that `read` returns."""
+        return {name: _described(variable) for name, variable in self._variables(kinds).items()}
 
-    def _found(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
-        """The variables of some kinds, under their whole names."""
-        found: dict[str, tf.Variable] = {}
+    def _variables(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
+        """Variables of these kinds by full name."""
+        named: dict[str, tf.Variable] = {}
         for kind, variables in self._kinds.items():
             if kind in kinds:
-                own = variables().items()
-                found |= {f"{kind}/{name}": native(variable) for name, variable in own}
+                items = variables().items()
+                named |= {f"{kind}/{name}": native(variable) for name, variable in items}
         weights = [self._weights[kind] for kind in self._weights if kind in kinds]
-        return {name: v for own in weights for name, v in own.items()} | found
+        return {name: variable for items in weights for name, variable in items.items()} | named
 
-    def write(self, state: Mapping[str, np.ndarray], place: int | None = None) -> None:
-        """Sets state on the replica at a place here, or on each.
+    def write(self, state: Mapping[str, np.ndarray], index: int | None = None) -> None:
+        """Sets state on one local replica, or on all.
+
+        Args:
+            state: Arrays by name.
+            index: Index of the replica among the local ones; None: all.
 
         Raises:
             IsotrainError: A name or a shape does not fit this model.
         """
-        known = self._found((*self._weights, *self._kinds))
+        variables = self._variables((*self._weights, *self._kinds))
         for name, array in state.items():
-            if name not in known:
-                raise IsotrainError(unknown_name("state", name, known))
-            variable = known[name]
+            if name not in variables:
+                raise IsotrainError(unknown_name("state", name, variables))
+            variable = variables[name]
             if variable.shape != np.shape(array):
                 raise IsotrainError(
-                    f"{name!r} has shape {tuple(variable.shape)} in this model, and the given state"
-                    f" has {np.shape(array)}."
+                    f"{name!r}: expected shape {tuple(variable.shape)}, as in this model; received"
+                    f" {np.shape(array)}."
                 )
-            here = copies(variable)
-            for copy in here if place is None else here[place : place + 1]:
+            local_copies = copies(variable)
+            for copy in local_copies if index is None else local_copies[index : index + 1]:
                 copy.assign(tf.cast(tf.convert_to_tensor(array), copy.dtype))
 
 
 def slots(optimizer: keras.optimizers.Optimizer, rate: Any) -> dict[str, Any]:
-    """An optimizer's variables by name, its learning rate among them; without those of a loss scale."""
-    scale = {id(v) for v in keras_model.loss_scale_variables(optimizer).values()}
-    found = [*(v for v in optimizer.variables if id(v) not in scale), rate]
-    return dict(zip(canonical_names(found), found, strict=True))
+    """An optimizer's variables by name, with its learning rate, without those of a loss scale."""
+    scale = {id(variable) for variable in keras_model.loss_scale_variables(optimizer).values()}
+    variables = [*(variable for variable in optimizer.variables if id(variable) not in scale), rate]
+    return dict(zip(canonical_names(variables), variables, strict=True))
 
 
 def sums(metrics: Mapping[str, keras.metrics.Metric]) -> dict[str, Any]:
-    """What metrics add up, as `METRIC/SUM`."""
+    """Accumulators of metrics, by `METRIC/ACCUMULATOR`."""
     return {
         f"{shown}/{name}": variable
         for shown, metric in metrics.items()
@@ -96,10 +109,10 @@ def sums(metrics: Mapping[str, keras.metrics.Metric]) -> dict[str, Any]:
     }
 
 
-def part_of(state: Mapping[str, np.ndarray], metrics: Iterable[str]) -> dict[str, np.ndarray]:
-    """What a state has of some metrics."""
-    starts = tuple(f"metrics/{name}/" for name in metrics)
-    return {name: value for name, value in state.items() if name.startswith(starts)}
+def metric_state(state: Mapping[str, np.ndarray], metrics: Iterable[str]) -> dict[str, np.ndarray]:
+    """The entries of a state that belong to these metrics."""
+    prefixes = tuple(f"metrics/{name}/" for name in metrics)
+    return {name: value for name, value in state.items() if name.startswith(prefixes)}
 
 
 def native(variable: Any) -> tf.Variable:
@@ -120,7 +133,7 @@ def to_numpy(tensor: Any) -> np.ndarray:
 
 
 def canonical_names(variables: Sequence[Any]) -> list[str]:
-    """Names Keras variables by their path and others by their name, numbered where two collide."""
+    """Names Keras variables by their path and others by their name, numbered where names collide."""
     return keras_model.canonical_names([_Named(variable) for variable in variables])
 
 
