@@ -352,7 +352,7 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
         assert "first/kernel is read outside the layer" in refusals[name]
     assert "first is called in a loop or a branch" in refusals["branches"]
     assert "called has the operation RandomStandardNormal" in refusals["draws"]
-    assert "called moves variables that are not its own" in refusals["draws unseeded"]
+    assert "called updates variables that are not its own" in refusals["draws unseeded"]
     assert "inner/kernel has a regularizer, and its layer is not called" in refusals["skips"]
     assert processes[0]["modules, unusual"] < CLOSE
     refusals = processes[0]["modules, refusals"]

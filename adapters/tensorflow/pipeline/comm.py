@@ -1,4 +1,4 @@
-"""How a TensorFlow process of a pipeline run exchanges: along the data axis, and along that of the stages."""
+"""Communicator of a TensorFlow process of a pipeline run: along the data axis and along the stage axis."""
 
 from __future__ import annotations
 
@@ -11,34 +11,34 @@ from isotrain.plugin import DATA, STAGE, ProcessContext, ReduceOp, Subgroups, Un
 
 
 class PipelineCommunicator(Communicator):
-    """Ties a stage to the same stage of other replicas, as which it appears, and to its replica's others.
+    """Communicator of a stage with the same stage of other replicas, and with its replica's other stages.
 
-    All of it is done by two verbs that any exchange within parts of all processes has.
+    All collectives are built from two: all-reduce and broadcast within subgroups of all processes.
 
     Attributes:
-        stage: This process's.
-        stages: How many there are.
-        bucket_bytes: Up to how many travel together.
+        stage: Stage of this process.
+        stages: Number of stages.
+        bucket_bytes: Bucket size in bytes.
     """
 
     def __init__(self, processes: Communicator, context: ProcessContext, bucket_bytes: int) -> None:
-        """Takes an exchange over.
+        """Wraps a communicator of processes.
 
         Args:
-            processes: Of all processes of the run, as if each were a replica.
-            context: This process's place.
-            bucket_bytes: Up to how many bytes of gradients travel together.
+            processes: Communicator of all processes of the run, as if each were a replica.
+            context: Rank and device mesh of this process.
+            bucket_bytes: Bucket size in bytes for gradients.
         """
-        mesh, place = context.device_mesh, context.rank
+        mesh, rank = context.device_mesh, context.rank
         self._processes = processes
         self.bucket_bytes = bucket_bytes
-        self._everyone = (tuple(range(mesh.total_size)),)
+        self._all_ranks = (tuple(range(mesh.total_size)),)
         self._same_stage, self._same_replica = mesh.groups(DATA), mesh.groups(STAGE)
         self.replicas, self.stages = mesh.size(DATA), mesh.size(STAGE)
-        self.local_replicas = (mesh.coordinates(place)[DATA],)
-        self.stage = mesh.coordinates(place)[STAGE]
-        self._first = place - self.stage
-        self._place = place
+        self.local_replicas = (mesh.coordinates(rank)[DATA],)
+        self.stage = mesh.coordinates(rank)[STAGE]
+        self._first_rank = rank - self.stage
+        self._rank = rank
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         if op == "max":
@@ -49,45 +49,45 @@ class PipelineCommunicator(Communicator):
         return [total / tf.cast(self.replicas, total.dtype) for total in sums]
 
     def sum_over_all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over all stages of all replicas."""
-        return self._sums(tensors, self._everyone)
+        """Sums tensors over all stages of all replicas. Collective."""
+        return self._sums(tensors, self._all_ranks)
 
     def max_over_all(self, vector: tf.Tensor) -> tf.Tensor:
-        """The largest in each place over all stages of all replicas."""
-        behind = len(self._everyone[0]) - self._place - 1
-        rows = tf.pad(vector[tf.newaxis], [[self._place, behind], [0, 0]])
+        """Elementwise maximum of a vector over all stages of all replicas. Collective."""
+        ranks_after = len(self._all_ranks[0]) - self._rank - 1
+        rows = tf.pad(vector[tf.newaxis], [[self._rank, ranks_after], [0, 0]])
         return tf.reduce_max(self.sum_over_all([rows])[0], axis=0)
 
     def sum_over_stages(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The sum over the stages of this replica."""
+        """Sums a tensor over the stages of this replica. Collective."""
         return self._processes.all_reduce_within(tensor, self._same_replica)
 
     def _sums(self, tensors: Sequence[tf.Tensor], subgroups: Subgroups) -> list[tf.Tensor]:
         def add(packed: list[tf.Tensor]) -> list[tf.Tensor]:
-            return [self._processes.all_reduce_within(each, subgroups) for each in packed]
+            return [self._processes.all_reduce_within(bucket, subgroups) for bucket in packed]
 
         return in_buckets(tensors, self.bucket_bytes, add)
 
     def broadcast_from_first(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The tensor of the first process of all."""
-        return self._broadcast(tensor, self._everyone)
+        """Broadcasts the tensor of the first process to all. Collective."""
+        return self._broadcast(tensor, self._all_ranks)
 
     def broadcast_from_stage(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
-        """The tensor of another stage of this replica."""
-        source = self._first + stage
-        others = [self._first + each for each in range(self.stages) if each != stage]
+        """Broadcasts the tensor of one stage to the other stages of this replica. Collective."""
+        source = self._first_rank + stage
+        others = [self._first_rank + other for other in range(self.stages) if other != stage]
         return self._broadcast(tensor, ((source, *others),))
 
     def send(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
-        """Sends to another stage of this replica; gives what is there once it has."""
-        return self._broadcast(tensor, ((self._place, self._first + stage),))
+        """Sends a tensor to another stage of this replica; the result is computed once it is sent."""
+        return self._broadcast(tensor, ((self._rank, self._first_rank + stage),))
 
     def receive(self, like: tf.Tensor, stage: int) -> tf.Tensor:
-        """What another stage of this replica sends: a tensor like another."""
-        return self._broadcast(like, ((self._first + stage, self._place),))
+        """Receives a tensor of the shape and dtype of `like` from another stage of this replica."""
+        return self._broadcast(like, ((self._first_rank + stage, self._rank),))
 
     def _broadcast(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """The tensor of the first of each part, bit by bit: TensorFlow's collectives lack bfloat16."""
+        """Broadcasts in each subgroup from its first process; bfloat16 as bits: TensorFlow lacks it."""
         if tensor.dtype != tf.bfloat16:
             return self._processes.broadcast_within(tensor, subgroups)
         bits = self._processes.broadcast_within(tf.bitcast(tensor, tf.float16), subgroups)
@@ -110,4 +110,6 @@ class PipelineCommunicator(Communicator):
 
 
 def _unsupported_collective() -> UnsupportedError:
-    return UnsupportedError("stages exchange over their cuts, and all that others do they cannot.")
+    return UnsupportedError(
+        "a pipeline stage has no such collective: it sends to and receives from other stages."
+    )

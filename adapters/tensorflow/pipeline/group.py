@@ -1,4 +1,4 @@
-"""The group of one TensorFlow process of a pipeline run."""
+"""The replica group of one TensorFlow process of a pipeline run."""
 
 from __future__ import annotations
 
@@ -40,72 +40,73 @@ from isotrain.plugin import (
 
 
 class PipelineTrainer(ReplicaTrainer):
-    """Has slots once `update.shard_optimizer` tells which weights are of this stage: never those of all."""
+    """Trainer without optimizer slots until `update.shard_optimizer` names the weights of this stage."""
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> WeightUpdate:
-        return WeightUpdate(spec, trainable, slots_for=list(map(_small, trainable)))
+        return WeightUpdate(spec, trainable, slots_for=list(map(_placeholder, trainable)))
 
 
-def _small(weight: Any) -> Any:
-    """What slots of a weight are named after and typed by, without its numbers."""
-    own = native(weight)
-    return named_as(weight, tf.zeros([1] * own.shape.rank, own.dtype))
+def _placeholder(weight: Any) -> Any:
+    """A tiny variable with a weight's name, rank and dtype, to make slots for."""
+    variable = native(weight)
+    return named_as(weight, tf.zeros([1] * variable.shape.rank, variable.dtype))
 
 
-class _Noted:
-    """When the actions of a step ended, by the clock of the graph."""
+class _ActionTimes:
+    """When the actions of a step ended, by the graph's clock."""
 
     def __init__(self, times: Sequence[tf.Tensor], names: Sequence[str]) -> None:
-        """Notes how that clock stands to that of actions.
+        """Measures the offset between the graph's clock and `time.perf_counter`.
 
         Args:
-            times: In seconds since 1970: when the first began, and when each ended; nothing if not noted.
-            names: Of the actions.
+            times: Seconds since 1970 (float64 scalars): when the first action began, and when each ended;
+                empty if not measured.
+            names: Names of the actions.
         """
         self._times, self._names = times, names
-        self._shift = time.perf_counter() - time.time()
+        self._clock_offset = time.perf_counter() - time.time()
 
-    def taken(self) -> list[ExecutedAction]:
+    def executed(self) -> list[ExecutedAction]:
         """The actions, each of which began when the one before ended."""
-        ends = [float(each) + self._shift for each in self._times]
+        ends = [float(end) + self._clock_offset for end in self._times]
         names = self._names if ends else ()
         return [ExecutedAction(*each) for each in zip(names, ends[:-1], ends[1:], strict=True)]
 
 
 class PipelineReplicaGroup(TensorFlowReplicaGroup):
-    """One stage of one replica, which from step to step has its own weights alone."""
+    """One stage of one replica, which keeps only its own stage's weights up to date."""
 
     _communicator: PipelineCommunicator
 
     def __init__(
         self, spec: TrainingSpec, communicator: PipelineCommunicator, cut: PipelineSplit
     ) -> None:
-        """Builds the model, and keeps the optimizer's slots of this stage.
+        """Builds the model, and keeps the optimizer's slots of this stage. Collective.
 
         Args:
-            spec: What to train.
-            communicator: Ties this stage to all others.
-            cut: Of the model.
+            spec: Training spec.
+            communicator: Communicator of this stage.
+            cut: Split of the model into stages.
         """
         super().__init__(spec, tf.distribute.get_strategy(), communicator)
         trainer, stage = self._trainer, communicator.stage
         require_built(trainer.metrics.unbuilt)
-        model, loss, self._compare = split_model(trainer, spec, cut)
+        model, loss, self._check_equivalence = split_model(trainer, spec, cut)
         self._stages = PipelineContext(model, communicator, loss, trainer)
         stage_of = model.stage_of_weights(communicator.stages)
         trainable, others = weights_of(trainer.model, spec)
         weights = [*trainable, *others]
         named = dict(zip(canonical_names(weights), map(native, weights), strict=True))
         self._weights = StageWeights(named, stage_of, communicator)
-        own = local_weight_indices(stage_of, list(map(native, trainable)), stage)
-        self._own = [native(trainable[place]) for place in own]
-        trainer.statistics = list(filter(self._weights.is_own, trainer.statistics))
-        trainer.others = list(filter(self._weights.is_own, trainer.others))
+        local_indices = local_weight_indices(stage_of, list(map(native, trainable)), stage)
+        self._local_weights = [native(trainable[index]) for index in local_indices]
+        trainer.statistics = list(filter(self._weights.is_local, trainer.statistics))
+        trainer.others = list(filter(self._weights.is_local, trainer.others))
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
-        self._notes = False
-        self._taken = _Noted((), ())
-        self._traced.function("start alike", self._weights.trace_start)()
-        self.shard_optimizer([own])
+        self._measures_actions = False
+        self._action_times = _ActionTimes((), ())
+        self._traced.function("broadcast initial weights", self._weights.trace_start)()
+        self.shard_optimizer([local_indices])
 
     def _build(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -116,25 +117,25 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
     ) -> tf.Tensor:
         self._set_rate(learning_rate)
-        notes = self._notes
+        measure = self._measures_actions
         if self._weights.is_gathered:
             for micro_batch in itertools.islice(
-                (each for each in batch.slices[0] if each.count), 1
+                (candidate for candidate in batch.slices[0] if candidate.count), 1
             ):
-                self._compare(micro_batch.inputs)
+                self._check_equivalence(micro_batch.inputs)
         self.reshard_weights()
 
         def trace(
-            holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
+            has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
         ) -> Any:
             def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
                 slice_weights, stage = row(weights, position), self._communicator.stage
                 work = TensorFlowStageWork(
-                    self._stages, micro_batches[position], slice_weights, holes, notes
+                    self._stages, micro_batches[position], slice_weights, has_placeholders, measure
                 )
                 with tf.control_dependencies(work.times):
                     execute_stage(actions[stage], stage, work)
-                self._update_own(
+                self._update_stage(
                     work, None if slice_weights is None else tf.reduce_sum(slice_weights)
                 )
                 loss = self._communicator.sum_over_all([work.share])[0] / self.replicas
@@ -143,23 +144,28 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             with self._trainer.update.learning_rate(rate):
                 return self._traced.on_replicas(replica, trains=True)[0]
 
-        name = "staged step, noted" if notes else "staged step"
+        name = "timed pipeline step" if measure else "pipeline step"
         loss, _, times = self._on_batch(name, trace, batch, self._rate_tensor)
-        if notes:
-            own = self._communicator.stage
-            self._taken = _Noted(times, _names(actions[own], own))
+        if measure:
+            stage = self._communicator.stage
+            self._action_times = _ActionTimes(times, _names(actions[stage], stage))
         return loss
 
     def enable_action_timing(self) -> None:
-        self._notes = True
+        self._measures_actions = True
 
     def last_actions(self) -> Sequence[ExecutedAction]:
-        return self._taken.taken()
+        return self._action_times.executed()
 
-    def _update_own(self, work: TensorFlowStageWork, share: tf.Tensor | None) -> None:
-        """Averages this stage's gradients and statistics over the replicas, and updates its weights."""
+    def _update_stage(self, work: TensorFlowStageWork, share: tf.Tensor | None) -> None:
+        """Averages this stage's gradients and statistics over the replicas, and updates its weights.
+
+        Args:
+            work: The stage's finished passes.
+            share: Sum of the replica's micro-batch weights, a scalar; None when all are 1.
+        """
         trainer, communicator = self._trainer, self._communicator
-        gradients = work.gradients(self._own)
+        gradients = work.gradients(self._local_weights)
         if self.replicas > 1:
             statistics = trainer.weighted_statistics(share)
             means = communicator.all_reduce([*gradients, *statistics], "mean")
@@ -168,13 +174,13 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         trainer.update.apply_shard(gradients, self._norm(gradients) if self._clips else None)
 
     def _norm(self, gradients: Sequence[tf.Tensor]) -> tf.Tensor:
-        """That of the gradients of all stages."""
-        squares = [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in gradients]
+        """Global norm of the gradients of all stages, a float64 scalar. Collective."""
+        squares = [tf.reduce_sum(tf.cast(gradient, tf.float64) ** 2) for gradient in gradients]
         return tf.sqrt(self._communicator.sum_over_stages(tf.add_n(squares)))
 
     def gather_stages(self) -> None:
         if not self._weights.is_gathered:
-            self._traced.function("join stages", self._weights.trace_gather)()
+            self._traced.function("gather stages", self._weights.trace_gather)()
             self._weights.mark_gathered()
 
     def reshard_weights(self) -> None:
@@ -182,29 +188,32 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
         model = self._stages.model
-        given = model.inputs(batch.slices[0][0].inputs)
-        return layer_profiler.profile_calls(model.layer_calls(), given, self._passes)
+        tensors = model.inputs(batch.slices[0][0].inputs)
+        return layer_profiler.profile_calls(model.layer_calls(), tensors, self._passes)
 
     def _passes(
-        self, compute: layer_profiler.Compute, given: Sequence[tf.Tensor], trained: Sequence[Any]
+        self, compute: layer_profiler.Compute, inputs: Sequence[tf.Tensor], trained: Sequence[Any]
     ) -> tuple[Callable[[], list[tf.Tensor]], Callable[[], None]]:
+        """Forward pass, and both passes, of one layer as traced functions; see `BuildPasses`."""
+
         def gradients(*tensors: tf.Tensor) -> list[tf.Tensor]:
-            sources = [each for each in (*tensors, *trained) if each.dtype.is_floating]
+            sources = [tensor for tensor in (*tensors, *trained) if tensor.dtype.is_floating]
             with tf.GradientTape() as tape:
                 tape.watch(sources)
-                roots = [each for each in compute(*tensors) if each.dtype.is_floating]
-            found = tape.gradient(roots, sources)
-            return [each for each in found if each is not None]
+                roots = [tensor for tensor in compute(*tensors) if tensor.dtype.is_floating]
+            grads = tape.gradient(roots, sources)
+            return [tensor for tensor in grads if tensor is not None]
 
-        one, two = tf.function(compute, autograph=False), tf.function(gradients, autograph=False)
+        run_forward = tf.function(compute, autograph=False)
+        run_both = tf.function(gradients, autograph=False)
 
         def forward() -> list[tf.Tensor]:
-            found = one(*given)
+            outputs = run_forward(*inputs)
             self.synchronize_device()
-            return found
+            return outputs
 
         def both() -> None:
-            two(*given)
+            run_both(*inputs)
             self.synchronize_device()
 
         return forward, both
@@ -225,7 +234,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         return self.replicas * self._communicator.stages == 1
 
     def all_reduce_max(self, numbers: Sequence[float]) -> list[float]:
-        function = self._traced.function("largest", self._communicator.max_over_all)
+        function = self._traced.function("max", self._communicator.max_over_all)
         return [float(number) for number in function(tf.constant(numbers, tf.float64))]
 
     def barrier(self) -> None:
@@ -234,28 +243,28 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        found = super().describe_state(kinds, replica=replica)
+        described = super().describe_state(kinds, replica=replica)
         if self._weights.is_gathered:
-            return found
-        here = {name: info for name, info in found.items() if not self.is_remote(name)}
+            return described
+        local = {name: info for name, info in described.items() if not self.is_remote(name)}
         return {
-            n: info.on_this_replica_only() if n in self._weights else info
-            for n, info in here.items()
+            name: info.on_this_replica_only() if name in self._weights else info
+            for name, info in local.items()
         }
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
-        found = super().read_state(kinds, replica=replica)
-        return {name: value for name, value in found.items() if not self.is_remote(name)}
+        state = super().read_state(kinds, replica=replica)
+        return {name: value for name, value in state.items() if not self.is_remote(name)}
 
     def is_remote(self, name: str) -> bool:
-        """Also of a weight of another stage, unless all have been joined."""
+        """Also true of weights of another stage, unless all stages are gathered."""
         return self._weights.is_remote(name) or super().is_remote(name)
 
 
 def _names(actions: Sequence[Action], stage: int) -> list[str]:
-    """Of what a stage does, but for sending, which goes on beside it."""
+    """Names of a stage's actions, without sends, which run beside them."""
     return [
         "wait" if isinstance(each, Transfer) else each.direction
         for each in actions

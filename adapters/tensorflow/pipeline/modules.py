@@ -1,4 +1,4 @@
-"""A native model of TensorFlow that applies modules one after the other, cut into chunks between them."""
+"""A native TensorFlow model that calls modules one after the other, split between them into chunks."""
 
 from __future__ import annotations
 
@@ -36,20 +36,20 @@ from isotrain.plugin import PipelineSplit, TrainingSpec, UnsupportedError
 
 
 class ModuleChunk(SequentialChunk):
-    """Modules of which each takes what the one before gives.
+    """Consecutive modules, each of which takes the previous one's output.
 
     Attributes:
-        trainable_variables: Of them.
-        with_own: Adds to a loss what layers of a Keras model add to it.
+        trainable_variables: Trainable weights of the modules.
+        with_own: Adds the losses that layers of a Keras model add (`add_loss`) to a loss.
     """
 
     def __init__(self, *given: Any, trained: Sequence[tf.Variable], layer: Any | None) -> None:
-        """Takes modules.
+        """Takes the modules.
 
         Args:
-            given: What a `SequentialChunk` is given.
-            trained: Their weights.
-            layer: Has them as a layer of Keras, where the model is one.
+            given: Arguments of `SequentialChunk`.
+            trained: Trainable weights of the modules.
+            layer: Keras layer of the modules, where the model is a Keras model.
         """
         super().__init__(*given)
         self.trainable_variables = trained
@@ -58,28 +58,28 @@ class ModuleChunk(SequentialChunk):
             self.with_own = LayerLosses(layer).add_to_loss
 
     def boundary_tensors(self, known: Mapping[int, Any]) -> list[tf.Tensor]:
-        """What it gives to the chunk behind it.
+        """Tensors that the next chunk receives.
 
         Raises:
-            UnsupportedError: That is no tensor, or has a mask, which would not go along.
+            UnsupportedError: One is not a tensor, or has a mask, which would not be sent along.
         """
-        found = super().boundary_tensors(known)
-        if any(keras_private.mask_of(each) is not None for each in found):
+        tensors = super().boundary_tensors(known)
+        if any(keras_private.mask_of(each) is not None for each in tensors):
             raise UnsupportedError(MASK_AT_SPLIT)
-        return found
+        return tensors
 
 
 class PipelineModules(SequentialModel):
-    """Modules that a model applies one after the other, cut; and its losses."""
+    """Modules that a model calls one after the other, split into chunks; and its losses."""
 
     sequential_class = "a keras.Sequential"
 
     def __init__(self, trainer: ReplicaTrainer, spec: TrainingSpec, cut: PipelineSplit) -> None:
-        """Cuts a model.
+        """Splits a model.
 
         Raises:
             SpecError: There are no such modules, too few, or they do not have all weights.
-            UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
+            UnsupportedError: The model is no sequence of modules, or a module is on both sides of a cut.
         """
         model = trainer.model
         self._trainer = trainer
@@ -110,12 +110,14 @@ class PipelineModules(SequentialModel):
         return [each for each in self._variables(module) if id(each) in self._trainable]
 
     def _calling(self, modules: Modules) -> Call:
-        """Modules are told whether they train if the model is told."""
-        told = [(each, self._accepts_training and accepts_training(each)) for _, each in modules]
+        """Modules get `training` if they and the model take it."""
+        calls = [
+            (module, self._accepts_training and accepts_training(module)) for _, module in modules
+        ]
 
         def compute(given: Any, training: bool) -> Any:
-            for module, is_so in told:
-                given = module(given, training=training) if is_so else module(given)
+            for module, takes_training in calls:
+                given = module(given, training=training) if takes_training else module(given)
             return given
 
         return compute
@@ -123,7 +125,7 @@ class PipelineModules(SequentialModel):
     def _chunk(self, number: int, modules: Modules, is_last: bool) -> ModuleChunk:
         call = self._calling(modules)
         layer = SequentialLayer(modules, call) if self._is_layer else None
-        trained = [weight for _, each in modules for weight in self._trained(each)]
+        trained = [weight for _, module in modules for weight in self._trained(module)]
         return ModuleChunk(
             *(number, modules, is_last, layer or call, self._is_tensor),
             trained=trained,
@@ -134,73 +136,75 @@ class PipelineModules(SequentialModel):
         return bool(tf.is_tensor(given))
 
     def _give_the_same(self, given: Any) -> bool:
-        """Operation by operation: an optimizer of graphs might round one otherwise than the other."""
-        found = []
+        """Compared eagerly: a graph optimizer might round one of the two differently."""
+        outputs = []
         for compute in (forward(self.whole, training=False), self.run_in_turn):
             with self._trainer.preserving_training_state():
-                found.append(compute(given))
-        if not all(map(tf.is_tensor, found)):
+                outputs.append(compute(given))
+        if not all(map(tf.is_tensor, outputs)):
             return False
-        whole, in_turn = map(to_numpy, found)
-        return whole.shape == in_turn.shape and np.allclose(whole, in_turn, equal_nan=True)
+        model_output, chunks_output = map(to_numpy, outputs)
+        return model_output.shape == chunks_output.shape and np.allclose(
+            model_output, chunks_output, equal_nan=True
+        )
 
     def of(
         self, chunk: ModuleChunk, known: Mapping[int, Any], targets: Any
     ) -> tuple[tf.Tensor, Any]:
-        """The mean loss of a chunk; and of the last one, the predictions.
+        """Mean loss of a chunk, a scalar; and of the last one, the predictions.
 
         Raises:
-            UnsupportedError: It counts targets by more than their number.
+            UnsupportedError: The loss is normalized by more than the number of targets.
         """
         if chunk is not self.chunks[-1]:
             return chunk.with_own(tf.zeros((), keras.config.floatx())), None
         predictions = known[len(self.chunks)]
-        found = keras_losses.means_and_denominators(
+        loss = keras_losses.means_and_denominators(
             self._losses(targets, predictions), chunk.with_own
         )
-        if found.shape.rank:
+        if loss.shape.rank:
             raise UnsupportedError(MASKED_LOSS)
-        return found, predictions
+        return loss, predictions
 
 
 class SequentialLayer(keras.layers.Layer):
-    """Modules of a Keras model, as a layer: so they know whether they train, and add losses."""
+    """Modules of a Keras model as one layer, so that they get `training` and add losses."""
 
     def __init__(self, modules: Modules, call: Call) -> None:
         super().__init__(autocast=False)
         self.inner = [each for _, each in modules if isinstance(each, keras.Layer)]
-        self._in_turn = call
+        self._call_modules = call
         self.built = True
 
     def call(self, given: Any, training: bool | None = None) -> Any:
-        """What the modules make of a tensor."""
-        return self._in_turn(given, bool(training))
+        """Output of the modules, one after the other."""
+        return self._call_modules(given, bool(training))
 
 
 def split_model(
     trainer: ReplicaTrainer, spec: TrainingSpec, cut: PipelineSplit
 ) -> tuple[PipelineModel, PipelineLosses, Callable[[Any], None]]:
-    """Cuts the model of a trainer.
+    """Splits the model of a trainer.
 
     Returns:
-        It, its losses, and what is told the inputs of a slice: it refuses a model that does not compute what
-        its chunks do.
+        The split model; its losses; and a function that takes the inputs of a micro-batch and refuses a model
+        that does not compute what its chunks do.
 
     Raises:
-        SpecError: It cannot be cut so.
-        UnsupportedError: It cannot be cut, or a layer would be on both sides of a cut.
+        SpecError: The model cannot be split as the spec says.
+        UnsupportedError: It cannot be split, or a layer would be on both sides of a cut.
     """
-    if _is_listed(trainer.model, spec, cut):
+    if _is_split_by_modules(trainer.model, spec, cut):
         modules = PipelineModules(trainer, spec, cut)
         return modules, modules, modules.check_equivalence
     model = KerasPipelineModel(trainer.model, cut.chunks, cut.first)
     return model, KerasPipelineLoss(spec, model, trainer.losses["train"]), no_comparison_needed
 
 
-def _is_listed(model: Any, spec: TrainingSpec, cut: PipelineSplit) -> bool:
-    """Whether it is cut between modules, and not by its graph: native, and says so or has no graph."""
+def _is_split_by_modules(model: Any, spec: TrainingSpec, cut: PipelineSplit) -> bool:
+    """Whether it is split between modules, not by its graph: native, and lists them or has no graph."""
     if not isinstance(model, keras.Layer):
         return True
     has_graph = isinstance(model, keras.Sequential) or keras_private.is_functional(model)
-    says_so = bool(cut.modules) or hasattr(model, "pipeline_modules")
-    return isinstance(spec.model, Mapping) and (says_so or not has_graph)
+    lists_modules = bool(cut.modules) or hasattr(model, "pipeline_modules")
+    return isinstance(spec.model, Mapping) and (lists_modules or not has_graph)

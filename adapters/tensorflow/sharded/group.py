@@ -1,4 +1,4 @@
-"""The group of one TensorFlow process of a fully sharded run, over any exchange."""
+"""The replica group of one TensorFlow process of a fully sharded run, over any communicator."""
 
 from __future__ import annotations
 
@@ -17,20 +17,20 @@ from isotrain.plugin import Batch, DeviceMesh, TrainingSpec
 
 
 class ShardedReplicaGroup(TensorFlowReplicaGroup):
-    """One replica, which has a part of every weight and slot between steps."""
+    """One replica that keeps its shard of every weight and optimizer slot between steps (ZeRO stage 3)."""
 
     _trainer: ShardedTrainer
 
     def __init__(
         self, spec: TrainingSpec, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int
     ) -> None:
-        """Builds the model, and takes its weights apart; called by every process.
+        """Builds the model, and shards its weights. Collective.
 
         Args:
-            spec: What to train.
-            communicator: Ties this replica to all others; no strategy knows of them.
-            mesh: How parts lie over the replicas.
-            unit_bytes: Of weights that are joined together, where layers allow it.
+            spec: Training spec.
+            communicator: Communicator with all other replicas; no `tf.distribute` strategy knows of them.
+            mesh: Device mesh of the replicas.
+            unit_bytes: Bytes of weights that are gathered together, where layers allow it.
         """
         self._mesh = mesh
         self._unit_bytes = unit_bytes
@@ -48,18 +48,19 @@ class ShardedReplicaGroup(TensorFlowReplicaGroup):
         return loss
 
     def _trace_sharded_step(
-        self, holes: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
+        self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
         keepalive_outputs = self._trainer.weights.keepalive_outputs = []
-        return self._trace_step(holes, micro_batches, weights, rate), list(keepalive_outputs)
+        loss = self._trace_step(has_placeholders, micro_batches, weights, rate)
+        return loss, list(keepalive_outputs)
 
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
-        """Those of the parts are means already."""
+        """All-reduces the loss and moving statistics; gradients of shards are means already."""
         trainer = self._trainer
-        along = [loss, *trainer.weighted_statistics(share)]
-        loss, *statistics = self._communicator.all_reduce(along, "mean")
+        to_reduce = [loss, *trainer.weighted_statistics(share)]
+        loss, *statistics = self._communicator.all_reduce(to_reduce, "mean")
         trainer.agree_on_statistics(statistics)
         return loss, gradients
 
@@ -74,12 +75,12 @@ class ShardedReplicaGroup(TensorFlowReplicaGroup):
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
         """Gathers the weights for it, and leaves them as they were."""
-        was_whole = self._trainer.weights.is_unsharded
+        was_unsharded = self._trainer.weights.is_unsharded
         self.unshard_weights()
         try:
             return super().predict(inputs)
         finally:
-            if not was_whole:
+            if not was_unsharded:
                 self.reshard_weights()
 
     def keep_gradients(self) -> bool:

@@ -1,4 +1,4 @@
-"""Modules of TensorFlow that join their weights when they are called, and again in the backward pass."""
+"""Modules of TensorFlow that gather their sharded weights when called, and again in the backward pass."""
 
 from __future__ import annotations
 
@@ -26,46 +26,46 @@ from isotrain.plugin import SpecError, TrainingSpec
 
 
 class ShardedModules:
-    """The modules of a model, of which each that is joined as a whole is computed again in the backward pass.
+    """Modules of a model, in FSDP units: each gathers its weights as a whole and is recomputed.
 
-    The weights of one of them are here at a time, forward and backward: each waits for the one before.
+    Only one unit's weights are gathered at a time, forward and backward: each waits for the one before.
     """
 
     def __init__(
         self, model: tf.Module, weights: ShardedWeights, unit_bytes: int, is_called: bool = True
     ) -> None:
-        """Has modules join their weights as they are called.
+        """Makes modules gather their weights as they are called.
 
         Args:
-            model: With all of its variables.
-            weights: Of it.
-            unit_bytes: Of the weights of a module that is joined as a whole, where its modules allow it.
+            model: Model with all of its variables created.
+            weights: Its sharded weights.
+            unit_bytes: Bytes of the weights of a unit, where its modules allow it.
             is_called: Whether it is always the model that is called, and not some of its modules.
 
         Raises:
-            SpecError: There are layers of Keras in it.
+            SpecError: The model contains Keras layers.
         """
         if layers := private_api.keras_layers_of(model):
             raise SpecError(
-                f"strategy sharded: {layers[0].name}: stage=3 joins the weights of a tf.Module whose parts"
-                " are such too, and this one holds a layer of Keras. Make the model one of Keras, or take"
-                " stage 1 or 2."
+                f"strategy sharded: {layers[0].name}: stage=3 gathers the weights of a tf.Module whose"
+                " submodules are tf.Modules too, and this one holds a layer of Keras. Make it a Keras model,"
+                " or use stage 1 or 2."
             )
         self._weights = weights
         self._others = [each for each in model.variables if not weights.has(each)]
-        self._turns = TraceOrder()
+        self._trace_order = TraceOrder()
         self._graph: Any = None
-        self._overlay = VariableOverlay(weights.of_model)
+        self._overlay = VariableOverlay(weights.model_weights)
         self._units = _units(model, weights, unit_bytes, is_called)
         for name, module in self._units:
-            override_call(module, self._joining(name, type(module).__call__))
+            override_call(module, self._gathering(name, type(module).__call__))
 
     @contextlib.contextmanager
     def gather_on_read(self) -> Iterator[None]:
-        """Within it, where a forward pass is traced, the model computes with weights that lie in parts.
+        """Context in which a traced forward pass computes with sharded weights.
 
         Raises:
-            SpecError: It cannot be computed so.
+            SpecError: The model cannot be computed with sharded weights.
         """
         self._graph = tf.compat.v1.get_default_graph()
         try:
@@ -75,56 +75,58 @@ class ShardedModules:
             self._graph = None
 
     @contextlib.contextmanager
-    def without_numbers(self) -> Iterator[None]:
-        """Within it, the model computes with zeros for its weights, and moves nothing."""
-        weights = self._weights.of_model
+    def with_zero_weights(self) -> Iterator[None]:
+        """Context in which the model computes with zeros for its weights, and updates nothing."""
+        weights = self._weights.model_weights
         zeros = {id(each): tf.zeros(each.shape, each.dtype) for each in weights}
         values = _values(self._others)
         with self._overlay.redirect(zeros, self._others, values):
             yield
 
     def recompute(self, model: tf.Module, spec: TrainingSpec) -> None:
-        """Has modules without trained weights computed again too, where the spec asks for it.
+        """Recomputes modules without trained weights too, where the spec asks for it.
 
-        Those that join weights are in any case; of a module that has such inside it is those inside.
+        Units are recomputed in any case; of a module that contains units, its other submodules are.
         """
-        inside = {id(each) for _, unit in self._units for each in (unit, *unit.submodules)}
+        in_units = {id(each) for _, unit in self._units for each in (unit, *unit.submodules)}
 
-        def compute_again(name: str, module: tf.Module) -> None:
-            if id(module) in inside:
+        def recompute_outside_units(name: str, module: tf.Module) -> None:
+            if id(module) in in_units:
                 return
             if not any(map(self._weights.has, module.trainable_variables)):
                 recompute_module(name, module)
                 return
-            for part in submodules_of(module, f"{name}."):
-                compute_again(*part)
+            for submodule in submodules_of(module, f"{name}."):
+                recompute_outside_units(*submodule)
 
         modules = dict(named_modules(model))
         for name in spec.recomputed(modules, "."):
-            compute_again(name, modules[name])
+            recompute_outside_units(name, modules[name])
 
-    def _joining(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
+    def _gathering(self, name: str, call: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(call)
-        def call_or_join(module: tf.Module, *args: Any, **kwargs: Any) -> Any:
+        def call_or_gather(module: tf.Module, *args: Any, **kwargs: Any) -> Any:
             if self._graph is None:
                 return call(module, *args, **kwargs)
             self._require_outermost(name)
-            own = functools.partial(self._alone, call, module)
-            block = _JoiningCall(name, module, own, (args, kwargs), self._weights, self._overlay)
+            call_inner = functools.partial(self._without_gathering, call, module)
+            gathering_call = _GatheringCall(
+                name, module, call_inner, (args, kwargs), self._weights, self._overlay
+            )
 
             def compute(*tensors: Any) -> list[Any]:
-                return block.run_flat(tensors)
+                return gathering_call.run_flat(tensors)
 
-            parts = block.parts()
-            again = recomputed_in_order(compute, self._turns, late=len(parts))
-            results = again(*parts, *block.inputs())
-            self._turns.note(results)
-            return block.unpack(results)
+            shards = gathering_call.shards()
+            recomputing = recomputed_in_order(compute, self._trace_order, late=len(shards))
+            results = recomputing(*shards, *gathering_call.inputs())
+            self._trace_order.note(results)
+            return gathering_call.unpack(results)
 
-        return call_or_join
+        return call_or_gather
 
-    def _alone(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
-        """A call in which modules inside join nothing: their weights are here."""
+    def _without_gathering(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+        """A call in which inner modules gather nothing: their weights are gathered already."""
         graph, self._graph = self._graph, None
         try:
             return call(*args, **kwargs)
@@ -132,22 +134,22 @@ class ShardedModules:
             self._graph = graph
 
     def _require_outermost(self, name: str) -> None:
-        """Raises where replicas might not all come, or come once.
+        """Refuses a call that some replicas may not make, or not once: the gather is collective.
 
         Raises:
-            SpecError: It is so.
+            SpecError: The module is called in a loop, a branch or a `tf.function`.
         """
         if tf.compat.v1.get_default_graph() is not self._graph:
             raise SpecError(
                 f"strategy sharded: the module {name} is called in a loop, a branch or a tf.function, which"
-                " replicas may not go through alike, and with stage=3 all join its weights. Leave the"
-                " tf.function out; give a bucket_megabytes that the module fits into that has the loop or"
-                " branch; or take stage 1 or 2."
+                " not all replicas may run alike; with stage=3 all must gather its weights. Remove the"
+                " tf.function; set bucket_megabytes so large that the module with the loop or branch fits;"
+                " or use stage 1 or 2."
             )
 
 
-class _JoiningCall:
-    """One call of a module as a function of tensors: of the own parts of its weights, and of inputs."""
+class _GatheringCall:
+    """One call of a module as a function of its weights' local shards and its inputs."""
 
     def __init__(
         self,
@@ -158,76 +160,78 @@ class _JoiningCall:
         weights: ShardedWeights,
         overlay: VariableOverlay,
     ) -> None:
-        """Notes what the module is called with.
+        """Keeps the module and the call's arguments.
 
         Args:
-            name: For messages.
-            module: Which.
-            call: Its own, of what it is called with.
-            given: Positional arguments, and others by name.
-            weights: Of the model.
-            overlay: Give them to the module.
+            name: Name of the module, for messages.
+            module: The module.
+            call: The module's original call.
+            given: Positional arguments and keyword arguments of the call.
+            weights: Sharded weights of the model.
+            overlay: Redirects reads of the module's variables to tensors.
         """
         self._name = name
         self._call = call
         self._weights = weights
         self._overlay = overlay
-        self._trained = [each for each in module.trainable_variables if weights.has(each)]
-        self._others = [each for each in module.variables if not weights.has(each)]
+        self._trained = [
+            variable for variable in module.trainable_variables if weights.has(variable)
+        ]
+        self._others = [variable for variable in module.variables if not weights.has(variable)]
         self._before = _values(self._others)
-        self._places = [weights.place_of(each) for each in self._trained]
+        self._indices = [weights.index_of(variable) for variable in self._trained]
         self._given = given
         self._leaves = tf.nest.flatten(given)
         self._inputs = [
-            place for place, leaf in enumerate(self._leaves) if _is_differentiable(leaf)
+            index for index, leaf in enumerate(self._leaves) if _is_differentiable(leaf)
         ]
         self._outputs: Any = None
         self._results: list[Any] = []
-        self._moved: list[tf.Variable] = []
+        self._updated: list[tf.Variable] = []
 
-    def parts(self) -> list[tf.Tensor]:
-        """The first tensors that its results are differentiated by."""
-        return [tf.convert_to_tensor(self._weights.local_shards[place]) for place in self._places]
+    def shards(self) -> list[tf.Tensor]:
+        """Local shards of the module's weights, the first differentiable inputs."""
+        return [tf.convert_to_tensor(self._weights.local_shards[index]) for index in self._indices]
 
     def inputs(self) -> list[tf.Tensor]:
-        """The others."""
-        return [self._leaves[place] for place in self._inputs]
+        """The differentiable tensors among the call's arguments."""
+        return [self._leaves[index] for index in self._inputs]
 
     def run_flat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Joins the weights, and calls the module; gives outputs and what it moved in a row."""
-        count = len(self._places)
-        whole = self._weights.all_gather(self._places, tensors[:count])
-        trained = {id(each): value for each, value in zip(self._trained, whole, strict=True)}
+        """Gathers the weights and calls the module; returns outputs, then updated variables' values."""
+        count = len(self._indices)
+        full = self._weights.all_gather(self._indices, tensors[:count])
+        trained = {id(each): value for each, value in zip(self._trained, full, strict=True)}
         leaves = list(self._leaves)
-        for place, tensor in zip(self._inputs, tensors[count:], strict=True):
-            leaves[place] = tensor
+        for index, tensor in zip(self._inputs, tensors[count:], strict=True):
+            leaves[index] = tensor
         args, kwargs = tf.nest.pack_sequence_as(self._given, leaves)
         before = operations()
         with self._overlay.redirect(trained, self._others, self._before):
             outputs = self._call(*args, **kwargs)
             after = [self._overlay.value(each) for each in self._others]
-        if found := unrepeatable_operations(before):
+        if operation := unrepeatable_operations(before):
             raise SpecError(
-                f"strategy sharded: the module {self._name} has the operation {found}, which draws, assigns"
-                " or exchanges, or is a function of which nobody can tell; with stage=3 a module with weights"
-                " is computed again in the backward pass, and would do so a second time. Draw by"
-                " tf.random.stateless_*, give a bucket_megabytes that this module does not fit into, or"
-                " take stage 1 or 2."
+                f"strategy sharded: the module {self._name} has the operation {operation}, which draws random"
+                " numbers, assigns or communicates (or is a function that may do so); with stage=3 a module"
+                " with weights is recomputed in the backward pass and would do it again. Draw by"
+                " tf.random.stateless_*, set bucket_megabytes so small that this module does not fit, or"
+                " use stage 1 or 2."
             )
         results = tf.nest.flatten(outputs)
         pairs = list(zip(self._others, after, self._before, strict=True))
         self._outputs = tf.nest.map_structure(lambda _: None, outputs)
         self._results = [None if tf.is_tensor(each) else each for each in results]
-        self._moved = [each for each, now, was in pairs if now is not was]
-        moved = [now for _, now, was in pairs if now is not was]
-        return [*(each for each in results if tf.is_tensor(each)), *moved]
+        self._updated = [each for each, new, old in pairs if new is not old]
+        updated = [new for _, new, old in pairs if new is not old]
+        return [*(each for each in results if tf.is_tensor(each)), *updated]
 
     def unpack(self, results: Sequence[tf.Tensor]) -> Any:
-        """Moves what the call moved, and gives its outputs."""
-        found = iter(results)
-        leaves = [next(found) if each is None else each for each in self._results]
-        for variable in self._moved:
-            variable.assign(next(found))
+        """Assigns the variables that the call updated, and returns its outputs."""
+        tensors = iter(results)
+        leaves = [next(tensors) if each is None else each for each in self._results]
+        for variable in self._updated:
+            variable.assign(next(tensors))
         return tf.nest.pack_sequence_as(self._outputs, leaves)
 
 
@@ -242,34 +246,36 @@ def _is_differentiable(leaf: Any) -> bool:
 def _units(
     model: tf.Module, weights: ShardedWeights, unit_bytes: int, is_called: bool
 ) -> list[tuple[str, tf.Module]]:
-    """The modules that are joined as a whole: the largest that are no larger; the model only if it is called.
+    """FSDP units: the largest modules of at most `unit_bytes`; the model itself only if it is called.
 
-    One that has trained weights of its own is not divided: it may read them between its parts.
+    A module that has trained weights of its own is not divided: it may read them between its parts.
 
     Raises:
-        SpecError: One holds what holds it, so that nobody can tell whose weights are whose.
+        SpecError: A module refers to one that contains it, so that the owners of weights are ambiguous.
     """
-    found: dict[int, tuple[str, tf.Module]] = {}
+    units: dict[int, tuple[str, tf.Module]] = {}
 
-    def find(name: str, module: tf.Module, *above: tf.Module) -> None:
-        if any(each is owner for each in module.submodules for owner in above):
+    def visit(name: str, module: tf.Module, *ancestors: tf.Module) -> None:
+        if any(each is ancestor for each in module.submodules for ancestor in ancestors):
             raise SpecError(
                 f"strategy sharded: the module {name} refers back to one that holds it, so that TensorFlow"
-                " counts all weights of that as its own too, and with stage=3 it would be joined with them."
-                " Hold that by `weakref.ref`, or take stage 1 or 2."
+                " counts all weights of that one as its own too; with stage=3 it would gather them. Hold the"
+                " reference by `weakref.ref`, or use stage 1 or 2."
             )
         trained = [each for each in module.trainable_variables if weights.has(each)]
         if not trained:
             return
-        parts = list(submodules_of(module, f"{name}." if name else ""))
-        inside = {id(each) for _, part in parts for each in part.trainable_variables}
-        has_own = any(id(each) not in inside for each in trained)
+        submodules = list(submodules_of(module, f"{name}." if name else ""))
+        inner_ids = {
+            id(each) for _, submodule in submodules for each in submodule.trainable_variables
+        }
+        has_own = any(id(each) not in inner_ids for each in trained)
         fits = sum(map(nbytes, trained)) <= unit_bytes and (is_called or module is not model)
         if callable(module) and (fits or has_own):
-            found[id(module)] = name or type(module).__name__, module
+            units[id(module)] = name or type(module).__name__, module
             return
-        for part in parts:
-            find(*part, module, *above)
+        for submodule in submodules:
+            visit(*submodule, module, *ancestors)
 
-    find("", model)
-    return list(found.values())
+    visit("", model)
+    return list(units.values())

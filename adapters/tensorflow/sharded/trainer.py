@@ -1,4 +1,4 @@
-"""A model on TensorFlow of which each replica keeps a part of every weight and slot."""
+"""Trainer of a TensorFlow replica that keeps its shard of every weight and slot (ZeRO stage 3)."""
 
 from __future__ import annotations
 
@@ -27,58 +27,67 @@ from isotrain.plugin import DeviceMesh, StateInfo, StateKind, TrainingSpec
 
 
 class ShardedUpdate(WeightUpdate):
-    """Updates the own parts of weights, clipped as the whole of them would be."""
+    """Updates shards of weights, clipped by the norms of the full gradients."""
 
     def __init__(self, spec: TrainingSpec, weights: ShardedWeights) -> None:
-        """Makes the optimizer, and slots for the parts.
+        """Builds the optimizer, with slots for the shards.
 
         Args:
-            spec: Names the optimizer.
-            weights: In parts.
+            spec: Training spec, which names the optimizer.
+            weights: Sharded weights.
         """
         super().__init__(spec, weights.variables)
         self._norms = weights.norms
-        self._places = {id(part): place for place, part in enumerate(weights.local_shards)}
+        self._weight_indices = {
+            id(shard): index for index, shard in enumerate(weights.local_shards)
+        }
         optimizer = self._optimizer
         self._global_clipnorm, optimizer.global_clipnorm = optimizer.global_clipnorm, None
-        self._bound_of_each, optimizer.clipnorm = optimizer.clipnorm, None
+        self._clipnorm, optimizer.clipnorm = optimizer.clipnorm, None
         if isinstance(optimizer, keras.optimizers.Lamb):
-            optimizer.update_step = self._lamb
+            optimizer.update_step = self._update_lamb
 
     def sharded_slots(self) -> list[list[Any]]:
-        """The slots that lie as weights do: those of one kind after the other, in the weights' order."""
+        """Slots with a shard per weight: one list per kind of slot, in the order of the weights."""
         return list(keras_private.slots_of(self._optimizer).values())
 
     def apply(self, gradients: Gradients) -> None:
-        """Clips and applies gradients of the parts that are already means over the replicas."""
+        """Clips and applies gradients of the shards, which are already means over the replicas."""
         dense = self.unscaled(gradients)
-        if self._bound_of_each:
-            factors = self._bound_of_each / tf.maximum(self._norms(dense), self._bound_of_each)
+        if self._clipnorm:
+            factors = self._clipnorm / tf.maximum(self._norms(dense), self._clipnorm)
             pairs = zip(dense, tf.unstack(factors), strict=True)
-            dense = [each * tf.cast(factor, each.dtype) for each, factor in pairs]
+            dense = [gradient * tf.cast(factor, gradient.dtype) for gradient, factor in pairs]
         self.apply_shard(dense, tf.norm(self._norms(dense)) if self._global_clipnorm else None)
 
-    def _lamb(self, gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:
-        """Keras' own step, with the norms of the whole weight and of the whole update."""
-        lamb, place, dtype = self._optimizer, self._places[id(variable)], variable.dtype
+    def _update_lamb(self, gradient: tf.Tensor, variable: tf.Variable, rate: tf.Tensor) -> None:
+        """Keras' LAMB step, with the norms of the full weight and of the full update.
+
+        Args:
+            gradient: Gradient of a shard, of the shard's shape.
+            variable: The shard.
+            rate: Learning rate, a scalar.
+        """
+        lamb, index, dtype = self._optimizer, self._weight_indices[id(variable)], variable.dtype
         slots = keras_private.slots_of(lamb)
-        mean, square = slots["momentum"][place], slots["velocity"][place]
+        mean, square = slots["momentum"][index], slots["velocity"][index]
         step = tf.cast(lamb.iterations + 1, dtype)
         lamb.assign_add(mean, (gradient - mean) * (1 - lamb.beta_1))
         lamb.assign_add(square, (gradient**2 - square) * (1 - lamb.beta_2))
         scale = tf.sqrt(square / (1 - tf.cast(lamb.beta_2, dtype) ** step)) + lamb.epsilon
         update = mean / (1 - tf.cast(lamb.beta_1, dtype) ** step) / scale
-        weight, other = tf.unstack(self._norms([variable, update]))
-        both = tf.logical_and(weight > 0, other > 0)
-        ratio = tf.where(both, tf.math.divide_no_nan(weight, other), 1.0)
+        weight_norm, update_norm = tf.unstack(self._norms([variable, update]))
+        are_positive = tf.logical_and(weight_norm > 0, update_norm > 0)
+        ratio = tf.where(are_positive, tf.math.divide_no_nan(weight_norm, update_norm), 1.0)
         lamb.assign_sub(variable, tf.cast(ratio, dtype) * tf.cast(rate, dtype) * update)
 
 
 class ShardedTrainer(ReplicaTrainer):
-    """Computes with weights that are joined layer by layer, or module by module, and updates the own parts.
+    """Computes with weights gathered layer by layer, or module by module; updates the local shards.
 
     Attributes:
-        weights: They.
+        weights: The sharded weights.
+        update: Optimizer of the local shards.
     """
 
     weights: ShardedWeights
@@ -88,50 +97,50 @@ class ShardedTrainer(ReplicaTrainer):
     def __init__(
         self, spec: TrainingSpec, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int
     ) -> None:
-        """Builds everything; called by every replica.
+        """Builds the model, the optimizer and the metrics. Collective.
 
         Args:
-            spec: What to train.
-            communicator: Ties this replica to the others.
-            mesh: How parts lie over the replicas.
-            unit_bytes: Of weights that are joined together, where layers allow it.
+            spec: Training spec.
+            communicator: Communicator with the other replicas.
+            mesh: Device mesh of the replicas.
+            unit_bytes: Bytes of weights that are gathered together, where layers allow it.
         """
         self._communicator = communicator
         self._mesh = mesh
         self._unit_bytes = unit_bytes
         super().__init__(spec)
-        self._compute[True] = self._in_parts(self._compute[True])
+        self._compute[True] = self._gathering(self._compute[True])
 
     def _build_model(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> Any:
-        """Layers are computed again by those that join them."""
+        """Without recomputation: the layers that gather weights recompute themselves."""
         return keras_model.build_model(spec.replace(recompute=()), "tensorflow", scope)
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> ShardedUpdate:
-        """Takes the weights apart first: there are never slots for all of them."""
+        """Shards the weights first: there are never slots for all of them."""
         require_shardable(dict(zip(canonical_names(trainable), trainable, strict=True)))
-        self._start_alike()
+        self._broadcast_initial_values()
         self.weights = ShardedWeights(trainable, self._communicator, self._mesh)
         self._values = self.weights.local_shards
         is_called = spec.objective is None  # which may call some of its layers
-        parted = ShardedLayers if isinstance(self.model, keras.Layer) else ShardedModules
-        self._layers = parted(self.model, self.weights, self._unit_bytes, is_called)
+        layer_class = ShardedLayers if isinstance(self.model, keras.Layer) else ShardedModules
+        self._layers = layer_class(self.model, self.weights, self._unit_bytes, is_called)
         self._layers.recompute(self.model, spec)
         return ShardedUpdate(spec, self.weights)
 
-    def _start_alike(self) -> None:
-        """Gives all the weights of replica 0."""
+    def _broadcast_initial_values(self) -> None:
+        """Broadcasts the weights of replica 0 to all. Collective."""
         variables, everyone = [*self._values, *self.others], range(self._communicator.replicas)
 
-        def start() -> None:
-            found = [
+        def broadcast() -> None:
+            values = [
                 self._communicator.broadcast_within(value_of(each), (tuple(everyone),))
                 for each in variables
             ]
-            assign_all(variables, found)
+            assign_all(variables, values)
 
-        tf.function(start, autograph=False)()
+        tf.function(broadcast, autograph=False)()
 
     def _state_of(
         self,
@@ -141,25 +150,25 @@ class ShardedTrainer(ReplicaTrainer):
     ) -> NamedState:
         return ShardedState(trainable, others, kinds, self.weights, self.update.sharded_slots)
 
-    def _in_parts(self, compute: Compute) -> Compute:
-        def computed(inputs: Any, targets: Any) -> tuple[Any, Any]:
+    def _gathering(self, compute: Compute) -> Compute:
+        def compute_gathered(inputs: Any, targets: Any) -> tuple[Any, Any]:
             with self._layers.gather_on_read():
                 return compute(inputs, targets)
 
-        return computed
+        return compute_gathered
 
     def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
-        """Whatever the weights are: of those that are elsewhere it sees none."""
-        with self._layers.without_numbers():
+        """Loss denominators, computed with zeros for weights: they do not depend on these."""
+        with self._layers.with_zero_weights():
             return self._compute[False](*micro_batch)[0][1, 1:]
 
     def trace_unshard(self) -> None:
-        """Gives this replica all weights, while this is traced by all."""
+        """Gathers all weights, while this is traced. Collective."""
         self.weights.trace_unshard(self._unit_bytes)
 
 
 class ShardedState(NamedState):
-    """The state that a replica has: its parts of weights and slots; all weights, while they are here."""
+    """State of a sharded replica: its shards of weights and slots; full weights, while they are gathered."""
 
     def __init__(
         self,
@@ -169,55 +178,66 @@ class ShardedState(NamedState):
         weights: ShardedWeights,
         slots: Callable[[], list[list[Any]]],
     ) -> None:
-        """Names variables, as `NamedState` does.
+        """Names the variables, as `NamedState` does.
 
         Args:
-            trainable: Weights that are trained.
-            others: The other weights.
-            kinds: Gives the variables of each other kind by name.
-            weights: The trained ones, in parts.
-            slots: Gives those of the optimizer: of one kind after the other, in the order of the weights.
+            trainable: Trainable weights.
+            others: Other weights.
+            kinds: For each other kind of state, a function that returns its variables by name.
+            weights: The sharded trainable weights.
+            slots: Returns the sharded optimizer slots: one list per kind, in the order of the weights.
         """
         super().__init__(trainable, others, kinds)
         self._sharded_weights = weights
-        self._named = list(self._weights["trainable"])
-        lying = [weights.variables, *slots()]
-        self._places = {id(native(v)): place for each in lying for place, v in enumerate(each)}
+        self._weight_names = list(self._weights["trainable"])
+        sharded_variables = [weights.variables, *slots()]
+        self._weight_indices = {
+            id(native(variable)): index
+            for variables in sharded_variables
+            for index, variable in enumerate(variables)
+        }
 
     def _variables(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
-        found = super()._variables(kinds)
+        named = super()._variables(kinds)
         if "trainable" in kinds and not self._sharded_weights.is_unsharded:
-            found |= dict(zip(self._named, self._sharded_weights.local_shards, strict=True))
-        return found
+            named |= dict(zip(self._weight_names, self._sharded_weights.local_shards, strict=True))
+        return named
 
     def describe(self, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
-        found = self._variables(kinds)
+        variables = self._variables(kinds)
         return {
-            name: self._described(info, self._places.get(id(found[name])))
+            name: self._described(info, self._weight_indices.get(id(variables[name])))
             for name, info in super().describe(kinds).items()
         }
 
-    def _described(self, info: StateInfo, place: int | None) -> StateInfo:
-        if place is None:
+    def _described(self, info: StateInfo, index: int | None) -> StateInfo:
+        if index is None:
             return info
-        cut, own = self._sharded_weights.shard_specs[place], self._sharded_weights.shard_index
-        offset, part = tuple(cut.shard_offset(own)), tuple(cut.shard_shape(own))
-        return replace(info, shape=tuple(cut.shape), offset=offset, shard_shape=part)
+        weights = self._sharded_weights
+        shard_spec, shard_index = weights.shard_specs[index], weights.shard_index
+        return replace(
+            info,
+            shape=tuple(shard_spec.shape),
+            offset=tuple(shard_spec.shard_offset(shard_index)),
+            shard_shape=tuple(shard_spec.shard_shape(shard_index)),
+        )
 
-    def write(self, state: Mapping[str, np.ndarray], place: int | None = None) -> None:
-        known = self._variables((*self._weights, *self._kinds))
-        super().write({name: self._own(known.get(name), a) for name, a in state.items()}, place)
+    def write(self, state: Mapping[str, np.ndarray], index: int | None = None) -> None:
+        variables = self._variables((*self._weights, *self._kinds))
+        super().write(
+            {name: self._local_shard(variables.get(name), array) for name, array in state.items()},
+            index,
+        )
         if self._sharded_weights.is_unsharded:
-            self._sharded_weights.refresh_shards(
-                [each for each, n in enumerate(self._named) if n in state]
-            )
+            names = enumerate(self._weight_names)
+            self._sharded_weights.refresh_shards([i for i, name in names if name in state])
 
-    def _own(self, variable: tf.Variable | None, array: np.ndarray) -> np.ndarray:
-        """Of what lies in parts, the own one, where all of it is given."""
-        place = None if variable is None else self._places.get(id(variable))
-        if place is None or np.shape(array) != tuple(
-            self._sharded_weights.shard_specs[place].shape
+    def _local_shard(self, variable: tf.Variable | None, array: np.ndarray) -> np.ndarray:
+        """The local shard of an array of a full weight's shape; any other array as it is."""
+        index = None if variable is None else self._weight_indices.get(id(variable))
+        if index is None or np.shape(array) != tuple(
+            self._sharded_weights.shard_specs[index].shape
         ):
             return array
-        own: np.ndarray = self._sharded_weights.local_shard_of(place, array)
-        return own
+        shard: np.ndarray = self._sharded_weights.local_shard_of(index, array)
+        return shard

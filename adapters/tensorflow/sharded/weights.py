@@ -1,4 +1,4 @@
-"""Weights of a model that lie in parts over TensorFlow's replicas, and are joined while a pass runs."""
+"""Trainable weights sharded over TensorFlow's replicas, and gathered while a pass runs."""
 
 from __future__ import annotations
 
@@ -16,46 +16,47 @@ from isotrain.plugin import DATA, SHARD, DeviceMesh
 
 
 class ShardedWeights:
-    """The weights of a replica, which keeps a part of each.
+    """Weights of a model, of each of which this replica keeps one shard (ZeRO stage 3).
 
-    The variables of the model have numbers only while all weights are here: between, each holds one NaN in
-    the place of all that it has.
+    The model's variables have values only while all weights are gathered; otherwise each holds a single NaN.
 
     Attributes:
-        of_model: The weights.
-        variables: The own parts, under the names of the weights.
-        local_shards: The same, as TensorFlow has them.
-        shard_specs: How each weight is cut.
-        shard_index: Which of the parts are the own ones.
-        keepalive_outputs: For whoever traces to return: without them, TensorFlow would leave out a sum of
-            which no part is this replica's, while others wait for its share.
+        model_weights: Full weights of the model.
+        variables: Local shards, under the names of the weights.
+        local_shards: Local shards as TensorFlow variables.
+        shard_specs: Shard layout of each weight.
+        shard_index: Index of the local shards.
+        keepalive_outputs: Tensors that the traced function must return. Without them, TensorFlow would
+            prune a reduce-scatter of which this replica's shard is empty, while others wait for it.
     """
 
     def __init__(
         self, weights: Sequence[Any], communicator: Communicator, mesh: DeviceMesh
     ) -> None:
-        """Keeps the own part of each weight, and lets all else go.
+        """Keeps the local shard of each weight, and frees the rest.
 
         Args:
-            weights: Of one type, equal on all replicas.
-            communicator: Ties this replica to the others.
-            mesh: How parts lie over the replicas.
+            weights: Weights of one dtype, equal on all replicas.
+            communicator: Communicator with the other replicas.
+            mesh: Device mesh of the replicas.
         """
-        groups, own = mesh.groups(SHARD), communicator.replica_index()
-        members = next(group for group in groups if own in group)
-        self.shard_index = members.index(own)
-        self._within = groups if len(groups) > 1 else ()
-        self._same = mesh.groups(DATA) if DATA in mesh.sizes else ()
-        self._shards = groups
+        groups, replica = mesh.groups(SHARD), communicator.replica_index()
+        members = next(group for group in groups if replica in group)
+        self.shard_index = members.index(replica)
+        self._shard_subgroups = groups if len(groups) > 1 else ()
+        self._data_subgroups = mesh.groups(DATA) if DATA in mesh.sizes else ()
+        self._shard_groups = groups
         self._communicator = communicator
-        self.of_model = list(weights)
-        self._whole = [native(weight) for weight in weights]
-        self._places = {id(weight): place for place, weight in enumerate(weights)}
+        self.model_weights = list(weights)
+        self._full_variables = [native(weight) for weight in weights]
+        self._indices = {id(weight): index for index, weight in enumerate(weights)}
         self._is_unsharded = True
-        self.shard_specs = [ShardSpec(tuple(weight.shape), len(members)) for weight in self._whole]
+        self.shard_specs = [
+            ShardSpec(tuple(weight.shape), len(members)) for weight in self._full_variables
+        ]
         self.variables = [
-            named_as(weight, self.local_shard_of(place, value_of(self._whole[place])))
-            for place, weight in enumerate(weights)
+            named_as(weight, self.local_shard_of(index, value_of(self._full_variables[index])))
+            for index, weight in enumerate(weights)
         ]
         self.local_shards = [native(variable) for variable in self.variables]
         self.keepalive_outputs: list[tf.Tensor] = []
@@ -63,113 +64,134 @@ class ShardedWeights:
 
     @property
     def is_unsharded(self) -> bool:
-        """Whether all weights are here."""
+        """Whether all weights are gathered."""
         return self._is_unsharded
 
     def has(self, variable: Any) -> bool:
         """Whether a variable of the model is one of the weights."""
-        return id(variable) in self._places
+        return id(variable) in self._indices
 
-    def place_of(self, weight: Any) -> int:
-        """Which of the weights it is."""
-        return self._places[id(weight)]
+    def index_of(self, weight: Any) -> int:
+        """Index of a weight."""
+        return self._indices[id(weight)]
 
-    def local_shard_of(self, place: int, whole: Any) -> Any:
-        """Of what lies as a weight does, a tensor or an array, the part that is here."""
-        cut = self.shard_specs[place]
-        ends = zip(
-            cut.shard_offset(self.shard_index), cut.shard_shape(self.shard_index), strict=True
+    def local_shard_of(self, index: int, full: Any) -> Any:
+        """Local shard of a tensor or array of a weight's shape.
+
+        Args:
+            index: Index of the weight.
+            full: Tensor or array of the weight's shape.
+        """
+        shard_spec = self.shard_specs[index]
+        ranges = zip(
+            shard_spec.shard_offset(self.shard_index),
+            shard_spec.shard_shape(self.shard_index),
+            strict=True,
         )
-        return whole[tuple(slice(start, start + size) for start, size in ends)]
+        return full[tuple(slice(start, start + size) for start, size in ranges)]
 
-    def refresh_shards(self, places: Sequence[int]) -> None:
-        """Makes own parts what the weights are, which somebody has set while all are here; not traced."""
-        for place in places:
-            self.local_shards[place].assign(
-                self.local_shard_of(place, value_of(self._whole[place]))
+    def refresh_shards(self, indices: Sequence[int]) -> None:
+        """Copies weights that were set while gathered to the local shards; not traced. Local."""
+        for index in indices:
+            self.local_shards[index].assign(
+                self.local_shard_of(index, value_of(self._full_variables[index]))
             )
 
     def reshard(self) -> None:
-        """Leaves this replica its parts alone; not traced."""
+        """Frees the full weights: this replica keeps its shards alone; not traced. Local."""
         if not self._is_unsharded:
             return
-        for weight in self._whole:
+        for weight in self._full_variables:
             assign_anew(weight, tf.constant(np.nan, weight.dtype))
         self._is_unsharded = False
 
     def trace_unshard(self, unit_bytes: int) -> None:
-        """Gives the variables of the model all weights, so many bytes at a time, while this is traced."""
-        before: list[tf.Operation] = []
-        for places in plan_buckets(self._whole, unit_bytes):
-            with tf.control_dependencies(before):
-                own = [value_of(self.local_shards[place]) for place in places]
-                joined = self._joined(places, *own)
-                before = [
-                    assign_anew(self._whole[place], whole)
-                    for place, whole in zip(places, joined, strict=True)
+        """Gathers all weights into the model's variables, `unit_bytes` at a time; traced. Collective."""
+        previous: list[tf.Operation] = []
+        for indices in plan_buckets(self._full_variables, unit_bytes):
+            with tf.control_dependencies(previous):
+                shards = [value_of(self.local_shards[index]) for index in indices]
+                gathered = self._gather(indices, *shards)
+                previous = [
+                    assign_anew(self._full_variables[index], full)
+                    for index, full in zip(indices, gathered, strict=True)
                 ]
 
     def mark_unsharded(self) -> None:
-        """Notes that all weights are here."""
+        """Records that all weights are gathered. Local."""
         self._is_unsharded = True
 
-    def all_gather(self, places: Sequence[int], parts: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Weights, joined of what each replica has; their gradients become those of the parts.
+    def all_gather(self, indices: Sequence[int], shards: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """Gathers weights; the backward pass reduce-scatters their gradients to means. Collective.
 
         Args:
-            places: Of the weights.
-            parts: The own ones.
+            indices: Indices of the weights.
+            shards: Local shard of each.
+
+        Returns:
+            The full weights.
         """
 
         @tf.custom_gradient
-        def join(*own: tf.Tensor) -> Any:
+        def gather(*local_shards: tf.Tensor) -> Any:
             def backward(*gradients: Any) -> list[tf.Tensor]:
-                return self._reduced(places, [tf.convert_to_tensor(each) for each in gradients])
+                return self._reduce_scatter(
+                    indices, [tf.convert_to_tensor(gradient) for gradient in gradients]
+                )
 
-            return self._joined(places, *own), backward
+            return self._gather(indices, *local_shards), backward
 
-        found: list[tf.Tensor] = join(*parts)
-        return found
+        full_weights: list[tf.Tensor] = gather(*shards)
+        return full_weights
 
     def norms(self, tensors: Sequence[tf.Tensor]) -> tf.Tensor:
-        """The norms of the wholes of tensors of which the replicas have parts: float64, one for each."""
-        squares = [tf.reduce_sum(tf.cast(each, tf.float64) ** 2) for each in tensors]
-        return tf.sqrt(self._communicator.all_reduce_within(tf.stack(squares), self._shards))
+        """Norms of full tensors from this replica's shards: float64, shape `[tensors]`. Collective."""
+        squares = [tf.reduce_sum(tf.cast(tensor, tf.float64) ** 2) for tensor in tensors]
+        return tf.sqrt(self._communicator.all_reduce_within(tf.stack(squares), self._shard_groups))
 
-    def _joined(self, places: Sequence[int], *own: tf.Tensor) -> list[tf.Tensor]:
-        flat = tf.concat([tf.reshape(part, [-1]) for part in own], axis=0)
-        sizes = shard_sizes([self.shard_specs[place] for place in places])
-        whole = self._communicator.all_gather_shards(flat, sizes, self._within)
-        of_each = [
-            tf.split(of_replica, [self.shard_specs[place].shard_numel(replica) for place in places])
-            for replica, of_replica in enumerate(tf.split(whole, sizes))
+    def _gather(self, indices: Sequence[int], *local_shards: tf.Tensor) -> list[tf.Tensor]:
+        """The full weights of these indices, from their local shards. Collective."""
+        flat = tf.concat([tf.reshape(shard, [-1]) for shard in local_shards], axis=0)
+        sizes = shard_sizes([self.shard_specs[index] for index in indices])
+        gathered = self._communicator.all_gather_shards(flat, sizes, self._shard_subgroups)
+        by_replica = [
+            tf.split(
+                replica_shards, [self.shard_specs[index].shard_numel(replica) for index in indices]
+            )
+            for replica, replica_shards in enumerate(tf.split(gathered, sizes))
         ]
-        pieces = zip(places, zip(*of_each, strict=True), strict=True)
-        return [_joined(self.shard_specs[place], parts) for place, parts in pieces]
+        pairs = zip(indices, zip(*by_replica, strict=True), strict=True)
+        return [_concatenate(self.shard_specs[index], shards) for index, shards in pairs]
 
-    def _reduced(self, places: Sequence[int], gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The own parts of the means of gradients."""
-        pairs = zip(places, gradients, strict=True)
-        parted = [
-            tf.split(each, self.shard_specs[place].shard_lengths, self.shard_specs[place].axis)
-            for place, each in pairs
+    def _reduce_scatter(
+        self, indices: Sequence[int], gradients: Sequence[tf.Tensor]
+    ) -> list[tf.Tensor]:
+        """The local shards of the means of full gradients. Collective."""
+        pairs = zip(indices, gradients, strict=True)
+        by_weight = [
+            tf.split(gradient, self.shard_specs[index].shard_lengths, self.shard_specs[index].axis)
+            for index, gradient in pairs
         ]
-        of_each = [part for parts in zip(*parted, strict=True) for part in parts]
-        vector = tf.concat([tf.reshape(part, [-1]) for part in of_each], axis=0)
-        sizes = shard_sizes([self.shard_specs[place] for place in places])
-        own, proof = self._communicator.reduce_scatter(vector, sizes, self._within)
-        self.keepalive_outputs.append(proof)
-        if self._same and sizes[self.shard_index]:
-            own = self._communicator.all_reduce_within(own, self._same)
-        own_sizes = [self.shard_specs[place].shard_numel(self.shard_index) for place in places]
-        means = tf.split(own / self._communicator.replicas, own_sizes)
+        in_replica_order = [shard for shards in zip(*by_weight, strict=True) for shard in shards]
+        vector = tf.concat([tf.reshape(shard, [-1]) for shard in in_replica_order], axis=0)
+        sizes = shard_sizes([self.shard_specs[index] for index in indices])
+        local_sum, keepalive = self._communicator.reduce_scatter(
+            vector, sizes, self._shard_subgroups
+        )
+        self.keepalive_outputs.append(keepalive)
+        if self._data_subgroups and sizes[self.shard_index]:
+            local_sum = self._communicator.all_reduce_within(local_sum, self._data_subgroups)
+        local_sizes = [self.shard_specs[index].shard_numel(self.shard_index) for index in indices]
+        means = tf.split(local_sum / self._communicator.replicas, local_sizes)
         return [
-            tf.reshape(mean, self.shard_specs[place].shard_shape(self.shard_index))
-            for place, mean in zip(places, means, strict=True)
+            tf.reshape(mean, self.shard_specs[index].shard_shape(self.shard_index))
+            for index, mean in zip(indices, means, strict=True)
         ]
 
 
-def _joined(cut: ShardSpec, parts: Sequence[tf.Tensor]) -> tf.Tensor:
-    """The whole of parts that are flat."""
-    shaped = [tf.reshape(part, cut.shard_shape(place)) for place, part in enumerate(parts)]
-    return tf.concat(shaped, cut.axis)
+def _concatenate(shard_spec: ShardSpec, shards: Sequence[tf.Tensor]) -> tf.Tensor:
+    """A full tensor from its flat shards."""
+    shaped = [
+        tf.reshape(shard, shard_spec.shard_shape(index)) for index, shard in enumerate(shards)
+    ]
+    return tf.concat(shaped, shard_spec.axis)

@@ -324,7 +324,7 @@ class ReplicaTrainer:
         Args:
             replica: Index of the replica whose random numbers to draw.
             step: Step of the run.
-            local_replica: Index of the local replica, by which Keras' seeds are offset whenever they are used.
+            local_replica: Index of the local replica, by which Keras' seeds are offset on use.
         """
         shift = seed_offset(replica, step)
         for seed, initial in self._initial_seeds:
