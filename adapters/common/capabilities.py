@@ -1,4 +1,4 @@
-"""What backends declare alike of groups in which a process has a part of a replica; imports no framework."""
+"""Capabilities of groups in which a process has a part of a replica; imports no framework."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ REPLICATED_ONLY_CAPABILITIES = (
     Capability.UPDATE_SHARD,
     Capability.REDUCE_SCATTER_GRADIENTS,
 )
-"""What needs all weights of a replica in one process."""
+"""Capabilities that need all weights of a replica in one process."""
 FULLY_SHARDED_CAPABILITIES = Capabilities(
     frozenset(
         {
@@ -34,7 +34,7 @@ FULLY_SHARDED_CAPABILITIES = Capabilities(
     ),
     dict.fromkeys(
         (*REPLICATED_ONLY_CAPABILITIES, Capability.PIPELINE_STEP),
-        "a replica has a part of each weight",
+        "a replica has a shard of each weight",
     ),
 )
 PIPELINE_CAPABILITIES = Capabilities(
@@ -52,17 +52,17 @@ PIPELINE_CAPABILITIES = Capabilities(
 
 
 def fully_sharded_bytes(plan: Plan, sums: int = 1, times: int = 1) -> float:
-    """What a replica of a fully sharded run sends per step.
+    """Bytes that a replica of a fully sharded run sends per step.
 
-    Micro-batches join weights twice, and gradients are summed; between hosts with the same parts, these are
-    reduced.
+    Each micro-batch all-gathers the weights twice and reduces the gradients; with hybrid sharding, hosts that
+    have the same shards all-reduce these.
 
     Args:
-        plan: With the measures of the model.
-        sums: How much the sum of gradients moves, to an optimal one.
-        times: How often gradients are summed and reduced.
+        plan: Plan with the model's size.
+        sums: Bytes of the gradient reduction, relative to an optimal reduce-scatter.
+        times: Number of gradient reductions per step.
     """
-    parts, hosts = plan.device_mesh.size(SHARD), plan.device_mesh.size(DATA)
-    joined = (2 * plan.gradient_accumulation_steps + times * sums) * (parts - 1) / parts
-    reduced = times * 2 * (hosts - 1) / hosts / parts
-    return (joined + reduced) * (plan.gradient_bytes or 0)
+    shards, hosts = plan.device_mesh.size(SHARD), plan.device_mesh.size(DATA)
+    gathered = (2 * plan.gradient_accumulation_steps + times * sums) * (shards - 1) / shards
+    reduced = times * 2 * (hosts - 1) / hosts / shards
+    return (gathered + reduced) * (plan.gradient_bytes or 0)

@@ -1,4 +1,4 @@
-"""What objects keep in their attributes, at any depth; imports no framework."""
+"""Walks objects' attributes at any depth; imports no framework."""
 
 from __future__ import annotations
 
@@ -11,37 +11,41 @@ from typing import Any
 from isotrain.plugin import IsotrainError
 
 MAX_ENTRIES = 1024
-"""Entries of a container that is not looked into, such as a vocabulary."""
+"""Containers with more entries, such as a vocabulary, are not visited."""
 _LIBRARIES = {"keras", "torch", "numpy", "tensorflow", "isotrain", *sys.stdlib_module_names}
 _OPENING = {tuple: "(", list: "[", deque: "<", dict: "{"}
 _STEP = re.compile(r"\.([^.(\[<{]+)|\((\d+)\)|\[(\d+)\]|<(\d+)>|\{([^}]*)\}")
 
 
 def iter_nested(
-    name: str, value: Any, is_meant: Callable[[Any], bool], known: set[int]
+    name: str, value: Any, is_meant: Callable[[Any], bool], visited: set[int]
 ) -> Iterator[tuple[str, Any]]:
     """Finds values behind an attribute, with their paths: `hidden`, `hidden(0)`, `queues{left}[2]`.
 
     Args:
         name: The attribute's name.
         value: The attribute's value.
-        is_meant: Tells which values are looked for.
-        known: Identities of what is not looked into (again); grows.
+        is_meant: Whether a value is one to find.
+        visited: Identities of objects not to visit (again); grows.
     """
     if is_meant(value):
         yield name, value
         return
-    if id(value) in known:
+    if id(value) in visited:
         return
     for step, part in _parts(value):
-        known.add(id(value))
-        yield from iter_nested(name + step, part, is_meant, known)
+        visited.add(id(value))
+        yield from iter_nested(name + step, part, is_meant, visited)
 
 
 def _parts(value: Any) -> list[tuple[str, Any]]:
     kind = next((each for each in _OPENING if isinstance(value, each)), None)
     if kind is None:
-        return [(f".{n}", v) for n, v in vars(value).items()] if is_user_object(value) else []
+        return (
+            [(f".{name}", attribute) for name, attribute in vars(value).items()]
+            if is_user_object(value)
+            else []
+        )
     if len(value) > MAX_ENTRIES:
         return []
     if kind is dict:
@@ -51,26 +55,26 @@ def _parts(value: Any) -> list[tuple[str, Any]]:
 
 
 def is_user_object(value: Any) -> bool:
-    """Whether it is an object of a class that is no library's."""
+    """Whether a value is an object of a class that belongs to no library."""
     is_object = hasattr(value, "__dict__") and not isinstance(value, type)
     return is_object and is_user_class(type(value))
 
 
 def is_user_class(kind: type) -> bool:
-    """Whether a class is no library's."""
+    """Whether a class belongs to no library."""
     return kind.__module__.partition(".")[0] not in _LIBRARIES
 
 
 def set_by_path(attributes: dict[str, Any], path: str, value: Any) -> None:
-    """Sets what is behind an attribute; makes containers that are not there yet.
+    """Sets a value behind an attribute; makes containers that are missing.
 
     Args:
         attributes: The object's attributes by name.
-        path: As `iter_nested` gives it.
-        value: What to put there.
+        path: Path as `iter_nested` gives it.
+        value: Value to set.
 
     Raises:
-        IsotrainError: What is there now has no such place.
+        IsotrainError: The path is malformed, or leads through a missing object.
     """
     steps = list(_STEP.finditer(f".{path}"))
     if not steps or "".join(step.group() for step in steps) != f".{path}":
@@ -78,33 +82,35 @@ def set_by_path(attributes: dict[str, Any], path: str, value: Any) -> None:
             f"expected the path of an attribute, such as `hidden(0)`, received {path!r}."
         )
     name = steps[0].group(1)
-    attributes[name] = _with(attributes.get(name), steps[1:], value, path)
+    attributes[name] = _with_value(attributes.get(name), steps[1:], value, path)
 
 
-def _with(held: Any, steps: list[re.Match[str]], value: Any, path: str) -> Any:
-    """A value, of which something inside is set."""
+def _with_value(container: Any, steps: list[re.Match[str]], value: Any, path: str) -> Any:
+    """A container or object in which the value behind these steps is set."""
     if not steps:
         return value
     first, rest = steps[0], steps[1:]
-    attribute, *places, key = first.groups()
+    attribute, *indices, key = first.groups()
     if attribute is not None:
-        if not is_user_object(held):
-            raise IsotrainError(f"{path}: there is no object to have the attribute {attribute!r}.")
-        vars(held)[attribute] = _with(vars(held).get(attribute), rest, value, path)
-        return held
+        if not is_user_object(container):
+            raise IsotrainError(f"{path}: found no object with the attribute {attribute!r}.")
+        vars(container)[attribute] = _with_value(vars(container).get(attribute), rest, value, path)
+        return container
     if key is not None:
-        found = held if isinstance(held, dict) else {}
-        found[key] = _with(found.get(key), rest, value, path)
-        return found
-    kind = (tuple, list, deque)[next(i for i, each in enumerate(places) if each is not None)]
-    index = int(next(each for each in places if each is not None))
-    items = list(held) if isinstance(held, kind) else []
+        entries = container if isinstance(container, dict) else {}
+        entries[key] = _with_value(entries.get(key), rest, value, path)
+        return entries
+    kind = (tuple, list, deque)[
+        next(index for index, each in enumerate(indices) if each is not None)
+    ]
+    index = int(next(each for each in indices if each is not None))
+    items = list(container) if isinstance(container, kind) else []
     items += [None] * (index + 1 - len(items))
-    items[index] = _with(items[index], rest, value, path)
+    items[index] = _with_value(items[index], rest, value, path)
     if kind is tuple:
-        return type(held)(*items) if hasattr(held, "_fields") else tuple(items)
-    if not isinstance(held, list | deque) or not isinstance(held, kind):
+        return type(container)(*items) if hasattr(container, "_fields") else tuple(items)
+    if not isinstance(container, list | deque) or not isinstance(container, kind):
         return kind(items)
-    held.clear()
-    held.extend(items)
-    return held
+    container.clear()
+    container.extend(items)
+    return container

@@ -1,4 +1,4 @@
-"""One of several outputs of a model, in predictions and in targets; imports no framework."""
+"""Selection of one of a model's outputs, in predictions and in targets; imports no framework."""
 
 from __future__ import annotations
 
@@ -13,97 +13,97 @@ if TYPE_CHECKING:
 
 
 FRAMEWORKS = ("torch", "tensorflow", "jax")
-"""Names that stand for a framework, beside those for which the spec gives a model."""
+"""Keys that are frameworks, besides those for which the spec gives a model."""
 
 
 def check_loss_table(spec: TrainingSpec, framework: str) -> None:
-    """Makes sure that a table of losses says one thing, before anything starts.
+    """Refuses a table of losses that mixes frameworks and outputs, before anything starts.
 
     Args:
-        spec: Of the plan.
-        framework: Whose entries of the spec are taken.
+        spec: Training spec.
+        framework: Framework whose entries of the spec apply.
 
     Raises:
-        SpecError: Some of its names are frameworks and others are not; or all are, and none is this one.
+        SpecError: Some of its keys are frameworks and others are not; or all are, and none is this one.
     """
     table = spec.loss
     if not isinstance(table, Mapping):
         return
     models = spec.model if isinstance(spec.model, Mapping) else ()
-    known = {*FRAMEWORKS, *models} & set(table)
-    if known and not set(table) <= known | {framework}:
-        raise SpecError(_either(table, known))
-    if known:
+    framework_keys = {*FRAMEWORKS, *models} & set(table)
+    if framework_keys and not set(table) <= framework_keys | {framework}:
+        raise SpecError(_mixed_table(table, framework_keys))
+    if framework_keys:
         spec.for_framework("loss", framework)
 
 
-def _either(table: Mapping[str, Any], known: Collection[str]) -> str:
-    """What to do about a table of losses by framework and by output."""
+def _mixed_table(table: Mapping[str, Any], framework_keys: Collection[str]) -> str:
+    """Message for a table of losses by framework and by output at once."""
     return (
-        f"loss: of {', '.join(table)}, {', '.join(sorted(known))} are frameworks and the others are not."
-        " Give a table of frameworks or one of outputs; for outputs that are called like a framework, a table"
-        " of outputs for each framework: {torch: {name: loss, ...}, tensorflow: {...}}."
+        f"loss: of {', '.join(table)}, {', '.join(sorted(framework_keys))} are frameworks and the others"
+        " are not. Give a table of frameworks or one of outputs; for outputs named like a framework, give a table of"
+        " outputs for each framework: {torch: {name: loss, ...}, tensorflow: {...}}."
     )
 
 
 @dataclass(frozen=True)
 class OutputSelector:
-    """How the outputs of a model are told apart.
+    """Selects the parts of predictions and targets that belong to one output.
 
     Attributes:
-        names: Of outputs that come in a tuple or list; those in a dict have their own.
+        names: Names of outputs that come in a tuple or list; those in a dict have their own.
     """
 
     names: Sequence[str] = ()
 
     @classmethod
     def of_keras(cls, model: Any) -> OutputSelector:
-        """Those of a Keras model, as Keras calls them."""
+        """Selector for a Keras model, by its output names."""
         return cls(getattr(model, "output_names", None) or ())
 
     def pick(self, tree: Any, output: str | None, what: str) -> Any:
         """The part of predictions or targets that belongs to an output.
 
         Args:
-            tree: All of them.
-            output: Its name; None for all.
-            what: What the tree is, for messages.
+            tree: All predictions or targets.
+            output: Name of the output; None for all.
+            what: Name of the tree, for messages.
 
         Raises:
-            SpecError: There is none of that name.
+            SpecError: There is no output of that name.
         """
         if output is None:
             return tree
         parts = self._parts(tree)
         if output not in parts:
             raise SpecError(
-                f"loss or metrics: an output {output!r} is asked for, and the {what} have"
+                f"loss or metrics: expected an output {output!r} in the {what}, which have"
                 f" {', '.join(map(repr, parts)) or 'no names'}. Name the outputs of the model (a dict), and"
-                " the targets as these."
+                " give the targets the same names."
             )
         return parts[output]
 
     def _parts(self, tree: Any) -> Mapping[str, Any]:
         if isinstance(tree, Mapping) or isinstance(tree := as_plain_tree(tree), Mapping):
             return tree
-        several = tree if isinstance(tree, tuple | list) else [tree]
+        outputs = tree if isinstance(tree, tuple | list) else [tree]
         return (
-            dict(zip(self.names, several, strict=False)) if len(several) == len(self.names) else {}
+            dict(zip(self.names, outputs, strict=False)) if len(outputs) == len(self.names) else {}
         )
 
     def of_targets(self, targets: Any, output: str | None) -> Any:
-        """The targets of an output, without weights."""
+        """Targets of an output, without sample weights."""
         return self.pick(unweighted(targets)[0], output, "targets")
 
     def sample(
         self, targets: Any, predictions: Any, output: str | None
     ) -> tuple[Any, Any, Any | None]:
-        """Targets, predictions and sample weights, or None for these, of an output.
+        """Targets, predictions and sample weights (or None) of an output.
 
         Args:
-            targets: All, with their weights where they have some.
-            predictions: All.
-            output: Its name; None for all.
+            targets: All targets, with their weights where they have some.
+            predictions: All predictions.
+            output: Name of the output; None for all.
         """
         plain, weights = unweighted(targets)
         if output is not None and isinstance(weights, Mapping | tuple):
@@ -115,21 +115,21 @@ class OutputSelector:
         )
 
 
-def as_plain_tree(found: Any) -> Any:
-    """What a model gave with its dataclasses and named tuples as dicts, by the names of their fields.
+def as_plain_tree(tree: Any) -> Any:
+    """A model's outputs with dataclasses and named tuples as dicts, by the names of their fields.
 
-    Fields that are None are left out there, as libraries of models do: there is no such output.
+    Fields that are None are left out, as model libraries do: there is no such output.
     """
-    if is_dataclass(found) and not isinstance(found, Mapping):
-        found = {field.name: getattr(found, field.name) for field in fields(found)}
-    elif isinstance(found, tuple) and hasattr(found, "_asdict"):
-        found = found._asdict()
-    if isinstance(found, Mapping):
-        return {name: as_plain_tree(part) for name, part in found.items() if part is not None}
-    return type(found)(map(as_plain_tree, found)) if type(found) in (tuple, list) else found
+    if is_dataclass(tree) and not isinstance(tree, Mapping):
+        tree = {field.name: getattr(tree, field.name) for field in fields(tree)}
+    elif isinstance(tree, tuple) and hasattr(tree, "_asdict"):
+        tree = tree._asdict()
+    if isinstance(tree, Mapping):
+        return {name: as_plain_tree(part) for name, part in tree.items() if part is not None}
+    return type(tree)(map(as_plain_tree, tree)) if type(tree) in (tuple, list) else tree
 
 
 def objective_batch(inputs: Any, targets: Any) -> tuple[Any, ...]:
-    """What an objective gets of a slice: inputs, targets, and sample weights where there are some."""
+    """Arguments of an objective: inputs, targets, and sample weights where there are some."""
     plain, weights = unweighted(targets)
     return (inputs, plain) if weights is None else (inputs, plain, weights)

@@ -1,4 +1,4 @@
-"""Uses of what a library does not document, each with a test of itself that `isotrain doctor` makes."""
+"""Probes of private APIs of libraries, which `isotrain doctor` runs."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from isotrain.plugin import Availability
 
 @dataclass(frozen=True)
 class PrivateApiProbe:
-    """One of them.
+    """A use of a private API, with a test that it still works.
 
     Attributes:
-        name: Where it is in the library.
-        still_works: Uses it as isotrain does; raises where it is not there, or does something else.
+        name: Name of the API in the library.
+        still_works: Uses the API as isotrain does; raises if it is missing or behaves differently.
     """
 
     name: str
@@ -22,7 +22,7 @@ class PrivateApiProbe:
 
     @property
     def fault(self) -> str | None:
-        """What is wrong with it, in a line; None where nothing is."""
+        """The probe's error in one line; None where it passes."""
         try:
             self.still_works()
         except Exception as error:
@@ -33,17 +33,17 @@ class PrivateApiProbe:
 def private_api_changes(
     library: str, version: str, parts: Iterable[PrivateApiProbe]
 ) -> Availability | None:
-    """Tests private parts of a library.
+    """Runs the probes of a library.
 
     Args:
-        library: Its name.
-        version: The installed one.
-        parts: What isotrain uses of it.
+        library: Name of the library.
+        version: Installed version.
+        parts: Probes of the private APIs that isotrain uses.
 
     Returns:
-        That the library cannot be used, naming what has changed; None where nothing has.
+        Unavailability that names the changed APIs; None where no probe fails.
     """
-    faults = [fault for part in parts if (fault := part.fault)]
+    faults = [fault for probe in parts if (fault := probe.fault)]
     if not faults:
         return None
     return Availability(
@@ -55,10 +55,10 @@ def private_api_changes(
 
 
 def require(holds: bool, expected: str) -> None:
-    """Raises where a private part does something else than it did.
+    """Raises where a probe does not hold.
 
     Raises:
-        RuntimeError: It says what was expected.
+        RuntimeError: The probe does not hold; the message says what was expected.
     """
     if not holds:
         raise RuntimeError(f"expected: {expected}")

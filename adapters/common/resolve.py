@@ -1,4 +1,4 @@
-"""What a spec chose, made ready to be called: what all adapters share; imports no framework."""
+"""Resolves components of a spec (model, loss, metric, optimizer) to callables; imports no framework."""
 
 from __future__ import annotations
 
@@ -15,24 +15,24 @@ if TYPE_CHECKING:
     from isotrain.plugin import Component
 
 
-def resolve_for_framework(given: Any, framework: str, field: str) -> Any:
+def resolve_for_framework(entry: Any, framework: str, field: str) -> Any:
     """Picks this framework's entry where the spec gives one per framework, and imports it.
 
     Raises:
-        SpecError: Nothing is given for this framework, or it cannot be imported.
+        SpecError: There is no entry for this framework, or it cannot be imported.
     """
-    if isinstance(given, Mapping):
-        if framework not in given:
+    if isinstance(entry, Mapping):
+        if framework not in entry:
             raise SpecError(
-                f"{field}: nothing is given for the framework {framework!r}; given for:"
-                f" {', '.join(sorted(given))}."
+                f"{field}: no entry for the framework {framework!r}; available:"
+                f" {', '.join(sorted(entry))}."
             )
-        given = given[framework]
-    return import_strings.resolve(given)
+        entry = entry[framework]
+    return import_strings.resolve(entry)
 
 
 def snake_case(name: str) -> str:
-    """A class's name in small letters: `mean_squared_error`, `kl_divergence`."""
+    """A class's name in snake case: `mean_squared_error`, `kl_divergence`."""
     words = re.sub(r"(.)([A-Z][a-z]+)", r"\1_\2", name)
     return re.sub(r"([a-z])([A-Z])", r"\1_\2", words).lower()
 
@@ -41,13 +41,13 @@ def instantiate(make: Any, chosen: Component, field: str, **defaults: Any) -> An
     """Calls a class or function with the options of the spec.
 
     Args:
-        make: What to call.
-        chosen: Gives the options.
-        field: Of the spec, for messages.
+        make: Class or function to call.
+        chosen: Component of the spec, which has the options.
+        field: Field of the spec, for messages.
         defaults: Options for which the spec gives none.
 
     Raises:
-        SpecError: It refuses them.
+        SpecError: The class or function refuses the options.
     """
     try:
         return make(**{**defaults, **chosen.options})
@@ -58,17 +58,17 @@ def instantiate(make: Any, chosen: Component, field: str, **defaults: Any) -> An
 
 
 def call_checked(form: str, make: Any, field: str, *given: Any, **options: Any) -> Any:
-    """Calls a person's function, once it is known to take what it is given.
+    """Calls a user's function after checking that it takes these arguments.
 
     Args:
-        form: How it is called, for messages.
+        form: Form of the call, for messages.
         make: The function.
-        field: Of the spec, for messages.
+        field: Field of the spec, for messages.
         given: Positional arguments.
-        options: Those that the spec gives.
+        options: Keyword arguments from the spec.
 
     Raises:
-        SpecError: It does not take them.
+        SpecError: The function does not take them.
     """
     try:
         inspect.signature(make).bind(*given, **options)
@@ -78,62 +78,62 @@ def call_checked(form: str, make: Any, field: str, *given: Any, **options: Any) 
             " Its parameters are"
             f" {inspect.signature(make)}."
         ) from None
-    except ValueError:  # of a compiled function
+    except ValueError:  # a compiled function
         pass
     return make(*given, **options)
 
 
 def name_option(cls: type) -> dict[str, str]:
-    """The option `name` of a class that would count its objects instead: auc, auc_1, ..."""
+    """The option `name` for a class that would number its instances instead: auc, auc_1, ..."""
     name = inspect.signature(cls).parameters.get("name")
     counts = name is not None and name.default is None
     return {"name": snake_case(cls.__name__)} if counts else {}
 
 
 def build_custom(chosen: Component, field: str) -> Any:
-    """A person's own loss or metric, its options given to it: an object of a class, or a function."""
-    own = import_strings.resolve(chosen.name)
-    if isinstance(own, type):
-        return instantiate(own, chosen, field, **name_option(own))
-    return functools.partial(own, **chosen.options) if chosen.options else own
+    """A custom loss or metric with its options: an instance of a class, or a function."""
+    factory = import_strings.resolve(chosen.name)
+    if isinstance(factory, type):
+        return instantiate(factory, chosen, field, **name_option(factory))
+    return functools.partial(factory, **chosen.options) if chosen.options else factory
 
 
 def as_function(
-    own: Any, chosen: Component, field: str, *, squeeze: bool = True
+    function: Any, chosen: Component, field: str, *, squeeze: bool = True
 ) -> callables.Function:
-    """A person's own loss or metric as it is called here: `function(targets, predictions)`.
+    """A custom loss or metric as `function(targets, predictions)`.
 
     Args:
-        own: What `found` gave.
-        chosen: What the spec says of it.
-        field: Of the spec, for messages.
-        squeeze: Whether it gets targets and predictions without a last axis of length 1 that only one of
-            them has, as Keras' own losses do; without it they are refused.
+        function: Result of `build_custom`.
+        chosen: Component of the spec.
+        field: Field of the spec, for messages.
+        squeeze: Whether to drop a last axis of length 1 that only one of targets and predictions has, as
+            Keras' own losses do; otherwise such shapes are refused.
     """
-    function = callables.targets_first(own, chosen.order, field)
-    return callables.refusing_broadcast(function, f"{field}: {chosen.label!r}", squeeze)
+    ordered = callables.targets_first(function, chosen.order, field)
+    return callables.refusing_broadcast(ordered, f"{field}: {chosen.label!r}", squeeze)
 
 
 def require_unique_names(names: Sequence[str]) -> None:
-    """Makes sure that each metric, and the loss beside them, is given under a name of its own.
+    """Refuses metrics of the same name, or of the name `loss`.
 
     Raises:
-        SpecError: One is not.
+        SpecError: A name occurs twice, or is `loss`.
     """
-    double = sorted({name for name in names if names.count(name) > 1 or name == "loss"})
-    if double:
+    duplicates = sorted({name for name in names if names.count(name) > 1 or name == "loss"})
+    if duplicates:
         raise SpecError(
-            f"metrics: more than one result would be called {', '.join(double)} (the loss is always"
+            f"metrics: more than one result would be called {', '.join(duplicates)} (the loss is always"
             " given as `loss`). Give one of them another name: the option `name`, or a callable of"
             " your own."
         )
 
 
 def require_predictions(metrics: Sequence[Any], predictions: Any) -> None:
-    """Makes sure that metrics, where there are any, get predictions.
+    """Refuses metrics without predictions.
 
     Raises:
-        SpecError: There are metrics, and an objective that gave no predictions.
+        SpecError: There are metrics, and the objective returned no predictions.
     """
     if metrics and predictions is None:
         raise SpecError(

@@ -1,4 +1,4 @@
-"""How a weight is cut into parts that lie over replicas; imports no framework."""
+"""Sharding of weights over replicas; imports no framework."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _KIND = "optimizer/"
 def mark_local_slots(
     described: Mapping[str, StateInfo], is_alone: Callable[[str], bool]
 ) -> dict[str, StateInfo]:
-    """A description of state that says which slots are here and on no other replica.
+    """Marks the optimizer slots that only this replica has, in a description of state.
 
     Args:
-        described: As if all replicas had all of it.
-        is_alone: Tells of a slot whether it is of a weight that this replica alone updates.
+        described: Description of state, as if all replicas had all of it.
+        is_alone: Whether a slot belongs to a weight that this replica alone updates.
     """
     return {
         name: info.on_this_replica_only()
@@ -34,8 +34,8 @@ def is_remote(name: str, is_elsewhere: Callable[[str], bool]) -> bool:
     """Whether a name in state is that of a slot which only other replicas have.
 
     Args:
-        name: Of any state.
-        is_elsewhere: Tells of a slot whether it is of a weight that only another replica updates.
+        name: Name of any state.
+        is_elsewhere: Whether a slot belongs to a weight that only another replica updates.
     """
     return name.startswith(_KIND) and is_elsewhere(_slot(name))
 
@@ -46,11 +46,11 @@ def _slot(name: str) -> str:
 
 @dataclass(frozen=True)
 class ShardSpec:
-    """How a tensor is cut: along its longest axis, into parts that differ by a row at most.
+    """Shard layout of a tensor: along its longest axis, in shards that differ by one row at most.
 
     Attributes:
-        shape: Of the whole.
-        num_shards: Into how many.
+        shape: Shape of the full tensor.
+        num_shards: Number of shards.
     """
 
     shape: Sequence[int]
@@ -58,104 +58,107 @@ class ShardSpec:
 
     @functools.cached_property
     def axis(self) -> int:
-        """Along which it is cut."""
+        """Axis along which the tensor is sharded."""
         return max(range(len(self.shape)), key=self.shape.__getitem__)
 
     @functools.cached_property
     def shard_lengths(self) -> list[int]:
-        """Of the parts, along the axis."""
-        least, more = divmod(self.shape[self.axis], self.num_shards)
-        return [least + (place < more) for place in range(self.num_shards)]
+        """Length of each shard along the axis."""
+        base, remainder = divmod(self.shape[self.axis], self.num_shards)
+        return [base + (index < remainder) for index in range(self.num_shards)]
 
-    def shard_shape(self, place: int) -> list[int]:
-        """Of a part."""
+    def shard_shape(self, index: int) -> list[int]:
+        """Shape of a shard."""
         shape = [*self.shape]
-        shape[self.axis] = self.shard_lengths[place]
+        shape[self.axis] = self.shard_lengths[index]
         return shape
 
-    def shard_numel(self, place: int) -> int:
-        """How many are in a part."""
-        return math.prod(self.shard_shape(place))
+    def shard_numel(self, index: int) -> int:
+        """Number of elements of a shard."""
+        return math.prod(self.shard_shape(index))
 
-    def shard_offset(self, place: int) -> list[int]:
-        """Where in the whole a part begins."""
+    def shard_offset(self, index: int) -> list[int]:
+        """Offset of a shard in the full tensor, per axis."""
         offset = [0] * len(self.shape)
-        offset[self.axis] = sum(self.shard_lengths[:place])
+        offset[self.axis] = sum(self.shard_lengths[:index])
         return offset
 
 
-def shard_sizes(cuts: Sequence[ShardSpec]) -> list[int]:
-    """How many numbers each replica has of some tensors.
+def shard_sizes(shard_specs: Sequence[ShardSpec]) -> list[int]:
+    """Number of elements that each replica has of some tensors.
 
     Args:
-        cuts: Of the tensors, all into as many parts.
+        shard_specs: Shard layouts of the tensors, with equal `num_shards`.
     """
-    return [sum(cut.shard_numel(place) for cut in cuts) for place in range(cuts[0].num_shards)]
+    return [
+        sum(shard_spec.shard_numel(index) for shard_spec in shard_specs)
+        for index in range(shard_specs[0].num_shards)
+    ]
 
 
 def require_shardable(undivided: Sequence[str], types: Collection[str]) -> None:
-    """Refuses trainable weights of which a part cannot be kept and updated alone.
+    """Refuses trainable weights that cannot be sharded and updated shard by shard.
 
     Args:
-        undivided: The names of weights that are single numbers, or of which more than that is to hold.
-        types: Of all weights.
+        undivided: Names of weights that are scalars or have a constraint.
+        types: Dtypes of all weights, by name.
 
     Raises:
-        SpecError: There are such.
+        SpecError: There are such weights, or the dtypes cannot be sharded.
     """
     require_all_sharded(undivided)
     require_single_dtype(types)
 
 
 def require_all_sharded(undivided: Sequence[str]) -> None:
-    """Refuses weights, by name, that have no part.
+    """Refuses weights, by name, that cannot be sharded.
 
     Raises:
-        SpecError: There are such.
+        SpecError: There are some.
     """
     if undivided:
         raise SpecError(
-            f"strategy sharded: {', '.join(undivided)}: stage=3 takes no weight apart that is a single number"
-            " or has a constraint. Take stage 1 or 2."
+            f"strategy sharded: {', '.join(undivided)}: stage=3 cannot shard a weight that is a single number"
+            " or has a constraint. Use stage 1 or 2."
         )
 
 
 def require_single_dtype(types: Collection[str]) -> None:
-    """Refuses weights of several types, and of a type that is not updated in parts.
+    """Refuses weights of several dtypes, and dtypes other than float32 and float64.
 
     Raises:
-        SpecError: They are.
+        SpecError: There are such dtypes.
     """
     if not set(types) <= {"float32", "float64"} or len(types) != 1:
         raise SpecError(
-            "strategy sharded: stage=3 takes trainable weights of one type, float32 or float64; those of"
-            f" this model are {', '.join(sorted(types)) or 'none'}. Take stage 1 or 2."
+            "strategy sharded: stage=3 shards trainable weights of one dtype, float32 or float64; received"
+            f" {', '.join(sorted(types)) or 'none'}. Use stage 1 or 2."
         )
 
 
 def fsdp_units(
     names: Sequence[str], sizes: Sequence[int], unit_bytes: int, separator: str
 ) -> list[list[int]]:
-    """The places of weights that are joined together: of layers next to each other, as far as these fit.
+    """Groups the indices of weights into FSDP units: neighbouring layers, as many as fit into `unit_bytes`.
 
-    A layer is not divided: it may read its weights in turns.
+    A layer is not divided: it may read its weights in several steps.
 
     Args:
-        names: Of the weights: that of their layer, a separator, and their own.
-        sizes: Of the weights, in bytes.
-        unit_bytes: Of those that are joined together, but for layers that have more.
-        separator: In names.
+        names: Names of the weights: layer name, separator, weight name.
+        sizes: Sizes of the weights in bytes.
+        unit_bytes: Maximum bytes of a unit; a single layer may have more.
+        separator: Separator in the names.
     """
-    places = range(len(names))
-    layers = itertools.groupby(places, lambda place: names[place].rpartition(separator)[0])
+    indices = range(len(names))
+    layers = itertools.groupby(indices, lambda index: names[index].rpartition(separator)[0])
     units: list[list[int]] = []
-    filled = unit_bytes
+    unit_size = unit_bytes
     for _, layer in layers:
-        own = list(layer)
-        size = sum(sizes[place] for place in own)
-        if filled + size > unit_bytes:
+        layer_indices = list(layer)
+        layer_bytes = sum(sizes[index] for index in layer_indices)
+        if unit_size + layer_bytes > unit_bytes:
             units.append([])
-            filled = 0
-        units[-1] += own
-        filled += size
+            unit_size = 0
+        units[-1] += layer_indices
+        unit_size += layer_bytes
     return units

@@ -1,4 +1,4 @@
-"""Waiting for the server that rank 0 opens, without the pauses that frameworks make before they try again."""
+"""Waits for the rendezvous server of rank 0, without the pauses of the frameworks' own retries."""
 
 from __future__ import annotations
 
@@ -12,15 +12,14 @@ _PATIENCE_SECONDS = 5.0
 
 
 def wait_for_rank_zero(context: ProcessContext, patience: float = _PATIENCE_SECONDS) -> None:
-    """Returns once somebody listens where the processes meet, or after a while; at once for rank 0.
+    """Returns once the rendezvous server accepts connections, or after a timeout; at once on rank 0.
 
-    A connection that is refused costs a replica half a second in torch's store, and a second in TensorFlow's
+    A refused connection costs a replica half a second in torch's store, and a second in TensorFlow's
     channels: as long as all the rest of its start.
 
     Args:
-        context: Of this process.
-        patience: Seconds, after which the framework goes on waiting in its own way, and says in its own words
-            what is wrong.
+        context: Rank and rendezvous address of this process.
+        patience: Timeout in seconds, after which the framework waits in its own way and raises its own error.
     """
     if context.rank == 0:
         return

@@ -169,7 +169,7 @@ class _TensorFlowAdapter(Adapter):
     def initial_values(
         self, strategy: tf.distribute.Strategy, context: ProcessContext
     ) -> InitialValues | None:
-        """What creates the variables instead of the `tf.distribute` strategy; None: the strategy does."""
+        """Creator of the variables instead of the `tf.distribute` strategy; None: the strategy."""
         return None
 
     @abstractmethod

@@ -345,7 +345,7 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
     assert unusual["draws"] == 2 * 2, "each dropout is computed again"
     assert unusual["norms"] == 13, "by lamb, of each weight"
     assert "recurs" not in refusals
-    assert "kernel: stage=3 takes no weight apart" in refusals["constraint"]
+    assert "kernel: stage=3 cannot shard a weight" in refusals["constraint"]
     assert "sets its trainable weight" in refusals["sets"]
     assert "first/kernel is read outside the layer" in refusals["reads past"]
     for name in ("reads outside", "reads outside, again"):
@@ -393,8 +393,8 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
         assert found["between"] == found["again"] == cases.LAYERS * 8, "one number for each"
         assert found["evaluated"] == whole
         refusals = found["refusals"]
-        assert "kernel: stage=3 takes no weight apart" in refusals["constraint"]
-        assert "scale: stage=3 takes no weight apart" in refusals["number"]
+        assert "kernel: stage=3 cannot shard a weight" in refusals["constraint"]
+        assert "scale: stage=3 cannot shard a weight" in refusals["number"]
         assert "sets its trainable weight" in refusals["set"]
         assert "takes gradients by torch.func" in refusals["functional"]
         assert "wrapped: stage=3 gathers weights as Keras reads them" in refusals["module"]
@@ -402,7 +402,7 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
             assert "weight is set in a forward pass" in refusals[name]
         assert "the data of a parameter is set" in refusals["native, data"]
         assert "takes gradients by torch.func" in refusals["native, functional"]
-        assert "number: stage=3 takes no weight apart" in refusals["native, number"]
+        assert "number: stage=3 cannot shard a weight" in refusals["native, number"]
         assert all(found["unusual"].values()), found["unusual"]
         chosen, skipped, reduced = found["apart"]  # the same on both replicas
         assert "replica 0 reads a/kernel, replica 1 reads b/kernel. " in chosen
@@ -435,10 +435,10 @@ def nothing(session: Any) -> None:
 
 
 INAPT = {
-    "number": "odd: stage=3 takes no weight apart that is a single number",
+    "number": "odd: stage=3 cannot shard a weight that is a single number",
     "empty": "odd: stage=3 shards contiguous weights only",
     "channels_last": r"odd: stage=3 shards contiguous weights only.* \(channels_last\)",
-    "types": "one type, float32 or float64; those of this model are float32, float64",
+    "types": "one dtype, float32 or float64; received float32, float64",
 }
 
 

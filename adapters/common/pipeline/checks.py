@@ -1,4 +1,4 @@
-"""What is refused of models in stages, whichever framework computes them; imports no framework."""
+"""Checks of models that are split into pipeline stages; imports no framework."""
 
 from __future__ import annotations
 
@@ -9,27 +9,27 @@ from typing import Any
 from isotrain.plugin import SpecError, UnsupportedError
 
 MASK_AT_SPLIT = (
-    "pipeline: a mask would have to go over a cut. Cut where there is none, by the option `cut`."
+    "pipeline: a mask would be sent over a cut. Cut where there is none, by the option `cut`."
 )
 MASKED_LOSS = (
-    "loss: it masks, ignores or weighs targets, whose number all replicas must know before the"
-    " first backward pass; strategy pipeline does not tell it. Use data-parallel."
+    "loss: it masks, ignores or weights targets, whose number all replicas must know before the"
+    " first backward pass; strategy pipeline does not support it. Use data-parallel."
 )
 
 
 def require_built(late: Sequence[str]) -> None:
-    """Refuses metrics that make their sums by the first samples they see.
+    """Refuses metrics that create their accumulators at their first samples.
 
     Args:
-        late: Their names.
+        late: Names of such metrics.
 
     Raises:
         UnsupportedError: There are some.
     """
     if late:
         raise UnsupportedError(
-            f"strategy pipeline: metrics: {', '.join(late)} has no sums before it sees samples; only the"
-            " last stage does. Leave it out."
+            f"strategy pipeline: metrics: {', '.join(late)} creates its accumulators at the first samples,"
+            " which only the last stage sees. Leave it out."
         )
 
 
@@ -37,15 +37,15 @@ def require_no_shared_weights(variables: Sequence[Iterable[tuple[str, int]]]) ->
     """Refuses layers whose weights would be on several stages.
 
     Args:
-        variables: Of each chunk: the layer, and the identity of a variable.
+        variables: Per chunk, pairs of a layer's name and the identity of a variable.
 
     Raises:
-        UnsupportedError: There is one.
+        UnsupportedError: A variable is in several chunks.
     """
-    home: dict[int, int] = {}
-    for number, own in enumerate(variables):
-        for layer, identity in own:
-            if home.setdefault(identity, number) != number:
+    chunk_of: dict[int, int] = {}
+    for chunk, chunk_variables in enumerate(variables):
+        for layer, identity in chunk_variables:
+            if chunk_of.setdefault(identity, chunk) != chunk:
                 raise UnsupportedError(
                     f"pipeline: the layer {layer} is called on both sides of a cut, and its"
                     " weights would be on two stages. Cut elsewhere, by the option `cut`."
@@ -53,10 +53,15 @@ def require_no_shared_weights(variables: Sequence[Iterable[tuple[str, int]]]) ->
 
 
 def chunk_bounds(names: Sequence[str], first: Sequence[str], chunks: int) -> list[int]:
-    """Where chunks begin, and the end of all, by the names of the layers with which they begin.
+    """Indices of the layers at which chunks begin, and the number of layers.
+
+    Args:
+        names: Names of the layers, in order.
+        first: Names of the layers at which chunks begin, except the first chunk.
+        chunks: Number of chunks.
 
     Raises:
-        SpecError: There are no such layers, or not as many chunks.
+        SpecError: There are no such layers, or another number of chunks.
     """
     for name in first:
         if name not in names:
@@ -67,44 +72,46 @@ def chunk_bounds(names: Sequence[str], first: Sequence[str], chunks: int) -> lis
 
 
 def matching_names(names: Sequence[str], patterns: Sequence[str]) -> list[str]:
-    """The names that patterns fit, in the order of these; of what is inside of such a module, none.
+    """Names that match the patterns, in the order of these; without submodules of a match.
 
     Args:
-        names: Of a model's modules, in its order.
-        patterns: `*` stands for any text.
+        names: Names of a model's modules, in its order.
+        patterns: Names in which `*` stands for any text.
 
     Raises:
-        SpecError: A pattern fits no name.
+        SpecError: A pattern matches no name.
     """
-    found: list[str] = []
+    matches: list[str] = []
     for pattern in patterns:
-        fitting = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
-        if not fitting:
+        matching = [name for name in names if fnmatch.fnmatchcase(name, pattern)]
+        if not matching:
             raise SpecError(
-                f"pipeline: modules: {pattern!r} fits none of the model's, which are {', '.join(names)}."
+                f"pipeline: modules: {pattern!r} matches no module; available: {', '.join(names)}."
             )
-        inside = tuple(f"{name}." for name in fitting)
-        found += [name for name in fitting if not name.startswith(inside)]
-    return found
+        prefixes = tuple(f"{name}." for name in matching)
+        matches += [name for name in matching if not name.startswith(prefixes)]
+    return matches
 
 
 def local_weight_indices(
     stage_of: Mapping[int, int], trainable: Sequence[Any], stage: int
 ) -> list[int]:
-    """The places of the trainable weights that a stage has.
+    """Indices of the trainable weights of a stage.
 
     Args:
-        stage_of: The stage of each, by identity.
-        trainable: The framework's own variables.
-        stage: Which.
+        stage_of: Stage of each weight, by identity.
+        trainable: Trainable variables of the framework.
+        stage: The stage.
 
     Raises:
-        SpecError: There are none.
+        SpecError: The stage has none.
     """
-    places = [place for place, each in enumerate(trainable) if stage_of.get(id(each), 0) == stage]
-    if not places:
+    indices = [
+        index for index, weight in enumerate(trainable) if stage_of.get(id(weight), 0) == stage
+    ]
+    if not indices:
         raise SpecError(
             f"pipeline: stage {stage} has no trainable weights. Use fewer stages, or cut elsewhere, by the"
             " option `cut`."
         )
-    return places
+    return indices

@@ -1,4 +1,4 @@
-"""Models that are computed in stages: what they must be able to do; imports no framework."""
+"""Interfaces of models that are split into pipeline stages; imports no framework."""
 
 from __future__ import annotations
 
@@ -12,46 +12,46 @@ class PipelineChunk(Protocol):
     """The layers between two cuts.
 
     Attributes:
-        input_keys: What it needs of the chunks before it, or passes on.
-        output_keys: What the chunks behind it need of it and those before it; nothing of the last one.
+        input_keys: Keys of the tensors that it needs of earlier chunks, or passes on.
+        output_keys: Keys of the tensors that later chunks need of it and earlier ones; empty for the last.
     """
 
     input_keys: Sequence[Any]
     output_keys: Sequence[Any]
 
-    def __call__(self, known: Mapping[Any, Any], training: bool) -> dict[Any, Any]:
-        """Computes all tensors of its layers, beside those that are given."""
+    def __call__(self, tensors: Mapping[Any, Any], training: bool) -> dict[Any, Any]:
+        """Computes the outputs of its layers; returns them together with the tensors it was given."""
 
-    def boundary_tensors(self, known: Mapping[Any, Any]) -> list[Any]:
-        """What it gives to those behind it, of all that it knows."""
+    def boundary_tensors(self, tensors: Mapping[Any, Any]) -> list[Any]:
+        """The tensors to send to later chunks, selected from the computed ones."""
 
 
 class PipelineModel(Protocol):
-    """A model, cut."""
+    """A model that is split into chunks."""
 
     @property
     def chunks(self) -> Sequence[Any]:
-        """Of it, from the inputs on; see `PipelineChunk`."""
+        """Chunks of the model (`PipelineChunk`), from the inputs on."""
 
     def inputs(self, given: Any) -> dict[Any, Any]:
-        """The tensors of a slice's inputs."""
+        """Tensors of a micro-batch's inputs, by key."""
 
     def stage_of_weights(self, stages: int) -> dict[int, int]:
-        """The stage of each weight, by its identity."""
+        """Stage of each weight, by the weight's identity."""
 
     def layer_calls(self) -> Iterable[ProfiledCall]:
-        """Of its layers, in their order."""
+        """Calls of the layers, in execution order, for profiling."""
 
     def describe(self, stages: int) -> list[str]:
-        """Of each chunk where it is, its layers, and what it sends: a line each."""
+        """One line per chunk: its stage, its layers, and the tensors that it sends."""
 
 
 class PipelineLosses(Protocol):
-    """The losses of chunks."""
+    """Losses of chunks."""
 
-    def of(self, chunk: Any, known: Mapping[Any, Any], targets: Any) -> tuple[Any, Any]:
-        """The mean loss of a chunk; and of the last one, the predictions."""
+    def of(self, chunk: Any, tensors: Mapping[Any, Any], targets: Any) -> tuple[Any, Any]:
+        """Mean loss of a chunk, a scalar; and of the last one, the predictions."""
 
 
 def no_comparison_needed(given: Any) -> None:
-    """A portable model computes what its graph says, and that is what is cut."""
+    """Does nothing: a portable model computes what its graph says, and the graph is what is split."""

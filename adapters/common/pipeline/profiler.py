@@ -1,4 +1,4 @@
-"""How long the layers of a model that is cut into stages take, one by one; imports no framework."""
+"""Profiles the layers of a model that is to be split into stages; imports no framework."""
 
 from __future__ import annotations
 
@@ -11,26 +11,26 @@ from typing import Any
 from isotrain.plugin import LayerCost, ModelProfile
 
 Compute = Callable[..., list[Any]]
-"""A layer, as a function of the tensors it takes."""
+"""A layer, as a function of its input tensors."""
 BuildPasses = Callable[
     [Compute, Sequence[Any], Sequence[Any]], tuple[Callable[[], Any], Callable[[], Any]]
 ]
-"""Makes of it, of tensors and of the layer's trainable variables what takes the forward pass, which gives its
-results, and what takes both passes; each returns once they are done."""
+"""`build(compute, inputs, trained)`: returns a function that runs the forward pass and returns its outputs,
+and one that runs both passes; each returns once the device is done."""
 _TIMES = 3
 
 
 @dataclass(frozen=True)
 class ProfiledCall:
-    """A layer, where it is called in a model.
+    """A call of a layer in a model.
 
     Attributes:
-        name: Of the layer.
-        chunk: In which it is.
-        input_keys: What stands for the tensors that it takes.
-        output_keys: The same, of those that it gives.
-        compute: The layer.
-        trained: Its trainable variables, as the framework has them.
+        name: Name of the layer.
+        chunk: Index of its chunk.
+        input_keys: Keys of the tensors that it takes.
+        output_keys: Keys of the tensors that it returns.
+        compute: The layer, as a function of tensors.
+        trained: Trainable variables of the layer, as the framework has them.
     """
 
     name: str
@@ -44,43 +44,48 @@ class ProfiledCall:
 def profile_calls(
     calls: Iterable[ProfiledCall], inputs: Mapping[Any, Any], passes: BuildPasses
 ) -> ModelProfile:
-    """Takes the layers of a model through both passes, each several times.
+    """Measures the time of each layer's forward and backward pass.
 
     Args:
-        calls: Of the layers, in an order in which they can be computed.
-        inputs: The tensors that the model takes, by what stands for them.
-        passes: How the framework does it.
+        calls: Calls of the layers, in an order in which they can be computed.
+        inputs: Input tensors of the model, by key.
+        passes: Builds a layer's passes for the framework.
+
+    Returns:
+        Costs of the layers: seconds, bytes of outputs and weights, and dependencies.
     """
-    known = dict(inputs)
-    places: dict[Hashable, int] = {}
+    tensors = dict(inputs)
+    layer_of: dict[Hashable, int] = {}
     layers: list[LayerCost] = []
     for call in calls:
-        forward, both = passes(call.compute, [known[key] for key in call.input_keys], call.trained)
-        found, seconds = forward(), _fastest(forward)
-        known |= dict(zip(call.output_keys, found, strict=True))
+        forward, both = passes(
+            call.compute, [tensors[key] for key in call.input_keys], call.trained
+        )
+        outputs, seconds = forward(), _fastest(forward)
+        tensors |= dict(zip(call.output_keys, outputs, strict=True))
         layer = LayerCost(
             call.name,
             seconds,
             max(0.0, _fastest(both) - seconds),
-            sum(map(_bytes, found)),
+            sum(map(_bytes, outputs)),
             sum(map(_bytes, call.trained)),
-            tuple(sorted({places[key] for key in call.input_keys if key in places})),
+            tuple(sorted({layer_of[key] for key in call.input_keys if key in layer_of})),
             call.chunk,
         )
-        places |= dict.fromkeys(call.output_keys, len(layers))
+        layer_of |= dict.fromkeys(call.output_keys, len(layers))
         layers.append(layer)
     return ModelProfile(layers)
 
 
 def _fastest(call: Callable[[], Any]) -> float:
-    """Of a few; the first one, which may compile something, does not count."""
+    """Shortest time of a few calls in seconds, after one warm-up call, which may compile something."""
     call()
-    found = []
+    durations = []
     for _ in range(_TIMES):
         begin = time.perf_counter()
         call()
-        found.append(time.perf_counter() - begin)
-    return min(found)
+        durations.append(time.perf_counter() - begin)
+    return min(durations)
 
 
 def _bytes(tensor: Any) -> int:

@@ -1,4 +1,4 @@
-"""A native model that applies modules one after the other, cut between them; imports no framework."""
+"""A native model that calls modules one after the other, split between them; imports no framework."""
 
 from __future__ import annotations
 
@@ -24,18 +24,18 @@ from isotrain.plugin import (
 )
 
 Modules = Sequence[tuple[str, Any]]
-"""With their names in the model."""
+"""Modules with their names in the model."""
 Call = Callable[..., Any]
-"""`call(given, training=...)`: what modules make of a tensor, one after the other."""
+"""`call(tensor, training=...)`: calls modules one after the other on a tensor."""
 
 
 class SequentialChunk:
-    """Modules of which each takes what the one before gives.
+    """Consecutive modules, each of which takes the previous one's output.
 
     Attributes:
-        input_keys: The chunk before it, of which it takes what that gives; none of the first.
-        output_keys: Itself; nothing of the last one.
-        modules: Of it.
+        input_keys: Key of the previous chunk's output; empty for the first chunk.
+        output_keys: Key of its own output; empty for the last chunk.
+        modules: Names and modules of the chunk.
     """
 
     def __init__(
@@ -53,108 +53,112 @@ class SequentialChunk:
         self._call = call
         self._is_tensor = is_tensor
 
-    def __call__(self, known: Mapping[int, Any], training: bool) -> dict[int, Any]:
-        """Computes what it gives."""
-        return {**known, self._number + 1: self._call(known[self._number], training=training)}
+    def __call__(self, tensors: Mapping[int, Any], training: bool) -> dict[int, Any]:
+        """Computes the output of its modules."""
+        return {**tensors, self._number + 1: self._call(tensors[self._number], training=training)}
 
-    def boundary_tensors(self, known: Mapping[int, Any]) -> list[Any]:
-        """What it gives to the chunk behind it.
+    def boundary_tensors(self, tensors: Mapping[int, Any]) -> list[Any]:
+        """Tensors to send to the next chunk.
 
         Raises:
-            UnsupportedError: That is no tensor.
+            UnsupportedError: The output is not a tensor.
         """
-        found = [known[key] for key in self.output_keys]
-        for each in found:
-            if not self._is_tensor(each):
+        outputs = [tensors[key] for key in self.output_keys]
+        for tensor in outputs:
+            if not self._is_tensor(tensor):
                 raise UnsupportedError(
-                    f"pipeline: the module {self.modules[-1][0]} gives a {type(each).__name__}, and what goes"
-                    " over a cut must be one tensor. Cut elsewhere, by the option `cut`."
+                    f"pipeline: the module {self.modules[-1][0]} returns a {type(tensor).__name__}; expected"
+                    " one tensor, which can be sent over a cut. Cut elsewhere, by the option `cut`."
                 )
-        return found
+        return outputs
 
 
 class SequentialModel(ABC):
-    """Modules that a model applies one after the other, cut.
+    """Modules that a model calls one after the other, split into chunks.
 
     Attributes:
-        whole: The model.
-        chunks: Of it, from the inputs on.
+        model: The model.
+        chunks: Chunks of the model, from the inputs on.
     """
 
     sequential_class: str
-    """What a model is built as that says itself which modules these are."""
+    """Class of a model that says itself which modules it calls, for messages."""
 
     def __init__(self, model: Any, cut: PipelineSplit) -> None:
-        """Cuts a model.
+        """Splits a model.
+
+        Args:
+            model: The model.
+            cut: Number of chunks, and where they begin.
 
         Raises:
             SpecError: There are no such modules, too few, or they do not have all weights.
-            UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
+            UnsupportedError: The model is no sequence of modules, or a module is on both sides of a cut.
         """
-        self.whole = model
-        named = self._in_turn(cut.modules)
+        self.model = model
+        named = self._modules_in_sequence(cut.modules)
         self._is_compared = named == self._sequence()
         names = [name for name, _ in named]
         if cut.first:
-            ends = chunk_bounds(names, cut.first, cut.chunks)
+            bounds = chunk_bounds(names, cut.first, cut.chunks)
         else:
-            ends = self._balanced(named, cut.chunks)
-        parts = [named[a:b] for a, b in itertools.pairwise(ends)]
+            bounds = self._balanced(named, cut.chunks)
+        parts = [named[start:end] for start, end in itertools.pairwise(bounds)]
         require_no_shared_weights([self._variables_of(part) for part in parts])
         last = len(parts) - 1
-        self.chunks = [self._chunk(n, part, n == last) for n, part in enumerate(parts)]
+        self.chunks = [self._chunk(index, part, index == last) for index, part in enumerate(parts)]
 
     @abstractmethod
-    def _inside(self) -> Modules:
-        """All modules inside of the model, at any depth; one under several names under each."""
+    def _submodules(self) -> Modules:
+        """All submodules of the model, at any depth; one with several names under each."""
 
     def _sequence(self) -> Modules | None:
-        """Those of a model that is nothing but such a sequence."""
+        """Modules of a model that is nothing but a sequence of them; None for other models."""
         return None
 
     @abstractmethod
     def _weights(self) -> Iterable[tuple[str, Any]]:
-        """What the modules must have all of."""
+        """Named weights, all of which the modules must have."""
 
     @abstractmethod
     def _variables(self, module: Any) -> Iterable[Any]:
-        """What a module has that is to be on one stage."""
+        """Variables of a module that must all be on one stage."""
 
     @abstractmethod
     def _trained(self, module: Any) -> Sequence[Any]:
-        """The weights that a module trains."""
+        """Trainable weights of a module."""
 
     @abstractmethod
-    def _calling(self, modules: Modules) -> Call:
-        """What calls modules."""
+    def _call_of(self, modules: Modules) -> Call:
+        """A function that calls the modules one after the other."""
 
     @abstractmethod
-    def _is_tensor(self, given: Any) -> bool:
-        """Whether it is one."""
+    def _is_tensor(self, value: Any) -> bool:
+        """Whether a value is a tensor of the framework."""
 
     def _chunk(self, number: int, modules: Modules, is_last: bool) -> Any:
-        """One that has these modules."""
-        return SequentialChunk(number, modules, is_last, self._calling(modules), self._is_tensor)
+        """A chunk of these modules."""
+        return SequentialChunk(number, modules, is_last, self._call_of(modules), self._is_tensor)
 
     @abstractmethod
-    def _give_the_same(self, given: Any) -> bool:
-        """Whether model and modules compute the same of a slice's inputs."""
+    def _is_equivalent(self, inputs: Any) -> bool:
+        """Whether model and modules compute the same for a micro-batch's inputs."""
 
-    def inputs(self, given: Any) -> dict[int, Any]:
-        """The tensor that the first module takes.
+    def inputs(self, inputs: Any) -> dict[int, Any]:
+        """The input tensor of the first module, under the key 0.
 
         Raises:
-            SpecError: There are several.
+            SpecError: There are several inputs.
         """
-        if not self._is_tensor(given):
+        if not self._is_tensor(inputs):
             raise SpecError(
-                f"data: the inputs are a {type(given).__name__}, and the first module of a pipeline takes"
+                f"data: the inputs are a {type(inputs).__name__}, and the first module of a pipeline takes"
                 " one array."
             )
-        return {0: given}
+        return {0: inputs}
 
-    def check_equivalence(self, given: Any) -> None:
-        """Looks once, on all weights, whether the modules one after the other compute what the model does.
+    def check_equivalence(self, inputs: Any) -> None:
+        """Checks once, with all weights, that the modules in sequence compute what the model does.
 
         Raises:
             SpecError: They do not.
@@ -162,22 +166,22 @@ class SequentialModel(ABC):
         if self._is_compared:
             return
         self._is_compared = True
-        if not self._give_the_same(given):
+        if not self._is_equivalent(inputs):
             names = ", ".join(name for chunk in self.chunks for name, _ in chunk.modules)
             raise SpecError(
                 f"pipeline: the modules {names}, one after the other, do not compute what the model"
-                f" ({type(self.whole).__name__}) does."
+                f" ({type(self.model).__name__}) does."
             )
 
-    def run_in_turn(self, given: Any) -> Any:
-        """What the modules make of a slice's inputs, one after the other, and not to train."""
-        known = self.inputs(given)
+    def run_sequentially(self, inputs: Any) -> Any:
+        """Output of the modules in sequence for a micro-batch's inputs, in evaluation mode."""
+        tensors = self.inputs(inputs)
         for chunk in self.chunks:
-            known = chunk(known, training=False)
-        return known[len(self.chunks)]
+            tensors = chunk(tensors, training=False)
+        return tensors[len(self.chunks)]
 
     def stage_of_weights(self, stages: int) -> dict[int, int]:
-        """The stage of each weight, by its identity."""
+        """Stage of each weight, by the weight's identity."""
         return {
             identity: number % stages
             for number, chunk in enumerate(self.chunks)
@@ -185,72 +189,75 @@ class SequentialModel(ABC):
         }
 
     def layer_calls(self) -> list[ProfiledCall]:
-        """Of its modules, in their order."""
-        placed = [(n, each) for n, chunk in enumerate(self.chunks) for each in chunk.modules]
+        """Calls of the modules, in order, for profiling."""
+        numbered = [
+            (number, named) for number, chunk in enumerate(self.chunks) for named in chunk.modules
+        ]
         return [
             ProfiledCall(
                 module[0],
                 chunk,
-                [place],
-                [place + 1],
-                _computing(self._calling([module])),
+                [index],
+                [index + 1],
+                _computing(self._call_of([module])),
                 self._trained(module[1]),
             )
-            for place, (chunk, module) in enumerate(placed)
+            for index, (chunk, module) in enumerate(numbered)
         ]
 
     def describe(self, stages: int) -> list[str]:
-        """Of each chunk where it is, and its modules: a line each."""
+        """One line per chunk: its stage, its modules and their number of trainable parameters."""
         return [
             f"stage {number % stages + 1} of {stages}: {', '.join(name for name, _ in chunk.modules)};"
-            f" {sum(self._size(module) for _, module in chunk.modules)} trainable numbers"
+            f" {sum(self._size(module) for _, module in chunk.modules)} trainable parameters"
             for number, chunk in enumerate(self.chunks)
         ]
 
-    def _in_turn(self, patterns: Sequence[str]) -> Modules:
-        """The modules that the model applies one after the other.
+    def _modules_in_sequence(self, patterns: Sequence[str]) -> Modules:
+        """The modules that the model calls one after the other.
 
         Args:
-            patterns: Of their names, if the spec has some.
+            patterns: Patterns of their names; empty if the spec gives none.
 
         Raises:
-            SpecError: There are none of these names, or weights besides.
-            UnsupportedError: Nobody says which they are.
+            SpecError: No module matches, or the modules do not have all weights.
+            UnsupportedError: Neither the spec nor the model names the modules.
         """
-        every = self._inside()
+        submodules = self._submodules()
         if patterns:
-            known = dict(every)
-            found = [
-                (name, known[name])
-                for name in matching_names([name for name, _ in every], patterns)
+            by_name = dict(submodules)
+            modules = [
+                (name, by_name[name])
+                for name in matching_names([name for name, _ in submodules], patterns)
             ]
-        elif callable(given := getattr(self.whole, "pipeline_modules", None)):
-            names = {id(module): name for name, module in reversed(every)}
-            found = [(names.get(id(each), _name_of(each)), each) for each in given()]
+        elif callable(pipeline_modules := getattr(self.model, "pipeline_modules", None)):
+            names = {id(module): name for name, module in reversed(submodules)}
+            modules = [
+                (names.get(id(module), _name_of(module)), module) for module in pipeline_modules()
+            ]
         elif (children := self._sequence()) is not None:
             return children
         else:
             raise UnsupportedError(
-                f"strategy pipeline: the model is a {type(self.whole).__name__}, whose modules Python calls;"
-                " a native model is cut between modules that are applied one after the other. Build it as"
-                f" {self.sequential_class}, give it a method `pipeline_modules` that returns"
-                " them, or name them by the"
-                " strategy's option `modules`."
+                f"strategy pipeline: the model is a {type(self.model).__name__}, which calls its modules in"
+                " Python code; a native model is split between modules that it calls one after the other."
+                f" Build it as {self.sequential_class}, give it a method `pipeline_modules` that returns"
+                " them, or name them by the strategy's option `modules`."
             )
-        held = {identity for _, identity in self._variables_of(found)}
-        left = [name for name, each in self._weights() if id(each) not in held]
-        if left:
+        covered = {identity for _, identity in self._variables_of(modules)}
+        missing = [name for name, weight in self._weights() if id(weight) not in covered]
+        if missing:
             raise SpecError(
-                f"pipeline: the modules {', '.join(name for name, _ in found)} are to be the whole model, and"
-                f" {', '.join(left)} is in none of them."
+                f"pipeline: the modules {', '.join(name for name, _ in modules)} must have all weights of the"
+                f" model, and {', '.join(missing)} is in none of them."
             )
-        return found
+        return modules
 
     def _balanced(self, modules: Modules, chunks: int) -> list[int]:
-        """Where chunks begin, and the end of all, by the numbers that each module trains."""
+        """Bounds of chunks with similar numbers of trainable parameters."""
         layers = [
-            LayerCost(name, 1.0 + self._size(module), 0.0, 1, 0, (place - 1,) if place else ())
-            for place, (name, module) in enumerate(modules)
+            LayerCost(name, 1.0 + self._size(module), 0.0, 1, 0, (index - 1,) if index else ())
+            for index, (name, module) in enumerate(modules)
         ]
         stages = Partitioner(ModelProfile(layers), bandwidth=1.0).balanced(chunks).stages
         return [0, *itertools.accumulate(len(stage.layers) for stage in stages)]
@@ -263,9 +270,9 @@ class SequentialModel(ABC):
 
 
 def _computing(call: Call) -> Callable[[Any], list[Any]]:
-    return lambda given: [call(given, training=True)]
+    return lambda tensor: [call(tensor, training=True)]
 
 
 def _name_of(module: Any) -> str:
-    """Of one that is no attribute of the model."""
+    """Name of a module that is no attribute of the model."""
     return getattr(module, "__name__", type(module).__name__)

@@ -22,7 +22,7 @@ class InitialValues:
     """Creates variables under a MultiWorkerMirroredStrategy without one broadcast per variable.
 
     The strategy itself would broadcast the value of each variable as it is created, which takes every process
-    milliseconds for each, however small. Here a variable keeps its local value until `share`.
+    milliseconds for each, however small. Here a variable keeps its local value until `broadcast`.
     """
 
     def __init__(self, strategy: tf.distribute.Strategy, replica: int) -> None:
@@ -61,12 +61,12 @@ class InitialValues:
     def _with_local_value(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
         return create(**{**options, "initial_value": self._local_values[-1]})
 
-    def share(self) -> None:
+    def broadcast(self) -> None:
         """Broadcasts the values of the variables made within the scope from replica 0. Collective."""
         created, self._created = self._created, []
-        broadcast_initial_values(created, self._broadcast)
+        broadcast_initial_values(created, self._broadcast_words)
 
-    def _broadcast(self, words: np.ndarray) -> np.ndarray:
+    def _broadcast_words(self, words: np.ndarray) -> np.ndarray:
         """Broadcast as a sum over all processes, of which only replica 0 contributes other numbers than 0."""
         contribution = tf.constant(words if self._is_first else np.zeros_like(words))
         total: np.ndarray = self._strategy.reduce("SUM", contribution, axis=None).numpy()

@@ -138,7 +138,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
                 self._update_stage(
                     work, None if slice_weights is None else tf.reduce_sum(slice_weights)
                 )
-                loss = self._communicator.sum_over_all([work.share])[0] / self.replicas
+                loss = self._communicator.sum_over_all([work.weighted_loss])[0] / self.replicas
                 return loss, work.keepalive_outputs, work.times
 
             with self._trainer.update.learning_rate(rate):
@@ -157,17 +157,17 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
     def last_actions(self) -> Sequence[ExecutedAction]:
         return self._action_times.executed()
 
-    def _update_stage(self, work: TensorFlowStageWork, share: tf.Tensor | None) -> None:
+    def _update_stage(self, work: TensorFlowStageWork, weight: tf.Tensor | None) -> None:
         """Averages this stage's gradients and statistics over the replicas, and updates its weights.
 
         Args:
             work: The stage's finished passes.
-            share: Sum of the replica's micro-batch weights, a scalar; None when all are 1.
+            weight: Sum of the replica's micro-batch weights, a scalar; None when all are 1.
         """
         trainer, communicator = self._trainer, self._communicator
         gradients = work.gradients(self._local_weights)
         if self.replicas > 1:
-            statistics = trainer.weighted_statistics(share)
+            statistics = trainer.weighted_statistics(weight)
             means = communicator.all_reduce([*gradients, *statistics], "mean")
             gradients = means[: len(gradients)]
             trainer.agree_on_statistics(means[len(gradients) :])

@@ -43,30 +43,30 @@ class ModuleChunk(SequentialChunk):
         with_own: Adds the losses that layers of a Keras model add (`add_loss`) to a loss.
     """
 
-    def __init__(self, *given: Any, trained: Sequence[tf.Variable], layer: Any | None) -> None:
+    def __init__(self, *arguments: Any, trained: Sequence[tf.Variable], layer: Any | None) -> None:
         """Takes the modules.
 
         Args:
-            given: Arguments of `SequentialChunk`.
+            arguments: Arguments of `SequentialChunk`.
             trained: Trainable weights of the modules.
             layer: Keras layer of the modules, where the model is a Keras model.
         """
-        super().__init__(*given)
+        super().__init__(*arguments)
         self.trainable_variables = trained
         self.with_own: Callable[[Any], Any] = tf.identity
         if layer is not None:
             self.with_own = LayerLosses(layer).add_to_loss
 
-    def boundary_tensors(self, known: Mapping[int, Any]) -> list[tf.Tensor]:
+    def boundary_tensors(self, tensors: Mapping[int, Any]) -> list[tf.Tensor]:
         """Tensors that the next chunk receives.
 
         Raises:
             UnsupportedError: One is not a tensor, or has a mask, which would not be sent along.
         """
-        tensors = super().boundary_tensors(known)
-        if any(keras_private.mask_of(each) is not None for each in tensors):
+        outputs = super().boundary_tensors(tensors)
+        if any(keras_private.mask_of(each) is not None for each in outputs):
             raise UnsupportedError(MASK_AT_SPLIT)
-        return tensors
+        return outputs
 
 
 class PipelineModules(SequentialModel):
@@ -95,11 +95,11 @@ class PipelineModules(SequentialModel):
             trainer.losses["train"], spec, OutputSelector.of_keras(model)
         )
 
-    def _inside(self) -> Modules:
-        return named_modules(self.whole, (tf.Module, keras.Layer))
+    def _submodules(self) -> Modules:
+        return named_modules(self.model, (tf.Module, keras.Layer))
 
     def _weights(self) -> Iterable[tuple[str, tf.Variable]]:
-        states = generators_of(self.whole)
+        states = generators_of(self.model)
         return [(name, native(each)) for name, each in (self._named | states).items()]
 
     def _variables(self, module: Any) -> list[tf.Variable]:
@@ -109,21 +109,21 @@ class PipelineModules(SequentialModel):
     def _trained(self, module: Any) -> Sequence[tf.Variable]:
         return [each for each in self._variables(module) if id(each) in self._trainable]
 
-    def _calling(self, modules: Modules) -> Call:
+    def _call_of(self, modules: Modules) -> Call:
         """Modules get `training` if they and the model take it."""
         calls = [
             (module, self._accepts_training and accepts_training(module)) for _, module in modules
         ]
 
-        def compute(given: Any, training: bool) -> Any:
+        def compute(tensor: Any, training: bool) -> Any:
             for module, takes_training in calls:
-                given = module(given, training=training) if takes_training else module(given)
-            return given
+                tensor = module(tensor, training=training) if takes_training else module(tensor)
+            return tensor
 
         return compute
 
     def _chunk(self, number: int, modules: Modules, is_last: bool) -> ModuleChunk:
-        call = self._calling(modules)
+        call = self._call_of(modules)
         layer = SequentialLayer(modules, call) if self._is_layer else None
         trained = [weight for _, module in modules for weight in self._trained(module)]
         return ModuleChunk(
@@ -132,15 +132,15 @@ class PipelineModules(SequentialModel):
             layer=layer,
         )
 
-    def _is_tensor(self, given: Any) -> bool:
-        return bool(tf.is_tensor(given))
+    def _is_tensor(self, value: Any) -> bool:
+        return bool(tf.is_tensor(value))
 
-    def _give_the_same(self, given: Any) -> bool:
+    def _is_equivalent(self, inputs: Any) -> bool:
         """Compared eagerly: a graph optimizer might round one of the two differently."""
         outputs = []
-        for compute in (forward(self.whole, training=False), self.run_in_turn):
+        for compute in (forward(self.model, training=False), self.run_sequentially):
             with self._trainer.preserving_training_state():
-                outputs.append(compute(given))
+                outputs.append(compute(inputs))
         if not all(map(tf.is_tensor, outputs)):
             return False
         model_output, chunks_output = map(to_numpy, outputs)
@@ -149,7 +149,7 @@ class PipelineModules(SequentialModel):
         )
 
     def of(
-        self, chunk: ModuleChunk, known: Mapping[int, Any], targets: Any
+        self, chunk: ModuleChunk, tensors: Mapping[int, Any], targets: Any
     ) -> tuple[tf.Tensor, Any]:
         """Mean loss of a chunk, a scalar; and of the last one, the predictions.
 
@@ -158,7 +158,7 @@ class PipelineModules(SequentialModel):
         """
         if chunk is not self.chunks[-1]:
             return chunk.with_own(tf.zeros((), keras.config.floatx())), None
-        predictions = known[len(self.chunks)]
+        predictions = tensors[len(self.chunks)]
         loss = keras_losses.means_and_denominators(
             self._losses(targets, predictions), chunk.with_own
         )
@@ -176,9 +176,9 @@ class SequentialLayer(keras.layers.Layer):
         self._call_modules = call
         self.built = True
 
-    def call(self, given: Any, training: bool | None = None) -> Any:
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
         """Output of the modules, one after the other."""
-        return self._call_modules(given, bool(training))
+        return self._call_modules(inputs, bool(training))
 
 
 def split_model(

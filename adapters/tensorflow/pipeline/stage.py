@@ -18,7 +18,7 @@ from isotrain.plugin import Pass, StageWork, Transfer
 
 @dataclass
 class PipelineContext:
-    """What stays the same from step to step.
+    """Objects that stay the same from step to step.
 
     Attributes:
         model: The split model.
@@ -59,7 +59,7 @@ class TensorFlowStageWork(StageWork):
     """Forward and backward passes through the chunks of this process, in the order of the schedule.
 
     Attributes:
-        share: Sum of the weighted losses so far, a float64 scalar; complete once all passes are done.
+        weighted_loss: Sum of the weighted losses so far, a float64 scalar; complete once all passes are done.
         keepalive_outputs: Tensors that the traced function must return: without them, TensorFlow would prune
             sends, and receives of unused tensors, while another stage waits.
         times: Seconds since 1970: when the step began, and when each pass and each wait ended; empty unless
@@ -68,7 +68,7 @@ class TensorFlowStageWork(StageWork):
 
     def __init__(
         self,
-        stages: PipelineContext,
+        context: PipelineContext,
         micro_batches: Sequence[MicroBatch],
         weights: tf.Tensor | None,
         has_placeholders: bool,
@@ -77,21 +77,21 @@ class TensorFlowStageWork(StageWork):
         """Begins a step.
 
         Args:
-            stages: What stays the same from step to step.
+            context: Objects that stay the same from step to step.
             micro_batches: The replica's micro-batches.
             weights: Weight of each micro-batch, shape `[micro_batches]`; None when all are 1.
             has_placeholders: Whether a micro-batch may be a placeholder, which has weight 0.
             notes: Whether to measure when actions end.
         """
-        self._stages = stages
+        self._context = context
         self._micro_batches = micro_batches
         self._weights = weights
         self._has_placeholders = has_placeholders
         self._saved: dict[tuple[int, int], _SavedForward] = {}
         self._sums: dict[int, tf.Tensor] = {}
         self._previous: list[tf.Tensor] = []
-        self._boundary_specs = [stages.boundary_specs(inputs) for inputs, _ in micro_batches]
-        self.share: tf.Tensor = tf.zeros((), tf.float64)
+        self._boundary_specs = [context.boundary_specs(inputs) for inputs, _ in micro_batches]
+        self.weighted_loss: tf.Tensor = tf.zeros((), tf.float64)
         self.keepalive_outputs: list[tf.Tensor] = []
         self.times = [tf.timestamp()] if notes else []
 
@@ -102,7 +102,7 @@ class TensorFlowStageWork(StageWork):
         ]
 
     def forward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
-        chunk, trainer = self._stages.model.chunks[work.chunk], self._stages.trainer
+        chunk, trainer = self._context.model.chunks[work.chunk], self._context.trainer
         inputs, targets = self._micro_batches[work.micro_batch]
         weight = None if self._weights is None else self._weights[work.micro_batch]
         with (
@@ -113,12 +113,12 @@ class TensorFlowStageWork(StageWork):
             with tf.GradientTape() as tape:
                 tape.watch([each for each in received if each.dtype.is_floating])
                 boundary_inputs = dict(zip(chunk.input_keys, received, strict=True))
-                tensors = chunk(self._stages.model.inputs(inputs) | boundary_inputs, training=True)
-                loss, predictions = self._stages.loss.of(chunk, tensors, targets)
+                tensors = chunk(self._context.model.inputs(inputs) | boundary_inputs, training=True)
+                loss, predictions = self._context.loss.of(chunk, tensors, targets)
                 loss = loss if weight is None else loss * tf.cast(weight, loss.dtype)
-            if chunk is self._stages.model.chunks[-1]:
+            if chunk is self._context.model.chunks[-1]:
                 trainer.metrics.update("train", targets, predictions)
-        self.share = self.share + tf.cast(loss, tf.float64)
+        self.weighted_loss = self.weighted_loss + tf.cast(loss, tf.float64)
         sent = chunk.boundary_tensors(tensors)
         self._saved[work.chunk, work.micro_batch] = _SavedForward(tape, received, sent, loss)
         self._previous = [*sent, loss]
@@ -127,7 +127,7 @@ class TensorFlowStageWork(StageWork):
 
     def backward(self, work: Pass, received: list[tf.Tensor]) -> list[tf.Tensor]:
         saved = self._saved.pop((work.chunk, work.micro_batch))
-        weights = _trained(self._stages.model.chunks[work.chunk])
+        weights = _trained(self._context.model.chunks[work.chunk])
         sources = [each for each in saved.received if each.dtype.is_floating]
         targets = [each for each in saved.sent if each.dtype.is_floating]
         with tf.control_dependencies(self._previous):
@@ -150,11 +150,11 @@ class TensorFlowStageWork(StageWork):
                 self._sums[id(weight)] = dense if total is None else total + dense
 
     def send(self, transfer: Transfer, tensors: list[tf.Tensor]) -> None:
-        communicator = self._stages.communicator
+        communicator = self._context.communicator
         self._keep_alive([communicator.send(each, transfer.destination) for each in tensors])
 
     def receive(self, transfer: Transfer) -> list[tf.Tensor]:
-        communicator = self._stages.communicator
+        communicator = self._context.communicator
         received = [
             communicator.receive(each, transfer.source) for each in self._expected(transfer)
         ]

@@ -79,7 +79,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self.local_replicas = communicator.local_replicas
         self._trainer = self._build(spec, (holder or strategy).scope)
         if isinstance(holder, InitialValues):
-            holder.share()
+            holder.broadcast()
         self._trainer.record_generator_states()
         self._rate_dtype = tf.float64 if spec.precision == "float64" else tf.float32
         on_host = not tf.config.list_logical_devices("GPU")
@@ -131,8 +131,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             loss, gradients = trainer.contribution(
                 micro_batches[position], slice_weights, has_placeholders, self._total
             )
-            share = None if slice_weights is None else tf.reduce_sum(slice_weights)
-            loss, gradients = self._reduced(loss, gradients, share)
+            weight = None if slice_weights is None else tf.reduce_sum(slice_weights)
+            loss, gradients = self._reduced(loss, gradients, weight)
             trainer.update.apply(gradients)
             return loss
 
@@ -140,14 +140,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return self._traced.on_replicas(replica, trains=True)[0]
 
     def _reduced(
-        self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
+        self, loss: tf.Tensor, gradients: Gradients, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
         """All-reduces loss, gradients and moving statistics together; sets the statistics.
 
         Args:
             loss: This replica's part of the loss, scalar.
             gradients: Gradient per trainable weight, or None.
-            share: Sum of the replica's micro-batch weights, scalar; None when all are 1.
+            weight: Sum of the replica's micro-batch weights, scalar; None when all are 1.
 
         Returns:
             The means of the loss and of the gradients.
@@ -156,7 +156,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return loss, gradients
         trainer = self._trainer
         present = [gradient for gradient in gradients if gradient is not None]
-        statistics = trainer.weighted_statistics(share)
+        statistics = trainer.weighted_statistics(weight)
         loss, *means = self._communicator.all_reduce([loss, *present, *statistics], "mean")
         trainer.agree_on_statistics(means[len(present) :])
         reduced = iter(means)
@@ -308,7 +308,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return True
 
     def kept_gradients(self) -> list[list[tf.Tensor]]:
-        variables = [copies(variable) for variable in self._trainer.update.kept]
+        variables = [copies(variable) for variable in self._trainer.update.kept_gradients]
         if not variables:
             return super().kept_gradients()
         return [

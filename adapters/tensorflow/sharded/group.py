@@ -55,11 +55,11 @@ class ShardedReplicaGroup(TensorFlowReplicaGroup):
         return loss, list(keepalive_outputs)
 
     def _reduced(
-        self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
+        self, loss: tf.Tensor, gradients: Gradients, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
         """All-reduces the loss and moving statistics; gradients of shards are means already."""
         trainer = self._trainer
-        to_reduce = [loss, *trainer.weighted_statistics(share)]
+        to_reduce = [loss, *trainer.weighted_statistics(weight)]
         loss, *statistics = self._communicator.all_reduce(to_reduce, "mean")
         trainer.agree_on_statistics(statistics)
         return loss, gradients

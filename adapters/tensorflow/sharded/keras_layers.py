@@ -41,7 +41,7 @@ class ShardedLayers:
 
         Args:
             model: The built model.
-            weights: Its sharded weights.
+            weights: Sharded weights of the model.
             unit_bytes: Bytes of the weights of a unit, where its layers allow it.
             is_called: Whether it is always the model that is called, and not some of its layers.
         """

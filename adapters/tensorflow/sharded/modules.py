@@ -38,7 +38,7 @@ class ShardedModules:
 
         Args:
             model: Model with all of its variables created.
-            weights: Its sharded weights.
+            weights: Sharded weights of the model.
             unit_bytes: Bytes of the weights of a unit, where its modules allow it.
             is_called: Whether it is always the model that is called, and not some of its modules.
 
@@ -156,7 +156,7 @@ class _GatheringCall:
         name: str,
         module: tf.Module,
         call: Callable[..., Any],
-        given: Any,
+        arguments: Any,
         weights: ShardedWeights,
         overlay: VariableOverlay,
     ) -> None:
@@ -166,7 +166,7 @@ class _GatheringCall:
             name: Name of the module, for messages.
             module: The module.
             call: The module's original call.
-            given: Positional arguments and keyword arguments of the call.
+            arguments: Positional arguments and keyword arguments of the call.
             weights: Sharded weights of the model.
             overlay: Redirects reads of the module's variables to tensors.
         """
@@ -180,8 +180,8 @@ class _GatheringCall:
         self._others = [variable for variable in module.variables if not weights.has(variable)]
         self._before = _values(self._others)
         self._indices = [weights.index_of(variable) for variable in self._trained]
-        self._given = given
-        self._leaves = tf.nest.flatten(given)
+        self._arguments = arguments
+        self._leaves = tf.nest.flatten(arguments)
         self._inputs = [
             index for index, leaf in enumerate(self._leaves) if _is_differentiable(leaf)
         ]
@@ -205,7 +205,7 @@ class _GatheringCall:
         leaves = list(self._leaves)
         for index, tensor in zip(self._inputs, tensors[count:], strict=True):
             leaves[index] = tensor
-        args, kwargs = tf.nest.pack_sequence_as(self._given, leaves)
+        args, kwargs = tf.nest.pack_sequence_as(self._arguments, leaves)
         before = operations()
         with self._overlay.redirect(trained, self._others, self._before):
             outputs = self._call(*args, **kwargs)

@@ -43,7 +43,7 @@ class SliceWeights:
 
         Args:
             index: Index of the micro-batch.
-            loss: Its loss: a scalar, or means and denominators, shape `[2, 1 + losses]`.
+            loss: Loss of the micro-batch: a scalar, or means and denominators, shape `[2, 1 + losses]`.
 
         Returns:
             The scalar to differentiate; and the micro-batch's part of the mean loss, a scalar.

@@ -54,7 +54,7 @@ class WeightUpdate:
 
     Attributes:
         optimizer_lr_schedule: The optimizer's own learning rate schedule; None where it has none.
-        kept: Gradients of the last `apply`, as variables; empty unless `keep_gradients` was called.
+        kept_gradients: Gradients of the last `apply`, as variables; empty unless `keep_gradients` was called.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class WeightUpdate:
         self._rate: Any = None
         self._remote_slots: set[str] = set()
         self._global_clipnorm: float | None = None
-        self.kept: list[tf.Variable] = []
+        self.kept_gradients: list[tf.Variable] = []
         self._make_optimizer()
         self._prepare_optimizer(slots_for or trainable)
 
@@ -108,7 +108,7 @@ class WeightUpdate:
         return [native(variable) for variable in self._optimizer.variables]
 
     def shard_optimizer(self, indices: Sequence[int]) -> None:
-        """From now on updates, and has slots for, only some of the trainable weights; not traced.
+        """Updates, and has slots for, only some of the trainable weights from now on; not traced.
 
         The slots are created outside of the strategy's scope, whose workers would create equal ones together.
 
@@ -153,8 +153,8 @@ class WeightUpdate:
 
     def apply(self, gradients: Gradients) -> None:
         """Clips and applies gradients that are already reduced over the replicas."""
-        if self.kept:
-            assign_all(self.kept, self.unscaled(gradients))
+        if self.kept_gradients:
+            assign_all(self.kept_gradients, self.unscaled(gradients))
         self._optimizer.apply(gradients, self._updated)
 
     def apply_shard(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor | None) -> None:
@@ -176,13 +176,13 @@ class WeightUpdate:
             self.apply(gradients)
 
     def keep_gradients(self, scope: Callable[[], contextlib.AbstractContextManager[Any]]) -> None:
-        """Makes `apply`, as traced from now on, store its gradients in `kept`; not traced.
+        """Makes `apply`, as traced from now on, store its gradients in `kept_gradients`; not traced.
 
         Args:
             scope: Scope of the `tf.distribute` strategy.
         """
         with scope():
-            self.kept = [
+            self.kept_gradients = [
                 tf.Variable(
                     tf.zeros(value.shape, value.dtype),
                     trainable=False,

@@ -68,16 +68,16 @@ class PipelineModules(SequentialModel):
         self._trainer = trainer
         super().__init__(trainer.model, cut)
 
-    def _inside(self) -> Modules:
-        return [each for each in self.whole.named_modules(remove_duplicate=False) if each[0]]
+    def _submodules(self) -> Modules:
+        return [each for each in self.model.named_modules(remove_duplicate=False) if each[0]]
 
     def _sequence(self) -> Modules | None:
-        if type(self.whole).forward is not nn.Sequential.forward:
+        if type(self.model).forward is not nn.Sequential.forward:
             return None
-        return [(name, module) for name, module in self._inside() if "." not in name]
+        return [(name, module) for name, module in self._submodules() if "." not in name]
 
     def _weights(self) -> Iterable[tuple[str, torch.Tensor]]:
-        weights: Iterable[tuple[str, torch.Tensor]] = self.whole.named_parameters()
+        weights: Iterable[tuple[str, torch.Tensor]] = self.model.named_parameters()
         return weights
 
     def _variables(self, module: nn.Module) -> list[torch.Tensor]:
@@ -86,7 +86,7 @@ class PipelineModules(SequentialModel):
     def _trained(self, module: nn.Module) -> Sequence[torch.Tensor]:
         return [each for each in module.parameters() if each.requires_grad]
 
-    def _calling(self, modules: Modules) -> Call:
+    def _call_of(self, modules: Modules) -> Call:
         """Function that applies modules in order; the mode is that of the whole model, not `training`."""
 
         def compute(tensor: Any) -> Any:
@@ -100,11 +100,11 @@ class PipelineModules(SequentialModel):
     def _is_tensor(self, value: Any) -> bool:
         return isinstance(value, torch.Tensor)
 
-    def _give_the_same(self, inputs: Any) -> bool:
-        model = self._trainer.with_autocast(self.whole)
+    def _is_equivalent(self, inputs: Any) -> bool:
+        model = self._trainer.with_autocast(self.model)
 
         def compute_both() -> tuple[Any, Any]:
-            return model(inputs), self.run_in_turn(inputs)
+            return model(inputs), self.run_sequentially(inputs)
 
         expected, actual = self._trainer.call_in_eval_mode(compute_both)
         return (
