@@ -41,8 +41,8 @@ def _mixed_table(table: Mapping[str, Any], framework_keys: Collection[str]) -> s
     """Message for a table of losses by framework and by output at once."""
     return (
         f"loss: of {', '.join(table)}, {', '.join(sorted(framework_keys))} are frameworks and the others"
-        " are not. Give a table of frameworks or one of outputs; for outputs named like a framework, give a table of"
-        " outputs for each framework: {torch: {name: loss, ...}, tensorflow: {...}}."
+        " are not. Give a table of frameworks or one of outputs; for outputs named like a framework, give a"
+        " table of outputs for each framework: {torch: {name: loss, ...}, tensorflow: {...}}."
     )
 
 

@@ -199,8 +199,8 @@ def test_a_note_says_which_means_are_those_of_slices() -> None:
     )
     reference, served = found.runs
     assert served.plan["strategy"] == "parameter-server"
-    assert any("for the workers of a parameter server" in note for note in served.notes)
-    assert not any("do not count alike" in note for note in reference.notes)
+    assert any("on the workers of a parameter-server run" in note for note in served.notes)
+    assert not any("targets have different weights" in note for note in reference.notes)
 
 
 NATIVE = """

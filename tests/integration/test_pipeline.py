@@ -820,7 +820,7 @@ def test_modules_that_are_not_the_model_are_refused() -> None:
         cut_into(nn.Sequential(twice, nn.Tanh(), twice, nn.Linear(6, 4)))
     with pytest.raises(isotrain.UnsupportedError, match="is a Linear, which calls its modules"):
         cut_into(nn.Linear(6, 4))
-    with pytest.raises(isotrain.SpecError, match=r"'block' fits none .* blocks\.0\.0, "):
+    with pytest.raises(isotrain.SpecError, match=r"'block' matches no module.* blocks\.0\.0, "):
         cut_into(model, "first", "block")
     with pytest.raises(isotrain.SpecError, match=r"first\.weight, first\.bias is in none of them"):
         cut_into(model, "bend", "blocks.*", "head")
