@@ -1,1 +1,1 @@
-"""Environments: who a process is, by the engine that started it. Each is a pure function of variables."""
+"""Cluster environments: rank and world size of a process, from its launcher's environment variables."""

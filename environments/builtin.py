@@ -1,4 +1,4 @@
-"""Registers the environments that come with isotrain, by the hook that a third party uses."""
+"""Registers isotrain's own cluster environments, by the same hook as third parties."""
 
 from __future__ import annotations
 
@@ -24,6 +24,6 @@ _ENVIRONMENTS = {
 
 @hookimpl
 def isotrain_register_environments(register: EnvironmentRegistry) -> None:
-    """Registers each environment by reference, so that none is imported before it is used."""
+    """Registers each environment by reference; it is imported on first use."""
     for name, reference in _ENVIRONMENTS.items():
         register.add(reference, name=name)

@@ -2,9 +2,9 @@
 
 By https://flux-framework.readthedocs.io/projects/flux-core/en/latest/man7/flux-environment.html every task
 has `FLUX_TASK_RANK`, `FLUX_JOB_SIZE`, `FLUX_TASK_LOCAL_ID`, `FLUX_JOB_NNODES`, and `FLUX_JOB_ID`, or better
-`FLUX_JOB_ID_PATH`: an instance of Flux may be a job of another one, and numbers its own. Flux does not say
-which hosts there are, nor how many tasks each has; the script of `flux batch` has none of these variables
-of its own.
+`FLUX_JOB_ID_PATH`: an instance of Flux may be a job of another one, and numbers its own jobs. Flux sets
+neither the host names nor the number of tasks on each host; it sets none of these variables for the script
+of `flux batch` itself.
 """
 
 from __future__ import annotations

@@ -1,18 +1,18 @@
-"""Horovod: processes of `horovodrun` with Gloo, and of what else sets the same.
+"""Horovod: processes of `horovodrun` with Gloo, and others with the same variables.
 
 By https://horovod.readthedocs.io/en/stable/running.html and `horovod.runner.gloo_run`, every process has
 `HOROVOD_RANK`, `HOROVOD_SIZE`, `HOROVOD_LOCAL_RANK`, `HOROVOD_LOCAL_SIZE` and `HOROVOD_HOSTNAME`, and the
 address at which `horovodrun` waits for them, `HOROVOD_GLOO_RENDEZVOUS_ADDR` and
-`HOROVOD_GLOO_RENDEZVOUS_PORT`. Rank 0 is there too, unless hosts were given without that one.
-(`HOROVOD_CROSS_RANK` is not the rank of the host: it counts only hosts that have such a local rank.) With
-MPI, `horovodrun` starts `mpirun`, whose variables tell the place.
+`HOROVOD_GLOO_RENDEZVOUS_PORT`. Rank 0 is on that host too, unless `horovodrun` was given other hosts only.
+(`HOROVOD_CROSS_RANK` is not the node rank: it counts only the hosts that have this local rank.) With MPI,
+`horovodrun` starts `mpirun`, and the rank is in the variables of that.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 
-from isotrain.environments.nesting import STARTERS
+from isotrain.environments.nesting import OUTER_LAUNCHERS
 from isotrain.plugin import ClusterEnvironment, ClusterInfo, ClusterInfoError, EnvReader
 
 
@@ -21,7 +21,7 @@ class Horovod(ClusterEnvironment):
 
     name = "horovod"
     summary = "horovodrun with Gloo"
-    nested_in = STARTERS
+    nested_in = OUTER_LAUNCHERS
 
     def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
         env = EnvReader(self.name, variables)
@@ -29,9 +29,9 @@ class Horovod(ClusterEnvironment):
             return None
         if env.text("HOROVOD_ELASTIC"):
             raise ClusterInfoError(
-                "horovod: HOROVOD_ELASTIC is set: under an elastic horovodrun the ranks change while it"
-                " runs, and variables no longer tell them. Start horovodrun without --min-np, --max-np"
-                " and --host-discovery-script."
+                "horovod: HOROVOD_ELASTIC is set: under an elastic horovodrun the ranks change during the"
+                " run, and environment variables do not have them. Start horovodrun without --min-np,"
+                " --max-np and --host-discovery-script."
             )
         address = env.text("HOROVOD_GLOO_RENDEZVOUS_ADDR")
         return ClusterInfo(

@@ -1,19 +1,19 @@
 """Kubernetes: one process in each pod of an Indexed Job, or of a JobSet.
 
-Kubernetes gives every pod of an Indexed Job its number, `JOB_COMPLETION_INDEX`
-(https://kubernetes.io/docs/tasks/job/indexed-parallel-processing-static/), and not how many there are. So
+Kubernetes gives every pod of an Indexed Job its index, `JOB_COMPLETION_INDEX`
+(https://kubernetes.io/docs/tasks/job/indexed-parallel-processing-static/), but not the number of pods. So
 the manifest sets:
 
 * `JOB_COMPLETIONS`: `completions` of the Job.
-* `JOB_COORDINATOR`: the name by which pods reach the first one, `JOB-0.SERVICE` with a headless service
-  (https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/); in a JobSet the label
-  `jobset.sigs.k8s.io/coordinator` is it.
+* `JOB_COORDINATOR`: the host name of the first pod, `JOB-0.SERVICE` with a headless service
+  (https://kubernetes.io/docs/tasks/job/job-with-pod-to-pod-communication/); in a JobSet it is the label
+  `jobset.sigs.k8s.io/coordinator`.
 * `JOB_UID`: the label `batch.kubernetes.io/controller-uid`, in a JobSet `jobset.sigs.k8s.io/jobset-uid`.
 * In a JobSet of several Jobs, equal in `completions`, from its labels
   (https://jobset.sigs.k8s.io/docs/concepts/): `JOBSET_JOB_INDEX` (`job-global-index`), `JOBSET_JOBS`
   (`global-replicas`), `JOBSET_RESTARTS` (`restart-attempt`).
 
-The pods of a Job that train each on its own have `ISOTRAIN_ENVIRONMENT=none`.
+If each pod of a Job trains on its own, set `ISOTRAIN_ENVIRONMENT=none`.
 """
 
 from __future__ import annotations

@@ -2,9 +2,9 @@
 
 By https://www.ibm.com/docs/en/spectrum-lsf and the guide to Summit
 (https://docs.olcf.ornl.gov/systems/summit_user_guide.html), every task of `jsrun` has `JSM_NAMESPACE_RANK`,
-`JSM_NAMESPACE_SIZE`, `JSM_NAMESPACE_LOCAL_RANK` and `JSM_NAMESPACE_LOCAL_SIZE`, and of its job `LSB_JOBID`
-and `LSB_MCPU_HOSTS`: hosts, each with its number of slots. The first of them is the one that `jsrun` was
-started on, where no task is. Jobs without `jsrun` start theirs by MPI.
+`JSM_NAMESPACE_SIZE`, `JSM_NAMESPACE_LOCAL_RANK` and `JSM_NAMESPACE_LOCAL_SIZE`, and from its job `LSB_JOBID`
+and `LSB_MCPU_HOSTS`: hosts, each with its number of slots. The first host is the one on which `jsrun` was
+started; no task runs there. Jobs without `jsrun` start their processes by MPI.
 """
 
 from __future__ import annotations

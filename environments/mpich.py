@@ -1,8 +1,8 @@
-"""MPICH, Intel MPI and others that are started by Hydra, their `mpiexec`.
+"""MPICH, Intel MPI and other MPIs whose `mpiexec` is Hydra.
 
 Hydra (https://github.com/pmodels/mpich/blob/main/doc/wiki/how_to/Using_the_Hydra_Process_Manager.md) speaks
-PMI with its processes, so that they have `PMI_RANK` and `PMI_SIZE`; and it sets `MPI_LOCALRANKID` and
-`MPI_LOCALNRANKS`, which nothing else does. It tells them neither the other hosts nor a name of the job.
+PMI with its processes, so they have `PMI_RANK` and `PMI_SIZE`; it also sets `MPI_LOCALRANKID` and
+`MPI_LOCALNRANKS`, which no other launcher does. It sets neither the other hosts nor a name of the job.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from isotrain.plugin import ClusterEnvironment, ClusterInfo, EnvReader
 
 
 class Mpich(ClusterEnvironment):
-    """Reads the variables of a process of Hydra."""
+    """Reads the variables of a process that Hydra started."""
 
     name = "mpich"
     summary = "mpiexec of MPICH or Intel MPI (Hydra)"

@@ -1,10 +1,10 @@
-"""Which engines others often run inside of; an environment's `nested_in` is made of these."""
+"""Sets of schedulers and launchers in which others often run, for the `nested_in` of an environment."""
 
 from __future__ import annotations
 
 PROTOCOLS = frozenset({"pmi"})
-"""What is no engine but spoken by several, each of which says more by variables of its own."""
+"""Protocols of several launchers, which set more variables of their own."""
 SCHEDULERS = PROTOCOLS | {"slurm", "lsf", "pbs", "pals", "flux", "kubernetes", "sagemaker"}
-"""In whose jobs other engines are started."""
-STARTERS = SCHEDULERS | {"openmpi", "mpich", "ray"}
-"""What may start another engine on each host, or a script that sets variables as another engine does."""
+"""Schedulers, in whose jobs launchers are started."""
+OUTER_LAUNCHERS = SCHEDULERS | {"openmpi", "mpich", "ray"}
+"""What may start another launcher on each host, or a script that sets another launcher's variables."""

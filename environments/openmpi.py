@@ -1,14 +1,14 @@
-"""Open MPI and its kin: processes of `mpirun`.
+"""Open MPI and MPIs derived from it: processes of `mpirun`.
 
 By https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html every process has
 `OMPI_COMM_WORLD_RANK`, `OMPI_COMM_WORLD_SIZE`, `OMPI_COMM_WORLD_LOCAL_RANK` and
-`OMPI_COMM_WORLD_LOCAL_SIZE`. (`OMPI_COMM_WORLD_NODE_RANK` is not the rank of the node: it counts the
-processes of all jobs on it.) From PMIx come the names of the host and of the job, `PMIX_HOSTNAME` and
-`PMIX_NAMESPACE` (https://docs.openpmix.org).
+`OMPI_COMM_WORLD_LOCAL_SIZE`. (`OMPI_COMM_WORLD_NODE_RANK` is not the node rank: it counts the processes of
+all jobs on the node.) PMIx sets the names of the host and of the job, `PMIX_HOSTNAME` and `PMIX_NAMESPACE`
+(https://docs.openpmix.org).
 
-No variable says where rank 0 is. It is where `mpirun` was started unless hosts were given without that one,
-and this is told: by the address of `mpirun` up to version 4, and from version 5 on within the name of the
-job, `prterun-HOST-PID@NUMBER`.
+No variable has the host of rank 0. It is the host of `mpirun`, unless that was given other hosts only. The
+host of `mpirun` is in its address up to version 4, and from version 5 on in the name of the job,
+`prterun-HOST-PID@NUMBER`.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _NAMESPACE = re.compile(r"prterun-(?P<host>.+)-\d+@\d+")
 
 
 class OpenMPI(ClusterEnvironment):
-    """Reads the variables of a process of Open MPI, Spectrum MPI and others made of it."""
+    """Reads the variables of a process of Open MPI, Spectrum MPI and other derivatives."""
 
     name = "openmpi"
     summary = "mpirun of Open MPI"
@@ -47,11 +47,11 @@ class OpenMPI(ClusterEnvironment):
         )
 
     def secret(self, variables: Mapping[str, str]) -> str | None:
-        # Up to version 4: 128 random bits for its transports, by which ranks of one job know each other.
+        # Up to version 4: 128 random bits by which the transports of one job authenticate each other.
         return variables.get("OMPI_MCA_orte_precondition_transports")
 
 
 def _host_of_mpirun(env: EnvReader) -> str | None:
-    found = _ADDRESS.match(env.text("OMPI_MCA_orte_hnp_uri") or "")
-    found = found or _NAMESPACE.fullmatch(env.text("PMIX_NAMESPACE") or "")
-    return found["host"] if found else None
+    match = _ADDRESS.match(env.text("OMPI_MCA_orte_hnp_uri") or "")
+    match = match or _NAMESPACE.fullmatch(env.text("PMIX_NAMESPACE") or "")
+    return match["host"] if match else None

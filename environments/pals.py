@@ -1,7 +1,7 @@
-"""PALS: applications of HPE Cray's launcher, `mpiexec` or `aprun`, in a job of PBS or SLURM.
+"""PALS: HPE Cray's launcher, `mpiexec` or `aprun`, in a job of PBS or SLURM.
 
 By its manual (https://cpe.ext.hpe.com/docs/latest/pals) every process has `PALS_RANKID`,
-`PALS_LOCAL_RANKID`, `PALS_LOCAL_SIZE`, `PALS_NODEID` and `PALS_APID`, and by PMI `PMI_SIZE`.
+`PALS_LOCAL_RANKID`, `PALS_LOCAL_SIZE`, `PALS_NODEID` and `PALS_APID`, and from PMI `PMI_SIZE`.
 """
 
 from __future__ import annotations

@@ -1,11 +1,11 @@
 """PBS: tasks of `pbsdsh`.
 
 A job's script is its first task, `PBS_TASKNUM` 1, and starts others with `pbsdsh` or, more often, with MPI,
-whose variables then tell the place. To the tasks of `pbsdsh` Torque says which slot each has,
-`PBS_VNODENUM`, of how many, `PBS_NP`
+which then sets the rank. Torque sets the slot of each task of `pbsdsh`, `PBS_VNODENUM`, and the number of
+slots, `PBS_NP`
 (https://docs.adaptivecomputing.com/torque/6-1-2/adminGuide/torque.htm#topics/torque/2-jobs/exportedBatchEnvVar.htm).
-OpenPBS and PBS Professional (https://github.com/openpbs/openpbs/blob/master/doc/man1/pbsdsh.1B) do not: for
-them a place that only `pbsdsh` gives is half told.
+OpenPBS and PBS Professional (https://github.com/openpbs/openpbs/blob/master/doc/man1/pbsdsh.1B) do not: a
+task of their `pbsdsh` has incomplete variables.
 """
 
 from __future__ import annotations

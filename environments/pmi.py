@@ -1,10 +1,10 @@
-"""PMI and PMIx: what engines of many kinds speak with the MPI processes that they start.
+"""PMI and PMIx: the protocols between launchers and the MPI processes that they start.
 
-PMI-1 (https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html) tells a process by
-`PMI_RANK` and `PMI_SIZE`. SLURM, Flux, Hydra and others set them beside variables of their own, which say
-more: this environment is for engines that set nothing else. PMIx (https://docs.openpmix.org) sets
-`PMIX_RANK` and `PMIX_NAMESPACE`, and tells the number of processes only to those who ask its library:
-without an engine that says it, the place is half told.
+PMI-1 (https://flux-framework.readthedocs.io/projects/flux-rfc/en/latest/spec_13.html) sets `PMI_RANK` and
+`PMI_SIZE`. SLURM, Flux, Hydra and others set them beside more variables of their own: this environment is
+for launchers that set nothing else. PMIx (https://docs.openpmix.org) sets `PMIX_RANK` and `PMIX_NAMESPACE`;
+the number of processes is available only through its library, so a launcher that sets nothing else leaves
+the variables incomplete.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ class Pmi(ClusterEnvironment):
     """Reads the variables of PMI."""
 
     name = "pmi"
-    summary = "any other engine that speaks PMI"
+    summary = "any other launcher that speaks PMI"
 
     def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
         env = EnvReader(self.name, variables)

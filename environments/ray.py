@@ -1,14 +1,14 @@
-"""Ray: workers of Ray Train, as a person tells their place.
+"""Ray: workers of Ray Train, with variables that the user's training function sets.
 
-Ray tells a worker who it is by functions, `ray.train.get_context()`
+Ray gives a worker its rank by functions, `ray.train.get_context()`
 (https://docs.ray.io/en/latest/train/api/doc/ray.train.TrainContext.html), and only `TorchTrainer` sets
-variables too: those of `torchrun`. Under another trainer, the worker's function sets these, each to what
-the function of that name gives: `RAY_TRAIN_WORLD_RANK`, `RAY_TRAIN_WORLD_SIZE`, `RAY_TRAIN_LOCAL_RANK`,
-`RAY_TRAIN_LOCAL_WORLD_SIZE`, `RAY_TRAIN_NODE_RANK`, `RAY_TRAIN_EXPERIMENT_NAME`; and
-`RAY_TRAIN_COORDINATOR` to the address of the worker of rank 0. So does the launcher `ray`.
+variables too: those of `torchrun`. Under another trainer, the training function sets these, each to the
+result of the context's method of that name: `RAY_TRAIN_WORLD_RANK`, `RAY_TRAIN_WORLD_SIZE`,
+`RAY_TRAIN_LOCAL_RANK`, `RAY_TRAIN_LOCAL_WORLD_SIZE`, `RAY_TRAIN_NODE_RANK`, `RAY_TRAIN_EXPERIMENT_NAME`; and
+`RAY_TRAIN_COORDINATOR` to the address of the worker of rank 0. The launcher `ray` sets the same.
 
-Ray itself sets `RAY_JOB_ID`, but not to the job's number in workers that it had started before the job came;
-the function sets it to `ray.get_runtime_context().get_job_id()`.
+Ray itself sets `RAY_JOB_ID`, but to no job in workers that it started before the job arrived; the training
+function sets it to `ray.get_runtime_context().get_job_id()`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ from collections.abc import Mapping
 from isotrain.environments.nesting import SCHEDULERS
 from isotrain.plugin import ClusterEnvironment, ClusterInfo, ClusterInfoError, EnvReader
 
-_OF_NO_JOB = "ffffffff"
+_NO_JOB = "ffffffff"
 
 
 class Ray(ClusterEnvironment):
@@ -46,10 +46,10 @@ class Ray(ClusterEnvironment):
 
 
 def _job(env: EnvReader) -> str:
-    number, name = env.text("RAY_JOB_ID"), env.text("RAY_TRAIN_EXPERIMENT_NAME")
-    if number == _OF_NO_JOB:
+    job_id, name = env.text("RAY_JOB_ID"), env.text("RAY_TRAIN_EXPERIMENT_NAME")
+    if job_id == _NO_JOB:
         raise ClusterInfoError(
-            f"ray: RAY_JOB_ID is {number}: Ray had started this worker before its job came. Set it to"
+            f"ray: RAY_JOB_ID is {job_id}: Ray started this worker before its job arrived. Set it to"
             " ray.get_runtime_context().get_job_id(), in all workers."
         )
-    return "/".join(filter(None, (number, name)))
+    return "/".join(filter(None, (job_id, name)))

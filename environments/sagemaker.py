@@ -1,8 +1,8 @@
 """SageMaker: the script of a training job, which is started once on each of its hosts.
 
 By https://github.com/aws/sagemaker-training-toolkit/blob/master/ENVIRONMENT_VARIABLES.md it has `SM_HOSTS`,
-a JSON list, and `SM_CURRENT_HOST`; `TRAINING_JOB_NAME` names the job. A job that asks for MPI or torchrun
-gets these inside.
+a JSON list, and `SM_CURRENT_HOST`; `TRAINING_JOB_NAME` is the name of the job. In a job that requests MPI or
+torchrun, the processes have the variables of that launcher too.
 """
 
 from __future__ import annotations

@@ -1,16 +1,16 @@
 """SLURM: the tasks of a step, which `srun` starts, also of a heterogeneous job.
 
 By https://slurm.schedmd.com/srun.html every task has `SLURM_PROCID`, `SLURM_LOCALID` and `SLURM_NODEID`
-(its rank among all, its rank on its host, and its host's), `SLURMD_NODENAME`, and of its step
+(rank, local rank and node rank), `SLURMD_NODENAME`, and of its step
 `SLURM_STEP_ID`, `SLURM_STEP_NUM_TASKS`, `SLURM_STEP_NODELIST` and `SLURM_STEP_TASKS_PER_NODE`. A step may
 use fewer hosts than its job, so what describes the job (`SLURM_JOB_NODELIST`, `SLURM_NTASKS`) does not
 describe its processes. A step over several components of a heterogeneous job counts tasks and hosts over
-all of them (https://slurm.schedmd.com/heterogeneous_jobs.html); what ends in `_HET_GROUP_0` is of the job
-again.
+all of them (https://slurm.schedmd.com/heterogeneous_jobs.html); variables that end in `_HET_GROUP_0`
+describe the job.
 
 The script of `sbatch` and the shell of `salloc` are no such tasks, though they have some of these
-variables: the script lacks those of a step, and the shell is a step that has a number of its own (slurm.h).
-`SLURM_RESTART_COUNT` is there after a requeue (https://slurm.schedmd.com/sbatch.html).
+variables: the script lacks those of a step, and the shell is a step with a reserved number (slurm.h).
+`SLURM_RESTART_COUNT` is set after a requeue (https://slurm.schedmd.com/sbatch.html).
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ from collections.abc import Mapping
 from isotrain.environments.nesting import PROTOCOLS
 from isotrain.plugin import ClusterEnvironment, ClusterInfo, EnvReader, counts_per_host, host_list
 
-_NO_TASKS = {"4294967290", "-6", "4294967291", "-5", "4294967292", "-4"}
-"""The numbers of the steps of a shell, a script, and what is external to steps, as SLURM may print them."""
+_NON_TASK_STEPS = {"4294967290", "-6", "4294967291", "-5", "4294967292", "-4"}
+"""Step numbers of shells, batch scripts and external processes (slurm.h), unsigned and signed."""
 
 
 class Slurm(ClusterEnvironment):
@@ -33,7 +33,7 @@ class Slurm(ClusterEnvironment):
 
     def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
         env = EnvReader(self.name, variables)
-        if env.text("SLURM_STEP_NUM_TASKS") is None or env.text("SLURM_STEP_ID") in _NO_TASKS:
+        if env.text("SLURM_STEP_NUM_TASKS") is None or env.text("SLURM_STEP_ID") in _NON_TASK_STEPS:
             return None
         env.all_set("SLURM_JOB_ID", "SLURM_STEP_ID", "SLURM_PROCID", "SLURM_LOCALID")
         node_rank = env.required_number("SLURM_NODEID")
