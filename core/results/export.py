@@ -1,4 +1,4 @@
-"""What is done with a model after its run."""
+"""Prediction with a trained model, and its export to other formats."""
 
 from __future__ import annotations
 
@@ -31,60 +31,61 @@ if TYPE_CHECKING:
     from isotrain.core.session.session import Session
 
 
-_OF_SAVED_MODEL = "saved_model.pb"
+_SAVED_MODEL_FILE = "saved_model.pb"
 
 
-def form_of(target: Path, asked: ExportForm | None) -> ExportForm:
-    """The form that is asked for, or that the name of a target says.
+def form_of(target: Path, requested: ExportForm | None) -> ExportForm:
+    """The export form: the requested one, else the one of the target's suffix.
 
     Raises:
-        IsotrainError: There is none of that name, or the target is not named as its files are.
+        IsotrainError: The form is unknown, or the target's suffix does not fit it.
     """
-    if asked is None:
-        found = [form for form in FORMS if SUFFIXES[form] and target.name.endswith(SUFFIXES[form])]
-        if not found:
+    if requested is None:
+        forms = [form for form in FORMS if SUFFIXES[form] and target.name.endswith(SUFFIXES[form])]
+        if not forms:
             raise IsotrainError(
                 f"export: the name of {target} does not say the form. Give to= (--to): one of"
                 f" {', '.join(FORMS)}."
             )
-        return found[0]
-    if asked not in FORMS:
-        raise IsotrainError(f"export: {unknown_name('form', asked, FORMS)}")
-    suffixes = SUFFIXES[asked]
+        return forms[0]
+    if requested not in FORMS:
+        raise IsotrainError(f"export: {unknown_name('form', requested, FORMS)}")
+    suffixes = SUFFIXES[requested]
     if suffixes and not target.name.endswith(suffixes):
         raise IsotrainError(
-            f"export: {asked!r} is written to a file {' or '.join(suffixes)}, received {target}."
+            f"export: {requested!r} is written to a file {' or '.join(suffixes)}, received {target}."
         )
-    return asked
+    return requested
 
 
 @contextlib.contextmanager
 def atomically_replaced(target: Path) -> Iterator[Path]:
-    """Gives a place of the same name beside a target, which takes that place if all went well.
+    """Yields a temporary path beside the target, which replaces the target if the block succeeds.
 
-    What was there before is removed after that; a folder only if it is empty or holds a SavedModel. The
-    target's own folder is made if need be.
+    An existing target is removed; a folder only if it is empty or holds a SavedModel. Missing parent folders
+    are created.
 
     Raises:
-        IsotrainError: The folder cannot be made or written to, or the target is of another kind.
+        IsotrainError: The parent folder cannot be created or written to, or the target is a folder with
+            other content.
     """
-    place = target.resolve()
-    if place.is_dir() and any(place.iterdir()) and not (place / _OF_SAVED_MODEL).is_file():
+    path = target.resolve()
+    if path.is_dir() and any(path.iterdir()) and not (path / _SAVED_MODEL_FILE).is_file():
         raise IsotrainError(
             f"export: {target} is a folder with other things than a SavedModel, which would be lost. Choose"
             " another name."
         )
     try:
-        with removed_on_failure(place.parent):
-            place.parent.mkdir(parents=True, exist_ok=True)
-            with tempfile.TemporaryDirectory(prefix=".export-", dir=place.parent) as folder:
-                new = Path(folder) / place.name
+        with removed_on_failure(path.parent):
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with tempfile.TemporaryDirectory(prefix=".export-", dir=path.parent) as folder:
+                new = Path(folder) / path.name
                 yield new
-                if place.is_dir() and new.is_dir():
-                    place.rename(Path(folder) / "before")
-                new.replace(place)
+                if path.is_dir() and new.is_dir():
+                    path.rename(Path(folder) / "before")
+                new.replace(path)
     except OSError as error:
-        reason = error.strerror or error  # without the name of a file that nobody has asked for
+        reason = error.strerror or error  # without the name of the temporary file
         raise IsotrainError(
             f"export: {target} cannot be written: {reason}. Choose another place."
         ) from error
@@ -98,33 +99,34 @@ def predict(
     backend: str | None = None,
     replicas: int | None = None,
 ) -> Any:
-    """Predicts with a trained model, over replicas, in processes of its own.
+    """Predicts with a trained model, with one or several replicas, in worker processes.
 
-    Where an engine has started this process with others, each does all of it for itself, on its own host.
+    If a launcher has started this process together with others, each of them computes all predictions on its
+    own host.
 
     Args:
-        run: A `RunResult`, or the directory of a run, or a checkpoint; see `RunLike`.
-        data: What to predict for, in any form that a spec's `data` has; of a `DataSet` its validation part
+        run: `RunResult`, directory of a run, or checkpoint; see `RunLike`.
+        data: Data to predict for, in any form that a spec's `data` has; of a `DataSet` the validation part
             if it has one. Targets are ignored.
-        spec: What was run, or the directory of that run; needed for a checkpoint, which may come from
-            anywhere, and where the run directory cannot say which function made the model.
-        backend: `NAME` or `NAME:COLLECTIVE`; left out: the run's.
-        replicas: How many; left out: one per usable GPU, or one. The result is the same.
+        spec: Spec of the run, or directory of the run. Needed for a checkpoint, whose origin is not trusted,
+            and where the run directory does not name the model's function.
+        backend: `NAME` or `NAME:COLLECTIVE`; the run's when left out.
+        replicas: Number of replicas; one per available GPU, or one, when left out. The result is the same.
 
     Returns:
         A NumPy array of shape `[samples, ...]` in the order of the samples; or, for a model with several
         outputs, such arrays in a dict or list.
 
     Raises:
-        IsotrainError: The run has left no weights.
-        SpecError: The model function cannot be found again.
-        RunFailedError: A process failed; tells which, where and why.
+        IsotrainError: The run has no weights.
+        SpecError: The function of the model cannot be found.
+        RunFailedError: A worker process failed; the message says which, on which host, and why.
     """
     trained = TrainedModel.of(run, spec)
-    wanted = trained.spec(functools.partial(_to_predict_for, data))
+    predict_spec = trained.spec(functools.partial(_prediction_data, data))
     work = functools.partial(_predict, weights=trained.location)
-    cast = ResolvedSpec(wanted, plugin_manager(wanted.plugins))
-    return probe_run(work, cast, backend or trained.backend, replicas)
+    resolved_spec = ResolvedSpec(predict_spec, plugin_manager(predict_spec.plugins))
+    return probe_run(work, resolved_spec, backend or trained.backend, replicas)
 
 
 def export(
@@ -135,49 +137,52 @@ def export(
     spec: SpecLike | None = None,
     data: Any = None,
 ) -> Path:
-    """Writes a trained model in a form that others open without isotrain, in a process of its own.
+    """Exports a trained model to a format that needs no isotrain, in a worker process.
 
-    Where an engine has started this process with others, rank 0 does it, and the others go on at once.
+    If a launcher has started this process together with others, rank 0 exports and the others return at once.
 
     Args:
-        run: A `RunResult`, or the directory of a run, or a checkpoint; see `RunLike`.
-        target: The file to write, for `saved-model` the folder; one that is there is replaced.
-        to: The form; see `ExportForm`. Left out: what the name of `target` says.
-        spec: As for `predict`.
-        data: Samples that show what the inputs are like, for a native model `to` ONNX or a SavedModel; left
-            out: the data that the run trained on.
+        run: `RunResult`, directory of a run, or checkpoint; see `RunLike`.
+        target: Path of the file to write, for `saved-model` of the folder; replaced if it exists.
+        to: Export form; see `ExportForm`. That of the target's suffix when left out.
+        spec: Spec of the run, or directory of the run; needed as for `predict`.
+        data: Samples with the shapes and dtypes of the inputs, for a native model exported to ONNX or a
+            SavedModel; the run's training data when left out.
 
     Returns:
-        The path of what is written; on ranks above 0 perhaps before it is there.
+        Path of the target; on ranks above 0 it may not be written yet.
 
     Raises:
-        IsotrainError: The run has left no weights, or the target cannot be written.
-        UnsupportedError: The model has no such form, or no backend that is installed writes it.
-        RunFailedError: The process failed; tells where and why.
+        IsotrainError: The run has no weights, or the target cannot be written.
+        UnsupportedError: The model does not have that form, or no installed backend writes it.
+        RunFailedError: The worker process failed; the message says on which host and why.
     """
-    place, own = Path(target), detect_cluster_info()
-    if own is not None and own.rank:
-        return place
+    path, cluster_info = Path(target), detect_cluster_info()
+    if cluster_info is not None and cluster_info.rank:
+        return path
     trained = TrainedModel.of(run, spec)
-    form = form_of(place, to)
+    form = form_of(path, to)
     if form == "safetensors":
-        with atomically_replaced(place) as new:
+        with atomically_replaced(path) as new:
             _write_safetensors(trained.location, new)
-        return place
+        return path
     samples = trained.data if data is None else (data, {})
-    known = samples if form in _BY_SAMPLES else None
-    wanted = trained.spec(functools.partial(_samples, known)).replace(global_batch_size=2)
-    host = plugin_manager(wanted.plugins)
-    with atomically_replaced(place) as new:
+    if form not in _TRACED_FORMS:
+        samples = None
+    export_spec = trained.spec(functools.partial(_sample_data, samples)).replace(
+        global_batch_size=2
+    )
+    host = plugin_manager(export_spec.plugins)
+    with atomically_replaced(path) as new:
         work = functools.partial(
             _export,
             weights=trained.location,
             form=form,
             target=str(new),
-            known=known is not None,
+            has_samples=samples is not None,
         )
-        probe_run(work, ResolvedSpec(wanted, host), _writer(trained, form, host))
-    return place
+        probe_run(work, ResolvedSpec(export_spec, host), _export_backend(trained, form, host))
+    return path
 
 
 def _write_safetensors(location: str, target: Path) -> None:
@@ -186,44 +191,48 @@ def _write_safetensors(location: str, target: Path) -> None:
     write_safetensors(target, parts)
 
 
-_BY_SAMPLES: tuple[ExportForm, ...] = ("onnx", "saved-model")
-"""Forms for which some models must be shown what their inputs are like."""
+_TRACED_FORMS: tuple[ExportForm, ...] = ("onnx", "saved-model")
+"""Forms for which native models are traced with sample inputs."""
 
 
-def _writer(trained: TrainedModel, form: ExportForm, host: PluginManager) -> str:
-    """A backend that writes the form: the run's own, or one for which the spec has the same model.
+def _export_backend(trained: TrainedModel, form: ExportForm, host: PluginManager) -> str:
+    """Name of a backend that writes the form: the run's, or one for which the spec has the same model.
 
     Raises:
-        UnsupportedError: There is none.
+        UnsupportedError: No available backend does.
     """
     names = sorted(host.backends.names(), key=lambda name: name != trained.backend)
     writers = [name for name in names if form in host.backend(name).exports]
     model = trained.model
     if isinstance(model, Mapping):  # another framework's model may have other weights
-        own = host.backend(trained.backend).framework
-        same = {name for name, each in model.items() if each == model.get(own)}
+        framework = host.backend(trained.backend).framework
+        same = {name for name, each in model.items() if each == model.get(framework)}
         writers = [name for name in writers if host.backend(name).framework in same]
     for name in writers:
         if host.backend(name).availability().available:
             return name
     raise UnsupportedError(
-        f"export: no backend that is usable here writes this model as {form!r}. Known for it:"
+        f"export: no backend that is available here writes this model as {form!r}. Supported by:"
         f" {', '.join(writers) or 'none'}."
     )
 
 
-def _samples(found: tuple[Any, Mapping[str, Any]] | None) -> DataSet:
-    """The data whose inputs are looked at; None for a place-holder."""
-    if found is None:
+def _sample_data(data: tuple[Any, Mapping[str, Any]] | None) -> DataSet:
+    """A data set with the sample inputs; a placeholder of shape [1, 1] for None.
+
+    Args:
+        data: Data as in a spec, and its `data_args`.
+    """
+    if data is None:
         return DataSet((np.zeros((1, 1), np.float32),))
-    return DataSet(load_dataset(*found).train)
+    return DataSet(load_dataset(*data).train)
 
 
-def _take(session: Session, location: str) -> None:
+def _load_weights(session: Session, location: str) -> None:
     """Sets all weights of the model.
 
     Raises:
-        IsotrainError: The run has left none for one of them: the model is not the one that it trained.
+        IsotrainError: The run has no weight of a name: it trained a different model.
     """
     stored = stored_weights(location)
     needed = session.group.describe_state(("trainable", "non-trainable"))
@@ -237,20 +246,25 @@ def _take(session: Session, location: str) -> None:
         session.write_state({name: stored[name] for name in portion})
 
 
-def _export(session: Session, weights: str, form: ExportForm, target: str, known: bool) -> None:
-    _take(session, weights)
-    inputs = next(session.batches()).slices[0][0].inputs if known else None
+def _export(
+    session: Session, weights: str, form: ExportForm, target: str, has_samples: bool
+) -> None:
+    """Exports the model in a worker process."""
+    _load_weights(session, weights)
+    inputs = next(session.batches()).slices[0][0].inputs if has_samples else None
     session.group.export(form, Path(target), inputs)
 
 
-def _to_predict_for(data: Any) -> DataSet:
-    found = load_dataset(data, {})
-    return DataSet(found.train, found.train if found.validation is None else found.validation)
+def _prediction_data(data: Any) -> DataSet:
+    """A data set whose validation part is the data to predict for."""
+    dataset = load_dataset(data, {})
+    validation = dataset.train if dataset.validation is None else dataset.validation
+    return DataSet(dataset.train, validation)
 
 
 def _predict(session: Session, weights: str) -> Any:
-    """What every process does; rank 0 alone keeps what comes of it."""
-    _take(session, weights)
+    """Predicts in a worker process; returns the predictions on rank 0, None on the others. Collective."""
+    _load_weights(session, weights)
     if session.is_main:
         return session.predict()
     for _ in session.predictions():

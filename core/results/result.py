@@ -1,4 +1,4 @@
-"""What a run leaves behind."""
+"""The result of a finished run: final loss, metrics, timings, history and weights."""
 
 from __future__ import annotations
 
@@ -32,14 +32,14 @@ FORMAT = 1
 
 @dataclass(frozen=True)
 class History:
-    """How the training went.
+    """The history of a run, by step and by epoch.
 
     Attributes:
-        loss: Mean loss of every step's global batch; NaN, as the rate, where a run that nobody read for
-            too long has left steps out, and warned of that.
-        learning_rate: The rate of every step.
+        loss: Mean loss of every step's global batch. NaN, as the rate, for steps that were dropped (with a
+            warning) since the launcher read too slowly.
+        learning_rate: Learning rate of every step.
         epochs: One record per epoch: `epoch`, `step`, `loss` (the mean over its samples), the training
-            metrics by name, and evaluation's as `validation_<name>`.
+            metrics by name, and those of the evaluation as `validation_<name>`.
     """
 
     loss: list[float] = field(default_factory=list)
@@ -48,8 +48,8 @@ class History:
 
 
 @dataclass(frozen=True)
-class _Written:
-    """What of a result is read from its file; the rest is known from where that lies; see `RunResult`."""
+class _StoredResult:
+    """The fields of a `RunResult` that its file has; the run directory is where that file is."""
 
     final_loss: float
     metrics: dict[str, float]
@@ -61,41 +61,41 @@ class _Written:
 
 
 @dataclass(frozen=True)
-class RunResult(_Written):
-    """The outcome of a run.
+class RunResult(_StoredResult):
+    """The result of a run.
 
     Attributes:
         final_loss: Mean loss of the last step's global batch.
-        metrics: The last epoch's metrics.
-        strategy_report: What the strategy measured; empty for most.
+        metrics: Metrics of the last epoch, by name.
+        strategy_report: Measurements of the strategy; empty for most.
         timings: Seconds, and samples per second, by name; see `docs/results.md`.
-        plan: The plan it followed, completed with what was measured.
-        versions: Of every package that took part.
-        restarts: One record for each time that the run failed and went on from a checkpoint: `failure`,
-            `after_step`, `from_step` and `replicas`.
-        run_directory: Where the run's files are.
+        plan: Plan of the run, completed with measured numbers.
+        versions: Version of every package that took part, by name.
+        restarts: One record per restart from a checkpoint after a failure: `failure`, `after_step`,
+            `from_step` and `replicas`.
+        run_directory: Directory of the run's files.
     """
 
     run_directory: Path
 
     def __repr__(self) -> str:
-        """In a line; the attributes and `to_dict` have all of it."""
+        """Final loss, metrics and run directory in one line."""
         measured = {"final loss": self.final_loss, **self.metrics}
         numbers = ", ".join(f"{name} {value:.6g}" for name, value in measured.items())
         return f"<RunResult {numbers} in {self.run_directory}>"
 
     @functools.cached_property
     def history(self) -> History:
-        """Step by step and epoch by epoch, read from the run directory on first use.
+        """The history by step and by epoch, read from the run directory on first use.
 
         Raises:
-            IsotrainError: The run directory, or a file in it, is gone.
+            IsotrainError: The run directory, or a file in it, is missing.
         """
         return read_history(self.run_directory)
 
     @functools.cached_property
     def weights(self) -> dict[str, np.ndarray]:
-        """The final weights by canonical name, optimizer slots left out."""
+        """The final weights by canonical name, without optimizer state; bfloat16 becomes float32."""
         return read_weights(self.run_directory / WEIGHTS_FILE)
 
     def export(
@@ -106,23 +106,23 @@ class RunResult(_Written):
         spec: SpecLike | None = None,
         data: Any = None,
     ) -> Path:
-        """Writes the trained model in a form that others open; see `isotrain.export`."""
+        """Exports the trained model to another format; see `isotrain.export`."""
         from isotrain.core.results.export import export
 
         return export(self, target, to=to, spec=spec, data=data)
 
     def to_dict(self) -> dict[str, Any]:
-        """The result as plain JSON values; history and weights stay in their files."""
+        """The result as JSON values, without history and weights."""
         plain = {field.name: getattr(self, field.name) for field in fields(self)}
         return {"format": FORMAT, **plain, "run_directory": str(self.run_directory)}
 
 
 def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
-    """Reads the result that a finished run left in its directory.
+    """Reads the result of a finished run from its directory.
 
     Raises:
-        IsotrainError: There is none: the run is not finished, or it was one of `isotrain.launch`. Or it
-            is none that this version of isotrain writes.
+        IsotrainError: There is no result, since the run has not finished or was one of `isotrain.launch`;
+            or its format is not supported.
     """
     path = Path(run_directory) / RESULT_FILE
     try:
@@ -132,11 +132,11 @@ def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
             f"{path} cannot be read: {error}. Only a run that `isotrain run` or isotrain.run finished"
             " has one; its events.jsonl says how far another got."
         ) from error
-    found = plain.get("format") if isinstance(plain, dict) else None
-    if found != FORMAT:
+    format_number = plain.get("format") if isinstance(plain, dict) else None
+    if format_number != FORMAT:
         raise IsotrainError(
-            f"{path}: expected an object with `format` {FORMAT}, received {found!r:.60}. Read it with the"
-            " isotrain that wrote it, which versions.json beside it names."
+            f"{path}: expected an object with `format` {FORMAT}, received {format_number!r:.60}. Read it with"
+            " the isotrain that wrote it, which versions.json beside it names."
         )
     return result_from_dict(plain, Path(run_directory), str(path))
 
@@ -144,27 +144,27 @@ def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
 def result_from_dict(
     plain: Mapping[str, Any], run_directory: Path, where: str = "result"
 ) -> RunResult:
-    """Makes a result from its plain form.
+    """Builds a result from its JSON values.
 
     Args:
-        plain: What `to_dict` gave, also by way of JSON.
-        run_directory: Where the run's files are now.
-        where: The file that it is from, for messages.
+        plain: Result of `to_dict`, also after a round trip through JSON.
+        run_directory: Present directory of the run's files.
+        where: Name of the file, for messages.
 
     Raises:
-        IsotrainError: It is not as it was given: names the field.
+        IsotrainError: A field is missing or invalid.
     """
-    own = {name: part for name, part in plain.items() if name not in ("format", "run_directory")}
-    written = record(_Written, own, where)
+    values = {name: part for name, part in plain.items() if name not in ("format", "run_directory")}
+    stored = record(_StoredResult, values, where)
     value(str, plain.get("run_directory"), f"{where}: run_directory")
-    return RunResult(**vars(written), run_directory=run_directory)
+    return RunResult(**vars(stored), run_directory=run_directory)
 
 
 def read_history(run_directory: Path) -> History:
-    """Reads the steps and epochs that a run has told of.
+    """Reads the steps and epochs that a run has reported.
 
     Raises:
-        IsotrainError: A file with them is gone.
+        IsotrainError: A file is missing.
     """
     for name in (STEPS_FILE, EVENTS_FILE):
         if not (run_directory / name).is_file():
@@ -175,14 +175,14 @@ def read_history(run_directory: Path) -> History:
             )
     history = History()
     steps, epochs = run_directory / STEPS_FILE, run_directory / EVENTS_FILE
-    following: int | None = None
+    next_step: int | None = None
     for event in read_events(steps):
         if isinstance(event, Steps):
             first = value(int, event.first, f"{steps}: first")
-            gap = [math.nan] * max(0, first - (first if following is None else following))
+            gap = [math.nan] * max(0, first - (first if next_step is None else next_step))
             history.loss.extend(gap)
             history.learning_rate.extend(gap)
-            following = first + len(event.losses)
+            next_step = first + len(event.losses)
             rates = value(list[float], event.learning_rates, f"{steps}: learning_rates")
             history.loss.extend(value(list[float], event.losses, f"{steps}: losses"))
             history.learning_rate.extend(rates)
@@ -190,6 +190,8 @@ def read_history(run_directory: Path) -> History:
         if isinstance(event, EpochEnded):
             metrics = value(dict[str, float], event.metrics, f"{epochs}: metrics")
             loss = value(float | None, event.loss, f"{epochs}: loss")
-            mean = {} if loss is None else {"loss": loss}
-            history.epochs.append({"epoch": event.epoch, "step": event.done, **mean, **metrics})
+            mean_loss = {} if loss is None else {"loss": loss}
+            history.epochs.append(
+                {"epoch": event.epoch, "step": event.done, **mean_loss, **metrics}
+            )
     return history

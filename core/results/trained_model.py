@@ -1,7 +1,7 @@
-"""A model that a run has trained, read from the run's directory or a checkpoint.
+"""A trained model: weights from a run directory or a checkpoint, and the spec that builds the model.
 
-What makes a model is code. It is found by what the person names: a spec, or a run, whose directory has one.
-A checkpoint may come from anywhere, and is numbers: what it says of its own model is not imported or called.
+The code that builds the model is found by what the user passes: a spec, or a run directory with a spec. A
+checkpoint may come from anywhere and is treated as data: the import strings in it are never imported.
 """
 
 from __future__ import annotations
@@ -30,35 +30,34 @@ from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.files import is_url
 
-_OF_THE_MODEL = (
+_MODEL_FIELDS = (
     *("name", "model_args", "seed", "precision", "capture", "device", "threads"),
     *("backend_options", "plugins", "timeouts"),
 )
-"""The fields of a spec that bear on what a trained model is and gives."""
+"""Spec fields that affect how a trained model is built and what it computes."""
 
 
 class HasRunDirectory(Protocol):
-    """What a `RunResult` is to those who take its model out."""
+    """Anything with a run directory, such as a `RunResult`."""
 
     @property
     def run_directory(self) -> Path:
-        """Where the run's files are."""
+        """Directory of the run's files."""
 
 
 RunLike = str | os.PathLike[str] | HasRunDirectory | Checkpoint
-"""A run: its result, or its directory; or a checkpoint: its folder or URL, or a folder of them."""
+"""A run, by its result or directory; or a checkpoint, by its path or URL or by a folder of checkpoints."""
 
 
 @dataclass(frozen=True)
 class TrainedModel:
-    """A trained model: its weights, and what is known of the code that makes it.
+    """A trained model: the location of its weights, and the spec fields that build it.
 
     Attributes:
-        location: Of the run's directory or the checkpoint, with the weights.
-        backend: The one that it was trained under.
-        batch: Samples that are predicted for at once.
-        fields: Of the spec that says how it is made, callables also by name: the person's own, or that of
-            the run they named; None where they named a checkpoint, and no spec.
+        location: Path or URL of the run directory or checkpoint with the weights.
+        backend: Backend that it was trained with.
+        batch: Global batch size for predictions.
+        fields: Spec fields, callables possibly as import strings; None for a checkpoint without a spec.
     """
 
     location: str
@@ -68,54 +67,54 @@ class TrainedModel:
 
     @classmethod
     def of(cls, run: RunLike, spec: SpecLike | None = None) -> TrainedModel:
-        """Finds out what a run has trained.
+        """Locates the weights and the spec of a trained model.
 
         Args:
-            run: Which has finished, or left a checkpoint.
-            spec: What was trained, where it has not been written down by a run that the person names; also
-                the directory of a run.
+            run: A finished run, or one with a checkpoint; or a checkpoint.
+            spec: Spec of the run, or directory of the run; needed where the run directory has no usable one.
 
         Raises:
-            IsotrainError: There is neither a run with weights nor a checkpoint, or a file of it is damaged.
+            IsotrainError: There is neither a run with weights nor a checkpoint, or one of its files is
+                damaged.
         """
         location = _location(run)
-        if not _is_of_a_run(run, location):
+        if not _is_run(run, location):
             checkpoint = run if isinstance(run, Checkpoint) else _checkpoint(location)
             where = f"{checkpoint.location}: run.json: plan"
             plan = value(dict[str, Any], checkpoint.run.get("plan"), where)
-            fields, batch = (None, None) if spec is None else _named(spec)
-            return cls(checkpoint.location, *_told(plan, where, batch), fields)
+            fields, batch = (None, None) if spec is None else _passed_spec(spec)
+            return cls(checkpoint.location, *_backend_and_batch(plan, where, batch), fields)
         folder = Path(location)
         plan = read_fields(folder, PLAN_FILE)
-        fields, batch = _written(folder) if spec is None else _named(spec)
-        told = _told(plan, str(folder / PLAN_FILE), batch)
+        fields, batch = _stored_spec(folder) if spec is None else _passed_spec(spec)
+        backend_and_batch = _backend_and_batch(plan, str(folder / PLAN_FILE), batch)
         if not (folder / WEIGHTS_FILE).is_file():
             location = _checkpoint(location).location
-        return cls(location, *told, fields)
+        return cls(location, *backend_and_batch, fields)
 
     @property
     def model(self) -> Any:
-        """What makes it, as in a spec.
+        """The model field of the spec.
 
         Raises:
-            SpecError: It cannot be found again, or only the checkpoint says so.
+            SpecError: The model cannot be found by its name, or there is a checkpoint only.
         """
-        return _found_again(self._known.get("model"), self.location)
+        return _resolved_model(self._trusted_fields.get("model"), self.location)
 
     @property
     def data(self) -> tuple[Any, Mapping[str, Any]] | None:
-        """What it was trained on, and with which arguments; None where that cannot be found again.
+        """The training data as in the spec, and its arguments; None if it cannot be found by its name.
 
         Raises:
-            SpecError: Only the checkpoint says so.
+            SpecError: There is a checkpoint only.
         """
-        data = self._known.get("data")
-        if _is_lost(data):
+        data = self._trusted_fields.get("data")
+        if _is_unresolvable(data):
             return None
-        return _of_this_program(data), self._known.get("data_args", {})
+        return _resolved_in_main(data), self._trusted_fields.get("data_args", {})
 
     @property
-    def _known(self) -> Mapping[str, Any]:
+    def _trusted_fields(self) -> Mapping[str, Any]:
         if self.fields is None:
             raise SpecError(
                 f"{self.location}: a checkpoint is not taken at its word for the code that makes its model:"
@@ -125,21 +124,22 @@ class TrainedModel:
         return self.fields
 
     def spec(self, data: Any) -> TrainingSpec:
-        """A spec with which the model is built, and trained no further.
+        """A spec that builds the model, for prediction or export.
 
         Args:
-            data: What its data field has.
+            data: Data field of the spec.
 
         Raises:
-            SpecError: The model cannot be found again.
+            SpecError: The model cannot be found by its name.
         """
+        fields = self._trusted_fields
         return load_spec(
             {
-                **{name: value for name, value in self._known.items() if name in _OF_THE_MODEL},
+                **{name: value for name, value in fields.items() if name in _MODEL_FIELDS},
                 "model": self.model,
                 "data": data,
                 "loss": "mean_squared_error",
-                "optimizer": {"name": "sgd", "lr": 1.0},  # it has no slots
+                "optimizer": {"name": "sgd", "lr": 1.0},  # it has no state
                 "global_batch_size": self.batch,
                 "epochs": 1,
             }
@@ -147,17 +147,17 @@ class TrainedModel:
 
 
 def _location(run: RunLike) -> str:
-    """An absolute path, or a URL."""
+    """Absolute path or URL of a run or checkpoint."""
     if isinstance(run, Checkpoint):
         return run.location
     text = os.fspath(run) if isinstance(run, str | os.PathLike) else str(run.run_directory)
     return text if is_url(text) else str(Path(text).expanduser().resolve())
 
 
-def _is_of_a_run(run: RunLike, location: str) -> bool:
-    """Whether a person names a run; else it is a checkpoint, or a folder of them.
+def _is_run(run: RunLike, location: str) -> bool:
+    """Whether it is a run; else it is a checkpoint, or a folder of checkpoints.
 
-    A `spec.json` that lies beside the files of a checkpoint makes it no run.
+    A folder with the files of a checkpoint is no run, even with a `spec.json` beside them.
     """
     if not isinstance(run, str | os.PathLike):
         return not isinstance(run, Checkpoint)
@@ -167,10 +167,10 @@ def _is_of_a_run(run: RunLike, location: str) -> bool:
 
 
 def _checkpoint(location: str) -> Checkpoint:
-    """The one at a path or URL; of several the newest.
+    """The checkpoint at a path or URL; of several the newest.
 
     Raises:
-        IsotrainError: There is none.
+        IsotrainError: There is no checkpoint.
     """
     try:
         return checkpoint_at(location)
@@ -181,28 +181,28 @@ def _checkpoint(location: str) -> Checkpoint:
         ) from error
 
 
-def _named(spec: SpecLike) -> tuple[Mapping[str, Any], int | None]:
-    """The fields of a spec that a person passes, or names by the directory of its run; and its batch."""
+def _passed_spec(spec: SpecLike) -> tuple[Mapping[str, Any], int | None]:
+    """Fields and batch size of the spec that the user passes, directly or by the directory of its run."""
     if isinstance(spec, str | os.PathLike) and Path(spec).expanduser().is_dir():
-        return _written(RunDirectory.reopen(Path(spec).expanduser()).path)
-    given = load_spec(spec)
-    fields = {name: getattr(given, name) for name in given.model_fields_set}
-    return fields, given.evaluation.batch or given.global_batch_size
+        return _stored_spec(RunDirectory.reopen(Path(spec).expanduser()).path)
+    loaded = load_spec(spec)
+    fields = {name: getattr(loaded, name) for name in loaded.model_fields_set}
+    return fields, loaded.evaluation.batch or loaded.global_batch_size
 
 
-def _written(folder: Path) -> tuple[Mapping[str, Any], int | None]:
-    """The same of a run, as it has written them down."""
+def _stored_spec(folder: Path) -> tuple[Mapping[str, Any], int | None]:
+    """Fields and batch size of the `spec.json` in a run directory."""
     fields, where = read_fields(folder, SPEC_FILE), folder / SPEC_FILE
     evaluation = value(dict[str, Any] | None, fields.get("evaluation"), f"{where}: evaluation")
     batch = (evaluation or {}).get("batch") or fields.get("global_batch_size")
     return fields, value(int | None, batch, f"{where}: batch")
 
 
-def _told(plan: Mapping[str, Any], where: str, batch: int | None) -> tuple[str, int]:
-    """Backend and batch by what a plan says; `batch` goes before that.
+def _backend_and_batch(plan: Mapping[str, Any], where: str, batch: int | None) -> tuple[str, int]:
+    """Backend and global batch size of a plan; `batch` has precedence.
 
     Raises:
-        IsotrainError: It says nothing of the kind.
+        IsotrainError: A field of the plan is missing or invalid.
     """
     backend = value(str, plan.get("backend"), f"{where}: backend")
     count = batch or value(int, plan.get("global_batch_size", 1), f"{where}: global_batch_size")
@@ -211,32 +211,33 @@ def _told(plan: Mapping[str, Any], where: str, batch: int | None) -> tuple[str, 
     return backend, count
 
 
-def _found_again(model: Any, where: str) -> Any:
-    """The model of a spec as it was written down; of this program's own script, the callable itself.
+def _resolved_model(model: Any, where: str) -> Any:
+    """The model field of a stored spec; a function of the running script as the callable itself.
 
     Raises:
-        SpecError: It is not there.
+        SpecError: The model cannot be found by its name.
     """
     if isinstance(model, Mapping):
-        return {name: _found_again(each, where) for name, each in model.items()}
-    if _is_lost(model):
+        return {name: _resolved_model(each, where) for name, each in model.items()}
+    if _is_unresolvable(model):
         raise SpecError(
             f"{where}: the model was {model!r}, which cannot be found again from its name."
             " Pass the spec that was run, as spec=..., or --spec on the command line."
         )
-    return _of_this_program(model)
+    return _resolved_in_main(model)
 
 
-def _of_this_program(reference: Any) -> Any:
-    is_own = isinstance(reference, str) and reference.startswith("__main__:")
-    return import_strings.resolve(reference) if is_own else reference
+def _resolved_in_main(reference: Any) -> Any:
+    """Resolves an import string of the running script; returns anything else unchanged."""
+    is_in_main = isinstance(reference, str) and reference.startswith("__main__:")
+    return import_strings.resolve(reference) if is_in_main else reference
 
 
-def _is_lost(written: Any) -> bool:
-    """Whether what a spec held is described in words from which nobody finds it again."""
-    if not isinstance(written, str):
-        return written is None
-    if written.startswith("__main__:"):
-        own = vars(sys.modules["__main__"])
-        return written.partition(":")[2].partition(".")[0] not in own or "<" in written
-    return written.startswith("<") or "<locals>" in written or "<lambda>" in written
+def _is_unresolvable(stored: Any) -> bool:
+    """Whether a stored spec value is a description of an object that cannot be imported by name."""
+    if not isinstance(stored, str):
+        return stored is None
+    if stored.startswith("__main__:"):
+        names = vars(sys.modules["__main__"])
+        return stored.partition(":")[2].partition(".")[0] not in names or "<" in stored
+    return stored.startswith("<") or "<locals>" in stored or "<lambda>" in stored

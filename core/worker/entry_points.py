@@ -1,15 +1,17 @@
-"""What the processes of `run`, `measured_plan` and `check` do with their session.
+"""Entry points of worker processes: what `run`, `measured_plan` and `check` do with a session.
 
-The process that launches them names these functions without calling them: NumPy is imported where it
-is used, so that a run's start does not wait for it twice.
+The launching process imports this module only to name the functions, so NumPy is imported where it is used.
 """
 
 from __future__ import annotations
 
+import contextlib
+import time
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.errors import IsotrainError, NotANumberError
+from isotrain.core.launching.run_directory.run_directory import last_weights_file, last_weights_path
 from isotrain.core.results.result import RunResult
 from isotrain.core.session.weights.weights_file import (
     WEIGHTS,
@@ -18,36 +20,81 @@ from isotrain.core.session.weights.weights_file import (
     save_weights,
 )
 from isotrain.core.worker.fit import fit
-from isotrain.core.worker.last_weights import LastWeights
 
 LOST_WEIGHTS = "lost_weights"
-"""Beside a result: why the weights could not be written; None where they were."""
+"""Key beside a result: why the weights could not be written; None if they were."""
+
+_SAVE_INTERVAL_SECONDS = 30.0
 
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
+    from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.pipeline.profile import LayerCost
     from isotrain.core.session.session import Session
 
 
-def train(session: Session) -> dict[str, Any] | None:
-    """Trains to the end; rank 0 leaves the weights in the run directory and gives the plain result.
+def _has_all_weights(group: ReplicaGroup) -> bool:
+    """Whether this process has all weights in full, none of them sharded."""
+    return all(info.offset is None for info in group.describe_state(("trainable",)).values())
 
-    Rank 0 leaves its last weights there too where the run fails or is ended.
+
+class LastWeights:
+    """Saves the newest weights to `weights-after-N-steps.safetensors` in the run directory; on rank 0."""
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._saved_at = time.monotonic()
+
+    def save_if_due(self) -> None:
+        """Saves the weights unless that was done in the last 30 seconds, so that it costs next to nothing."""
+        if time.monotonic() - self._saved_at >= _SAVE_INTERVAL_SECONDS:
+            self.save()
+
+    def save(self) -> None:
+        """Saves the weights, and removes the file with earlier ones."""
+        session = self._session
+        old = last_weights_file(session.run_directory)
+        new = last_weights_path(session.run_directory, session.steps_done)
+        if session.steps_done and new != old and _has_all_weights(session.group):
+            save_weights(session.group, new)
+            if old is not None:
+                old.unlink()
+        self._saved_at = time.monotonic()
+
+    def save_if_possible(self) -> None:
+        """Saves the weights after a failure, which may have left them unreadable."""
+        with contextlib.suppress(Exception):
+            self.save()
+
+    def remove(self) -> None:
+        """Removes the file, once the final weights are written."""
+        path = last_weights_file(self._session.run_directory)
+        if path is not None:
+            path.unlink()
+
+
+def train(session: Session) -> dict[str, Any] | None:
+    """Trains to the end of the run. Collective.
+
+    Rank 0 writes the weights into the run directory, also its last ones if the run fails or is ended.
+
+    Returns:
+        On rank 0 the fields of a `RunResult`, as JSON values; None on the others.
     """
     require_storable(session.group, WEIGHTS)
     if not session.is_main:
         fit(session)
         return None
-    kept = LastWeights(session)
+    last_weights = LastWeights(session)
     try:
-        metrics = fit(session, kept.keep_if_due)
+        metrics = fit(session, last_weights.save_if_due)
     except NotANumberError:
         raise  # its weights are of no use
     except BaseException:
-        kept.keep_if_possible()
+        last_weights.save_if_possible()
         raise
-    lost = _lost_weights(session, kept)
+    weights_error = _save_final_weights(session, last_weights)
     assert session.last_loss is not None
     result = RunResult(
         final_loss=session.last_loss,
@@ -56,37 +103,37 @@ def train(session: Session) -> dict[str, Any] | None:
         timings=session.stopwatch.timings(),
         plan=session.plan.to_dict(),
         versions=session.versions,
-        restarts=[],  # whoever launched this process knows
+        restarts=[],  # the launcher fills them in
         run_directory=session.run_directory,
     )
-    return {**result.to_dict(), LOST_WEIGHTS: lost}
+    return {**result.to_dict(), LOST_WEIGHTS: weights_error}
 
 
-def _lost_weights(session: Session, kept: LastWeights) -> str | None:
-    """Leaves the weights in the run directory; why they are not there, where that fails: all else is kept."""
+def _save_final_weights(session: Session, last_weights: LastWeights) -> str | None:
+    """Writes the weights into the run directory; returns the error if that fails: the result is kept."""
     try:
         save_weights(session.group, session.run_directory / WEIGHTS_FILE)
-    except Exception as error:  # of a full disk, or of a framework
+    except Exception as error:  # a full disk, a framework
         return f"{type(error).__name__}: {error}"
-    kept.forget()
+    last_weights.remove()
     return None
 
 
 def measure_model(session: Session) -> dict[str, Any]:
-    """Gives the numbers that only the data and the model know."""
+    """Returns the numbers of a measured plan: those that only the data and the model have. Collective."""
     from dataclasses import asdict
 
     from isotrain.core.session.training.context import model_bytes
 
     plan = session.plan
-    in_stages = STAGE in plan.device_mesh.sizes
+    is_pipeline = STAGE in plan.device_mesh.sizes
     layers: Sequence[LayerCost] = ()
-    refused = session.refusals()
+    refusals = session.refusals()
     notes, refuses_single_sample = session.setup_notes(), None
     if (batch := session.next_batch()) is not None:
         if session.tries_metrics:
             session.try_metrics(batch)
-        if in_stages and session.is_main:  # alone, so that nobody disturbs it
+        if is_pipeline and session.is_main:  # one process alone, for undisturbed timings
             layers = session.group.profile_layers(batch).layers
         notes += session.group.step_notes(batch)
         refuses_single_sample = session.group.refuses_single_sample(batch)
@@ -98,36 +145,36 @@ def measure_model(session: Session) -> dict[str, Any]:
         "weight_shapes": plan.weight_shapes,
         "model": asdict(model_bytes(session.spec, session.group)),
         "layers": list(map(asdict, layers)),
-        "refused": refused,
+        "refused": refusals,
         "notes": notes,
     }
 
 
 def probe_step(session: Session) -> dict[str, Any]:
-    """Gives what a check must know of the data, the model and a first step."""
+    """Returns what `check` has to know of the data, the model and a first step. Collective."""
     from dataclasses import asdict
 
     from isotrain.core.session.training.context import model_bytes
 
     model = model_bytes(session.spec, session.group)
-    refused = session.refusals()
-    fault, refuses_single_sample = _tried(session)
+    refusals = session.refusals()
+    fault, refuses_single_sample = _try_step(session)
     return {
         "samples": session.plan.samples,
         "model": asdict(model),
         "traits": [asdict(trait) for trait in session.group.traits()],
-        "refused": refused,
+        "refused": refusals,
         "fault": fault,
         "refuses_single_sample": refuses_single_sample,
         "notes": [*session.state_notes(), *(session.step_notes() if fault is None else ())],
     }
 
 
-def _tried(session: Session) -> tuple[str | None, str | None]:
+def _try_step(session: Session) -> tuple[str | None, str | None]:
     """Takes a step with loss and metrics.
 
     Returns:
-        What goes wrong in it; and a layer that refuses a slice of one sample.
+        The text of an error in it; and the name of a layer that refuses a slice of one sample.
     """
     refuses_single_sample = None
     try:
@@ -136,8 +183,8 @@ def _tried(session: Session) -> tuple[str | None, str | None]:
         refuses_single_sample = session.group.refuses_single_sample(batch)
         session.step(batch)
         session.metrics()
-    except Exception as error:  # a person's functions raise anything
+    except Exception as error:  # user functions may raise anything
         text = str(error).strip()
-        told = text if isinstance(error, IsotrainError) else f"{type(error).__name__}: {text}"
-        return told, refuses_single_sample
+        fault = text if isinstance(error, IsotrainError) else f"{type(error).__name__}: {text}"
+        return fault, refuses_single_sample
     return None, refuses_single_sample

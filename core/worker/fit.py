@@ -1,4 +1,4 @@
-"""The built-in training loop, written on the session and on nothing more."""
+"""The built-in training loop, written with the public API of the session only."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ if TYPE_CHECKING:
     from isotrain.core.session.session import Session
 
 
-def _nothing() -> None:
-    """For callers who have nothing to do at the end of an epoch."""
+def _do_nothing() -> None:
+    """The default callback."""
 
 
-def fit(session: Session, on_epoch_end: Callable[[], None] = _nothing) -> dict[str, float]:
-    """Trains to the end of the run, with metrics and evaluation at the ends of epochs.
+def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dict[str, float]:
+    """Trains to the end of the run, with metrics and evaluation at the end of epochs. Collective.
 
-    Checkpoints, the best weights and an early end are as the spec says.
+    Saves checkpoints, keeps the best weights and stops early as the spec says.
 
     Args:
-        session: To train in.
+        session: Session to train in.
         on_epoch_end: Called after each epoch.
 
     Returns:
-        The metrics of the last epoch, evaluation's as `validation_<name>`.
+        The metrics of the last epoch by name, those of the evaluation as `validation_<name>`.
     """
     metrics: dict[str, float] = session.notes.get("metrics", {})
-    watch = BestEpochTracker(session)
-    if watch.should_stop:
+    tracker = BestEpochTracker(session)
+    if tracker.should_stop:
         session.stop()
     for batch in session.batches():
         if batch.step == 0:
@@ -40,11 +40,11 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _nothing) -> dict[s
         if batch.is_last_of_epoch or session.is_done:
             metrics = session.notes["metrics"] = _end_epoch(session, batch)
             on_epoch_end()
-            is_best = watch.update(metrics)
-            if watch.should_stop:
+            is_best = tracker.update(metrics)
+            if tracker.should_stop:
                 session.stop()
         session.save_if_due(best=is_best, overlap_next_step=True)
-    if watch.restores_best:
+    if tracker.restores_best:
         session.restore_best()
     return metrics
 

@@ -1,4 +1,4 @@
-"""What is shown of an error that has ended a process of a run; its log has the whole."""
+"""Shortened tracebacks: frames of isotrain and packages left out; the process's log has the full one."""
 
 from __future__ import annotations
 
@@ -12,39 +12,39 @@ from typing import Any
 
 from isotrain.core.errors import IsotrainError
 
-_OWN = ""
+_USER = ""
 _ISOTRAIN = "isotrain"
-_COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+_COLOR = re.compile(r"\x1b\[[0-9;]*m")
 
 
 def format_traceback(error: BaseException) -> str:
-    """The traceback, with a line in the place of frames that are not the person's own.
+    """The traceback with one line in place of each run of frames that are not user code.
 
-    Where an error was raised is shown too, whoever's code that is; but not of isotrain's errors that say by
-    themselves what is wrong. A defect of isotrain is shown whole.
+    The frame that raised the error is shown too, unless the error is one of isotrain's, whose message
+    suffices. An error without user code raised in isotrain itself, a defect, is shown in full.
     """
     if isinstance(error, IsotrainError) and error.__cause__ is None:
-        return strip_colors("".join(_told(error)))
-    found = traceback.TracebackException.from_exception(error)
-    pending = [(found, error)]
+        return strip_colors("".join(_user_frames_and_message(error)))
+    summary = traceback.TracebackException.from_exception(error)
+    pending = [(summary, error)]
     while pending:
-        each, of = pending.pop()
-        each.stack = _Shortened(each.stack, of)
-        for told, before in (
-            (each.__cause__, of.__cause__),
-            (each.__context__, of.__context__),
+        summarized, exception = pending.pop()
+        summarized.stack = _ShortenedStack(summarized.stack, exception)
+        for linked, linked_exception in (
+            (summarized.__cause__, exception.__cause__),
+            (summarized.__context__, exception.__context__),
         ):
-            if told is not None and before is not None:
-                pending.append((told, before))
-    return strip_colors("".join(found.format()))
+            if linked is not None and linked_exception is not None:
+                pending.append((linked, linked_exception))
+    return strip_colors("".join(summary.format()))
 
 
-def _told(error: BaseException) -> Iterator[str]:
-    """The person's own frames, if there are any, and the text."""
+def _user_frames_and_message(error: BaseException) -> Iterator[str]:
+    """The frames of user code, if there are any, and the message."""
     frames = traceback.StackSummary.extract(
         (frame, line)
         for frame, line in traceback.walk_tb(error.__traceback__)
-        if _owner(frame) == _OWN
+        if _owner(frame) == _USER
     )
     if frames:
         yield "Traceback (of your own code):\n"
@@ -52,59 +52,59 @@ def _told(error: BaseException) -> Iterator[str]:
     yield from traceback.format_exception_only(error)
 
 
-class _Shortened(traceback.StackSummary):
-    """The frames of an error, of which only some are shown."""
+class _ShortenedStack(traceback.StackSummary):
+    """The frames of an error; formats only some of them."""
 
     def __init__(self, frames: traceback.StackSummary, error: BaseException) -> None:
         super().__init__(frames)
         self._owners = [_owner(frame) for frame, _ in traceback.walk_tb(error.__traceback__)]
-        self._kept = _kept(self._owners, says_all=isinstance(error, IsotrainError))
+        self._shown = _shown_indices(self._owners, user_only=isinstance(error, IsotrainError))
 
     def format(self, **options: Any) -> list[str]:
-        """As text, frame by frame."""
+        """Formats the shown frames, and one line for each run of hidden ones."""
         lines: list[str] = []
-        places = range(min(len(self), len(self._owners)))
-        for is_kept, run in itertools.groupby(places, self._kept.__contains__):
-            own = list(run)
-            if is_kept:
-                frames = traceback.StackSummary.from_list([self[place] for place in own])
+        all_indices = range(min(len(self), len(self._owners)))
+        for is_shown, run in itertools.groupby(all_indices, self._shown.__contains__):
+            indices = list(run)
+            if is_shown:
+                frames = traceback.StackSummary.from_list([self[index] for index in indices])
                 lines += frames.format(**options)
             else:
-                owners = ", ".join(dict.fromkeys(self._owners[place] for place in own))
-                lines.append(f"  ... frames of {owners}: {len(own)}, in the log\n")
+                owners = ", ".join(dict.fromkeys(self._owners[index] for index in indices))
+                lines.append(f"  ... frames of {owners}: {len(indices)}, in the log\n")
         return lines
 
 
-def _kept(owners: Sequence[str], *, says_all: bool) -> set[int]:
-    """The places of the frames that are shown.
+def _shown_indices(owners: Sequence[str], *, user_only: bool) -> set[int]:
+    """Indices of the frames to show.
 
     Args:
-        owners: Of all frames.
-        says_all: Whether the error's text says what is wrong, so that only the person's own frames are shown.
+        owners: Owner of each frame, outermost first.
+        user_only: Whether to show frames of user code only, as the error's message says what is wrong.
     """
-    own = {place for place, owner in enumerate(owners) if owner == _OWN}
+    user_frames = {index for index, owner in enumerate(owners) if owner == _USER}
     last = len(owners) - 1
-    if says_all or last < 0:
-        return own
-    if own:
-        return {*own, last}
+    if user_only or last < 0:
+        return user_frames
+    if user_frames:
+        return {*user_frames, last}
     if owners[last] == _ISOTRAIN:
         return set(range(len(owners)))
-    calls = [place for place, owner in enumerate(owners) if owner == _ISOTRAIN]
+    calls = [index for index, owner in enumerate(owners) if owner == _ISOTRAIN]
     return {*calls[-1:], last}
 
 
 def _owner(frame: FrameType) -> str:
-    """Whose code a frame is in: the name of a package, or nothing for the person's own."""
+    """Owner of a frame's code: the name of a package, `Python`, or an empty string for user code."""
     package = str(frame.f_globals.get("__name__", "")).partition(".")[0]
     file = frame.f_code.co_filename
     installed = ("site-packages", "dist-packages")
     if package == _ISOTRAIN or any(folder in file for folder in installed):
         return package or file
-    of_python = ("<frozen ", sysconfig.get_path("stdlib"))
-    return "Python" if file.startswith(of_python) else _OWN
+    standard_library = ("<frozen ", sysconfig.get_path("stdlib"))
+    return "Python" if file.startswith(standard_library) else _USER
 
 
 def strip_colors(text: str) -> str:
-    """The text without the colours that frameworks give theirs for a terminal."""
-    return _COLOUR.sub("", text)
+    """The text without ANSI colour codes, which frameworks put into messages."""
+    return _COLOR.sub("", text)

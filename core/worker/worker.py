@@ -1,4 +1,4 @@
-"""The main program of one process of a run."""
+"""The main program of one worker process of a run."""
 
 from __future__ import annotations
 
@@ -26,63 +26,63 @@ if TYPE_CHECKING:
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
 
 EXIT_FAILED = 1
-_OURS = str(Path(__file__).parents[2]) + os.sep
-"""The folder of this package."""
+_PACKAGE_FOLDER = str(Path(__file__).parents[2]) + os.sep
 
 
 def main(events: int, status: int, arrays: int) -> None:
-    """Reads its job from standard input, does it, and reports how it went.
+    """Reads the job from standard input, runs it, and reports the outcome.
 
     Args:
-        events: Inherited descriptor to write events to.
-        status: Of the status page.
-        arrays: Of the file with the job's large arrays.
+        events: Inherited file descriptor to write events to.
+        status: Inherited file descriptor of the shared status page.
+        arrays: Inherited file descriptor of the file with the job's large arrays.
     """
     context = from_variables(os.environ)
     assert context is not None, "started by isotrain's launcher only"
     for descriptor in (events, status, arrays):
         os.set_inheritable(descriptor, False)
-    _dump_stacks_on_request()
+    _dump_stacks_on_signal()
     reporter = Reporter(context.rank, events, status)
     if context.rank == 0:
-        _end_after_the_step(reporter)
+        _end_between_steps_on_sigterm(reporter)
     reporter.emit(Started(pid=os.getpid()))
     with line_buffered():
-        code = _attempt(context, reporter, arrays)
-        with contextlib.suppress(BrokenPipeError):  # who started it is gone
+        code = _run_job(context, reporter, arrays)
+        with contextlib.suppress(BrokenPipeError):  # the launcher is gone
             reporter.flush()
         exit_process(code)
 
 
-def _dump_stacks_on_request() -> None:
-    """Lets the launcher ask, by a signal, where every thread of this process is."""
+def _dump_stacks_on_signal() -> None:
+    """Dumps the stacks of all threads on SIGUSR1, which the launcher sends to a process that hangs."""
     faulthandler.enable(all_threads=True)
     faulthandler.register(signal.SIGUSR1, all_threads=True)
 
 
-def _end_after_the_step(reporter: Reporter) -> None:
-    """Lets the first SIGTERM end this process where the weights are whole, so that they can be kept."""
-    own = os.getpid()
+def _end_between_steps_on_sigterm(reporter: Reporter) -> None:
+    """Makes the first SIGTERM end this process between two steps, so that its weights can be saved."""
+    pid = os.getpid()
 
     def end(number: int, frame: FrameType | None) -> None:
-        if os.getpid() != own:  # a process that this one has forked
+        if os.getpid() != pid:  # a process that this one has forked
             signal.signal(number, signal.SIG_DFL)
             os.kill(os.getpid(), number)
-        signal.signal(number, signal.SIG_IGN)  # it comes to the group and to the process: twice
+        signal.signal(number, signal.SIG_IGN)  # sent twice: to the process group and to the process
         reporter.ask_to_end()
 
     signal.signal(signal.SIGTERM, end)
 
 
-def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
+def _run_job(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
+    """Runs the job and reports its outcome; returns the exit code."""
     adapter: Adapter | None = None
     try:
         reporter.enter("read job")
-        job, cast = _read_job(arrays)
-        adapter = cast.plugins.backend(job.plan.backend)
-        value = run_job_in_worker(job, cast, context, reporter)
+        job, resolved_spec = _read_job(arrays)
+        adapter = resolved_spec.plugins.backend(job.plan.backend)
+        value = run_job_in_worker(job, resolved_spec, context, reporter)
         if context.has_session:
-            _save(value, context, reporter)
+            _save_return_value(value, context, reporter)
         reporter.emit(Finished())
         if context.has_session:
             reporter.wait_for_others()
@@ -93,7 +93,7 @@ def _attempt(context: ProcessContext, reporter: Reporter, arrays: int) -> int:
 
 
 def report_failure(error: BaseException, reporter: Reporter, adapter: Adapter | None) -> None:
-    """Tells of an error that has ended the work of this process."""
+    """Reports the error that has ended this process to the launcher, and prints its traceback."""
     from isotrain.core.worker.traceback_format import format_traceback, strip_colors
 
     text = "".join(traceback.format_exception_only(error)).strip()
@@ -111,7 +111,7 @@ def report_failure(error: BaseException, reporter: Reporter, adapter: Adapter | 
 
 
 def _blames_peer(error: BaseException | None, adapter: Adapter | None) -> bool:
-    """Whether an error, or one that it was raised from, tells that another process is gone."""
+    """Whether an error, or one of its causes, means that another process was lost."""
     from isotrain.core.errors import PeerLostError
 
     with contextlib.suppress(Exception):  # a fault of the adapter must not hide this one
@@ -129,7 +129,7 @@ def _exit_code(error: BaseException) -> int:
 
 
 def _read_job(arrays: int) -> tuple[Job, ResolvedSpec]:
-    """Takes the job, and makes known what plugins it was made with."""
+    """Receives the job, and selects the plugins that it was made with."""
     from isotrain.core.launching.processes.job_pickle import receive
     from isotrain.core.plugins import selection
     from isotrain.core.plugins.manager import plugin_manager
@@ -143,22 +143,22 @@ def _read_job(arrays: int) -> tuple[Job, ResolvedSpec]:
 
 def run_job_in_worker(
     job: Job,
-    cast: ResolvedSpec,
+    resolved_spec: ResolvedSpec,
     context: ProcessContext,
     reporter: Reporter,
     on_ready: Callable[[], None] | None = None,
 ) -> Any:
-    """Does this process's part of a run.
+    """Runs this process's part of a job. Collective.
 
     Args:
-        job: What to do.
-        cast: What takes part; its spec is the job's.
-        context: This process's place.
-        reporter: Tells whoever watches.
-        on_ready: Called when data and model are there, before the work begins.
+        job: The job.
+        resolved_spec: The job's spec with its plugin references resolved.
+        context: Rank, device mesh and run directory of this process.
+        reporter: Sends events to the launcher.
+        on_ready: Called when data and model are loaded, before the job's function is called.
 
     Returns:
-        What the work has returned; None in a process that has no session.
+        The return value of the job's function; None in a process that has no session.
     """
     from isotrain.core.contracts.process import ServerConnection
     from isotrain.core.json_format import json_page
@@ -170,21 +170,22 @@ def run_job_in_worker(
     server_connection = ServerConnection.of(context, job.key, job.plan.timeouts, reporter)
     if not context.has_session:
         reporter.enter("build model")
-        adapter = cast.plugins.backend(job.plan.backend)
-        cast.strategy.parallel_layout.serve(
-            adapter, cast.spec_with_model, job.plan.backend_config, server_connection
+        adapter = resolved_spec.plugins.backend(job.plan.backend)
+        resolved_spec.strategy.parallel_layout.serve(
+            adapter, resolved_spec.spec_with_model, job.plan.backend_config, server_connection
         )
         return None
     resumes = job.resume is not None
-    session = Session(cast, job.plan, context, reporter, server_connection, resumes=resumes)
+    session = Session(
+        resolved_spec, job.plan, context, reporter, server_connection, resumes=resumes
+    )
     if session.is_main and session.initial_weights is not None and not resumes:
         report = json_page(session.initial_weights.to_dict())
         atomic_write(session.run_directory / REPORT_FILE, report + "\n")
     if job.resume is not None:
         session.restore(job.resume)
-    measured = session.plan
-    plan = measured.to_dict() if session.is_main else None
-    reporter.emit(Ready(samples=measured.samples, plan=plan))
+    plan = session.plan.to_dict() if session.is_main else None
+    reporter.emit(Ready(samples=session.plan.samples, plan=plan))
     if on_ready is not None:
         on_ready()
     value = job.work(session)
@@ -193,20 +194,20 @@ def run_job_in_worker(
 
 
 def forward_warnings(reporter: Reporter) -> None:
-    """Has whoever watches the run told of what isotrain warns of here, besides this process's own output."""
-    shown = warnings.showwarning
+    """Sends warnings of isotrain to the launcher, besides showing them in this process's output."""
+    show = warnings.showwarning
 
-    def tell(
-        message: Warning | str, category: type[Warning], filename: str, *given: Any, **options: Any
+    def forward(
+        message: Warning | str, category: type[Warning], filename: str, *args: Any, **kwargs: Any
     ) -> None:
-        if filename.startswith(_OURS):
+        if filename.startswith(_PACKAGE_FOLDER):
             reporter.emit(Warned(text=str(message)))
-        shown(message, category, filename, *given, **options)
+        show(message, category, filename, *args, **kwargs)
 
-    warnings.showwarning = tell
+    warnings.showwarning = forward
 
 
-def _save(value: Any, context: ProcessContext, reporter: Reporter) -> None:
+def _save_return_value(value: Any, context: ProcessContext, reporter: Reporter) -> None:
     from isotrain.core.launching.run_directory.return_values import save_value
 
     reporter.enter("save what was returned")
