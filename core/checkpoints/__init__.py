@@ -1,1 +1,1 @@
-"""Checkpoints on disk or in a bucket: written whole or not at all, and checked when they are read."""
+"""Checkpoints on disk or in object storage: committed atomically by a manifest, verified by checksums."""

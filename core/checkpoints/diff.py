@@ -1,4 +1,4 @@
-"""In which tensors two checkpoints differ, and by how much."""
+"""Comparison of two checkpoints: which tensors differ, and by how much."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from isotrain.core.checkpoints.tensor_part import StoredTensor
 
 @dataclass(frozen=True)
 class TensorDiff:
-    """A tensor of both whose numbers, shape or dtype differ.
+    """A tensor in both checkpoints whose elements, shape or dtype differ.
 
     Attributes:
-        section: Of the tensor.
-        name: Of it.
-        shapes: In the one and in the other; where they differ, no numbers are compared.
-        dtypes: In the one and in the other.
-        numbers: How many it has.
-        differing: How many of them differ; NaN does not differ from NaN.
-        largest: Of the absolute differences; NaN where one of two numbers is NaN.
-        relative: That, divided by the largest absolute number of the one.
+        section: Section of the tensor.
+        name: Name of the tensor.
+        shapes: Shape in each of the two; elements are compared only if the shapes are equal.
+        dtypes: Dtype in each of the two.
+        numbers: Number of elements.
+        differing: Number of elements that differ; NaN equals NaN.
+        largest: Largest absolute difference; NaN if one of two elements is NaN.
+        relative: Largest absolute difference over the largest absolute element of the first checkpoint.
     """
 
     section: str
@@ -38,13 +38,13 @@ class TensorDiff:
 
 @dataclass(frozen=True)
 class CheckpointDiff:
-    """What is not the same in two checkpoints.
+    """The differences between two checkpoints.
 
     Attributes:
-        compared: How many tensors are in both.
-        only_in_one: `section: name` of tensors that the other lacks.
-        only_in_other: The same, of the other.
-        tensors: Those that differ, by section and name.
+        compared: Number of tensors in both.
+        only_in_one: `section: name` of the tensors that only the first checkpoint has.
+        only_in_other: `section: name` of the tensors that only the second checkpoint has.
+        tensors: Tensors that differ, sorted by section and name.
     """
 
     compared: int
@@ -53,29 +53,29 @@ class CheckpointDiff:
     tensors: list[TensorDiff]
 
     @property
-    def has_none(self) -> bool:
-        """Whether they hold the same."""
+    def is_empty(self) -> bool:
+        """Whether the checkpoints have equal tensors."""
         return not (self.only_in_one or self.only_in_other or self.tensors)
 
     def to_dict(self) -> dict[str, Any]:
-        """All of it, as JSON values."""
+        """The differences as JSON values."""
         return asdict(self)
 
 
 def diff_checkpoints(one: Checkpoint, other: Checkpoint) -> CheckpointDiff:
-    """Compares two checkpoints, a tensor at a time.
+    """Compares two checkpoints, one tensor at a time.
 
     Raises:
-        CheckpointError: One of them cannot be read, or is not as it was written.
+        CheckpointError: A checkpoint cannot be read, or is corrupted.
     """
-    ours, theirs = _all_tensors(one), _all_tensors(other)
-    both = sorted(ours.keys() & theirs.keys())
-    found = [_difference(one, other, each, ours[each], theirs[each]) for each in both]
+    tensors, other_tensors = _all_tensors(one), _all_tensors(other)
+    common = sorted(tensors.keys() & other_tensors.keys())
+    diffs = [_tensor_diff(one, other, key, tensors[key], other_tensors[key]) for key in common]
     return CheckpointDiff(
-        len(both),
-        [f"{section}: {name}" for section, name in sorted(ours.keys() - theirs.keys())],
-        [f"{section}: {name}" for section, name in sorted(theirs.keys() - ours.keys())],
-        [each for each in found if each is not None],
+        len(common),
+        [f"{section}: {name}" for section, name in sorted(tensors.keys() - other_tensors.keys())],
+        [f"{section}: {name}" for section, name in sorted(other_tensors.keys() - tensors.keys())],
+        [diff for diff in diffs if diff is not None],
     )
 
 
@@ -87,33 +87,34 @@ def _all_tensors(checkpoint: Checkpoint) -> dict[tuple[str, str], StoredTensor]:
     }
 
 
-def _difference(
+def _tensor_diff(
     one: Checkpoint,
     other: Checkpoint,
-    where: tuple[str, str],
-    ours: StoredTensor,
-    theirs: StoredTensor,
+    key: tuple[str, str],
+    tensor: StoredTensor,
+    other_tensor: StoredTensor,
 ) -> TensorDiff | None:
-    shapes, dtypes = (ours.shape, theirs.shape), (ours.dtype, theirs.dtype)
-    if ours.shape != theirs.shape:
-        return TensorDiff(*where, shapes, dtypes)
-    a, b = one.read_part(*where), other.read_part(*where)
+    """The difference of one tensor; None if there is none."""
+    shapes, dtypes = (tensor.shape, other_tensor.shape), (tensor.dtype, other_tensor.dtype)
+    if tensor.shape != other_tensor.shape:
+        return TensorDiff(*key, shapes, dtypes)
+    a, b = one.read_part(*key), other.read_part(*key)
     differ = (a != b) & ~(_is_nan(a) & _is_nan(b))
     count = int(differ.sum())
-    if not count and ours.dtype == theirs.dtype:
+    if not count and tensor.dtype == other_tensor.dtype:
         return None
     with np.errstate(invalid="ignore"):  # infinite numbers
-        apart = np.abs(_wide(a[differ]) - _wide(b[differ]))
-    largest = float(apart.max(initial=0.0))
-    scale = float(np.abs(_wide(a[~_is_nan(a)])).max(initial=0.0))
+        differences = np.abs(_widened(a[differ]) - _widened(b[differ]))
+    largest = float(differences.max(initial=0.0))
+    scale = float(np.abs(_widened(a[~_is_nan(a)])).max(initial=0.0))
     relative = largest / scale if scale else None
-    return TensorDiff(*where, shapes, dtypes, a.size, count, largest, relative)
+    return TensorDiff(*key, shapes, dtypes, a.size, count, largest, relative)
 
 
 def _is_nan(array: np.ndarray) -> np.ndarray:
     return np.asarray(array != array)
 
 
-def _wide(array: np.ndarray) -> np.ndarray:
-    """In a dtype in which the difference of any two numbers has room."""
+def _widened(array: np.ndarray) -> np.ndarray:
+    """The array in a dtype that holds the difference of any two elements: float64 or complex128."""
     return array.astype("complex128" if array.dtype.kind == "c" else "float64")

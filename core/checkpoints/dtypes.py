@@ -1,4 +1,4 @@
-"""The dtypes of stored tensors, by their own names, and the bytes that stand for them."""
+"""Dtypes of stored tensors, their safetensors codes, and conversion to and from stored bytes."""
 
 from __future__ import annotations
 
@@ -25,52 +25,56 @@ CODES = {
     "float64": "F64",
     "complex64": "C64",
 }
-"""What a safetensors file calls each dtype that a checkpoint can hold."""
-BLOCK = 2**18
-"""Bytes that are written or read, and checked, at a time: few enough to stay in the cache of one core."""
+"""Safetensors code of each dtype that a checkpoint can hold."""
+BLOCK_BYTES = 2**18
+"""Bytes that are read or written, and checksummed, at a time: few enough for the cache of one core."""
 
 BlockPosition = tuple[tuple[int, ...], tuple[int, ...]]
-"""Where a block begins in a tensor, and its shape."""
+"""Offset of a block in a tensor, and its shape: an integer per axis each."""
 
 
 def stored_dtype(name: str) -> np.dtype[np.generic]:
-    """The dtype of the numbers as they are stored, the least byte first; of bfloat16 the bits."""
+    """The NumPy dtype of stored elements, little-endian; uint16 for the bits of bfloat16."""
     return np.dtype("uint16" if name == "bfloat16" else name).newbyteorder("<")
 
 
 def array_dtype(name: str) -> np.dtype[np.generic]:
-    """The dtype in which NumPy has such a tensor: float32 for bfloat16, which NumPy lacks."""
+    """The NumPy dtype in which a tensor is read: float32 for bfloat16, which NumPy lacks."""
     return np.dtype("float32" if name == "bfloat16" else name)
 
 
 def blocks(shape: tuple[int, ...], item_bytes: int) -> Iterator[BlockPosition]:
-    """Cuts a tensor into blocks whose bytes follow each other in C order."""
+    """Splits a tensor into blocks of at most `BLOCK_BYTES` that are contiguous in C order."""
     if 0 in shape:
         return
     row_bytes = math.prod(shape[1:]) * item_bytes
     if not shape:
         yield (), ()
-    elif row_bytes > BLOCK:
+    elif row_bytes > BLOCK_BYTES:
         inner = list(blocks(shape[1:], item_bytes))
         for row in range(shape[0]):
             yield from (((row, *offset), (1, *extent)) for offset, extent in inner)
     else:
-        rows = BLOCK // row_bytes
-        rest = (0,) * len(shape[1:])
+        rows = BLOCK_BYTES // row_bytes
+        inner_offset = (0,) * len(shape[1:])
         for first in range(0, shape[0], rows):
-            yield (first, *rest), (min(rows, shape[0] - first), *shape[1:])
+            yield (first, *inner_offset), (min(rows, shape[0] - first), *shape[1:])
 
 
 def block_index(offset: tuple[int, ...], extent: tuple[int, ...]) -> tuple[slice, ...]:
-    """The index of a block in an array."""
+    """The index of a block in an array: a slice per axis."""
     return tuple(slice(first, first + n) for first, n in zip(offset, extent, strict=True))
 
 
 def to_stored(array: np.ndarray, dtype: str) -> np.ndarray:
-    """The numbers of an array as they are stored.
+    """Converts an array to its stored form: contiguous, little-endian; uint16 for bfloat16.
+
+    Args:
+        array: Array of any shape; for bfloat16 of dtype float32 or ml_dtypes' bfloat16.
+        dtype: Dtype to store.
 
     Raises:
-        CheckpointError: It is said to be bfloat16, and has a number that is not.
+        CheckpointError: The dtype is bfloat16, and a float32 element is not representable in it.
     """
     if dtype != "bfloat16":
         return np.ascontiguousarray(array, stored_dtype(dtype))
@@ -78,12 +82,12 @@ def to_stored(array: np.ndarray, dtype: str) -> np.ndarray:
         return np.ascontiguousarray(array).view("<u2")
     bits = np.ascontiguousarray(array, "float32").view("uint32")
     if (bits & 0xFFFF).any():
-        raise CheckpointError("it is said to be bfloat16, and has numbers that are not.")
+        raise CheckpointError("its dtype is bfloat16, and some of its float32 numbers are not.")
     return (bits >> 16).astype("<u2")
 
 
 def from_stored(stored: np.ndarray, dtype: str) -> np.ndarray:
-    """Stored numbers as NumPy has them."""
+    """Converts stored elements of any shape to the dtype of `array_dtype`."""
     if dtype == "bfloat16":
         return (stored.astype("uint32") << 16).view("float32")
     return stored

@@ -1,4 +1,4 @@
-"""Which parts, in which files, make up each tensor of a checkpoint; checked before any is read."""
+"""Index of a checkpoint: the shards of each tensor and their files, validated before any is read."""
 
 from __future__ import annotations
 
@@ -18,41 +18,41 @@ _MAX_PARTS = 4096
 
 
 @dataclass(frozen=True)
-class PlacedPart:
-    """A part and the file that it lies in."""
+class IndexedPart:
+    """A shard and the file that has it."""
 
     file: TensorFileRecord
     record: PartRecord
 
 
-Index = Mapping[str, Mapping[str, list[PlacedPart]]]
-"""By section and by name."""
+Index = Mapping[str, Mapping[str, list[IndexedPart]]]
+"""Shards of each tensor, by section and tensor name."""
 
 
 def index(files: Iterable[TensorFileRecord], where: str) -> Index:
-    """Puts the parts of all writers together.
+    """Builds and validates the index of all writers' files.
 
     Args:
-        files: All.
-        where: The checkpoint, for errors.
+        files: Records of all tensor files.
+        where: Location of the checkpoint, for errors.
 
     Raises:
-        CheckpointError: A file cannot be as it is said to be, or parts do not make up a whole tensor.
+        CheckpointError: A record is impossible, or the shards of a tensor do not make up the full tensor.
     """
-    found: dict[str, dict[str, list[PlacedPart]]] = {}
+    sections: dict[str, dict[str, list[IndexedPart]]] = {}
     for file in files:
         _check_file(file, f"{where}: {file.name}")
-        tensors = found.setdefault(file.section, {})
+        tensors = sections.setdefault(file.section, {})
         for record in file.tensors:
-            tensors.setdefault(record.name, []).append(PlacedPart(file, record))
-    for section, tensors in found.items():
+            tensors.setdefault(record.name, []).append(IndexedPart(file, record))
+    for section, tensors in sections.items():
         for name, parts in tensors.items():
             _check_tensor([part.record for part in parts], f"{where}: {section}: {name!r:.200}")
-    return found
+    return sections
 
 
-def described(parts: list[PlacedPart]) -> StoredTensor:
-    """What is known of the tensor that parts make up."""
+def describe_tensor(parts: list[IndexedPart]) -> StoredTensor:
+    """Describes the full tensor of these shards."""
     first = parts[0].record
     nbytes = sum(part.record.bytes for part in parts)
     return StoredTensor(tuple(first.global_shape), first.dtype, nbytes, len(parts))
@@ -76,17 +76,17 @@ def _check_part(record: PartRecord, where: str) -> None:
         raise CheckpointError(
             f"{where}: expected a dtype of {', '.join(CODES)}, received {record.dtype!r:.60}."
         )
-    extents = (record.shape, record.offset, record.global_shape)
-    if len({len(each) for each in extents}) > 1 or len(record.shape) > MAX_AXES:
+    shapes = (record.shape, record.offset, record.global_shape)
+    if len({len(each) for each in shapes}) > 1 or len(record.shape) > MAX_AXES:
         raise CheckpointError(
             f"{where}: expected a shape, an offset and a global shape of the same length, up to {MAX_AXES}."
         )
-    inside = all(
-        min(first, n) >= 0 and first + n <= most for n, first, most in zip(*extents, strict=True)
+    is_inside = all(
+        min(first, n) >= 0 and first + n <= size for n, first, size in zip(*shapes, strict=True)
     )
     item = stored_dtype(record.dtype).itemsize
-    sound = is_possible_shape(record.global_shape, item)
-    if not (inside and sound and math.prod(record.shape) * item == record.bytes):
+    is_possible = is_possible_shape(record.global_shape, item)
+    if not (is_inside and is_possible and math.prod(record.shape) * item == record.bytes):
         raise CheckpointError(
             f"{where}: {record.bytes} bytes cannot be {record.dtype} of shape {record.shape!s:.200} at"
             f" {record.offset!s:.200} of {record.global_shape!s:.200}."
@@ -94,7 +94,11 @@ def _check_part(record: PartRecord, where: str) -> None:
 
 
 def _check_tensor(records: list[PartRecord], where: str) -> None:
-    """Whether the parts are of one tensor, lie beside each other, and fill it."""
+    """Checks that the shards belong to one tensor, do not overlap, and cover it.
+
+    Raises:
+        CheckpointError: They do not.
+    """
     first = records[0]
     if any((r.dtype, r.global_shape) != (first.dtype, first.global_shape) for r in records):
         raise CheckpointError(f"{where}: its parts are of tensors of several shapes or dtypes.")

@@ -1,4 +1,4 @@
-"""What is in a checkpoint, as JSON values."""
+"""Inspection of checkpoints: verifying checksums, and describing the content as JSON values."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from isotrain.core.errors import CheckpointError
 
 
 def verify_checkpoints(location: str | os.PathLike[str]) -> Iterator[tuple[str, str | None]]:
-    """Reads every byte of a checkpoint, or of all in a folder or a run directory.
+    """Reads and verifies every byte of a checkpoint, or of all in a folder or a run directory.
 
     Yields:
-        Where each is; and what is wrong with it, or None.
+        The location of each checkpoint, and what is wrong with it or None.
 
     Raises:
-        CheckpointError: There is none, sound or damaged.
+        CheckpointError: There is no checkpoint, not even a damaged one.
     """
     try:
-        found = open_if_checkpoint(location)
+        checkpoint = open_if_checkpoint(location)
     except CheckpointError as error:
         yield os.fspath(location), str(error)
         return
-    if found is not None:
-        yield found.location, _fault(found)
+    if checkpoint is not None:
+        yield checkpoint.location, _fault(checkpoint)
         return
     folder = folder_at(location)
     damaged, complete = folder.damaged(), folder.complete()
@@ -48,26 +48,26 @@ def _fault(checkpoint: Checkpoint) -> str | None:
 
 
 def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
-    """Describes a checkpoint; reads its records, and none of its numbers.
+    """Describes a checkpoint as JSON values; reads its JSON records, but no tensors.
 
     Raises:
-        CheckpointError: A record cannot be read, or is not as it was written.
+        CheckpointError: A record cannot be read, or is corrupted.
     """
     sections = {name: checkpoint.tensors(name) for name in checkpoint.sections()}
     return {
         "location": checkpoint.location,
         "step": checkpoint.step,
-        **{name: _in_plan(checkpoint.run, name) for name in ("backend", "replicas", "strategy")},
+        **{name: _plan_field(checkpoint.run, name) for name in ("backend", "replicas", "strategy")},
         "versions": _mapping(checkpoint.run.get("versions")),
         "bytes": sum(each.nbytes for tensors in sections.values() for each in tensors.values()),
         "sections": [
-            {"name": name, "tensors": [_described(*item) for item in sorted(tensors.items())]}
+            {"name": name, "tensors": [_description(*item) for item in sorted(tensors.items())]}
             for name, tensors in sections.items()
         ],
     }
 
 
-def _described(name: str, tensor: StoredTensor) -> dict[str, Any]:
+def _description(name: str, tensor: StoredTensor) -> dict[str, Any]:
     return {
         "name": name,
         "shape": list(tensor.shape),
@@ -77,7 +77,7 @@ def _described(name: str, tensor: StoredTensor) -> dict[str, Any]:
     }
 
 
-def _in_plan(run: Mapping[str, Any], name: str) -> Any:
+def _plan_field(run: Mapping[str, Any], name: str) -> Any:
     return _mapping(run.get("plan")).get(name)
 
 

@@ -1,4 +1,4 @@
-"""Checkpoints in a local folder, which survive that the machine stops at any moment."""
+"""Local storage of checkpoints, durable (fsync) and atomic (rename) also if the machine stops."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from typing import IO
 
 from isotrain.core.checkpoints.storage import Sink, Storage
 
-_REMOVED = ".removed-"
+_REMOVED_PREFIX = ".removed-"
 
 
 class LocalStorage(Storage):
-    """A folder of this machine's file system; it need not be there yet."""
+    """A folder of a mounted file system; it need not exist yet."""
 
     readers = max(1, min(4, os.cpu_count() or 1))  # checksums take as long as reading
 
@@ -27,9 +27,9 @@ class LocalStorage(Storage):
 
     @contextlib.contextmanager
     def writing(self, path: str) -> Iterator[Sink]:
-        """Writes beside the file, which takes its place once all of it is on the disk."""
+        """Writes a temporary file, syncs it to disk and renames it to the target."""
         target = self._folder / path
-        _make(target.parent)
+        _make_folders(target.parent)
         partial = target.with_name(f".{target.name}.{secrets.token_hex(4)}.partial")
         try:
             descriptor = os.open(partial, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
@@ -46,13 +46,13 @@ class LocalStorage(Storage):
         _sync_folder(target.parent)
 
     def replace(self, path: str, content: bytes) -> None:
-        """Writes a file as `writing` does."""
+        """Writes a file atomically, as `writing` does."""
         with self.writing(path) as sink:
             sink.write(content)
 
     @contextlib.contextmanager
     def reading(self, path: str) -> Iterator[IO[bytes]]:
-        """Opens a file; what is no file of bytes, such as a pipe, is refused and not waited for."""
+        """Opens a file without blocking; refuses anything but regular files, such as a pipe."""
         descriptor = os.open(self._folder / path, os.O_RDONLY | os.O_NONBLOCK)
         with open(descriptor, "rb", buffering=0) as stream:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -60,17 +60,17 @@ class LocalStorage(Storage):
             yield stream
 
     def folders(self, path: str) -> list[str]:
-        """Lists folders, and links to folders."""
+        """Lists folders and links to folders."""
         return sorted(entry.name for entry in self._entries(path) if entry.is_dir())
 
     def sizes(self, path: str) -> dict[str, int]:
-        """Lists files, and links to files."""
-        found = {}
+        """Lists files and links to files."""
+        sizes = {}
         for entry in self._entries(path):
             with contextlib.suppress(FileNotFoundError):  # renamed or removed just now
                 if entry.is_file():
-                    found[entry.name] = entry.stat().st_size
-        return found
+                    sizes[entry.name] = entry.stat().st_size
+        return sizes
 
     def _entries(self, path: str) -> list[os.DirEntry[str]]:
         try:
@@ -85,46 +85,46 @@ class LocalStorage(Storage):
             os.unlink(self._folder / path)
 
     def remove(self, path: str, first: str) -> None:
-        """Renames the folder, which takes it from every reader and writer at once, and then removes it."""
-        removed = self._folder / f"{_REMOVED}{secrets.token_hex(8)}"
+        """Renames the folder, so that it disappears for all readers and writers at once, then removes it."""
+        removed = self._folder / f"{_REMOVED_PREFIX}{secrets.token_hex(8)}"
         try:
             os.rename(self._folder / path, removed)
         except FileNotFoundError:
-            return  # somebody else has removed it
+            return  # another process has removed it
         shutil.rmtree(removed, ignore_errors=True)
 
     def remove_leftovers(self) -> None:
-        """Removes folders that were renamed to be removed."""
+        """Removes folders that were renamed for removal."""
         for name in self.folders(""):
-            if name.startswith(_REMOVED):
+            if name.startswith(_REMOVED_PREFIX):
                 shutil.rmtree(self._folder / name, ignore_errors=True)
 
 
 class _Descriptor:
-    """Writes to a descriptor, without a buffer."""
+    """An unbuffered sink on a file descriptor."""
 
     def __init__(self, descriptor: int) -> None:
         self._descriptor = descriptor
 
     def write(self, data: memoryview | bytes, /) -> None:
-        """Writes all of it, in as many calls as it takes."""
-        rest = memoryview(data)
-        while rest:
-            rest = rest[os.write(self._descriptor, rest) :]
+        """Writes all of `data`, in as many system calls as it takes."""
+        remaining = memoryview(data)
+        while remaining:
+            remaining = remaining[os.write(self._descriptor, remaining) :]
 
 
-def _make(folder: Path) -> None:
-    """Makes a folder, and those that it lies in, and has them on the disk."""
+def _make_folders(folder: Path) -> None:
+    """Creates a folder with its parents, and syncs their directory entries to disk."""
     if folder.is_dir():
         return
-    _make(folder.parent)
-    with contextlib.suppress(FileExistsError):  # another writer was faster; a file is met later
+    _make_folders(folder.parent)
+    with contextlib.suppress(FileExistsError):  # another writer was faster; a file fails later
         os.mkdir(folder)
     _sync_folder(folder.parent)
 
 
 def _sync_folder(folder: Path) -> None:
-    """Has the names in a folder on the disk."""
+    """Syncs the directory entries of a folder to disk."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
     try:
         os.fsync(descriptor)

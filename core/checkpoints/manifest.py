@@ -1,4 +1,4 @@
-"""The JSON files of a checkpoint, read back with every field checked; `docs/checkpoints.md` explains them."""
+"""JSON files of a checkpoint, validated when read; `docs/checkpoints.md` describes the format."""
 
 from __future__ import annotations
 
@@ -15,10 +15,10 @@ from isotrain.core.json_format import json_line
 from isotrain.core.json_records import json_value, record
 
 FORMAT = 1
-"""The version of the format, in every JSON file of a checkpoint but `run.json`."""
+"""Version of the format, in every JSON file of a checkpoint but `run.json`."""
 MANIFEST = "manifest.json"
 _MAX_BYTES = 2**27
-"""A larger JSON file was not written by isotrain."""
+"""Limit on the size of a JSON file: isotrain writes no larger one."""
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,127}")
 _CHECKSUM_END = re.compile(rb', "checksum": (\d{1,10})}\n\Z')
 
@@ -27,12 +27,12 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class FileRecord:
-    """A file that is what it was when these were counted.
+    """Size and checksum of a file.
 
     Attributes:
-        name: Without a folder.
-        bytes: How many.
-        checksum: CRC-32 of all of them.
+        name: Name of the file, without folder.
+        bytes: Size in bytes.
+        checksum: CRC-32 of the content.
     """
 
     name: str
@@ -42,17 +42,17 @@ class FileRecord:
 
 @dataclass(frozen=True)
 class PartRecord:
-    """A tensor, or a part of one, in a file.
+    """A tensor, or a shard of one, in a file.
 
     Attributes:
-        name: Of the tensor.
-        dtype: Its own.
-        start: Where its bytes begin in the file.
-        bytes: How many they are.
-        checksum: CRC-32 of them.
-        shape: Of the part.
-        global_shape: Of the whole tensor.
-        offset: Of the part in it.
+        name: Name of the tensor.
+        dtype: Dtype of the tensor.
+        start: Byte offset of the shard in the file.
+        bytes: Size of the shard in bytes.
+        checksum: CRC-32 of the shard's bytes.
+        shape: Shape of the shard.
+        global_shape: Shape of the full tensor.
+        offset: Offset of the shard in the full tensor, an index per axis.
     """
 
     name: str
@@ -70,12 +70,12 @@ class TensorFileRecord:
     """A safetensors file.
 
     Attributes:
-        name: Without a folder.
-        section: Whose tensors it has.
-        bytes: How many.
-        header_bytes: How many lie before the tensors.
-        header_checksum: CRC-32 of these.
-        tensors: In the order of their bytes, without gaps.
+        name: Name of the file, without folder.
+        section: Name of the section whose tensors it has.
+        bytes: Size of the file in bytes.
+        header_bytes: Size of the header in bytes; the tensors follow it.
+        header_checksum: CRC-32 of the header.
+        tensors: Tensors or shards in the order of their bytes, without gaps.
     """
 
     name: str
@@ -88,7 +88,13 @@ class TensorFileRecord:
 
 @dataclass(frozen=True)
 class WriterRecord:
-    """What one writer wrote."""
+    """The files of one writer.
+
+    Attributes:
+        format: Version of the format.
+        writer: Index of the writer.
+        files: Records of its tensor files.
+    """
 
     format: int
     writer: int
@@ -97,15 +103,15 @@ class WriterRecord:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What makes a checkpoint.
+    """The manifest, which commits a checkpoint.
 
     Attributes:
-        format: The version.
-        step: Steps that were done.
-        token: The folder with all other files.
-        run: `run.json`.
-        writers: The record of each writer, in their order.
-        files: The bytes of every safetensors file.
+        format: Version of the format.
+        step: Number of steps done.
+        token: Name of the folder with all other files.
+        run: Record of `run.json`.
+        writers: Record of each writer's JSON file, by index of the writer.
+        files: Size of each safetensors file in bytes, by name.
     """
 
     format: int
@@ -117,10 +123,10 @@ class Manifest:
 
 
 def plain_name(name: str, where: str) -> str:
-    """A name that may be a file's or a folder's.
+    """Validates a name of a file or folder, and returns it.
 
     Raises:
-        CheckpointError: It leads elsewhere, or has letters that not every file system has.
+        CheckpointError: The name has a path separator or other characters that are not portable.
     """
     if not _NAME.fullmatch(name):
         raise CheckpointError(
@@ -138,8 +144,8 @@ def write_json(storage: Storage, path: str, fields: Mapping[str, Any]) -> FileRe
     """Writes a JSON file; NaN and infinite numbers become texts.
 
     Raises:
-        CheckpointError: It holds what JSON cannot.
-        OSError: It cannot be written.
+        CheckpointError: A value is not JSON-serializable.
+        OSError: The file cannot be written.
     """
     try:
         content = f"{json_line(fields, default=None)}\n".encode()
@@ -150,73 +156,73 @@ def write_json(storage: Storage, path: str, fields: Mapping[str, Any]) -> FileRe
 
 
 def write_manifest(storage: Storage, path: str, manifest: Manifest) -> None:
-    """Writes the last file of a checkpoint, which ends with the checksum of itself."""
+    """Writes the manifest, the last file of a checkpoint; it ends with its own CRC-32."""
     content = json_line(asdict(manifest)).removesuffix("}").encode()
     storage.replace(path, content + b', "checksum": %d}\n' % zlib.crc32(content))
 
 
 def read_manifest(storage: Storage, path: str) -> Manifest:
-    """Reads a manifest.
+    """Reads and verifies a manifest.
 
     Raises:
-        FileNotFoundError: It is not there.
-        CheckpointError: It cannot be read, or is not as it was written.
+        FileNotFoundError: There is no manifest.
+        CheckpointError: The manifest cannot be read, or is corrupted.
     """
     content = _content(storage, path)
-    seal = _CHECKSUM_END.search(content, max(0, len(content) - 40))
-    if not seal:
+    checksum = _CHECKSUM_END.search(content, max(0, len(content) - 40))
+    if not checksum:
         raise CheckpointError(
             f"{storage.where(path)} is no manifest of a checkpoint, or is cut off."
         )
-    if zlib.crc32(content[: seal.start()]) != int(seal[1]):
+    if zlib.crc32(content[: checksum.start()]) != int(checksum[1]):
         raise CheckpointError(
             f"{storage.where(path)} is not as it was written: its checksum differs."
         )
-    found = _parsed(Manifest, content[: seal.start()] + b"}", storage.where(path))
-    files = (found.run, *found.writers)
-    for name in (found.token, *(each.name for each in files), *found.files):
+    manifest = _parsed(Manifest, content[: checksum.start()] + b"}", storage.where(path))
+    files = (manifest.run, *manifest.writers)
+    for name in (manifest.token, *(each.name for each in files), *manifest.files):
         plain_name(name, storage.where(path))
-    return found
+    return manifest
 
 
 def read_record(storage: Storage, folder: str, cls: type[T], file: FileRecord) -> T:
-    """Reads a JSON file whose size and checksum are known.
+    """Reads a JSON file as a dataclass, and verifies size and checksum.
 
     Raises:
-        CheckpointError: It is not there, cannot be read, or is not as it was written.
+        CheckpointError: The file is missing, cannot be read, or is corrupted.
     """
     path = f"{folder}/{file.name}"
-    return _parsed(cls, _checked(storage, path, file), storage.where(path))
+    return _parsed(cls, _verified_content(storage, path, file), storage.where(path))
 
 
 def read_json(storage: Storage, folder: str, file: FileRecord) -> dict[str, Any]:
-    """Reads any JSON object whose size and checksum are known.
+    """Reads a JSON object, and verifies size and checksum.
 
     Raises:
-        CheckpointError: It is not there, cannot be read, or is not as it was written.
+        CheckpointError: The file is missing, cannot be read, or is corrupted.
     """
     path = f"{folder}/{file.name}"
-    return _object(_checked(storage, path, file), storage.where(path))
+    return _object(_verified_content(storage, path, file), storage.where(path))
 
 
 def read_new_record(storage: Storage, path: str) -> tuple[FileRecord, WriterRecord]:
-    """Reads what a writer has written just now, and counts it.
+    """Reads a writer's new record; returns it with the size and checksum of its file.
 
     Raises:
-        CheckpointError: It is not there any more, cannot be read, or is none.
+        CheckpointError: The file was removed, cannot be read, or is invalid.
     """
     name, where = path.rpartition("/")[2], storage.where(path)
     try:
         content = _content(storage, path)
     except FileNotFoundError:
         raise CheckpointError(
-            f"{where} is gone: does somebody else remove checkpoints here?"
+            f"{where} is gone: does another process remove checkpoints here?"
         ) from None
     file = FileRecord(name, len(content), zlib.crc32(content))
     return file, _parsed(WriterRecord, content, where)
 
 
-def _checked(storage: Storage, path: str, file: FileRecord) -> bytes:
+def _verified_content(storage: Storage, path: str, file: FileRecord) -> bytes:
     try:
         content = _content(storage, path)
     except FileNotFoundError:
@@ -230,7 +236,12 @@ def _checked(storage: Storage, path: str, file: FileRecord) -> bytes:
 
 
 def _content(storage: Storage, path: str) -> bytes:
-    """What is in a file that is there (`FileNotFoundError`) and small."""
+    """The content of a JSON file.
+
+    Raises:
+        FileNotFoundError: The file does not exist.
+        CheckpointError: The file is too large, or cannot be read.
+    """
     try:
         with storage.reading(path) as stream:
             size = stream.seek(0, os.SEEK_END)

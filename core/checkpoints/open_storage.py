@@ -1,4 +1,4 @@
-"""From the location that a person names to the storage that is there."""
+"""Opens the storage of a path or URL."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from isotrain.core.checkpoints.storage import Storage
 from isotrain.core.system.files import is_url
 
 CHECKPOINTS_FOLDER = "checkpoints"
-"""The folder of a run's checkpoints, unless its spec names another."""
+"""Name of the folder of checkpoints in a run directory, unless the spec names another."""
 
 
 def storage_at(location: str | os.PathLike[str]) -> Storage:
-    """The folder at a local path or an fsspec URL; it need not be there yet.
+    """The storage at a local path or an fsspec URL; the folder need not exist yet.
 
     Raises:
-        CheckpointError: Nothing that is installed can open such a URL.
+        CheckpointError: No installed fsspec filesystem opens such a URL.
     """
     text = os.fspath(location)
     if not is_url(text) or text.startswith("file://"):

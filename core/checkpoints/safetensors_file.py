@@ -1,4 +1,4 @@
-"""A safetensors file that stands by itself: whoever wrote it, what it says is checked first."""
+"""Standalone safetensors files, from any writer: the header is validated before tensors are read."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ _DTYPES = {code: name for name, code in CODES.items()}
 
 
 def write_safetensors(path: Path, tensors: Section) -> None:
-    """Writes a file that a reader sees as it was before, or whole.
+    """Writes a safetensors file atomically.
 
     Raises:
         CheckpointError: A tensor cannot be stored.
@@ -37,7 +37,7 @@ def write_safetensors(path: Path, tensors: Section) -> None:
 
 @dataclass(frozen=True)
 class _Entry:
-    """What the header says of a tensor; the bytes are counted from the start of the file."""
+    """Header entry of a tensor; `start` and `stop` are byte offsets from the start of the file."""
 
     dtype: str
     shape: tuple[int, ...]
@@ -46,18 +46,18 @@ class _Entry:
 
 
 class SafetensorsFile:
-    """A file of which only the header is read before a tensor is asked for.
+    """A safetensors file whose tensors are read lazily.
 
     Attributes:
-        path: Of the file.
-        dtypes: Of each tensor its own dtype; bfloat16 is read as float32.
+        path: Path of the file.
+        dtypes: Stored dtype of each tensor, by name; bfloat16 is read as float32.
     """
 
     def __init__(self, path: Path) -> None:
-        """Reads and checks the header.
+        """Reads and validates the header.
 
         Raises:
-            CheckpointError: It cannot be read, or is not one of a safetensors file.
+            CheckpointError: The file cannot be read, or its header is invalid.
         """
         self.path = path
         try:
@@ -77,24 +77,24 @@ class SafetensorsFile:
         if not isinstance(header, dict):
             raise ValueError("its header is no object")
         header.pop(METADATA_KEY, None)
-        entries = {name: _checked(name, each, first, size) for name, each in header.items()}
-        _require_apart(entries)
+        entries = {name: _parsed_entry(name, each, first, size) for name, each in header.items()}
+        _require_disjoint(entries)
         return entries
 
     def read(self, name: str) -> np.ndarray:
-        """Reads a tensor; the array is the caller's own.
+        """Reads a tensor into a new array; float32 for bfloat16.
 
         Raises:
             CheckpointError: The file has become shorter since it was opened.
         """
         entry = self._entries[name]
-        kind = stored_dtype(entry.dtype)
+        dtype = stored_dtype(entry.dtype)
         with self.path.open("rb") as stream:
             stream.seek(entry.start)
-            stored = np.fromfile(stream, kind, (entry.stop - entry.start) // kind.itemsize)
+            stored = np.fromfile(stream, dtype, (entry.stop - entry.start) // dtype.itemsize)
         if stored.nbytes != entry.stop - entry.start:
             raise CheckpointError(f"{self.path} is cut off in {name!r}.")
-        native = stored.astype(kind.newbyteorder("="), copy=False)
+        native = stored.astype(dtype.newbyteorder("="), copy=False)
         return from_stored(native, entry.dtype).reshape(entry.shape)
 
     def read_all(self) -> dict[str, np.ndarray]:
@@ -102,11 +102,17 @@ class SafetensorsFile:
         return {name: self.read(name) for name in self._entries}
 
 
-def _checked(name: str, plain: Any, first: int, size: int) -> _Entry:
-    """What the header says of a tensor, if it can be true.
+def _parsed_entry(name: str, plain: Any, first: int, size: int) -> _Entry:
+    """Parses and validates the header entry of a tensor.
+
+    Args:
+        name: Name of the tensor.
+        plain: Its JSON value.
+        first: Byte offset of the first tensor in the file.
+        size: Size of the file in bytes.
 
     Raises:
-        ValueError: It cannot.
+        ValueError: The entry is invalid.
     """
     if not isinstance(plain, Mapping):
         raise ValueError(f"{name!r} is described by {plain!r:.60}")
@@ -115,7 +121,7 @@ def _checked(name: str, plain: Any, first: int, size: int) -> _Entry:
         raise ValueError(
             f"{name!r} has the dtype {plain.get('dtype')!r:.20}; known are {', '.join(_DTYPES)}"
         )
-    shape, offsets = _numbers(name, plain.get("shape")), _numbers(name, plain.get("data_offsets"))
+    shape, offsets = _integers(name, plain.get("shape")), _integers(name, plain.get("data_offsets"))
     if len(shape) > MAX_AXES or len(offsets) != 2:
         raise ValueError(f"{name!r} has the shape {shape!r:.60} at {offsets!r:.60}")
     start, stop = (first + each for each in offsets)
@@ -129,11 +135,11 @@ def _checked(name: str, plain: Any, first: int, size: int) -> _Entry:
     return _Entry(dtype, shape, start, stop)
 
 
-def _require_apart(entries: Mapping[str, _Entry]) -> None:
-    """Keeps a small file from being many large tensors.
+def _require_disjoint(entries: Mapping[str, _Entry]) -> None:
+    """Refuses overlapping tensors, with which a small file could expand to many large ones.
 
     Raises:
-        ValueError: Two tensors have bytes in common.
+        ValueError: Two tensors overlap.
     """
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
@@ -142,9 +148,9 @@ def _require_apart(entries: Mapping[str, _Entry]) -> None:
         end = max(end, entry.stop)
 
 
-def _numbers(name: str, plain: Any) -> tuple[int, ...]:
-    """A list of whole numbers from 0."""
-    fits = isinstance(plain, list) and all(type(each) is int and each >= 0 for each in plain)
-    if not fits:
-        raise ValueError(f"{name!r} has a shape or place {plain!r:.60}")
+def _integers(name: str, plain: Any) -> tuple[int, ...]:
+    """Parses a list of integers of at least 0."""
+    is_valid = isinstance(plain, list) and all(type(each) is int and each >= 0 for each in plain)
+    if not is_valid:
+        raise ValueError(f"{name!r} has a shape or data offsets {plain!r:.60}")
     return tuple(plain)

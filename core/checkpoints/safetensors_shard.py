@@ -1,4 +1,4 @@
-"""Files in the safetensors format, written, read and checked a block at a time."""
+"""Safetensors files of a checkpoint: written, read and checksummed (CRC-32) block by block."""
 
 from __future__ import annotations
 
@@ -24,22 +24,25 @@ from isotrain.core.checkpoints.tensor_part import Section, TensorPart
 from isotrain.core.errors import CheckpointError
 
 METADATA_KEY = "__metadata__"
-"""What a header may have among the names of tensors."""
+"""Key of the metadata in a safetensors header, beside the names of tensors."""
 MAX_HEADER_BYTES = 100_000_000
-"""Readers of safetensors take no more."""
+"""Limit of the safetensors format."""
 
 
 def write_tensors(
     storage: Storage, folder: str, name: str, section: str, tensors: Section
 ) -> TensorFileRecord:
-    """Writes a file; no tensor of it is copied whole.
+    """Writes a safetensors file block by block, without copying a tensor in full.
 
     Args:
-        storage: Where to.
-        folder: In which folder of it.
-        name: Of the file.
-        section: Of the tensors.
-        tensors: By name.
+        storage: Storage to write to.
+        folder: Folder in the storage.
+        name: Name of the file.
+        section: Name of the section, for the record.
+        tensors: Tensors or shards, by name.
+
+    Returns:
+        The record of the file.
 
     Raises:
         CheckpointError: A tensor cannot be stored.
@@ -47,7 +50,7 @@ def write_tensors(
     """
     if METADATA_KEY in tensors:
         raise CheckpointError(f"a tensor cannot be called {METADATA_KEY!r} in a safetensors file.")
-    ordered = dict(sorted(tensors.items(), key=_largest_numbers_first))
+    ordered = dict(sorted(tensors.items(), key=_by_item_size))
     header = _header(ordered)
     records = []
     with storage.writing(f"{folder}/{name}") as sink:
@@ -60,13 +63,13 @@ def write_tensors(
     return TensorFileRecord(name, section, end, len(header), zlib.crc32(header), records)
 
 
-def _largest_numbers_first(item: tuple[str, TensorPart]) -> tuple[int, str]:
-    """So every tensor begins at a multiple of the size of its numbers."""
+def _by_item_size(item: tuple[str, TensorPart]) -> tuple[int, str]:
+    """Sort key, largest item size first: aligns every tensor to its item size."""
     return -stored_dtype(item[1].dtype).itemsize, item[0]
 
 
 def _header(tensors: Section) -> bytes:
-    """The length of the JSON in 8 bytes, and the JSON, with spaces up to a multiple of 8."""
+    """The header: length of the JSON text in 8 bytes, and the text, padded to a multiple of 8 bytes."""
     entries, end = {}, 0
     for name, part in tensors.items():
         start, end = end, end + part.nbytes
@@ -85,7 +88,7 @@ def _text(entries: Mapping[str, Any]) -> bytes:
 
 
 def _write(sink: Sink, name: str, part: TensorPart) -> int:
-    """Writes the numbers; gives their checksum."""
+    """Writes the elements; returns their CRC-32."""
     checksum = 0
     for offset, extent in blocks(part.array.shape, stored_dtype(part.dtype).itemsize):
         try:
@@ -99,16 +102,16 @@ def _write(sink: Sink, name: str, part: TensorPart) -> int:
 
 
 def _record(name: str, part: TensorPart, start: int, checksum: int) -> PartRecord:
-    places = list(part.array.shape), list(part.global_shape), list(part.offset)
-    return PartRecord(name, part.dtype, start, part.nbytes, checksum, *places)
+    shapes = list(part.array.shape), list(part.global_shape), list(part.offset)
+    return PartRecord(name, part.dtype, start, part.nbytes, checksum, *shapes)
 
 
 def check_header(stream: IO[bytes], file: TensorFileRecord, where: str) -> None:
-    """Checks that a file says the same of its tensors as its writer's record.
+    """Checks that the header of a file agrees with its writer's record.
 
     Raises:
         CheckpointError: It does not.
-        OSError: It cannot be read.
+        OSError: The file cannot be read.
     """
     stream.seek(0)
     header = bytearray(file.header_bytes)
@@ -125,34 +128,32 @@ def check_header(stream: IO[bytes], file: TensorFileRecord, where: str) -> None:
         for each in file.tensors
     }
     if header != _text(entries):
-        raise CheckpointError(
-            f"{where} says otherwise of its tensors than the record of its writer."
-        )
+        raise CheckpointError(f"{where}: its header does not agree with the record of its writer.")
 
 
-def read_whole(stream: IO[bytes], part: PartRecord, target: np.ndarray, where: str) -> bool:
-    """Reads a tensor's numbers to where they belong, if they lie there as they do in the file.
+def read_into(stream: IO[bytes], part: PartRecord, target: np.ndarray, where: str) -> bool:
+    """Reads a stored shard directly into an array, if dtype, shape and layout are those in the file.
 
     Args:
-        stream: Of the file, at any place.
-        part: What is said of them.
-        target: For all of them.
-        where: The file, for errors.
+        stream: Stream of the file, at any position.
+        part: Record of the shard.
+        target: Array for all its elements.
+        where: Path of the file, for errors.
 
     Returns:
-        Whether they were read.
+        Whether it was read.
 
     Raises:
-        CheckpointError: They are not those that were written; or the file ends before.
-        OSError: They cannot be read.
+        CheckpointError: The checksum differs, or the file is too short.
+        OSError: The file cannot be read.
     """
-    is_alike = target.dtype == stored_dtype(part.dtype) and target.shape == tuple(part.shape)
-    if not (is_alike and target.flags.c_contiguous):
+    matches = target.dtype == stored_dtype(part.dtype) and target.shape == tuple(part.shape)
+    if not (matches and target.flags.c_contiguous):
         return False
     stream.seek(part.start)
     checksum, data = 0, target.reshape(-1).view(np.uint8).data
-    for start in range(0, part.bytes, dtypes.BLOCK):
-        block = data[start : start + dtypes.BLOCK]
+    for start in range(0, part.bytes, dtypes.BLOCK_BYTES):
+        block = data[start : start + dtypes.BLOCK_BYTES]
         _fill(stream, block, where)
         checksum = zlib.crc32(block, checksum)
     _require_checksum(checksum, part, where)
@@ -162,26 +163,25 @@ def read_whole(stream: IO[bytes], part: PartRecord, target: np.ndarray, where: s
 def read_blocks(
     stream: IO[bytes], part: PartRecord, where: str
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """Reads a tensor's numbers.
+    """Reads a stored shard block by block.
 
     Args:
-        stream: Of the file, at any place.
-        part: What is said of them.
-        where: The file, for errors.
+        stream: Stream of the file, at any position.
+        part: Record of the shard.
+        where: Path of the file, for errors.
 
     Yields:
-        Where each block begins in the part, and the block.
+        Offset of each block in the shard, an index per axis, and the block.
 
     Raises:
-        CheckpointError: After the last block, if they are not those that were written; or the file
-            ends before.
-        OSError: They cannot be read.
+        CheckpointError: The checksum differs (after the last block), or the file is too short.
+        OSError: The file cannot be read.
     """
-    kind = stored_dtype(part.dtype)
+    dtype = stored_dtype(part.dtype)
     stream.seek(part.start)
     checksum = 0
-    for offset, extent in blocks(tuple(part.shape), kind.itemsize):
-        block = np.empty(extent, kind)
+    for offset, extent in blocks(tuple(part.shape), dtype.itemsize):
+        block = np.empty(extent, dtype)
         data = block.reshape(-1).data.cast("B")
         _fill(stream, data, where)
         checksum = zlib.crc32(data, checksum)

@@ -1,4 +1,4 @@
-"""Where the files of checkpoints lie: in a local folder, or behind a URL."""
+"""Storage interface for the files of checkpoints, local or behind a URL."""
 
 from __future__ import annotations
 
@@ -8,61 +8,61 @@ from typing import IO, Protocol
 
 
 class Sink(Protocol):
-    """What bytes are written to."""
+    """A writable stream of bytes."""
 
     def write(self, data: memoryview | bytes, /) -> object:
-        """Writes all of them."""
+        """Writes all of `data`."""
 
 
 class Storage(ABC):
-    """A folder with folders and files, by relative paths with `/`.
+    """A folder with subfolders and files, addressed by relative paths with `/`.
 
-    What is in the way of an operation is an `OSError`, of which `FileNotFoundError` has its meaning.
+    All operations raise `OSError` on failure; `FileNotFoundError` for a missing file.
 
     Attributes:
-        location: Of the folder, as a person writes it.
-        readers: How many threads may read from it at once, and gain by it.
+        location: Path or URL of the folder, as the user writes it.
+        readers: Number of threads that read from it at once with a gain.
     """
 
     location: str
     readers: int = 1
 
     def where(self, path: str) -> str:
-        """A file's or a folder's full path or URL, for messages."""
+        """Full path or URL of a file or folder, for messages."""
         return f"{self.location.rstrip('/')}/{path}" if path else self.location
 
     @abstractmethod
     def writing(self, path: str) -> AbstractContextManager[Sink]:
-        """Opens a file to be written from its start, and makes the folders that it lies in.
+        """Opens a file for writing from its start; creates its parent folders.
 
-        After the block the file is there, whole and for good. After an exception in it, it is as
-        it was in a local folder; elsewhere it may be there in part.
+        After the block the file is complete and durable. After an exception in the block a local file is
+        unchanged; a remote one may be partly written.
         """
 
     @abstractmethod
     def replace(self, path: str, content: bytes) -> None:
-        """Writes a file so that a reader sees what was there before, or all of `content`."""
+        """Writes a file atomically: a reader sees the old content, or all of `content`."""
 
     @abstractmethod
     def reading(self, path: str) -> AbstractContextManager[IO[bytes]]:
-        """Opens a file to be read, at any place in it."""
+        """Opens a file for reading, seekable."""
 
     @abstractmethod
     def folders(self, path: str) -> list[str]:
-        """The names of the folders in a folder, sorted; none where it is not there."""
+        """Names of the subfolders of a folder, sorted; empty if it does not exist."""
 
     @abstractmethod
     def sizes(self, path: str) -> dict[str, int]:
-        """The names of the files in a folder, and the bytes that each has; none where it is not there."""
+        """Sizes of the files in a folder in bytes, by name; empty if it does not exist."""
 
     @abstractmethod
     def discard(self, path: str) -> None:
-        """Removes a file if it is there."""
+        """Removes a file if it exists."""
 
     @abstractmethod
     def remove(self, path: str, first: str) -> None:
-        """Removes a folder and all in it; no reader sees the file `first` in it but not the others."""
+        """Removes a folder with its content; the file `first` (a manifest) disappears first for readers."""
 
     @abstractmethod
     def remove_leftovers(self) -> None:
-        """Removes what removals that were interrupted have left."""
+        """Removes the leftovers of interrupted removals."""

@@ -1,4 +1,4 @@
-"""What a writer gives a checkpoint to hold."""
+"""Tensors of a checkpoint: the parts that a writer passes, and the description of a stored one."""
 
 from __future__ import annotations
 
@@ -14,27 +14,27 @@ from isotrain.core.errors import CheckpointError
 Section = Mapping[str, "TensorPart"]
 """The tensors of one section, by name."""
 MAX_AXES = 32
-"""More are not known to every NumPy."""
+"""The maximum of NumPy before version 2."""
 _MAX_BYTES = 2**62
 
 
 def is_possible_shape(shape: Sequence[int], item: int) -> bool:
-    """Whether an array may have this shape, of numbers of so many bytes; an empty one is no exception."""
+    """Whether an array may have this shape, with `item` bytes per element; also checked for empty ones."""
     return len(shape) <= MAX_AXES and math.prod(max(n, 1) for n in shape) * item < _MAX_BYTES
 
 
 @dataclass(frozen=True)
 class TensorPart:
-    """A tensor, or the part of one that this writer has.
+    """A tensor, or a writer's shard of one.
 
     Attributes:
-        array: Its numbers, in any layout; must not change until they are written.
-        dtype: Its own dtype where NumPy's differs: `bfloat16`, of float32 numbers; else left out.
-        global_shape: Of the whole tensor; left out where this is all of it.
-        offset: Of this part in the whole tensor, an index along each axis.
+        array: Elements of the shard, in any memory layout; must not change until they are written.
+        dtype: Dtype of the tensor; the array's when left out. `bfloat16` for float32 arrays.
+        global_shape: Shape of the full tensor; the array's when left out.
+        offset: Offset of the shard in the full tensor, an index per axis; zeros when left out.
 
     Raises:
-        CheckpointError: No checkpoint can hold it.
+        CheckpointError: The dtype or shape cannot be stored.
     """
 
     array: np.ndarray
@@ -43,17 +43,19 @@ class TensorPart:
     offset: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        own, shape = self.array.dtype.name, self.array.shape
-        for name, value in (("dtype", own), ("global_shape", shape), ("offset", (0,) * len(shape))):
+        array_dtype, shape = self.array.dtype.name, self.array.shape
+        defaults = {"dtype": array_dtype, "global_shape": shape, "offset": (0,) * len(shape)}
+        for name, value in defaults.items():
             if not getattr(self, name):
                 object.__setattr__(self, name, value)
-        if self.dtype not in CODES or own not in (self.dtype, "float32"):
+        if self.dtype not in CODES or array_dtype not in (self.dtype, "float32"):
             raise CheckpointError(
-                f"a checkpoint cannot hold numbers of {own} as {self.dtype}: it holds {', '.join(CODES)}."
+                f"a checkpoint cannot hold numbers of {array_dtype} as {self.dtype}: it holds"
+                f" {', '.join(CODES)}."
             )
-        if own != self.dtype != "bfloat16":
+        if array_dtype != self.dtype != "bfloat16":
             raise CheckpointError(
-                f"numbers of {own} are not stored as {self.dtype}: convert them before."
+                f"numbers of {array_dtype} are not stored as {self.dtype}: convert them before."
             )
         if not len(self.offset) == len(self.global_shape) == len(shape) <= MAX_AXES:
             raise CheckpointError(
@@ -63,19 +65,19 @@ class TensorPart:
 
     @property
     def nbytes(self) -> int:
-        """Bytes that it takes in a checkpoint."""
+        """Size in a checkpoint, in bytes."""
         return self.array.size * stored_dtype(self.dtype).itemsize
 
 
 @dataclass(frozen=True)
 class StoredTensor:
-    """What is known of a tensor of a checkpoint without reading it.
+    """Description of a tensor in a checkpoint.
 
     Attributes:
-        shape: Of the whole tensor, whoever wrote its parts.
-        dtype: Its own; bfloat16 is read as float32.
-        nbytes: Bytes that it takes.
-        parts: How many it is stored in.
+        shape: Shape of the full tensor.
+        dtype: Stored dtype; bfloat16 is read as float32.
+        nbytes: Stored size in bytes.
+        parts: Number of shards that it is stored in.
     """
 
     shape: tuple[int, ...]
@@ -85,5 +87,5 @@ class StoredTensor:
 
     @property
     def size(self) -> int:
-        """How many numbers it has."""
+        """Number of elements."""
         return math.prod(self.shape)

@@ -372,7 +372,9 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path
         model={"reference": network}, data=(samples, np.zeros(8, np.int64)), optimizer="adam"
     )
     result = run(small, backend="reference", run_directory=tmp_path / "run")
-    with pytest.raises(UnsupportedError, match="no backend that is available here writes this model"):
+    with pytest.raises(
+        UnsupportedError, match="no backend that is available here writes this model"
+    ):
         result.export(tmp_path / "model.keras")
     with pytest.raises(IsotrainError, match="does not say the form"):
         result.export(tmp_path / "model")

@@ -20,7 +20,7 @@ Box = tuple[tuple[int, ...], tuple[int, ...]]
 
 
 def test_blocks_follow_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(dtypes, "BLOCK", 24)
+    monkeypatch.setattr(dtypes, "BLOCK_BYTES", 24)
     for shape in [(), (1,), (7,), (3, 0, 2), (5, 3), (2, 9), (1, 50), (2, 3, 4), (3, 1, 7, 2)]:
         array = np.arange(np.prod(shape, dtype=int)).reshape(shape)
         blocks = [array[dtypes.block_index(*place)] for place in dtypes.blocks(shape, 8)]
@@ -53,9 +53,9 @@ def splits(draw: st.DrawFn) -> tuple[tuple[int, ...], list[Box], Box]:
 def small_blocks() -> Iterator[None]:
     """A block has three numbers, so that most tensors have several; and the rules are those of large ones."""
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(dtypes, "BLOCK", 12)
-        patch.setattr(checkpoint, "FEW_BYTES", 0)
-        patch.setattr(checkpoint, "LARGE_BYTES", 1)
+        patch.setattr(dtypes, "BLOCK_BYTES", 12)
+        patch.setattr(checkpoint, "PARALLEL_READ_BYTES", 0)
+        patch.setattr(checkpoint, "HUGE_PAGE_BYTES", 1)
         yield
 
 

@@ -53,7 +53,7 @@ def _diff(options: argparse.Namespace) -> ExitCode:
     diff = diff_checkpoints(first, second)
     checkpoints = [{"location": side.location, "step": side.step} for side in (first, second)]
     _print({"checkpoints": checkpoints, **diff.to_dict()}, options.json, "differences")
-    return ExitCode.OK if diff.has_none else ExitCode.DIFFERENT
+    return ExitCode.OK if diff.is_empty else ExitCode.DIFFERENT
 
 
 def _verify(options: argparse.Namespace) -> ExitCode:
