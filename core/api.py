@@ -21,7 +21,7 @@ from isotrain.core.errors import PlanError, RunFailedError, UnsupportedError
 from isotrain.core.launching.probe_run import probe_run
 from isotrain.core.launching.run_directory.run_directory import PLAN_FILE, RESULT_FILE
 from isotrain.core.pipeline.profile import LayerCost
-from isotrain.core.planning.cluster_environment import claim, detect_cluster_info
+from isotrain.core.planning.cluster_environment import detect_cluster_info, explain_rank
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import plugin_manager
@@ -188,7 +188,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
             f"open_session: {place.environment} has started {place.world_size} processes, and a"
             " session that is"
             " opened does not join them. Put the loop into a function and call isotrain.launch(function,"
-            f" spec, backend=...), which does. {claim(place)}"
+            f" spec, backend=...), which does. {explain_rank(place)}"
         )
     given = load_spec(spec)
     cast = ResolvedSpec(given, plugin_manager(given.plugins))

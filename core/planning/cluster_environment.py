@@ -66,7 +66,7 @@ def cluster_info_of(variables: Mapping[str, str], host: PluginManager) -> Cluste
     return _complete(inner, infos, variables) if inner else None
 
 
-def claim(info: ClusterInfo) -> str:
+def explain_rank(info: ClusterInfo) -> str:
     """Sentences for messages: why this process is a rank of a larger run, and how to make it stand alone."""
     return (
         f"Rank {info.rank} of {info.world_size} is what {', '.join(info.variables_read)} say"
@@ -183,5 +183,5 @@ def require_single_process(what: str) -> None:
             f"{what}: {info.environment} has started {info.world_size} processes, each of"
             " which would do all of"
             f" it for itself. Do it in one process: outside of {info.environment}, or with one task of it."
-            f" {claim(info)}"
+            f" {explain_rank(info)}"
         )

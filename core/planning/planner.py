@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
@@ -9,9 +10,16 @@ from typing import Any
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Availability, Capability
 from isotrain.core.contracts.cluster_environment import ClusterLayout
-from isotrain.core.contracts.launcher import LauncherChoice
+from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.parallel_layout import ProcessRole
-from isotrain.core.contracts.plan import Plan, ProcessPlan, replicas_by_host, split_backend
+from isotrain.core.contracts.plan import (
+    DeviceKind,
+    Plan,
+    ProcessPlan,
+    StartMethod,
+    replicas_by_host,
+    split_backend,
+)
 from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data import sampler
@@ -20,15 +28,18 @@ from isotrain.core.errors import (
     PlanError,
     UnsupportedError,
     did_you_mean,
+    unknown_name,
 )
 from isotrain.core.planning.cluster_resources import ClusterResources, layout_of
 from isotrain.core.planning.launcher_support import require_launchable, why_not_from_here
-from isotrain.core.planning.local_resources import LocalResources
-from isotrain.core.planning.resources import Devices, Resources
-from isotrain.core.planning.start_method import resolve_start_method
+from isotrain.core.planning.resources import Devices, LocalResources, Resources
 from isotrain.core.plugins.manager import PluginManager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.system.process import fork_obstacle
+
+START_VARIABLE = "ISOTRAIN_START"
+_START_METHODS = ("forked", "fresh")
 
 
 def make_plan(
@@ -131,6 +142,37 @@ def _resolve(
         device_mesh=mesh,
         extra_ports=parallel_layout.extra_ports,
         requested_collective=requested,
+    )
+
+
+def resolve_start_method(
+    adapter: Adapter, launcher: str, spec: TrainingSpec, device: DeviceKind
+) -> StartMethod:
+    """Chooses `forked` if launcher, system and backend support it, and `ISOTRAIN_START` is not `fresh`.
+
+    Args:
+        adapter: Adapter of the backend.
+        launcher: Name of the launcher.
+        spec: Training spec.
+        device: Device of the replicas.
+
+    Raises:
+        PlanError: `ISOTRAIN_START` has another value than `forked` and `fresh`.
+    """
+    requested = os.environ.get(START_VARIABLE) or "forked"
+    if requested not in _START_METHODS:
+        raise PlanError(
+            f"{START_VARIABLE}: {unknown_name('way to start processes', requested, _START_METHODS)}"
+        )
+    if requested == "fresh":
+        return StartMethod(why_fresh=f"{START_VARIABLE}=fresh")
+    if launcher != LOCAL:
+        return StartMethod(why_fresh=f"{launcher} starts each process itself")
+    obstacle = fork_obstacle()
+    return (
+        adapter.preload(spec, device=device)
+        if obstacle is None
+        else StartMethod(why_fresh=obstacle)
     )
 
 

@@ -20,7 +20,7 @@ from isotrain.core.errors import (
     PlanError,
     RunFailedError,
 )
-from isotrain.core.planning.cluster_environment import claim
+from isotrain.core.planning.cluster_environment import explain_rank
 from isotrain.core.rendezvous.shared_secret import RunKey
 from isotrain.core.system.deadline import Deadline
 from isotrain.core.transport.channel import Channel, finish
@@ -182,7 +182,7 @@ class RendezvousHost(Rendezvous):
             raise IsotrainError(
                 f"two processes say that they are rank {duplicate} of the run's"
                 f" {self.cluster_info.world_size}. Check which processes {self.cluster_info.environment}"
-                f" was told to start. {claim(self.cluster_info)}"
+                f" was told to start. {explain_rank(self.cluster_info)}"
             )
 
     def _is_connected(self, rank: int) -> bool:
@@ -232,7 +232,7 @@ class RendezvousHost(Rendezvous):
             f"rank {absent} of {self.cluster_info.world_size} never came to {self._server.location}, in"
             f" {self.timeout:g} s (timeouts.start). Was it started, can its host reach this one there, and"
             f" has it the same key? {self._server.rejected_clients} clients were rejected."
-            f" {claim(self.cluster_info)}"
+            f" {explain_rank(self.cluster_info)}"
         )
 
     def reachable_address(self, facts: Sequence[Facts]) -> str:
@@ -342,5 +342,5 @@ def remote_error(message: Mapping[str, Any], prefix: str = "") -> IsotrainError:
 def announce_wait(cluster_info: ClusterInfo, awaited: str, timeout: float) -> None:
     """Prints to standard error what this process waits for, and why; the run cannot report it yet."""
     limit = f"for up to {timeout:g} s (timeouts.start)"
-    text = f"isotrain: waiting {limit} for {awaited}. {claim(cluster_info)}"
+    text = f"isotrain: waiting {limit} for {awaited}. {explain_rank(cluster_info)}"
     print(text, file=sys.stderr, flush=True)

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from isotrain.core.contracts.cluster_environment import ClusterInfo
 from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.errors import PlanError
-from isotrain.core.planning.cluster_environment import COORDINATOR_VARIABLE, claim
+from isotrain.core.planning.cluster_environment import COORDINATOR_VARIABLE, explain_rank
 from isotrain.core.rendezvous.interfaces import interface_address, is_local_address, is_loopback
 
 _ALL_ADDRESSES = ""
@@ -46,7 +46,7 @@ class RendezvousAddress:
             raise PlanError(
                 f"{cluster_info.environment} does not tell its processes where rank 0 is. Set"
                 f" {COORDINATOR_VARIABLE} to"
-                f" the name or address of its host for all of them. {claim(cluster_info)}"
+                f" the name or address of its host for all of them. {explain_rank(cluster_info)}"
             )
         return cls(host, _listen_address(host) if cluster_info.rank == 0 else _ALL_ADDRESSES)
 

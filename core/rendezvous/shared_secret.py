@@ -16,7 +16,7 @@ from pathlib import Path
 from isotrain.core.contracts.cluster_environment import ClusterInfo
 from isotrain.core.contracts.launcher import RankCommand
 from isotrain.core.errors import PlanError
-from isotrain.core.planning.cluster_environment import claim
+from isotrain.core.planning.cluster_environment import explain_rank
 from isotrain.core.system.files import is_shared
 
 FILE = RankCommand.key_file
@@ -102,7 +102,7 @@ def shared_secret(
         f"the processes that {cluster_info.environment} has started share no secret by which they know each"
         f" other. Make one, once, and copy it to hosts that do not share home directories: {_MAKE}."
         f" Or set {RankCommand.key_variable} for all of the processes, to a value that nobody can guess."
-        f" {claim(cluster_info)}"
+        f" {explain_rank(cluster_info)}"
     )
 
 

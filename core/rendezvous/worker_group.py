@@ -16,7 +16,7 @@ from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.launching.processes.ports import PORTS, require_port
-from isotrain.core.planning.cluster_environment import claim
+from isotrain.core.planning.cluster_environment import explain_rank
 from isotrain.core.planning.cluster_resources import replicas_for
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
@@ -283,7 +283,7 @@ def _require_replicas(
     try:
         replicas_for(environment, world_size, adapter, resolved_spec.strategy, replicas)
     except PlanError as error:
-        raise PlanError(f"{error} {claim(cluster_info)}") from error
+        raise PlanError(f"{error} {explain_rank(cluster_info)}") from error
 
 
 def _configuration(spec: TrainingSpec, host: PluginManager, backend: str) -> dict[str, Any]:
@@ -320,7 +320,7 @@ def _connect(
             address.host, ports, key.secret, cluster_info.rank, timeout, offer, announce
         )
     except PeerLostError as error:
-        raise PeerLostError(f"{error} {claim(cluster_info)}") from error
+        raise PeerLostError(f"{error} {explain_rank(cluster_info)}") from error
     return RendezvousClient(cluster_info, key, timeout, Channel(connection))
 
 

@@ -20,7 +20,7 @@ from isotrain.core.launching.run_directory.rank_output import shown_ranks
 from isotrain.core.launching.run_directory.run_directory import RunDirectory, checkpoint_folder
 from isotrain.core.launching.run_job import JobLauncher, run_job
 from isotrain.core.loggers.dispatcher import EventDispatcher
-from isotrain.core.planning.cluster_environment import claim, detect_cluster_info
+from isotrain.core.planning.cluster_environment import detect_cluster_info, explain_rank
 from isotrain.core.planning.launcher_support import require_interface_used, require_startable
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins import selection
@@ -151,7 +151,7 @@ def _require_no_restarts(max_restarts: int, cluster: ClusterInfo) -> None:
     if max_restarts:
         raise PlanError(
             f"max_restarts: this process was started by {cluster.environment}, which alone can start it"
-            f" again. Ask it to, and say --resume auto (resume= in Python). {claim(cluster)}"
+            f" again. Ask it to, and say --resume auto (resume= in Python). {explain_rank(cluster)}"
         )
 
 

@@ -260,7 +260,7 @@ def examined(
 ) -> dict[str, Any]:
     """What is found where the frameworks have been imported."""
     session.close()
-    return examine_here({"names": names, "asked": [*map(str, plugins)], "blocked": []})
+    return examine_here({"names": names, "requested": [*map(str, plugins)], "blocked": []})
 
 
 @pytest.mark.slow

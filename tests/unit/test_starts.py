@@ -19,7 +19,7 @@ from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import StartMethod
 from isotrain.core.errors import PlanError
-from isotrain.core.planning.start_method import resolve_start_method
+from isotrain.core.planning.planner import resolve_start_method
 from isotrain.core.spec.loading import load_spec
 from isotrain.core.system import process
 from isotrain.core.system.process import signal_name
