@@ -49,7 +49,7 @@ def private_api_changes(
     return Availability(
         False,
         version,
-        f"{library} {version} has changed parts that it does not document: {'; '.join(faults)}",
+        f"{library} {version} has changed private APIs: {'; '.join(faults)}",
         f"install a version of {library} that isotrain was tested with",
     )
 

@@ -232,10 +232,10 @@ def isotrain_register_backends(register):
 
 
 CHANGED_PARTS = {
-    "changed-horovod": "Horovod .* has changed parts .*: the names in its library",
-    "changed-keras": "Keras .* has changed parts .*: Layer._flatten_layers .AttributeError",
-    "changed-torch": "torch .* has changed parts .*: fx.experimental.proxy_tensor.* .AttributeError",
-    "changed-tensorflow": "TensorFlow .* has changed parts .*: Module._flatten .RuntimeError",
+    "changed-horovod": "Horovod .* has changed private APIs.*: the names in its library",
+    "changed-keras": "Keras .* has changed private APIs.*: Layer._flatten_layers .AttributeError",
+    "changed-torch": "torch .* has changed private APIs.*: fx.experimental.proxy_tensor.* .AttributeError",
+    "changed-tensorflow": "TensorFlow .* has changed private APIs.*: Module._flatten .RuntimeError",
 }
 """Backend to what must be said of it."""
 

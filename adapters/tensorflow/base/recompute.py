@@ -32,12 +32,12 @@ class TraceOrder:
         self._pending: list[tf.Tensor] = []
 
     def after(self, awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Values of `tensors` that wait for `awaited` and for the tensors noted last in this graph."""
+        """Values of `tensors`, any shapes, that wait for `awaited` and for the tensors noted last."""
         pending = self._pending if self._graph is tf.compat.v1.get_default_graph() else []
         return _after([*awaited, *pending], tensors)
 
     def note(self, tensors: Sequence[tf.Tensor]) -> None:
-        """Makes the next call of `after` in this graph wait for these tensors."""
+        """Makes the next call of `after` in this graph wait for these tensors, of any shapes."""
         self._graph = tf.compat.v1.get_default_graph()
         self._pending = _firsts(tensors)
 

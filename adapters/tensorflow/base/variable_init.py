@@ -67,7 +67,10 @@ class InitialValues:
         broadcast_initial_values(created, self._broadcast_words)
 
     def _broadcast_words(self, words: np.ndarray) -> np.ndarray:
-        """Broadcast as a sum over all processes, of which only replica 0 contributes other numbers than 0."""
+        """Broadcasts an int64 vector from replica 0, as a sum to which all others contribute zeros.
+
+        Collective.
+        """
         contribution = tf.constant(words if self._is_first else np.zeros_like(words))
         total: np.ndarray = self._strategy.reduce("SUM", contribution, axis=None).numpy()
         return total

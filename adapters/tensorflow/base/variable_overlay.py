@@ -43,7 +43,7 @@ class VariableOverlay:
         Trained weights that are not given cannot be read.
 
         Args:
-            trained: Tensors by the identities of the weights.
+            trained: Tensors, of the weights' shapes and dtypes, by the identities of the weights.
             others: The module's other variables.
             values: Initial values of `others`; `value` returns what the module sets them to.
         """
@@ -94,7 +94,7 @@ class VariableOverlay:
         return self._values[id(variable)]
 
     def set(self, variable: tf.Variable, value: tf.Tensor) -> tf.Tensor:
-        """Sets the value of a variable.
+        """Sets the value of a variable, a tensor of its shape and dtype.
 
         Raises:
             SpecError: The variable is a trained weight, or is set in a loop, a branch or a `tf.function`.

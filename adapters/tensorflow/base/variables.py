@@ -32,7 +32,7 @@ def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) ->
 
 
 def named_as(weight: Any, value: tf.Tensor) -> Any:
-    """A variable with the name of a weight, after which optimizers name their slot variables."""
+    """A variable of a value's shape and dtype with a weight's name, after which slots are named."""
     if not isinstance(weight, keras.Variable):
         return tf.Variable(value, name=weight.name.rpartition(":")[0])
     with named_like(weight.path) as name:

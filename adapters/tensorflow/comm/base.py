@@ -85,15 +85,18 @@ class Communicator(ABC):
 
     @abstractmethod
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
-        """Sends to one replica while receiving a tensor of equal shape from another. Collective."""
+        """Sends to one replica while receiving a tensor of equal shape and dtype from another. Collective."""
 
     @abstractmethod
     def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """Sums over the replicas of each subgroup; a replica in none keeps its own tensor. Collective."""
+        """Sums a tensor, any shape, in each subgroup; a replica in none keeps its own. Collective."""
 
     @abstractmethod
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """Broadcasts in each subgroup from its first replica; a replica in none keeps its own. Collective."""
+        """Broadcasts a tensor, any shape, in each subgroup from its first replica. Collective.
+
+        A replica in no subgroup keeps its own tensor.
+        """
 
     def close(self) -> None:
         """Leaves the group of replicas; called by every process, outside of any `tf.function`."""

@@ -49,7 +49,7 @@ class PipelineCommunicator(Communicator):
         return [total / tf.cast(self.replicas, total.dtype) for total in sums]
 
     def sum_over_all(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Sums tensors over all stages of all replicas. Collective."""
+        """Sums tensors of any shape over all stages of all replicas. Collective."""
         return self._sums(tensors, self._all_ranks)
 
     def max_over_all(self, vector: tf.Tensor) -> tf.Tensor:
@@ -59,7 +59,7 @@ class PipelineCommunicator(Communicator):
         return tf.reduce_max(self.sum_over_all([rows])[0], axis=0)
 
     def sum_over_stages(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Sums a tensor over the stages of this replica. Collective."""
+        """Sums a tensor of any shape over the stages of this replica. Collective."""
         return self._processes.all_reduce_within(tensor, self._same_replica)
 
     def _sums(self, tensors: Sequence[tf.Tensor], subgroups: Subgroups) -> list[tf.Tensor]:
@@ -69,17 +69,22 @@ class PipelineCommunicator(Communicator):
         return in_buckets(tensors, self.bucket_bytes, add)
 
     def broadcast_from_first(self, tensor: tf.Tensor) -> tf.Tensor:
-        """Broadcasts the tensor of the first process to all. Collective."""
+        """Broadcasts the tensor (any shape) of the first process to all. Collective."""
         return self._broadcast(tensor, self._all_ranks)
 
     def broadcast_from_stage(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
-        """Broadcasts the tensor of one stage to the other stages of this replica. Collective."""
+        """Broadcasts one stage's tensor to this replica's other stages. Collective.
+
+        Args:
+            tensor: Tensor of the same shape and dtype on every stage; only the source's values matter.
+            stage: Source stage.
+        """
         source = self._first_rank + stage
         others = [self._first_rank + other for other in range(self.stages) if other != stage]
         return self._broadcast(tensor, ((source, *others),))
 
     def send(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
-        """Sends a tensor to another stage of this replica; the result is computed once it is sent."""
+        """Sends a tensor of any shape to another stage of this replica; the result depends on the send."""
         return self._broadcast(tensor, ((self._rank, self._first_rank + stage),))
 
     def receive(self, like: tf.Tensor, stage: int) -> tf.Tensor:

@@ -96,7 +96,7 @@ class TensorFlowStageWork(StageWork):
         self.times = [tf.timestamp()] if notes else []
 
     def gradients(self, weights: Sequence[tf.Variable]) -> list[tf.Tensor]:
-        """Accumulated gradients of weights of this stage, once all passes are done."""
+        """Accumulated gradients of this stage's weights, of their shapes and dtypes, after all passes."""
         return [
             self._sums.get(id(weight), tf.zeros(weight.shape, weight.dtype)) for weight in weights
         ]

@@ -190,7 +190,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return self._communicator.all_reduce([value], "sum")[0]
 
     def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """The sums over all processes."""
+        """Sums of tensors of any shapes over all processes. Collective."""
         return self._communicator.all_reduce(tensors, "sum")
 
     def gradients(self, batch: Batch) -> tuple[list[list[tf.Tensor]], tf.Tensor]:

@@ -57,7 +57,7 @@ class ShardedReplicaGroup(TensorFlowReplicaGroup):
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, weight: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
-        """All-reduces the loss and moving statistics; gradients of shards are means already."""
+        """All-reduces the loss, a scalar, and moving statistics; shards' gradients are means already."""
         trainer = self._trainer
         to_reduce = [loss, *trainer.weighted_statistics(weight)]
         loss, *statistics = self._communicator.all_reduce(to_reduce, "mean")

@@ -52,7 +52,7 @@ class ShardedUpdate(WeightUpdate):
         return list(keras_private.slots_of(self._optimizer).values())
 
     def apply(self, gradients: Gradients) -> None:
-        """Clips and applies gradients of the shards, which are already means over the replicas."""
+        """Clips and applies gradients of shards, of the shards' shapes, already means over replicas."""
         dense = self.unscaled(gradients)
         if self._clipnorm:
             factors = self._clipnorm / tf.maximum(self._norms(dense), self._clipnorm)
@@ -158,7 +158,7 @@ class ShardedTrainer(ReplicaTrainer):
         return compute_gathered
 
     def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
-        """Loss denominators, computed with zeros for weights: they do not depend on these."""
+        """Loss denominators, shape `[losses]`; computed with zeros for weights, which do not matter."""
         with self._layers.with_zero_weights():
             return self._compute[False](*micro_batch)[0][1, 1:]
 

@@ -126,10 +126,10 @@ class ShardedWeights:
 
         Args:
             indices: Indices of the weights.
-            shards: Local shard of each.
+            shards: Local shard of each, shape `shard_specs[index].shard_shape(shard_index)`.
 
         Returns:
-            The full weights.
+            The full weights, shape `shard_specs[index].shape` each.
         """
 
         @tf.custom_gradient
@@ -150,7 +150,7 @@ class ShardedWeights:
         return tf.sqrt(self._communicator.all_reduce_within(tf.stack(squares), self._shard_groups))
 
     def _gather(self, indices: Sequence[int], *local_shards: tf.Tensor) -> list[tf.Tensor]:
-        """The full weights of these indices, from their local shards. Collective."""
+        """The full weights of these indices, in their full shapes, from their local shards. Collective."""
         flat = tf.concat([tf.reshape(shard, [-1]) for shard in local_shards], axis=0)
         sizes = shard_sizes([self.shard_specs[index] for index in indices])
         gathered = self._communicator.all_gather_shards(flat, sizes, self._shard_subgroups)
@@ -166,7 +166,7 @@ class ShardedWeights:
     def _reduce_scatter(
         self, indices: Sequence[int], gradients: Sequence[tf.Tensor]
     ) -> list[tf.Tensor]:
-        """The local shards of the means of full gradients. Collective."""
+        """Local shards, in their shapes, of the means over replicas of full gradients. Collective."""
         pairs = zip(indices, gradients, strict=True)
         by_weight = [
             tf.split(gradient, self.shard_specs[index].shard_lengths, self.shard_specs[index].axis)
@@ -190,7 +190,7 @@ class ShardedWeights:
 
 
 def _concatenate(shard_spec: ShardSpec, shards: Sequence[tf.Tensor]) -> tf.Tensor:
-    """A full tensor from its flat shards."""
+    """The full tensor, shape `shard_spec.shape`, of its shards, which are flat vectors."""
     shaped = [
         tf.reshape(shard, shard_spec.shard_shape(index)) for index, shard in enumerate(shards)
     ]

@@ -337,11 +337,11 @@ class ReplicaTrainer:
         keras_private.set_default_generator(self._default_generator)
 
     def average_parameters(self, mean: Callable[[list[tf.Tensor]], list[tf.Tensor]]) -> None:
-        """Replaces the trainable weights by the result of `mean`."""
+        """Replaces the trainable weights by the results of `mean`, of their shapes and dtypes."""
         assign_all(self._values, mean([value_of(value) for value in self._values]))
 
     def part(self, name: StatePart) -> list[tf.Variable]:
-        """Variables of a part of the state, as strategies read and write them."""
+        """Variables of a part of the state, of any shape, as strategies read and write them."""
         if name == "trainable":
             return self._values
         if name == "statistics":
@@ -359,7 +359,7 @@ class ReplicaTrainer:
         return [value * tf.cast(weight, value.dtype) for value in values]
 
     def agree_on_statistics(self, values: Sequence[tf.Tensor]) -> None:
-        """Assigns the moving statistics."""
+        """Assigns the moving statistics, values of their shapes and dtypes."""
         assign_all(self.statistics, values)
 
     def evaluate(
@@ -385,7 +385,7 @@ class ReplicaTrainer:
 
 
 def _initial_values(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]]:
-    """Pairs of a generator's state and its current value, a list of integers."""
+    """Pairs of a generator's state (a vector of integers) and its current value as a list."""
     return [(each, copies(each)[0].value().numpy().tolist()) for each in map(native, states)]
 
 

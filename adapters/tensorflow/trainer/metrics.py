@@ -90,7 +90,7 @@ class MetricCollection:
         )
 
     def add_loss(self, loss: tf.Tensor, count: tf.Tensor) -> None:
-        """Adds the loss (see `evaluated_rows`) of a micro-batch of `count` samples to the evaluation."""
+        """Adds the loss (shapes: see `evaluated_rows`) of `count` samples, a scalar, to the evaluation."""
         assert self._evaluation_loss is not None
         self._evaluation_loss.assign_add(
             evaluated_rows(loss, count, self._evaluation_loss.shape[1])
@@ -99,7 +99,7 @@ class MetricCollection:
     def collect(
         self, phase: Phase, total: Callable[[list[tf.Tensor]], list[tf.Tensor]]
     ) -> dict[str, Any]:
-        """Results over all replicas, by name; resets this replica's accumulators. Collective.
+        """Results over all replicas, scalars by name; resets this replica's accumulators. Collective.
 
         Args:
             phase: Phase whose metrics to collect.

@@ -152,7 +152,7 @@ class WeightUpdate:
         self._rate_variable.assign(rate)
 
     def apply(self, gradients: Gradients) -> None:
-        """Clips and applies gradients that are already reduced over the replicas."""
+        """Clips and applies reduced gradients, of the weights' shapes and dtypes."""
         if self.kept_gradients:
             assign_all(self.kept_gradients, self.unscaled(gradients))
         self._optimizer.apply(gradients, self._updated)
@@ -161,7 +161,7 @@ class WeightUpdate:
         """Clips and applies reduced gradients of the weights that are updated here.
 
         Args:
-            gradients: Gradient of each of these weights.
+            gradients: Gradient of each of these weights, of its shape and dtype.
             norm: Global norm over all weights, a scalar; None where it does not clip.
         """
         if norm is not None and self._global_clipnorm is not None:
@@ -193,11 +193,11 @@ class WeightUpdate:
             ]
 
     def scaled(self, value: tf.Tensor) -> tf.Tensor:
-        """A loss or a gradient times the loss scale, where the precision needs one."""
+        """A loss or a gradient, any shape, times the loss scale, where the precision needs one."""
         return self._optimizer.scale_loss(value)
 
     def unscaled(self, gradients: Gradients) -> list[tf.Tensor]:
-        """Divides gradients by the loss scale, and replaces None by zeros."""
+        """Gradients divided by the loss scale, of the weights' shapes and dtypes, with zeros for None."""
         dense = [
             tf.zeros_like(value) if gradient is None else gradient
             for gradient, value in zip(gradients, self._values, strict=True)
