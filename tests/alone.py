@@ -17,7 +17,7 @@ def run_isolated(
     Args:
         work: Of a module, or a partial of one: it is pickled.
         spec: Of the session; with one thread where it does not say how many, as replicas of most tests
-            have: a template is for one number.
+            have: a fork server is for one number.
         backend: Its name.
         folder: For the files of the run; must not be there yet.
     """

@@ -1,4 +1,4 @@
-"""Imported by templates of JAX, so that every rank keeps what it has compiled for its next session.
+"""Imported by fork servers of JAX, so that every rank keeps what it has compiled for its next session.
 
 In JAX rank 0 alone does, and finds it again: what others compile is for their own devices, not the same.
 Sessions that follow each other ask for much that those before them had.

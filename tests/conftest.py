@@ -32,7 +32,7 @@ FORK_SERVERS.capacity = (
     24  # every framework, portable and native, and small ones under other variables
 )
 _BESIDE: dict[str, tuple[str, ...]] = {}
-if find_spec("horovod") is not None:  # a template of a framework serves all of its backends
+if find_spec("horovod") is not None:  # a fork server of a framework serves all of its backends
     horovod = "isotrain.adapters.horovod"
     of_torch = ("isotrain.adapters.torch.comm.ddp", f"{horovod}.torch_comm")
     _BESIDE = {
@@ -143,7 +143,7 @@ def pytest_unconfigure(config: pytest.Config) -> None:
 
 @pytest.fixture(scope="module", autouse=True)
 def variables_as_before() -> Iterator[None]:
-    """Takes back what imports and tests of a file have set: templates are shared where all is alike."""
+    """Takes back what imports and tests of a file have set: fork servers are shared where all is alike."""
     before = dict(os.environ)
     yield
     os.environ.clear()

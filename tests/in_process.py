@@ -1,4 +1,4 @@
-"""The command line and scripts in this process, whose templates have imported the frameworks already."""
+"""The command line and scripts in this process, whose fork servers have imported the frameworks already."""
 
 from __future__ import annotations
 

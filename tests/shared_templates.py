@@ -1,4 +1,4 @@
-"""Templates that serve more of the tests' runs than they would by themselves: each costs seconds to start."""
+"""Fork servers shared by more of the tests' runs than usual, because each takes seconds to start."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ def share_fork_servers(
     beside: Mapping[str, Sequence[str]] | None = None,
     unread: Collection[str] = (),
 ) -> None:
-    """Has more runs of this program start from the same templates.
+    """Has more runs of this program share fork servers.
 
     Args:
         besides: Modules that all of them import too.
         beside: By a module, those that whichever import it import too.
-        unread: Variables that no import reads: a template serves runs that differ in them.
+        unread: Variables that no import reads: a fork server serves runs that differ in them.
     """
     get, known = FORK_SERVERS.get, beside or {}
 

@@ -37,8 +37,8 @@ BACKENDS = ("torch-ddp", "tf-multiworker", "tf-mirrored", "horovod-torch", "horo
 STEP = 3
 LIMIT_SECONDS = 60.0
 """A busy machine is slow; what these tests are about is never, or at once."""
-TEMPLATE_SECONDS = 240.0
-"""In which a template of a framework has imported it, on a busy machine too."""
+FORK_SERVER_SECONDS = 240.0
+"""Limit for a fork server to import a framework, on a busy machine too."""
 SLOW = pytest.mark.slow
 
 Deed = Any
@@ -317,7 +317,7 @@ def texts(tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[str, str], str
             with mock.patch.dict(os.environ, {"ISOTRAIN_START": way, **own}):
                 for name, event in zip(names, begun, strict=True):
                     found[name, way] = pool.submit(waited, name, folder / name, event)
-                assert all(event.wait(TEMPLATE_SECONDS) for event in begun)
+                assert all(event.wait(FORK_SERVER_SECONDS) for event in begun)
     return {case: future.result() for case, future in found.items()}
 
 

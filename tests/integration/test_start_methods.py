@@ -228,9 +228,9 @@ def looks(session: Any) -> list[Any]:
 @pytest.mark.slow
 def test_the_next_run_finds_nothing_of_the_one_before(tmp_path: Path) -> None:
     planted = launch(plants, tmp_path / "a", backend="torch-ddp", model=portable)
-    before = templates()
+    before = fork_server_pids()
     found = launch(looks, tmp_path / "b", backend="torch-ddp", model=portable)
-    assert templates() == before
+    assert fork_server_pids() == before
     assert [each[0] for each in found] == [False, False]
     draws = [tuple(drawn) for drawn in (*planted, *(each[1:] for each in found))]
     assert len({first for first, _ in draws}) == len(draws)
@@ -252,7 +252,7 @@ def test_a_module_that_was_changed_between_two_runs(
         assert launch(parameters, tmp_path / str(width), **fields) == [5 * width, 5 * width]
 
 
-def test_a_template_imports_while_the_run_s_files_are_written(
+def test_a_fork_server_imports_while_the_run_s_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """But not for a run that is refused, nor for one inside of a run."""
@@ -300,7 +300,7 @@ def test_what_a_killed_process_forked_and_left_behind_is_ended(
     assert not [pid for pid in left if is_alive(pid)]
 
 
-def test_a_template_that_is_killed_ends_its_run_and_the_next_has_another(tmp_path: Path) -> None:
+def test_a_fork_server_that_is_killed_ends_its_run_and_the_next_has_another(tmp_path: Path) -> None:
     def kills(session: Any) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
@@ -310,7 +310,7 @@ def test_a_template_that_is_killed_ends_its_run_and_the_next_has_another(tmp_pat
     assert launch(parameters, tmp_path / "b") == [10, 10]
 
 
-def test_a_template_that_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         Reference, "preload", lambda self, spec, *, device: StartMethod(("no_such_module",))
     )
@@ -332,7 +332,7 @@ print(FORK_SERVERS.get((), dict(os.environ)).pid, flush=True)
 
 
 @pytest.mark.parametrize("ending", ["", "os._exit(0)", "os.kill(os.getpid(), signal.SIGKILL)"])
-def test_a_template_ends_with_its_program(ending: str, tmp_path: Path) -> None:
+def test_a_fork_server_ends_with_its_program(ending: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, "-c", ENDING.replace("{ending}", ending)],
         cwd=tmp_path,
@@ -341,9 +341,9 @@ def test_a_template_ends_with_its_program(ending: str, tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    template = int(done.stdout)
+    fork_server = int(done.stdout)
     assert not done.stderr
-    wait_until(lambda: not is_alive(template), LIMIT_SECONDS)
+    wait_until(lambda: not is_alive(fork_server), LIMIT_SECONDS)
 
 
 IMPORTING = """
@@ -361,7 +361,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_template_that_imports_ends_with_its_program(tmp_path: Path) -> None:
+def test_a_fork_server_that_imports_ends_with_its_program(tmp_path: Path) -> None:
     (tmp_path / "importing.py").write_text(IMPORTING)
     program = [sys.executable, "-c", KILLED_MEANWHILE]
     done = subprocess.run(
@@ -372,15 +372,15 @@ def test_a_template_that_imports_ends_with_its_program(tmp_path: Path) -> None:
         timeout=60,
         check=False,
     )
-    template = int(done.stdout)
-    wait_until(lambda: not is_alive(template), LIMIT_SECONDS)
+    fork_server = int(done.stdout)
+    wait_until(lambda: not is_alive(fork_server), LIMIT_SECONDS)
 
 
 def variables(**more: str) -> dict[str, str]:
     return {**os.environ, **more}
 
 
-def test_templates_are_shared_where_circumstances_are_the_same_and_are_few() -> None:
+def test_fork_servers_are_shared_where_circumstances_are_the_same_and_are_few() -> None:
     kept = ForkServerPool()
     try:
         first = kept.get((), variables(PYTEST_CURRENT_TEST="another"))
@@ -397,23 +397,23 @@ def test_templates_are_shared_where_circumstances_are_the_same_and_are_few() -> 
         kept.get((), variables())
 
 
-def test_a_process_that_is_forked_from_the_program_leaves_its_templates_alone() -> None:
-    template = FORK_SERVERS.get((), variables())
+def test_a_process_that_is_forked_from_the_program_leaves_its_fork_servers_alone() -> None:
+    fork_server = FORK_SERVERS.get((), variables())
     pid = os.fork()
     if pid == 0:
         FORK_SERVERS.close()
         os._exit(0)
     _, status = os.waitpid(pid, 0)
     assert os.waitstatus_to_exitcode(status) == 0
-    assert template.is_current()
+    assert fork_server.is_current()
 
 
-def forked(template: ForkServer, streams: tuple[int, int, int]) -> Any:
-    return template.fork(ProcessArgs(variables(), streams, streams), SILENCE, LIMIT)
+def forked(fork_server: ForkServer, streams: tuple[int, int, int]) -> Any:
+    return fork_server.fork(ProcessArgs(variables(), streams, streams), SILENCE, LIMIT)
 
 
 @pytest.mark.slow
-def test_a_template_that_is_suspended_is_replaced() -> None:
+def test_a_fork_server_that_is_suspended_is_replaced() -> None:
     kept = ForkServerPool(answer_seconds=2.0)
     try:
         first = kept.get((), variables())
@@ -432,7 +432,7 @@ def test_a_template_that_is_suspended_is_replaced() -> None:
         kept.close()
 
 
-def test_a_template_that_does_not_answer_one_run_lives_on_for_another() -> None:
+def test_a_fork_server_that_does_not_answer_one_run_lives_on_for_another() -> None:
     kept = ForkServerPool()
     waiting, nothing_comes = os.pipe()
     try:
@@ -455,36 +455,36 @@ def test_a_template_that_does_not_answer_one_run_lives_on_for_another() -> None:
         kept.close()
 
 
-def test_a_template_that_cannot_fork_says_so_and_its_processes_live_on() -> None:
-    template = ForkServer((), variables())
+def test_a_fork_server_that_cannot_fork_says_so_and_its_processes_live_on() -> None:
+    fork_server = ForkServer((), variables())
     waiting, nothing_comes = os.pipe()
     try:
         with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
-            process = forked(template, (waiting, null.fileno(), null.fileno()))
-            psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
+            process = forked(fork_server, (waiting, null.fileno(), null.fileno()))
+            psutil.Process(fork_server.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
             with pytest.raises(ForkServerError, match=r"it cannot fork: .* Too many open files"):
-                forked(template, (null.fileno(),) * 3)
-            assert template.is_current()
+                forked(fork_server, (null.fileno(),) * 3)
+            assert fork_server.is_current()
             assert is_alive(process.pid)
         wait_until(lambda: process.exit_code == 1, LIMIT_SECONDS)
         process.release()
     finally:
-        template.retire()
+        fork_server.retire()
 
 
 @pytest.mark.parametrize("begun", [0, 1])
-def test_a_run_whose_template_cannot_fork(
+def test_a_run_whose_fork_server_cannot_fork(
     begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
     fork = ForkServer.fork
 
-    def runs_out(template: ForkServer, *given: Any) -> Any:
-        calls.append(template.pid)
+    def runs_out(fork_server: ForkServer, *given: Any) -> Any:
+        calls.append(fork_server.pid)
         if len(calls) > begun:
-            wait_until(lambda: template.is_current() and template.is_ready, LIMIT_SECONDS)
-            psutil.Process(template.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
-        return fork(template, *given)
+            wait_until(lambda: fork_server.is_current() and fork_server.is_ready, LIMIT_SECONDS)
+            psutil.Process(fork_server.pid).rlimit(resource.RLIMIT_NOFILE, (8, 8))
+        return fork(fork_server, *given)
 
     monkeypatch.setattr(ForkServer, "fork", runs_out)
     told: list[Mapping[str, Any]] = []
@@ -499,46 +499,46 @@ def test_a_run_whose_template_cannot_fork(
         assert "Too many open files" in note
 
 
-def test_what_was_forked_ends_with_its_template() -> None:
-    template = ForkServer((), variables())
+def test_what_was_forked_ends_with_its_fork_server() -> None:
+    fork_server = ForkServer((), variables())
     waiting, nothing_comes = os.pipe()
     with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
         null_number = null.fileno()
-        process = forked(template, (waiting, null_number, null_number))
-        os.kill(template.pid, signal.SIGKILL)
+        process = forked(fork_server, (waiting, null_number, null_number))
+        os.kill(fork_server.pid, signal.SIGKILL)
         wait_until(lambda: not is_alive(process.pid), LIMIT_SECONDS)
         wait_until(lambda: process.exit_code == -signal.SIGKILL, LIMIT_SECONDS)
     process.release()
-    template.retire()
+    fork_server.retire()
 
 
-def test_an_imported_file_that_changes_makes_a_template_useless(
+def test_an_imported_file_that_changes_makes_a_fork_server_useless(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "imported_early.py").write_text("VALUE = 1\n")
-    template = ForkServer(
+    fork_server = ForkServer(
         ("imported_early",), variables(PYTHONPATH=os.pathsep.join([*sys.path, str(tmp_path)]))
     )
     try:
         with open(os.devnull, "r+b") as null:
-            process = forked(template, (null.fileno(),) * 3)
+            process = forked(fork_server, (null.fileno(),) * 3)
         wait_until(lambda: process.exit_code is not None, LIMIT_SECONDS)
         assert process.exit_code == 1  # it was given no job
         assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
         process.release()
         assert not psutil.pid_exists(process.pid)
-        assert template.is_current()
+        assert fork_server.is_current()
         (tmp_path / "imported_early.py").write_text("VALUE = 10\n")
-        assert not template.is_current()
+        assert not fork_server.is_current()
     finally:
-        template.retire()
-    assert not is_alive(template.pid)
+        fork_server.retire()
+    assert not is_alive(fork_server.pid)
 
 
 def test_what_is_measured_starts_cold(tmp_path: Path) -> None:
     """And leaves alone what the runs before and after it start from."""
     launch(parameters, tmp_path / "warm")
-    warm = templates()
+    warm = fork_server_pids()
     measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.01, seconds=0.1)
     given = isotrain.TrainingSpec.model_validate(spec())
     used = []
@@ -548,11 +548,11 @@ def test_what_is_measured_starts_cold(tmp_path: Path) -> None:
             assert found["ranks"][0]["plan"]["start_method"]["way"] == "forked"
             used.append(fork.call_args.args[0].pid)
     assert len({*used, *warm}) == 2 + len(warm)
-    assert templates() == warm
+    assert fork_server_pids() == warm
 
 
-def templates() -> set[int]:
-    """Numbers of the templates of this program."""
+def fork_server_pids() -> set[int]:
+    """Process ids of the fork servers of this program."""
     return {
         child.pid
         for child in psutil.Process().children()

@@ -1,4 +1,4 @@
-"""A native torch run imports no Keras, neither in the template nor in a rank."""
+"""A native torch run imports no Keras, neither in the fork server nor in a rank."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """Runs on the backend that is given, in an environment where it is installed; what they find goes to files.
 
-The example packages make their tests here too: all runs are forked from one template.
+The example packages make their tests here too: all runs are forked from one fork server.
 
 Run as `python -m plugins.example_backend_runs BACKEND FOLDER`.
 """
