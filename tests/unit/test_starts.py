@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import signal
 import subprocess
 import sys
@@ -23,6 +24,7 @@ from isotrain.core.planning.planner import resolve_start_method
 from isotrain.core.spec.loading import load_spec
 from isotrain.core.system import process
 from isotrain.core.system.process import signal_name
+from isotrain.testing.reference.adapter import Reference
 
 SPEC = load_spec(
     {
@@ -58,6 +60,18 @@ def test_backends_are_forked_on_cpus_and_not_on_gpus(
     order = [name for name in start.imports if name != AHEAD]
     assert order[:3] == [keras_backend.LAZY_IMPORT, adapter.framework, "keras"]
     assert "GPU" in str(resolve_start_method(adapter(), LOCAL, SPEC, "gpu").why_fresh)
+
+
+@pytest.mark.parametrize("adapter", [*ADAPTERS, Reference])
+def test_modules_that_a_fork_server_imports_exist(
+    adapter: Any, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Otherwise every process would start with a fresh interpreter, and only a note would tell."""
+    monkeypatch.setattr(build_info, "has_collective", lambda extension, name: name != "mpi")
+    imports = resolve_start_method(adapter(), LOCAL, SPEC, "cpu").imports
+    modules = [name for name in imports if name.startswith("isotrain.")]
+    assert modules
+    assert all(importlib.util.find_spec(name) is not None for name in modules)
 
 
 @pytest.mark.parametrize("adapter", [TorchDDP, HorovodTorch])
