@@ -1,4 +1,4 @@
-"""What the backends that exchange by Horovod declare alike; imports Horovod only when a run starts."""
+"""Base class of the Horovod backends' adapters; imports Horovod only when a run starts."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ if TYPE_CHECKING:
 
 
 _SHUT_DOWN = "Horovod has been shut down"
-"""What TensorFlow's operations say, whose errors have no class of Horovod's."""
+"""Text of the error of Horovod's TensorFlow operations, which have no exception class of Horovod."""
 
 
 INSTALL_HINT = "build it for the installed frameworks: python tools/horovod/build.py"
-REBUILD_HINT = "build it anew for the installed frameworks: python tools/horovod/build.py"
-_BUILT_BY = {"mpi": "ISOTRAIN_HOROVOD_MPI=1 ", "nccl": "HOROVOD_GPU_OPERATIONS=NCCL "}
-"""Before the command that builds Horovod, where it does not build such a collective by itself."""
+REBUILD_HINT = "rebuild it for the installed frameworks: python tools/horovod/build.py"
+_BUILD_VARIABLES = {"mpi": "ISOTRAIN_HOROVOD_MPI=1 ", "nccl": "HOROVOD_GPU_OPERATIONS=NCCL "}
+"""Environment variables with which Horovod is built with a collective that is off by default."""
 COMPRESSIONS = ("none", "fp16")
 _FP16_BYTES = 2
 _REPLICATED = Capabilities(
@@ -58,7 +58,7 @@ _REPLICATED = Capabilities(
         }
     ),
     NOT_REPLICATED
-    | {Capability.BFLOAT16_COLLECTIVES: "Horovod knows no bfloat16: it travels as float32"},
+    | {Capability.BFLOAT16_COLLECTIVES: "Horovod has no bfloat16: it is sent as float32"},
 )
 FRESH_UNDER_MPI = StartMethod(why_fresh="this Horovod was built with MPI, which cannot be forked")
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
@@ -72,37 +72,36 @@ _CAPABILITIES = {
 
 
 class Horovod(TcpParameterServer):
-    """What both Horovod backends have in common."""
+    """Adapter for Horovod, without a framework."""
 
     collectives = {
         "auto": "nccl on GPUs, gloo on CPUs",
         "gloo": "over TCP, for CPUs",
-        "mpi": "for processes started by mpirun, where Horovod was built with MPI",
-        "nccl": "NVIDIA's collectives, where Horovod was built with NCCL",
+        "mpi": "for processes started by mpirun, if Horovod was built with MPI",
+        "nccl": "NVIDIA's collectives, if Horovod was built with NCCL",
     }
     replicas_per_process = "one"
     capabilities = _CAPABILITIES
     replicated_options = frozenset({"compression", "groups"})
     options = {
-        "compression": "none, or fp16: gradients travel as float16",
-        "fusion_threshold_mb": "up to how many MiB Horovod exchanges at once (128)",
+        "compression": "none, or fp16: gradients are sent as float16",
+        "fusion_threshold_mb": "size of Horovod's fusion buffer, MiB (128)",
         "cycle_time_ms": "how often Horovod looks for gradients that are ready, ms (1)",
-        "groups": "exchange gradients in this many groups, each as a whole (1; torch, from 1 MiB of"
+        "groups": "all-reduce gradients in this many groups, each as a whole (1; torch, from 1 MiB of"
         " gradients on: each by itself as it becomes ready); 1 makes runs of three and more"
         " replicas repeatable to the bit",
     }
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """An optimal all-reduce; with compression, of two bytes per parameter."""
+        """Bytes of an optimal all-reduce; with compression, of two bytes per parameter."""
         exact = super().exchanged_bytes(plan, spec)
         if plan.options.get("compression", "none") == "none" or not plan.gradient_bytes:
             return exact
         return exact * _FP16_BYTES * (plan.parameters or 0) / plan.gradient_bytes
 
-    def _with_mpi(self) -> bool:
-        """Whether the build loads a library of MPI, which may keep threads and shared memory."""
-        found = build_info.installed(self.framework)
-        return bool(found and found.extension and build_info.has_collective(found.extension, "mpi"))
+    def _has_mpi_build(self) -> bool:
+        """Whether Horovod loads an MPI library, which may keep threads and shared memory."""
+        return self._is_built_with("mpi")
 
     def _framework_availability(self) -> Availability:
         raise NotImplementedError
@@ -110,34 +109,34 @@ class Horovod(TcpParameterServer):
     def _framework_private_api_changes(self) -> Availability | None:
         raise NotImplementedError
 
-    def _has_gpu_build(self) -> bool:
-        found = build_info.installed(self.framework)
+    def _is_built_with(self, collective: str) -> bool:
+        build = build_info.installed(self.framework)
         return bool(
-            found and found.extension and build_info.has_collective(found.extension, "nccl")
+            build and build.extension and build_info.has_collective(build.extension, collective)
         )
 
     def availability(self) -> Availability:
         framework = self._framework_availability()
         if not framework.available:
             return framework
-        found = build_info.installed(self.framework)
-        if found is None:
+        build = build_info.installed(self.framework)
+        if build is None:
             return Availability(False, None, "horovod is not installed", INSTALL_HINT)
-        if found.extension is None:
+        if build.extension is None:
             reason = f"this Horovod was built without {self.framework}"
-            return Availability(False, found.version, reason, REBUILD_HINT)
-        if found.framework_version not in (None, framework.version):
+            return Availability(False, build.version, reason, REBUILD_HINT)
+        if build.framework_version not in (None, framework.version):
             reason = (
-                f"this Horovod was built for {self.framework} {found.framework_version}, and"
+                f"this Horovod was built for {self.framework} {build.framework_version}, and"
                 f" {framework.version} is installed"
             )
-            return Availability(False, found.version, reason, REBUILD_HINT)
-        return Availability(True, found.version)
+            return Availability(False, build.version, reason, REBUILD_HINT)
+        return Availability(True, build.version)
 
     def examine(self) -> Examination:
-        cheap = self.availability()
-        if not cheap.available:
-            return Examination(cheap)
+        availability = self.availability()
+        if not availability.available:
+            return Examination(availability)
         keras_backend.set_backend(self.framework)
         try:
             hvd = importlib.import_module(f"horovod.{self.framework}")
@@ -146,30 +145,34 @@ class Horovod(TcpParameterServer):
                 name: bool(getattr(hvd, f"{name}_built")()) for name in ("gloo", "mpi", "nccl")
             }
             with runtime.single_process(hvd) if built["gloo"] else contextlib.nullcontext():
-                fault = self._changed(built, str(cheap.version))
+                fault = self._private_api_changes(built, str(availability.version))
         except (Exception, SystemExit) as error:
             reason = f"horovod.{self.framework} cannot be loaded: {type(error).__name__}: {error}"
-            return Examination(Availability(False, cheap.version, reason, REBUILD_HINT))
+            return Examination(Availability(False, availability.version, reason, REBUILD_HINT))
         if fault:
             return Examination(fault, versions=self._versions())
-        return Examination(cheap, self._collectives(built), self._versions())
+        return Examination(availability, self._collectives(built), self._versions())
 
-    def _changed(self, built: Mapping[str, bool], version: str) -> Availability | None:
-        """Which private parts of libraries are no longer as they were; Horovod runs."""
+    def _private_api_changes(self, built: Mapping[str, bool], version: str) -> Availability | None:
+        """Why the backend is unavailable: undocumented parts of libraries have changed. Horovod must run."""
         from isotrain.adapters.common import private_api
         from isotrain.adapters.horovod import private_api as private
 
-        found = self._framework_private_api_changes() or keras_backend.private_api_changes()
-        own = private.probes(self.framework, built)
-        return found or private_api.private_api_changes("Horovod", version, own)
+        changes = self._framework_private_api_changes() or keras_backend.private_api_changes()
+        probes = private.probes(self.framework, built)
+        return changes or private_api.private_api_changes("Horovod", version, probes)
 
     def _collectives(self, built: Mapping[str, bool]) -> dict[str, Availability]:
-        found = {name: _built(has, name) for name, has in built.items()}
+        availabilities = {name: _built(has, name) for name, has in built.items()}
         if built["mpi"] and not build_info.started_by_mpi():
-            found["mpi"] = Availability(False, None, "not started by mpirun", "use an MPI launcher")
+            availabilities["mpi"] = Availability(
+                False, None, "not started by mpirun", "use an MPI launcher"
+            )
         if built["nccl"] and not self.accelerators():
-            found["nccl"] = Availability(False, None, "no NVIDIA GPU is visible", "use gloo")
-        return {"auto": found["nccl" if self.accelerators() else "gloo"], **found}
+            availabilities["nccl"] = Availability(
+                False, None, "no NVIDIA GPU is visible", "use gloo"
+            )
+        return {"auto": availabilities["nccl" if self.accelerators() else "gloo"], **availabilities}
 
     def _versions(self) -> dict[str, str]:
         return {
@@ -186,7 +189,7 @@ class Horovod(TcpParameterServer):
         return isinstance(error, HorovodInternalError) or _SHUT_DOWN in str(error)
 
     def accelerators(self) -> int:
-        return visible_gpus() if self._has_gpu_build() else 0
+        return visible_gpus() if self._is_built_with("nccl") else 0
 
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
@@ -196,11 +199,11 @@ class Horovod(TcpParameterServer):
             name = _BY_DEVICE[device]
         if (name == "nccl") != (device == "gpu") and name != "mpi":
             raise UnsupportedError(
-                f"{self.name}:{name} cannot exchange on this run's device, {device}. Horovod's gloo"
-                " moves tensors of CPUs, its nccl those of NVIDIA GPUs."
+                f"{self.name}:{name} does not support this run's device, {device}. Horovod's gloo"
+                " supports CPUs, its nccl NVIDIA GPUs."
             )
-        found = build_info.installed(self.framework)
-        if found and found.extension and not build_info.has_collective(found.extension, name):
+        build = build_info.installed(self.framework)
+        if build and build.extension and not build_info.has_collective(build.extension, name):
             raise UnsupportedError(
                 f"{self.name}:{name}: this Horovod was built without {name}. Use"
                 f" {self.name}:gloo, or build Horovod with it."
@@ -213,9 +216,9 @@ class Horovod(TcpParameterServer):
         options = super().check_options(spec, parallel_layout)
         if options and parallel_layout == "parameter-server":
             raise UnsupportedError(
-                f"backend_options.{self.name}: parameter-server runs exchange over"
-                f" {self.parameter_server_transport}, and Horovod"
-                f" is not started. Leave {', '.join(options)} out."
+                f"backend_options.{self.name}: parameter-server runs communicate over"
+                f" {self.parameter_server_transport}, and do not use Horovod. Leave"
+                f" {', '.join(options)} out."
             )
         return options
 
@@ -225,26 +228,31 @@ class Horovod(TcpParameterServer):
         compression = options.get("compression", "none")
         if compression not in COMPRESSIONS:
             raise PlanError(
-                f"{where}.compression: {compression!r} is not one of {', '.join(COMPRESSIONS)}."
+                f"{where}.compression: expected one of {', '.join(COMPRESSIONS)}, received"
+                f" {compression!r}."
             )
         _require_number(options, where, "fusion_threshold_mb", 0)
         _require_number(options, where, "cycle_time_ms", 0)
         groups = options.get("groups", 1)
         if not isinstance(groups, int) or groups < 1:
-            raise PlanError(f"{where}.groups: expected an integer of 1 or more, got {groups!r}.")
+            raise PlanError(
+                f"{where}.groups: expected an integer of 1 or more, received {groups!r}."
+            )
         rounds = compression == "fp16" and replicas > 1
-        told = "gradients are rounded to float16 while they travel (compression: fp16)"
-        return [told] if rounds else []
+        note = "gradients are rounded to float16 when they are sent (compression: fp16)"
+        return [note] if rounds else []
 
 
-def _built(available: bool, what: str) -> Availability:
+def _built(available: bool, name: str) -> Availability:
     if available:
         return Availability(True)
-    hint = f"build it with: {_BUILT_BY.get(what, '')}python tools/horovod/build.py"
-    return Availability(False, None, f"this Horovod was built without {what}", hint)
+    hint = f"build it with: {_BUILD_VARIABLES.get(name, '')}python tools/horovod/build.py"
+    return Availability(False, None, f"this Horovod was built without {name}", hint)
 
 
 def _require_number(options: Mapping[str, Any], where: str, name: str, least: float) -> None:
     value = options.get(name, least)
     if isinstance(value, bool) or not isinstance(value, int | float) or value < least:
-        raise PlanError(f"{where}.{name}: expected a number of {least} or more, got {value!r}.")
+        raise PlanError(
+            f"{where}.{name}: expected a number of {least} or more, received {value!r}."
+        )

@@ -1,4 +1,4 @@
-"""What the installed Horovod was built with, read from its files; imports neither it nor a framework."""
+"""Features of the installed Horovod build, read from its files; imports neither it nor a framework."""
 
 from __future__ import annotations
 
@@ -14,18 +14,22 @@ from pathlib import Path
 DISTRIBUTION = "horovod"
 _EXTENSIONS = {"torch": "torch/mpi_lib_v2.*.so", "tensorflow": "tensorflow/mpi_lib.*.so"}
 _RECORDED_NAMES = {"torch": "pytorch", "tensorflow": "tensorflow"}
-_MARKS = {"gloo": b"14GlooController", "mpi": b"13MPIController", "nccl": b"13NCCLAllreduce"}
+_CLASS_SYMBOLS = {
+    "gloo": b"14GlooController",
+    "mpi": b"13MPIController",
+    "nccl": b"13NCCLAllreduce",
+}
 _MPI_VARIABLES = ("OMPI_COMM_WORLD_RANK", "PMI_RANK", "PMIX_RANK")
 
 
 @dataclass(frozen=True)
 class Build:
-    """The installed Horovod, as far as one framework is concerned.
+    """Installed build of Horovod for one framework.
 
     Attributes:
-        version: Of Horovod.
-        extension: The compiled library for the framework; None when it was not built.
-        framework_version: The framework's version it was built for, where Horovod recorded it.
+        version: Version of Horovod.
+        extension: Compiled library for the framework; None if it was not built.
+        framework_version: Version of the framework that it was built for, if Horovod recorded it.
     """
 
     version: str
@@ -40,32 +44,32 @@ def installed(framework: str) -> Build | None:
         version = importlib.metadata.version(DISTRIBUTION)
     except importlib.metadata.PackageNotFoundError:
         return None
-    found = importlib.util.find_spec(DISTRIBUTION)
-    if found is None or not found.submodule_search_locations:
+    module_spec = importlib.util.find_spec(DISTRIBUTION)
+    if module_spec is None or not module_spec.submodule_search_locations:
         return None
-    folder = Path(found.submodule_search_locations[0])
+    folder = Path(module_spec.submodule_search_locations[0])
     extension = next(folder.glob(_EXTENSIONS[framework]), None)
     return Build(version, extension, _recorded_version(folder, framework))
 
 
 def _recorded_version(folder: Path, framework: str) -> str | None:
     try:
-        recorded = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
+        versions = json.loads((folder / "metadata.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return None
-    return recorded.get(_RECORDED_NAMES[framework])
+    return versions.get(_RECORDED_NAMES[framework])
 
 
 @functools.cache
 def has_collective(extension: Path, collective: str) -> bool:
-    """Looks in the compiled library for the class that implements a collective."""
+    """Whether the compiled library has the class that implements a collective."""
     with (
         extension.open("rb") as file,
         mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_READ) as content,
     ):
-        return content.find(_MARKS[collective]) >= 0
+        return content.find(_CLASS_SYMBOLS[collective]) >= 0
 
 
 def started_by_mpi() -> bool:
-    """Whether an MPI launcher started this process: Horovod's MPI works nowhere else."""
+    """Whether an MPI launcher started this process; Horovod's MPI needs that."""
     return any(variable in os.environ for variable in _MPI_VARIABLES)

@@ -1,4 +1,4 @@
-"""MPI under Horovod: started once in a process, and there until that ends."""
+"""MPI under Horovod: initialized once in a process, and finalized when the process ends."""
 
 from __future__ import annotations
 
@@ -9,52 +9,52 @@ from isotrain.adapters.horovod import build_info
 from isotrain.plugin import UnsupportedError
 
 _THREADS = 3
-"""MPI_THREAD_MULTIPLE: Horovod speaks with MPI on a thread of its own."""
+"""MPI_THREAD_MULTIPLE: Horovod calls MPI on its own thread."""
 
 
-class _Process:
-    """This process."""
+class _ProcessState:
+    """State of this process."""
 
     has_used_mpi = False
 
 
-def begin(framework: str) -> None:
-    """Starts MPI, unless it runs. Called by every process of a run.
+def init(framework: str) -> None:
+    """Initializes MPI, unless it is. Called by every process of a run.
 
-    MPI starts only once in a process, and Horovod would end it with the first run that it has started it for.
+    MPI can be initialized only once in a process, and Horovod would finalize it with the first run.
 
     Args:
-        framework: For which Horovod's library was built.
+        framework: Framework whose Horovod library is used, `torch` or `tensorflow`.
 
     Raises:
         UnsupportedError: No MPI launcher started this process.
     """
     if not build_info.started_by_mpi():
         raise UnsupportedError(
-            "Horovod's mpi works only in processes that mpirun started, and this one was not. Use --launcher"
+            "Horovod's mpi works only in processes started by mpirun, and this one was not. Use --launcher"
             " mpi (launcher= in Python), or the collective gloo."
         )
-    _Process.has_used_mpi = True
-    found = build_info.installed(framework)
-    assert found is not None
+    _ProcessState.has_used_mpi = True
+    build = build_info.installed(framework)
+    assert build is not None
     library = ctypes.CDLL(
-        str(found.extension)
-    )  # finds what is in MPI's library, which it has loaded
-    runs = ctypes.c_int()
-    library.MPI_Initialized(ctypes.byref(runs))
-    if not runs:
+        str(build.extension)
+    )  # it has loaded the MPI library, whose functions are found through it
+    is_initialized = ctypes.c_int()
+    library.MPI_Initialized(ctypes.byref(is_initialized))
+    if not is_initialized:
         library.MPI_Init_thread(None, None, _THREADS, ctypes.byref(ctypes.c_int()))
         atexit.register(library.MPI_Finalize)
 
 
 def require_unused() -> None:
-    """Refuses what cannot follow a run over MPI in the same process: Horovod would abort it.
+    """Refuses another collective after a run over MPI in the same process, which Horovod would abort.
 
     Raises:
-        UnsupportedError: There was one.
+        UnsupportedError: This process has run over MPI.
     """
-    if _Process.has_used_mpi:
+    if _ProcessState.has_used_mpi:
         raise UnsupportedError(
             "Horovod has run over mpi in this process, and cannot run over another collective after that. Use"
-            " mpi again, or a program of its own for each."
+            " mpi again, or a separate program for each."
         )

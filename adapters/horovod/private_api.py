@@ -1,4 +1,4 @@
-"""The parts of Horovod that it does not document and isotrain uses; nothing else touches such parts."""
+"""Undocumented parts of Horovod that isotrain uses, all in this module, with probes for changes."""
 
 from __future__ import annotations
 
@@ -15,16 +15,18 @@ from isotrain.adapters.common.private_api import PrivateApiProbe, require
 from isotrain.adapters.horovod import build_info
 
 ARRIVALS = "isotrain"
-GATE = "all"
+"""Scope of the keys under which ranks announce themselves."""
+ALL_ARRIVED = "all"
+"""Key that is set once all ranks have announced themselves."""
 _POLL_S = 0.02
 
 
 class RendezvousServer(RendezvousHTTPServer):
-    """Horovod's key-value server on exactly one address, serving from a thread."""
+    """Horovod's rendezvous server (a key-value store over HTTP) on exactly one address, in a thread."""
 
     daemon_threads = True
     request_queue_size = 128
-    """Ranks that may call at the same time: who finds no room among 5 tries again after 1 s, or 3 s."""
+    """Ranks that may connect at once; with the default of 5, others would retry after 1 s, or 3 s."""
 
     def __init__(self, host: str, port: int) -> None:
         super().__init__((host, port), RendezvousHandler, False)
@@ -32,32 +34,32 @@ class RendezvousServer(RendezvousHTTPServer):
         self._thread.start()
 
     def server_bind(self) -> None:
-        """Binds without asking the name service for the host's full name."""
+        """Binds without a DNS lookup of the host's full name."""
         socketserver.TCPServer.server_bind(self)
         self.server_name, self.server_port = self.server_address[:2]
 
-    def open_gate(self) -> None:
-        """Tells the other ranks, which ask again and again, that all have come."""
+    def set_all_arrived(self) -> None:
+        """Sets the key that the other ranks poll: all ranks have arrived."""
         with self.cache_lock:
-            self.cache.setdefault(ARRIVALS, {})[GATE] = b"open"
+            self.cache.setdefault(ARRIVALS, {})[ALL_ARRIVED] = b"open"
 
     def missing(self, world_size: int) -> list[int]:
-        """The ranks that have not announced themselves yet."""
+        """Ranks that have not announced themselves yet."""
         with self.cache_lock:
             arrived = self.cache.get(ARRIVALS, {})
             return [rank for rank in range(1, world_size) if str(rank) not in arrived]
 
     def stop(self) -> None:
-        """Serves no more."""
+        """Stops the server and its thread."""
         self.shutdown()
         self.server_close()
         self._thread.join()
 
 
-def _meets_others() -> None:
+def _probe_rendezvous() -> None:
     server = RendezvousServer("127.0.0.1", 0)
 
-    def answered(method: str, key: str) -> int:
+    def request_status(method: str, key: str) -> int:
         connection = http.client.HTTPConnection("127.0.0.1", server.server_port, timeout=5)
         try:
             connection.request(method, f"/{ARRIVALS}/{key}", body=b"here")
@@ -67,33 +69,39 @@ def _meets_others() -> None:
 
     try:
         require(server.missing(2) == [1], "a rank is missing until it has announced itself")
-        require(answered("GET", GATE) == HTTPStatus.NOT_FOUND, "a gate that is shut at first")
-        require(answered("PUT", "1") == HTTPStatus.OK, "a rank can announce itself")
-        require(server.missing(2) == [], "a rank that has announced itself is there")
-        server.open_gate()
-        require(answered("GET", GATE) == HTTPStatus.OK, "a gate that is open")
+        require(
+            request_status("GET", ALL_ARRIVED) == HTTPStatus.NOT_FOUND,
+            "no arrival of all ranks at first",
+        )
+        require(request_status("PUT", "1") == HTTPStatus.OK, "a rank can announce itself")
+        require(server.missing(2) == [], "a rank that has announced itself is not missing")
+        server.set_all_arrived()
+        require(
+            request_status("GET", ALL_ARRIVED) == HTTPStatus.OK,
+            "the arrival of all ranks is readable",
+        )
     finally:
         server.stop()
 
 
 class ParameterStub:
-    """As much of an optimizer as Horovod's wrapper looks at; a real one takes seconds to import."""
+    """The attributes of an optimizer that Horovod's wrapper reads; a real one takes seconds to import."""
 
     def __init__(self, groups: list[dict[str, Any]]) -> None:
         self.param_groups = groups
 
 
 def set_compression(optimizer: Any, compression: Any) -> None:
-    """Changes the compression of a `DistributedOptimizer`, which takes it in its constructor only."""
+    """Changes the compression of a `DistributedOptimizer`, which otherwise only its constructor sets."""
     optimizer._compression = compression
 
 
-def wait_for_backward_passes(optimizer: Any, count: int) -> None:
-    """Makes the hooks of a `DistributedOptimizer` exchange after so many; those under way go on."""
+def set_backward_passes(optimizer: Any, count: int) -> None:
+    """Sets `backward_passes_per_step` of a `DistributedOptimizer`, without a reset of running all-reduces."""
     optimizer.backward_passes_per_step = count
 
 
-def _wraps_parameters() -> None:
+def _probe_optimizer() -> None:
     import horovod.torch as hvd
     import torch
 
@@ -109,23 +117,25 @@ def _wraps_parameters() -> None:
 
 
 def probes(framework: str, built: Mapping[str, bool]) -> tuple[PrivateApiProbe, ...]:
-    """Those that are used under a framework; to be tested while Horovod runs.
+    """Probes of the undocumented parts used with a framework; they need a running Horovod.
 
     Args:
         framework: `torch` or `tensorflow`.
-        built: What Horovod says it was built with, by name.
+        built: Whether Horovod says it was built with a collective, by the collective's name.
     """
 
-    def reads_the_library() -> None:
-        found = build_info.installed(framework)
-        assert found is not None
-        assert found.extension is not None
-        for name, has in built.items():
-            require(build_info.has_collective(found.extension, name) == has, f"{name}: {has}")
+    def probe_library() -> None:
+        build = build_info.installed(framework)
+        assert build is not None
+        assert build.extension is not None
+        for name, is_built in built.items():
+            require(
+                build_info.has_collective(build.extension, name) == is_built, f"{name}: {is_built}"
+            )
 
-    wrapper = PrivateApiProbe("torch.DistributedOptimizer", _wraps_parameters)
+    optimizer_probe = PrivateApiProbe("torch.DistributedOptimizer", _probe_optimizer)
     return (
-        PrivateApiProbe("runner.http.http_server", _meets_others),
-        PrivateApiProbe("the names in its library", reads_the_library),
-        *((wrapper,) if framework == "torch" else ()),
+        PrivateApiProbe("runner.http.http_server", _probe_rendezvous),
+        PrivateApiProbe("the class names in its library", probe_library),
+        *((optimizer_probe,) if framework == "torch" else ()),
     )

@@ -1,4 +1,4 @@
-"""Starting and stopping Horovod inside a process, without `horovodrun`."""
+"""Starts and stops Horovod in a process, without `horovodrun`; Horovod's process sets."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 
 from isotrain.adapters.horovod import mpi
-from isotrain.adapters.horovod.private_api import ARRIVALS, GATE, RendezvousServer
+from isotrain.adapters.horovod.private_api import ALL_ARRIVED, ARRIVALS, RendezvousServer
 from isotrain.plugin import (
     DATA,
     SHARD,
@@ -42,45 +42,44 @@ def start(
     backend_config: BackendConfig,
     process_sets: Sequence[Any] = (),
 ) -> None:
-    """Joins all processes of the run in one Horovod world. Called by every process.
+    """Initializes Horovod for all processes of the run. Collective.
 
     Args:
-        hvd: The framework's Horovod module, `horovod.torch` or `horovod.tensorflow`.
-        context: This process's place in the run; rank 0 opens the server at its rendezvous for the time
-            of the start only.
-        backend_config: Collective, timeout and the options that Horovod reads when it starts.
-        process_sets: Horovod's, the same on every process; Horovod gives each its number.
+        hvd: Horovod module of the framework, `horovod.torch` or `horovod.tensorflow`.
+        context: Context of this process. Rank 0 runs the rendezvous server, only during the start.
+        backend_config: Collective, timeout, and the options that Horovod reads when it starts.
+        process_sets: Horovod process sets, the same on every process; Horovod assigns their IDs.
 
     Raises:
-        PlanError: The port of the rendezvous is taken.
-        UnsupportedError: MPI was asked for, and did not start this process; or it was used here before, and
-            is not asked for now.
-        IsotrainError: A process did not come, or Horovod could not start.
+        PlanError: The rendezvous port is in use.
+        UnsupportedError: The collective is MPI, and no MPI launcher started this process; or it is not MPI,
+            and this process has used MPI before.
+        IsotrainError: A process did not arrive, or Horovod could not start.
     """
     if backend_config.collective == "mpi":
-        mpi.begin(hvd.__name__.removeprefix("horovod."))
-        _initialise(
+        mpi.init(hvd.__name__.removeprefix("horovod."))
+        _initialize(
             hvd, _common_variables(backend_config) | _mpi_variables(), context, process_sets
         )
     else:
         mpi.require_unused()
         with _rendezvous(context, backend_config.timeout):
             variables = _common_variables(backend_config) | _gloo_variables(context, backend_config)
-            _initialise(hvd, variables, context, process_sets)
-            _meet(hvd)
+            _initialize(hvd, variables, context, process_sets)
+            _sync(hvd)
 
 
 @contextlib.contextmanager
 def single_process(hvd: Any) -> Iterator[None]:
-    """Starts Horovod with this process alone, exchanges once, and stops in the end."""
-    alone = {
+    """Context in which Horovod runs with this process alone."""
+    variables = {
         "HOROVOD_RANK": "0",
         "HOROVOD_SIZE": "1",
-        "HOROVOD_GLOO_IFACE": _interface("127.0.0.1"),
+        "HOROVOD_GLOO_IFACE": _network_interface("127.0.0.1"),
     }
-    with environ_set(alone | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
+    with environ_set(variables | {"HOROVOD_CONTROLLER": "gloo", "HOROVOD_CPU_OPERATIONS": "gloo"}):
         hvd.init()
-    _meet(hvd)
+    _sync(hvd)
     try:
         yield
     finally:
@@ -88,15 +87,15 @@ def single_process(hvd: Any) -> Iterator[None]:
 
 
 def stop(hvd: Any) -> None:
-    """Leaves the Horovod world. The caller sees to it that every process has got here."""
+    """Shuts Horovod down. Collective: the caller must make sure that every process has arrived here."""
     hvd.shutdown()
 
 
 class ProcessSets:
-    """Horovod's process sets: the parts of a run in which collectives are made.
+    """Horovod's process sets, one for each subgroup in which collectives run.
 
-    Horovod can add sets while it runs only if all processes compare theirs in every one of its cycles.
-    Instead it is started anew, once for every new division into parts that it was not started with.
+    Horovod can add sets while it runs only in its dynamic mode, in which all processes compare theirs in
+    every cycle. Instead it is restarted once for every new division into subgroups.
     """
 
     def __init__(
@@ -106,13 +105,13 @@ class ProcessSets:
         backend_config: BackendConfig,
         subgroups: Subgroups = (),
     ) -> None:
-        """Starts Horovod.
+        """Starts Horovod. Collective.
 
         Args:
-            hvd: As for `start`, as are context and setting.
-            context: This process's place in the run.
-            backend_config: What the plan resolved.
-            subgroups: For which there are to be sets from the start; on every process the same.
+            hvd: Horovod module of the framework.
+            context: Context of this process.
+            backend_config: Backend configuration of the plan.
+            subgroups: Subgroups that need a set from the start; the same on every process.
         """
         self._hvd = hvd
         self._context = context
@@ -126,10 +125,10 @@ class ProcessSets:
         }
         start(hvd, context, backend_config, list(self._sets.values()))
 
-    def own(self, subgroups: Subgroups) -> Any:
-        """The set of the part that this process is in; None where it is in none, or alone.
+    def local(self, subgroups: Subgroups) -> Any:
+        """Process set of this process's subgroup; None if it is in none, or alone.
 
-        Called by every process with the same parts, while it waits for no exchange.
+        Collective: called by every process with the same subgroups, with no collective in flight.
         """
         shared = [tuple(sorted(subgroup)) for subgroup in subgroups if len(subgroup) > 1]
         everyone = tuple(range(self._hvd.size()))
@@ -138,24 +137,26 @@ class ProcessSets:
         ]
         if new:
             self._restart_with(new)
-        own = local_subgroup(self._hvd.rank(), shared)
-        return self._sets.get(own, self._hvd.global_process_set) if own else None
+        subgroup = local_subgroup(self._hvd.rank(), shared)
+        return self._sets.get(subgroup, self._hvd.global_process_set) if subgroup else None
 
     def _restart_with(self, new: Sequence[tuple[int, ...]]) -> None:
-        """Keeps the order of the sets, and so their numbers, which traced functions know."""
-        self._sets = {part: self._hvd.ProcessSet(list(part)) for part in (*self._sets, *new)}
-        _meet(self._hvd)
+        """Restarts Horovod with more sets; old ones keep their IDs, which traced functions use."""
+        self._sets = {
+            subgroup: self._hvd.ProcessSet(list(subgroup)) for subgroup in (*self._sets, *new)
+        }
+        _sync(self._hvd)
         stop(self._hvd)
         start(self._hvd, self._context, self._backend_config, list(self._sets.values()))
 
 
 def sharding_process_sets(mesh: DeviceMesh) -> Subgroups:
-    """Within which replicas exchange: all; those with the same part of the state; those with all parts."""
+    """Subgroups of a sharded run: replicas with equal shards; replicas that share one copy of the state."""
     return (*mesh.groups(DATA), *mesh.groups(SHARD))
 
 
 def pipeline_process_sets(mesh: DeviceMesh) -> Subgroups:
-    """Within which processes those of a pipeline run exchange: of a stage, of a replica, and two by two."""
+    """Subgroups of a pipeline run: processes of a stage, processes of a replica, and neighbouring stages."""
     replicas = mesh.groups(STAGE)
     pairs = [
         (stages[number - 1], stages[number])
@@ -166,8 +167,8 @@ def pipeline_process_sets(mesh: DeviceMesh) -> Subgroups:
     return (*mesh.groups(DATA), *replicas, *pairs)
 
 
-def _meet(hvd: Any) -> None:
-    """Exchanges a number among all processes, also while a TensorFlow function is traced."""
+def _sync(hvd: Any) -> None:
+    """Waits for all processes by an all-reduce; works while a TensorFlow function is traced, too."""
     if hvd.__name__.endswith("torch"):
         import torch
 
@@ -179,7 +180,7 @@ def _meet(hvd: Any) -> None:
         hvd.allreduce(tf.ones(1), op=hvd.Sum, name="isotrain.met")
 
 
-def _initialise(
+def _initialize(
     hvd: Any,
     variables: Mapping[str, str],
     context: ProcessContext,
@@ -196,9 +197,9 @@ def _initialise(
         ) from error
     if (hvd.rank(), hvd.size()) != (context.rank, context.world_size):
         raise IsotrainError(
-            f"Horovod takes this process for rank {hvd.rank()} of {hvd.size()}, but it was started"
-            f" as rank {context.rank} of {context.world_size}. Start it with a launcher of the same"
-            " kind as the collective."
+            f"Horovod says that this process is rank {hvd.rank()} of {hvd.size()}, but it was started"
+            f" as rank {context.rank} of {context.world_size}. Use a launcher that matches the"
+            " collective."
         )
 
 
@@ -220,10 +221,10 @@ def _mpi_variables() -> dict[str, str]:
 
 
 def _gloo_variables(context: ProcessContext, backend_config: BackendConfig) -> dict[str, str]:
-    """The variables that `horovodrun` would have set for this process."""
+    """Environment variables that `horovodrun` would have set for this process."""
     host, port = context.rendezvous
     hosts = [peer.host for peer in context.peers]
-    with_this_slot = [
+    hosts_with_local_rank = [
         name for name in dict.fromkeys(hosts) if hosts.count(name) > context.local_rank
     ]
     return {
@@ -233,32 +234,32 @@ def _gloo_variables(context: ProcessContext, backend_config: BackendConfig) -> d
         "HOROVOD_SIZE": str(context.world_size),
         "HOROVOD_LOCAL_RANK": str(context.local_rank),
         "HOROVOD_LOCAL_SIZE": str(context.local_world_size),
-        "HOROVOD_CROSS_RANK": str(with_this_slot.index(context.local_peer.host)),
-        "HOROVOD_CROSS_SIZE": str(len(with_this_slot)),
+        "HOROVOD_CROSS_RANK": str(hosts_with_local_rank.index(context.local_peer.host)),
+        "HOROVOD_CROSS_SIZE": str(len(hosts_with_local_rank)),
         "HOROVOD_HOSTNAME": context.local_peer.host,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": _interface(context.local_peer.address),
+        "HOROVOD_GLOO_IFACE": _network_interface(context.local_peer.address),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(backend_config.timeout))),
     }
 
 
-def _interface(host: str) -> str:
-    """The network interface that carries this process's own address."""
-    wanted = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
+def _network_interface(host: str) -> str:
+    """Name of the network interface that has an address of this host."""
+    host_addresses = {entry[4][0] for entry in socket.getaddrinfo(host, None)}
     interfaces = psutil.net_if_addrs()
     for name, addresses in interfaces.items():
-        if any(address.address in wanted for address in addresses):
+        if any(address.address in host_addresses for address in addresses):
             return name
     raise PlanError(
-        f"This process's address is {host!r} ({', '.join(sorted(map(str, wanted)))}), but no network"
+        f"This process's address is {host!r} ({', '.join(sorted(map(str, host_addresses)))}), but no network"
         f" interface of this machine has it. Interfaces: {', '.join(sorted(interfaces))}."
     )
 
 
 @contextlib.contextmanager
 def _rendezvous(context: ProcessContext, timeout: float) -> Iterator[None]:
-    """Serves (rank 0) or waits for (other ranks) the coordinator until Horovod has started."""
+    """Context for Horovod's start: rank 0 runs the rendezvous server, other ranks wait for it."""
     deadline = time.monotonic() + timeout
     host, port = context.rendezvous
     if context.rank != 0:
@@ -268,7 +269,7 @@ def _rendezvous(context: ProcessContext, timeout: float) -> Iterator[None]:
     server = _open_server(host, port)
     try:
         _await_arrivals(server, context.world_size, deadline, timeout)
-        server.open_gate()
+        server.set_all_arrived()
         yield
     finally:
         server.stop()
@@ -280,8 +281,8 @@ def _open_server(host: str, port: int) -> RendezvousServer:
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise PlanError(
-                f"Port {port} on {host} is already in use, and Horovod's processes are to meet"
-                " there. End the program that holds it, or choose another port."
+                f"Port {port} on {host} is already in use, and Horovod's rendezvous needs it."
+                " End the program that uses it, or choose another port."
             ) from error
         raise IsotrainError(f"Cannot listen on {host}:{port}: {error}.") from error
 
@@ -299,19 +300,19 @@ def _await_arrivals(
 
 
 def _announce(context: ProcessContext, deadline: float, timeout: float) -> None:
-    """Tells rank 0 that this rank is there, and waits until rank 0 has heard of all.
+    """Announces this rank to rank 0, and waits until all ranks have arrived.
 
-    Horovod itself would end the process without an error if rank 0's server were late or went away.
+    Horovod itself would end the process without an error if rank 0's server were late or stopped.
     """
     host, port = context.rendezvous
-    announced = False
+    is_announced = False
     while True:
         try:
-            if not announced:
-                announced = _request(host, port, "PUT", str(context.rank)) == HTTPStatus.OK
-            elif _request(host, port, "GET", GATE) == HTTPStatus.OK:
+            if not is_announced:
+                is_announced = _request(host, port, "PUT", str(context.rank)) == HTTPStatus.OK
+            elif _request(host, port, "GET", ALL_ARRIVED) == HTTPStatus.OK:
                 return
-            problem = "not all processes have come"
+            problem = "not all processes have arrived"
         except (OSError, http.client.HTTPException) as error:
             problem = str(error)
         if time.monotonic() > deadline:

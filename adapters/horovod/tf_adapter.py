@@ -49,7 +49,7 @@ class HorovodTF(Horovod):
         return sharded_notes() if parallel_layout == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """As any Horovod backend, or what a fully sharded run sends."""
+        """Bytes of Horovod's all-reduce, or of the collectives of a fully sharded run."""
         if plan.parallel_layout == "fully-sharded":
             return fully_sharded_bytes(plan, times=plan.gradient_accumulation_steps)
         return super().exchanged_bytes(plan, spec)
@@ -66,7 +66,7 @@ class HorovodTF(Horovod):
         return tensorflow_environment_variables(device, threads)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
-        if self._with_mpi():
+        if self._has_mpi_build():
             return FRESH_UNDER_MPI
         return tensorflow_preload(device, __name__, "isotrain.adapters.horovod.tf_comm")
 
@@ -80,13 +80,13 @@ class HorovodTF(Horovod):
         from isotrain.adapters.tensorflow.replica import group as replica_group
 
         if context.replicas == 1:
-            alone = communicator.SingleReplicaCommunicator(*context.local_replicas)
-            return replica_group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), alone)
+            single = communicator.SingleReplicaCommunicator(*context.local_replicas)
+            return replica_group.TensorFlowReplicaGroup(spec, tf.distribute.get_strategy(), single)
         from isotrain.adapters.horovod import runtime, tf_comm
 
-        parts = runtime.sharding_process_sets(context.device_mesh)
-        ties = tf_comm.HorovodCommunicator(context, backend_config, parts)
-        return tf_comm.HorovodReplicaGroup(spec, ties, backend_config.options)
+        subgroups = runtime.sharding_process_sets(context.device_mesh)
+        horovod_communicator = tf_comm.HorovodCommunicator(context, backend_config, subgroups)
+        return tf_comm.HorovodReplicaGroup(spec, horovod_communicator, backend_config.options)
 
     def start_fully_sharded(
         self,
@@ -99,9 +99,11 @@ class HorovodTF(Horovod):
         from isotrain.adapters.horovod import runtime, tf_comm
         from isotrain.adapters.tensorflow.sharded import group as sharded_group
 
-        parts = runtime.sharding_process_sets(context.device_mesh)
-        ties = tf_comm.HorovodCommunicator(context, backend_config, parts)
-        return sharded_group.ShardedReplicaGroup(spec, ties, context.device_mesh, unit_bytes)
+        subgroups = runtime.sharding_process_sets(context.device_mesh)
+        horovod_communicator = tf_comm.HorovodCommunicator(context, backend_config, subgroups)
+        return sharded_group.ShardedReplicaGroup(
+            spec, horovod_communicator, context.device_mesh, unit_bytes
+        )
 
     def start_pipeline(
         self,
@@ -115,14 +117,14 @@ class HorovodTF(Horovod):
         from isotrain.adapters.tensorflow.pipeline import comm as pipeline_comm
         from isotrain.adapters.tensorflow.pipeline import group as pipeline_group
 
-        parts = runtime.pipeline_process_sets(context.device_mesh)
-        processes = tf_comm.HorovodCommunicator(context, backend_config, parts)
-        ties = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
-        return pipeline_group.PipelineReplicaGroup(spec, ties, split)
+        subgroups = runtime.pipeline_process_sets(context.device_mesh)
+        processes = tf_comm.HorovodCommunicator(context, backend_config, subgroups)
+        communicator = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
+        return pipeline_group.PipelineReplicaGroup(spec, communicator, split)
 
 
 def _use_tensorflow(backend_config: BackendConfig, context: ProcessContext) -> None:
-    """Has Keras compute with TensorFlow, and TensorFlow with this process's threads and GPU."""
+    """Sets Keras' backend to TensorFlow, and TensorFlow's threads and GPU to those of this process."""
     keras_backend.set_backend("tensorflow")
     from isotrain.adapters.tensorflow import distribution
 

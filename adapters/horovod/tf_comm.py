@@ -1,4 +1,4 @@
-"""TensorFlow replicas tied together by Horovod."""
+"""Communicator and replica group of TensorFlow over Horovod."""
 
 from __future__ import annotations
 
@@ -31,21 +31,21 @@ _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 
 
 class HorovodCommunicator(Communicator):
-    """Exchanges with Horovod's operations inside traced functions.
+    """Communicator with Horovod's operations inside traced functions.
 
-    Every operation is named after what it does: replicas may have traced different functions, and
-    Horovod pairs tensors by name.
+    Every operation has an explicit name: replicas may have traced different functions, and Horovod pairs
+    tensors by name.
     """
 
     def __init__(
         self, context: ProcessContext, backend_config: BackendConfig, subgroups: Subgroups = ()
     ) -> None:
-        """Starts Horovod.
+        """Starts Horovod. Collective.
 
         Args:
-            context: This process's place in the run.
-            backend_config: What the plan resolved.
-            subgroups: Of the processes, within which something is to be exchanged.
+            context: Context of this process.
+            backend_config: Backend configuration of the plan.
+            subgroups: Subgroups of processes in which collectives will run.
         """
         self._process_sets = runtime.ProcessSets(hvd, context, backend_config, subgroups)
         self.replicas = hvd.size()
@@ -53,34 +53,37 @@ class HorovodCommunicator(Communicator):
         self._graph: Any = None
         self._operations: Counter[str] = Counter()
         with tf.device("CPU:0"):
-            self._nothing = tf.Variable(-0.0, trainable=False)  # with 0.0, -0.0 would become that
+            self._negative_zero = tf.Variable(-0.0, trainable=False)  # -0.0 + 0.0 would be 0.0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
-        """One grouped all-reduce for each type among the tensors."""
+        """One grouped all-reduce for each dtype among the tensors, which may have any shapes."""
         return self.reduce_group(tensors, op, hvd.Compression.none)
 
     def reduce_group(
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, compression: Any
     ) -> list[tf.Tensor]:
-        """Reduces tensors as a whole, which Horovod neither splits nor reorders.
+        """Grouped all-reduce, which Horovod neither splits nor reorders.
 
         Args:
-            tensors: Of any types.
-            op: How they are reduced.
-            compression: One of `hvd.Compression`: how they travel.
+            tensors: Tensors of any shapes and dtypes.
+            op: Reduction.
+            compression: Compression from `hvd.Compression`.
+
+        Returns:
+            Reduced tensors, of the same shapes and dtypes.
         """
         results: list[Any] = [None] * len(tensors)
         for dtype in dict.fromkeys(tensor.dtype for tensor in tensors):
-            places = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
+            indices = [i for i, tensor in enumerate(tensors) if tensor.dtype == dtype]
             reduced = hvd.grouped_allreduce(
-                [_sendable(tensors[i]) for i in places],
+                [_sendable(tensors[i]) for i in indices],
                 op=_OPERATIONS[op],
                 compression=compression,
-                name=f"isotrain_{op}_{dtype.name}_{len(places)}",
+                name=f"isotrain_{op}_{dtype.name}_{len(indices)}",
                 ignore_name_scope=True,
             )
-            for place, value in zip(places, reduced, strict=True):
-                results[place] = tf.cast(value, dtype)
+            for index, value in zip(indices, reduced, strict=True):
+                results[index] = tf.cast(value, dtype)
         return results
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
@@ -89,8 +92,8 @@ class HorovodCommunicator(Communicator):
         gathered = hvd.allgather(row, name="isotrain_all_gather", ignore_name_scope=True)
         return tf.cast(tf.ensure_shape(gathered, [self.replicas, *tensor.shape]), tensor.dtype)
 
-    def _own_name(self, kind: str) -> str:
-        """A name that no other operation of the traced graph has: several may be under way at once."""
+    def _unique_name(self, kind: str) -> str:
+        """Name that no other operation of the traced graph has: several may be in flight at once."""
         graph = tf.compat.v1.get_default_graph()
         if graph is not self._graph:
             self._graph, self._operations = graph, Counter()
@@ -100,14 +103,19 @@ class HorovodCommunicator(Communicator):
     def reduce_scatter(
         self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """One Horovod all-to-all; the sum is this replica's own."""
-        process_set = self._set_of(subgroups)
+        """One Horovod all-to-all, and a local sum.
+
+        Returns:
+            This replica's shard of the sum, `[sizes[index]]`; and the received row counts, which TensorFlow
+            cannot compute without running the collective.
+        """
+        process_set = self._process_set(subgroups)
         if process_set is None:
             return tf.identity(vector), vector[:1]
         received, counts = hvd.alltoall(
-            _sendable(self._unforeseen(vector)),
+            _sendable(self._prevent_constant_folding(vector)),
             splits=tf.constant(sizes, tf.int32),
-            name=self._own_name(f"sum_parts_{process_set.process_set_id}"),
+            name=self._unique_name(f"sum_parts_{process_set.process_set_id}"),
             ignore_name_scope=True,
             process_set=process_set,
         )
@@ -117,39 +125,39 @@ class HorovodCommunicator(Communicator):
     def all_gather_shards(
         self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
-        """One Horovod all-gather, of parts of any sizes; for one without numbers, a number goes."""
-        process_set = self._set_of(subgroups)
+        """One Horovod all-gather of shards of any sizes; for an empty shard, one element is sent."""
+        process_set = self._process_set(subgroups)
         if process_set is None:
             return tf.identity(shard)
-        has_some = sizes[process_set.rank()]
-        given = shard if has_some else self._unforeseen(tf.zeros(1, shard.dtype))
-        whole = hvd.allgather(
-            _sendable(given),
-            name=self._own_name(f"join_parts_{process_set.process_set_id}"),
+        local_size = sizes[process_set.rank()]
+        sent = shard if local_size else self._prevent_constant_folding(tf.zeros(1, shard.dtype))
+        gathered = hvd.allgather(
+            _sendable(sent),
+            name=self._unique_name(f"join_parts_{process_set.process_set_id}"),
             ignore_name_scope=True,
             process_set=process_set,
         )
-        sent = [max(1, size) for size in sizes]
-        parts = tf.split(tf.ensure_shape(whole, [sum(sent)]), sent)
-        filled = [own for own, size in zip(parts, sizes, strict=True) if size]
-        return tf.cast(tf.concat(filled, axis=0), shard.dtype)
+        sent_sizes = [max(1, size) for size in sizes]
+        shards = tf.split(tf.ensure_shape(gathered, [sum(sent_sizes)]), sent_sizes)
+        not_empty = [each for each, size in zip(shards, sizes, strict=True) if size]
+        return tf.cast(tf.concat(not_empty, axis=0), shard.dtype)
 
-    def _set_of(self, subgroups: Subgroups) -> Any:
-        """The process set of the own part; without any, of all replicas; None where it is alone."""
-        return self._process_sets.own(subgroups or [range(self.replicas)])
+    def _process_set(self, subgroups: Subgroups) -> Any:
+        """Process set of this replica's subgroup, or of all replicas without subgroups; None if alone."""
+        return self._process_sets.local(subgroups or [range(self.replicas)])
 
-    def _unforeseen(self, tensor: tf.Tensor) -> tf.Tensor:
-        """The same numbers, which TensorFlow does not know before a step.
+    def _prevent_constant_folding(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Returns an equal tensor, any shape, that TensorFlow cannot fold into a constant.
 
-        It takes Horovod's operations for pure functions: that of a constant, such as the gradient of a weight
-        that the loss does not depend on, it would call before the first step, where the others do not.
+        TensorFlow treats Horovod's operations as pure: for a constant input, such as the gradient of a weight
+        that the loss does not depend on, it would run one before the first step, when other replicas do not.
         """
         if tensor.dtype == tf.bool:
-            return tf.logical_or(tensor, tf.cast(self._nothing, tf.bool))
-        return tensor + tf.cast(self._nothing, tensor.dtype)
+            return tf.logical_or(tensor, tf.cast(self._negative_zero, tf.bool))
+        return tensor + tf.cast(self._negative_zero, tensor.dtype)
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
-        """One Horovod all-to-all in which all parts but one are empty."""
+        """One Horovod all-to-all in which all rows but one are empty."""
         received, counts = hvd.alltoall(
             tf.expand_dims(_sendable(tensor), 0),
             splits=tf.one_hot(destination, self.replicas, dtype=tf.int32),
@@ -160,85 +168,87 @@ class HorovodCommunicator(Communicator):
         check = tf.debugging.assert_equal(
             counts,
             expected,
-            f"send_receive: replica {source} did not send to this one, or others did",
+            f"send_receive: expected a tensor from replica {source} only; it sent none, or others did",
         )
         with tf.control_dependencies([check]):
             return tf.cast(tf.reshape(received, tensor.shape), tensor.dtype)
 
     def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
         """One Horovod all-reduce in this replica's process set."""
-        process_set = self._process_sets.own(subgroups)
+        process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return tf.identity(tensor)
         total = hvd.allreduce(
-            _sendable(self._unforeseen(tensor)),
+            _sendable(self._prevent_constant_folding(tensor)),
             op=hvd.Sum,
-            name=self._own_name(f"sum_within_{process_set.process_set_id}"),
+            name=self._unique_name(f"sum_within_{process_set.process_set_id}"),
             ignore_name_scope=True,
             process_set=process_set,
         )
         return tf.cast(total, tensor.dtype)
 
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """One Horovod broadcast in this replica's process set; several may be under way at once."""
-        process_set = self._process_sets.own(subgroups)
+        """One Horovod broadcast in this replica's process set; several may be in flight at once."""
+        process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return tf.identity(tensor)
-        first = local_subgroup(self.replica_index(), subgroups)[0]
-        given = hvd.broadcast(
-            _sendable(self._unforeseen(tensor)),
-            first,
-            name=self._own_name(f"broadcast_from_{first}_within_{process_set.process_set_id}"),
+        root = local_subgroup(self.replica_index(), subgroups)[0]
+        received = hvd.broadcast(
+            _sendable(self._prevent_constant_folding(tensor)),
+            root,
+            name=self._unique_name(f"broadcast_from_{root}_within_{process_set.process_set_id}"),
             ignore_name_scope=True,
             process_set=process_set,
         )
-        return tf.cast(given, tensor.dtype)
+        return tf.cast(received, tensor.dtype)
 
     def close(self) -> None:
         """Shuts Horovod down; the group has waited for all processes."""
         runtime.stop(hvd)
 
 
-def _sent(words: np.ndarray) -> np.ndarray:
-    """What rank 0 has."""
-    first: np.ndarray = hvd.broadcast(tf.constant(words), 0, name="isotrain.first_values").numpy()
-    return first
+def _broadcast_first(words: np.ndarray) -> np.ndarray:
+    """Broadcasts a vector of integers from rank 0."""
+    values: np.ndarray = hvd.broadcast(tf.constant(words), 0, name="isotrain.first_values").numpy()
+    return values
 
 
 class HorovodReplicaGroup(TensorFlowReplicaGroup):
-    """One TensorFlow replica whose gradients are averaged by Horovod's grouped all-reduce."""
+    """Replica group of one TensorFlow replica whose gradients Horovod's grouped all-reduce averages."""
 
     _communicator: HorovodCommunicator
 
     def __init__(
         self, spec: TrainingSpec, communicator: HorovodCommunicator, options: Mapping[str, Any]
     ) -> None:
-        """Builds the model, and gives it the weights of replica 0.
+        """Builds the model, and broadcasts the weights of replica 0. Collective.
 
         Args:
-            spec: What to train.
-            communicator: Ties this replica to all others.
-            options: The backend's options, checked.
+            spec: Training spec.
+            communicator: Communicator of the replica.
+            options: Checked options of the backend.
         """
         super().__init__(spec, tf.distribute.get_strategy(), communicator)
         self._compression = getattr(hvd.Compression, options.get("compression", "none"))
         self._groups = options.get("groups", 1)
         trainable, others = weights_of(self.model, spec)
-        broadcast_initial_values([native(variable) for variable in (*trainable, *others)], _sent)
+        broadcast_initial_values(
+            [native(variable) for variable in (*trainable, *others)], _broadcast_first
+        )
 
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
-        """Exchanges the gradients in groups; the loss and moving statistics, never compressed, too."""
+        """All-reduces the gradients in groups; also loss and moving statistics, always uncompressed."""
         present = [gradient for gradient in gradients if gradient is not None]
-        along = [loss, *self._trainer.weighted_statistics(share)]
+        loss_and_statistics = [loss, *self._trainer.weighted_statistics(share)]
         if self._compression is hvd.Compression.none and self._groups == 1:
-            means = self._communicator.all_reduce([*present, *along], "mean")
-            present, along = means[: len(present)], means[len(present) :]
+            means = self._communicator.all_reduce([*present, *loss_and_statistics], "mean")
+            present, loss_and_statistics = means[: len(present)], means[len(present) :]
         else:
-            along = self._communicator.all_reduce(along, "mean")
-            present = self._reduced_in_groups(present)
-        loss, *statistics = along
+            loss_and_statistics = self._communicator.all_reduce(loss_and_statistics, "mean")
+            present = self._all_reduce_in_groups(present)
+        loss, *statistics = loss_and_statistics
         self._trainer.agree_on_statistics(statistics)
         reduced = iter(present)
         return loss, [None if gradient is None else next(reduced) for gradient in gradients]
@@ -246,11 +256,11 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         if method == "fp16":
             self._compression = hvd.Compression.fp16
-            self._traced.forget()  # steps that were traced before would go on as they were
+            self._traced.forget()  # steps that are traced already would not compress
         return method == "fp16"
 
-    def _reduced_in_groups(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Averages gradients in consecutive groups of nearly equal length."""
+    def _all_reduce_in_groups(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
+        """All-reduces the mean of gradients in consecutive groups of nearly equal numbers of tensors."""
         size = -(-len(gradients) // self._groups)
         means: list[tf.Tensor] = []
         for start in range(0, len(gradients), size):
@@ -260,5 +270,5 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
 
 
 def _sendable(tensor: tf.Tensor) -> tf.Tensor:
-    """Horovod knows no bfloat16: it travels as float32."""
+    """Casts bfloat16, which Horovod does not support, to float32; other tensors are returned as they are."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor

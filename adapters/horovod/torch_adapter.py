@@ -50,7 +50,7 @@ class HorovodTorch(Horovod):
         return sharded_notes(spec) if parallel_layout == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """As any Horovod backend, or what a fully sharded run sends."""
+        """Bytes of Horovod's all-reduce, or of the collectives of a fully sharded run."""
         if plan.parallel_layout == "fully-sharded":
             return fully_sharded_bytes(plan)
         return super().exchanged_bytes(plan, spec)
@@ -67,7 +67,7 @@ class HorovodTorch(Horovod):
         return torch_environment_variables(device, threads)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
-        if self._with_mpi():
+        if self._has_mpi_build():
             return FRESH_UNDER_MPI
         return torch_preload(spec, device, __name__, "isotrain.adapters.horovod.torch_comm")
 

@@ -1,4 +1,4 @@
-"""Torch replicas tied together by Horovod."""
+"""Communicator of torch replicas over Horovod."""
 
 from __future__ import annotations
 
@@ -26,24 +26,24 @@ from isotrain.plugin import (
 
 _OPERATIONS = {"sum": hvd.Sum, "mean": hvd.Average, "max": hvd.Max}
 OVERLAP_BYTES = 1 << 20
-"""From this size of all gradients on, each starts to travel as soon as the backward pass has it."""
+"""Size (bytes) of all gradients from which on their all-reduce overlaps with the backward pass."""
 _NEVER = 1 << 30
-"""Backward passes until Horovod's hooks exchange: outside of a synchronised step they must not."""
+"""Backward passes until Horovod's hooks all-reduce: outside of a synchronous step they must not."""
 
 
 class HorovodCommunicator(Communicator):
-    """Gradients are averaged by Horovod, with its fusion and compression; the update is the trainer's."""
+    """Communicator whose gradients Horovod averages, with its fusion and compression."""
 
     def __init__(self, context: ProcessContext, backend_config: BackendConfig) -> None:
-        parts = runtime.sharding_process_sets(context.device_mesh)
-        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, parts)
+        subgroups = runtime.sharding_process_sets(context.device_mesh)
+        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, subgroups)
         self.replicas = hvd.size()
         self.rank = hvd.rank()
         self._options = backend_config.options
-        self._in_parts = SHARD in context.device_mesh.sizes
+        self._is_sharded = SHARD in context.device_mesh.sizes
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
-        """Broadcasts the weights of replica 0; registers Horovod's hooks, but where state lies in parts."""
+        """Broadcasts the weights of replica 0; registers Horovod's hooks, unless weights are sharded."""
         tensors = trainer.tensors()
         device = next(iter(tensors.values())).device
         broadcast_initial_values(
@@ -52,19 +52,19 @@ class HorovodCommunicator(Communicator):
             lambda vector: hvd.broadcast_(vector, 0, name="isotrain.first_values"),
         )
         self._loss_module = trainer.loss_module
-        if not self._in_parts:
-            self._gradients = _gradient_reducer(trainer.trainable, self._options)
+        if not self._is_sharded:
+            self._reducer = _make_reducer(trainer.trainable, self._options)
         self._accumulating = False
 
     def module(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """A forward pass whose backward pass Horovod's hooks shall follow."""
+        """Forward pass whose gradients Horovod will all-reduce; outside of `no_sync`."""
         if not self._accumulating:
-            self._gradients.follow()
+            self._reducer.begin_backward()
         return self._loss_module(inputs, targets)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Leaves Horovod's hooks waiting for further backward passes."""
+        """Context in which Horovod's hooks wait for further backward passes."""
         self._accumulating = True
         try:
             yield
@@ -72,17 +72,17 @@ class HorovodCommunicator(Communicator):
             self._accumulating = False
 
     def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
-        """Starts a sum of its own, which Horovod never fuses with (and so reorders) the gradients."""
-        handle = hvd.allreduce_async_(_own_copy(scalar), name="isotrain.loss", op=hvd.Sum)
+        """Starts a sum, not a mean: Horovod would fuse a mean with the gradients, and reorder their sums."""
+        handle = hvd.allreduce_async_(_sendable_copy(scalar), name="isotrain.loss", op=hvd.Sum)
         return lambda: hvd.synchronize(handle).div_(self.replicas).to(scalar.dtype)
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """Lets the loss travel with the gradients, unless they go in groups that it would reorder."""
-        return self._gradients.take_along(share) or self.all_reduce_mean_async(share)
+        """All-reduces the loss with the gradients, unless these go in groups that it would reorder."""
+        return self._reducer.add_scalar(share) or self.all_reduce_mean_async(share)
 
     def wait_gradients(self) -> None:
-        """Leaves the mean of every gradient, zero where a parameter was not used."""
-        self._gradients.finish()
+        """Waits until every `.grad` is the mean over all replicas; zero for unused parameters."""
+        self._reducer.wait()
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
         """One Horovod all-reduce."""
@@ -97,8 +97,8 @@ class HorovodCommunicator(Communicator):
     def reduce_scatter(
         self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """One Horovod all-to-all; the sum is this replica's own."""
-        process_set = self._set_of(subgroups)
+        """One Horovod all-to-all, and a local sum."""
+        process_set = self._process_set(subgroups)
         if process_set is None:
             return vector.clone()
         rows, _ = hvd.alltoall(
@@ -112,20 +112,20 @@ class HorovodCommunicator(Communicator):
     def all_gather_shards(
         self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """One Horovod all-gather, of parts of any sizes."""
-        process_set = self._set_of(subgroups)
+        """One Horovod all-gather of shards of any sizes."""
+        process_set = self._process_set(subgroups)
         if process_set is None:
             return shard.clone()
         name = tensor_name(f"all_gather_shards.{process_set.process_set_id}", shard)
-        whole = hvd.allgather(to_sendable(shard), name=name, process_set=process_set)
-        return whole.to(shard.dtype)
+        gathered = hvd.allgather(to_sendable(shard), name=name, process_set=process_set)
+        return gathered.to(shard.dtype)
 
-    def _set_of(self, subgroups: Subgroups) -> Any:
-        """The process set of the own part; without any, of all replicas; None where it is alone."""
-        return self._process_sets.own(subgroups or [range(self.replicas)])
+    def _process_set(self, subgroups: Subgroups) -> Any:
+        """Process set of this replica's subgroup, or of all replicas without subgroups; None if alone."""
+        return self._process_sets.local(subgroups or [range(self.replicas)])
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
-        """One Horovod all-to-all in which all parts but one are empty."""
+        """One Horovod all-to-all in which all rows but one are empty."""
         splits = torch.zeros(self.replicas, dtype=torch.int32)
         splits[destination] = 1
         row = to_sendable(value).unsqueeze(0)
@@ -135,7 +135,7 @@ class HorovodCommunicator(Communicator):
 
     def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         """One Horovod all-reduce in this replica's process set."""
-        process_set = self._process_sets.own(subgroups)
+        process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return value.clone()
         name = tensor_name(f"all_reduce_within.{process_set.process_set_id}", value)
@@ -144,18 +144,18 @@ class HorovodCommunicator(Communicator):
 
     def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
         """One Horovod broadcast in this replica's process set."""
-        process_set = self._process_sets.own(subgroups)
+        process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return value.clone()
         name = tensor_name(f"broadcast_within.{process_set.process_set_id}", value)
         root = local_subgroup(self.rank, subgroups)[0]
-        given = hvd.broadcast(to_sendable(value), root, name=name, process_set=process_set)
-        return given.to(value.dtype)
+        received = hvd.broadcast(to_sendable(value), root, name=name, process_set=process_set)
+        return received.to(value.dtype)
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
-        """Horovod's own compression to float16; it has no other."""
+        """Horovod has compression to float16 (`fp16`) only."""
         if method == "fp16":
-            self._gradients.compress(hvd.Compression.fp16)
+            self._reducer.compress(hvd.Compression.fp16)
         return method == "fp16"
 
     def barrier(self) -> None:
@@ -168,8 +168,8 @@ class HorovodCommunicator(Communicator):
         runtime.stop(hvd)
 
 
-class _Overlapped:
-    """`hvd.DistributedOptimizer`: gradients travel during the backward pass, from its hooks."""
+class _OverlappingReducer:
+    """All-reduce that overlaps with the backward pass, by the hooks of `hvd.DistributedOptimizer`."""
 
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], compression: Any, groups: int | None
@@ -189,34 +189,38 @@ class _Overlapped:
         """Changes the compression."""
         private_api.set_compression(self._optimizer, _Contiguous(compression))
 
-    def follow(self) -> None:
-        """Makes the hooks exchange in the next backward pass."""
+    def begin_backward(self) -> None:
+        """Makes the hooks all-reduce in the next backward pass."""
         self._optimizer.set_backward_passes_per_step(1)
 
-    def take_along(self, scalar: torch.Tensor) -> Wait | None:
-        """Sends a scalar as one more gradient, which Horovod fuses with those that are ready with it.
+    def add_scalar(self, scalar: torch.Tensor) -> Wait | None:
+        """All-reduces a scalar as one more gradient, which Horovod fuses with those ready at the same time.
 
-        None where the gradients go in groups, whose order of sums it would change.
+        Returns:
+            Function that waits for the mean; None if gradients go in groups, whose order of sums it would
+            change.
         """
         if self._groups is not None:
             return None
-        self._scalar = _own_copy(scalar)
-        return lambda: hvd.synchronize(self._sent).to(scalar.dtype)
+        self._scalar = _sendable_copy(scalar)
+        return lambda: hvd.synchronize(self._scalar_handle).to(scalar.dtype)
 
-    def finish(self) -> None:
-        """Sends the scalar with the last gradients, and waits for the averages of all.
+    def wait(self) -> None:
+        """Starts the scalar's all-reduce with the last gradients, and waits for all gradients.
 
-        Before the backward pass it would travel alone: no gradient is ready then.
+        Started before the backward pass, it would be sent alone: no gradient is ready then.
         """
         if self._scalar is not None:
-            self._sent = hvd.allreduce_async_(self._scalar, name="isotrain.loss", op=hvd.Average)
+            self._scalar_handle = hvd.allreduce_async_(
+                self._scalar, name="isotrain.loss", op=hvd.Average
+            )
             self._scalar = None
-        private_api.wait_for_backward_passes(self._optimizer, _NEVER)
+        private_api.set_backward_passes(self._optimizer, _NEVER)
         self._optimizer.synchronize()
 
 
-class _Together:
-    """One exchange after the backward pass: for a small model, where more take longer than they save."""
+class _SingleCallReducer:
+    """One grouped all-reduce after the backward pass: faster for a small model than overlap."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], compression: Any) -> None:
         self._parameters = list(parameters.values())
@@ -227,16 +231,16 @@ class _Together:
         """Changes the compression."""
         self._compression = compression
 
-    def follow(self) -> None:
-        """Nothing: no hooks are waiting."""
+    def begin_backward(self) -> None:
+        """Does nothing: there are no hooks."""
 
-    def take_along(self, scalar: torch.Tensor) -> Wait | None:
-        """Adds a scalar, which stays uncompressed, to the next exchange."""
-        self._scalar = _own_copy(scalar)
+    def add_scalar(self, scalar: torch.Tensor) -> Wait | None:
+        """Adds a scalar, which is not compressed, to the next all-reduce."""
+        self._scalar = _sendable_copy(scalar)
         return lambda: self._scalar.to(scalar.dtype)
 
-    def finish(self) -> None:
-        """Exchanges all gradients, those of unused parameters as zeros, and the scalar, where they are."""
+    def wait(self) -> None:
+        """All-reduces the gradients, zeros for unused parameters, and the scalar, in place."""
         compress, decompress = self._compression.compress, self._compression.decompress
         gradients = [
             _dense(torch.zeros_like(parameter) if parameter.grad is None else parameter.grad)
@@ -248,69 +252,69 @@ class _Together:
             parameter.grad = decompress(mean, context)
 
 
-def _gradient_reducer(
+def _make_reducer(
     parameters: Mapping[str, torch.Tensor], options: Mapping[str, Any]
-) -> _Overlapped | _Together:
-    """The faster way for a model of this size, unless the options name one."""
+) -> _OverlappingReducer | _SingleCallReducer:
+    """Makes the faster reducer for a model of this size, unless the options set `groups`."""
     compression = getattr(hvd.Compression, options.get("compression", "none"))
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
     if "groups" not in options and size < OVERLAP_BYTES:
-        return _Together(parameters, compression)
-    return _Overlapped(parameters, compression, options.get("groups"))
+        return _SingleCallReducer(parameters, compression)
+    return _OverlappingReducer(parameters, compression, options.get("groups"))
 
 
 class _Contiguous:
-    """A compression of gradients that may lie as their weights do: Horovod takes contiguous tensors."""
+    """Compression that first makes gradients contiguous, as Horovod requires; some have other strides."""
 
     def __init__(self, compression: Any) -> None:
         self._compression = compression
         self.decompress = compression.decompress
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """What is sent, and what `decompress` needs."""
-        found: tuple[torch.Tensor, Any] = self._compression.compress(tensor.contiguous())
-        return found
+        """Returns the compressed tensor, and the context that `decompress` needs."""
+        compressed: tuple[torch.Tensor, Any] = self._compression.compress(tensor.contiguous())
+        return compressed
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Horovod's groups hold no sparse tensors; a small model loses nothing by a dense one."""
+    """Dense, contiguous gradient: grouped all-reduces take no sparse tensors; small models need none."""
     return gradient.to_dense() if gradient.is_sparse else gradient.contiguous()
 
 
-def _own_copy(scalar: torch.Tensor) -> torch.Tensor:
-    """What is exchanged in the place of a scalar, in memory taken before the backward pass.
+def _sendable_copy(scalar: torch.Tensor) -> torch.Tensor:
+    """Copy of a scalar that Horovod can send, in memory allocated before the backward pass.
 
-    A mean made after it lies where an activation was that the step has just let go. Who keeps the losses of
-    all steps, as many loops do, would keep these places from the next steps, which take new memory for each.
+    A mean allocated after it would lie in memory of an activation that was just freed. A loop that keeps the
+    losses of all steps, as many do, would so fragment the memory of activations, and allocate more each step.
     """
     return to_sendable(scalar).clone()
 
 
 def to_sendable(value: torch.Tensor) -> torch.Tensor:
-    """What Horovod takes: contiguous, and bfloat16, which it does not know, as float32."""
+    """Detached, contiguous tensor for Horovod, any shape; bfloat16, which it lacks, becomes float32."""
     value = value.detach().contiguous()
     return value.float() if value.dtype == torch.bfloat16 else value
 
 
 def tensor_name(kind: str, value: torch.Tensor) -> str:
-    """Horovod pairs tensors by name, and negotiates a repeated name and shape only once."""
+    """Name of a collective: Horovod pairs tensors by name, and caches the negotiation of name and shape."""
     return f"isotrain.{kind}.{value.dtype}"
 
 
 def _check_one_sender(received_rows: list[int], source: int) -> None:
-    """Checks that exactly the expected replica sent to this one.
+    """Checks that exactly the expected replica sent a tensor to this one.
 
     Args:
-        received_rows: Per replica, how many tensors it sent.
-        source: The replica from which one was expected.
+        received_rows: Number of tensors received from each replica.
+        source: Replica that must have sent one.
 
     Raises:
-        IsotrainError: Destinations and sources do not match over the replicas.
+        IsotrainError: The destinations and sources of the replicas do not match.
     """
     expected = [int(replica == source) for replica in range(len(received_rows))]
     if received_rows != expected:
         senders = [replica for replica, rows in enumerate(received_rows) if rows]
         raise IsotrainError(
-            f"send_receive: a tensor was expected from replica {source}, and came from {senders}."
-            " Every replica's destination must name it as its source."
+            f"send_receive: expected a tensor from replica {source}, received from {senders}. Every"
+            " replica's destination must name it as its source."
         )

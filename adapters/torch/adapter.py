@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
 INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torch keras"
-_AHEAD = "isotrain.adapters.torch.fast_import"
+_FAST_IMPORT = "isotrain.adapters.torch.fast_import"
 _REPLICATED = Capabilities(
     frozenset(
         {
@@ -91,9 +91,9 @@ class TorchDDP(TcpParameterServer):
         {"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
     )
     options = {
-        "bucket_cap_mb": "size of the buckets in which gradients are exchanged, MiB",
-        "find_unused_parameters": "for models whose parameters do not all take part in every step",
-        "gradient_as_bucket_view": "gradients live inside the buckets: saves memory (on)",
+        "bucket_cap_mb": "size of the buckets in which gradients are all-reduced, MiB",
+        "find_unused_parameters": "for models whose steps do not all use all parameters (off)",
+        "gradient_as_bucket_view": "gradients are views of the buckets: saves memory (on)",
         "static_graph": "promise that every step uses the same parameters (off)",
     }
 
@@ -144,7 +144,7 @@ class TorchDDP(TcpParameterServer):
             return "nccl" if device == "gpu" else "gloo"
         if name == "nccl" and device == "cpu":
             raise UnsupportedError(
-                "torch-ddp:nccl exchanges between GPUs, and this run uses CPUs. Use torch-ddp:gloo,"
+                "torch-ddp:nccl communicates between GPUs, and this run uses CPUs. Use torch-ddp:gloo,"
                 " or device: gpu on a machine with NVIDIA GPUs and a CUDA build of torch."
             )
         if name == "mpi":
@@ -163,9 +163,9 @@ class TorchDDP(TcpParameterServer):
         return torch_preload(spec, device, "isotrain.adapters.torch.comm.ddp")
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """An optimal all-reduce, or what a fully sharded run sends.
+        """Bytes of an optimal all-reduce, or of the all-gathers and reduce-scatters of a fully sharded run.
 
-        Torch sums the gradients of native models: Gloo's reduce-scatter moves as much as its all-reduce.
+        For native models torch's FSDP reduce-scatters: on Gloo that moves as much as an all-reduce.
         """
         if plan.parallel_layout != "fully-sharded":
             return super().exchanged_bytes(plan, spec)
@@ -179,13 +179,13 @@ class TorchDDP(TcpParameterServer):
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch.comm import base as exchange
+        from isotrain.adapters.torch.comm import base as communicator
         from isotrain.adapters.torch.comm import ddp
         from isotrain.adapters.torch.replica import group as replica_group
 
-        def connect() -> exchange.Communicator:
+        def connect() -> communicator.Communicator:
             if context.replicas == 1:
-                return exchange.SingleReplicaCommunicator(*context.local_replicas)
+                return communicator.SingleReplicaCommunicator(*context.local_replicas)
             return ddp.DDPCommunicator(backend_config, context)
 
         device = replica_group.replica_device(backend_config, context)
@@ -218,14 +218,14 @@ class TorchDDP(TcpParameterServer):
         context: ProcessContext,
         unit_bytes: int,
     ) -> ReplicaGroup:
-        """Starts a fully sharded process with a portable model."""
+        """Starts a process of a fully sharded run of a portable model."""
         from isotrain.adapters.torch.comm import ddp
-        from isotrain.adapters.torch.sharded import group as parted
+        from isotrain.adapters.torch.sharded import group as sharded
 
         def connect() -> ddp.DDPCommunicator:
             return ddp.DDPCommunicator(backend_config, context)
 
-        return parted.ShardedReplicaGroup(spec, backend_config, context, connect, unit_bytes)
+        return sharded.ShardedReplicaGroup(spec, backend_config, context, connect, unit_bytes)
 
     def start_pipeline(
         self,
@@ -248,39 +248,39 @@ class TorchDDP(TcpParameterServer):
 
 
 def sharded_notes(spec: TrainingSpec) -> list[str]:
-    """Says so where steps are not replayed because weights lie in parts."""
+    """Notes that steps of a portable model with sharded weights are not captured."""
     if isinstance(spec.model, Mapping) or not spec.capture:
         return []
     return [
-        "capture: of a portable model whose weights lie in parts nothing is recorded: Keras computes each"
-        " step, and they are joined as it reads them"
+        "capture: steps of a portable model with sharded weights are not captured: Keras computes each step"
+        " eagerly, and weights are gathered as it reads them"
     ]
 
 
-_GLOO = ("/gloo/", "pair closure")
-"""Texts of gloo's errors, which have no class of their own: a file of gloo, or a lost connection."""
+_GLOO_ERRORS = ("/gloo/", "pair closure")
+"""Substrings of Gloo's errors, which are plain RuntimeErrors: a source file of Gloo, or a lost connection."""
 
 
 def is_torch_peer_error(error: BaseException) -> bool:
-    """Whether an error of torch says that another process is gone, or did not answer in time."""
+    """Whether an error of torch says that another process has ended, or did not answer in time."""
     if "torch" not in sys.modules:
         return False
     import torch.distributed as dist
 
     if isinstance(error, dist.DistError):
         return True
-    return isinstance(error, RuntimeError) and any(words in str(error) for words in _GLOO)
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in _GLOO_ERRORS)
 
 
 def _check_values(options: Mapping[str, Any], backend: str) -> None:
-    """Refuses values that DistributedDataParallel would stumble over, or take for something else."""
+    """Refuses option values that DistributedDataParallel would reject late or misinterpret."""
     for name, value in options.items():
         is_size = name == "bucket_cap_mb"
-        right = _is_positive(value) if is_size else isinstance(value, bool)
-        if not right:
+        is_valid = _is_positive(value) if is_size else isinstance(value, bool)
+        if not is_valid:
             expected = "a positive number of MiB" if is_size else "true or false"
             raise PlanError(
-                f"backend_options.{backend}.{name}: expected {expected}, got {value!r}."
+                f"backend_options.{backend}.{name}: expected {expected}, received {value!r}."
             )
 
 
@@ -289,7 +289,7 @@ def _is_positive(value: Any) -> bool:
 
 
 def weight_decay_notes(spec: TrainingSpec) -> list[str]:
-    """Says so where a native torch optimizer takes weight decay in another sense than Keras'."""
+    """Notes that a native torch optimizer applies weight decay differently from Keras'."""
     optimizer = spec.optimizer
     differs = optimizer.weight_decay and not optimizer.decay_is_decoupled
     if not differs or not isinstance(spec.model, Mapping):
@@ -301,7 +301,7 @@ def weight_decay_notes(spec: TrainingSpec) -> list[str]:
 
 
 def torch_environment_variables(device: DeviceKind, threads: int) -> dict[str, str]:
-    """Variables that every process with a torch replica starts with."""
+    """Environment variables of every process with a torch replica."""
     variables = {
         keras_backend.ENVIRONMENT_VARIABLE: "torch",
         "OMP_NUM_THREADS": str(threads),
@@ -311,22 +311,27 @@ def torch_environment_variables(device: DeviceKind, threads: int) -> dict[str, s
 
 
 def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> StartMethod:
-    """What a process with torch replicas imports, `modules` besides; GPUs are left to fresh ones.
+    """Start method of processes with torch replicas: what a fork server imports; no fork server for GPUs.
 
-    A model that is given per framework is a native one, for which nobody needs Keras.
+    A model that is given per framework is a native one, which does not need Keras.
+
+    Args:
+        spec: Training spec.
+        device: Device of the replicas.
+        *modules: Further modules to import.
     """
     if device == "gpu":
-        return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
-    # torch imports its compiler, as long as all the rest takes, when it makes the first optimizer
-    own = ("torch._dynamo", __name__, "isotrain.adapters.torch.replica.group", *modules)
+        return StartMethod(why_fresh="a process that has initialized a GPU cannot be forked")
+    # torch imports its compiler, which takes as long as all the rest, when it builds the first optimizer
+    imports = ("torch._dynamo", __name__, "isotrain.adapters.torch.replica.group", *modules)
     if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
-        return StartMethod((_AHEAD, "torch", *own))
-    of_keras = (*own, "isotrain.adapters.torch.trainer.keras")
-    return StartMethod((keras_backend.LAZY_IMPORT, _AHEAD, "torch", "keras", *of_keras))
+        return StartMethod((_FAST_IMPORT, "torch", *imports))
+    with_keras = (*imports, "isotrain.adapters.torch.trainer.keras")
+    return StartMethod((keras_backend.LAZY_IMPORT, _FAST_IMPORT, "torch", "keras", *with_keras))
 
 
 def torch_private_api_changes() -> Availability | None:
-    """Which private parts of torch are no longer as they were, if any; imports torch."""
+    """Why torch is unavailable: undocumented parts of it have changed; None if not. Imports torch."""
     import torch
 
     from isotrain.adapters.torch.base import private_api as private
@@ -338,23 +343,23 @@ def torch_private_api_changes() -> Availability | None:
 
 
 def torch_availability() -> Availability:
-    """Whether torch is installed; imports nothing. Keras is for portable models alone."""
+    """Whether torch is installed; imports nothing. Only portable models need Keras."""
     if importlib.util.find_spec("torch") is None:
         return Availability(False, None, "torch is not installed", INSTALL_HINT)
     return Availability(True, metadata.version("torch"))
 
 
 def _is_cuda_build() -> bool:
-    found = importlib.util.find_spec("torch")
-    if found is None or found.origin is None:
+    torch_spec = importlib.util.find_spec("torch")
+    if torch_spec is None or torch_spec.origin is None:
         return False
-    return (Path(found.origin).parent / "lib" / "libtorch_cuda.so").exists()
+    return (Path(torch_spec.origin).parent / "lib" / "libtorch_cuda.so").exists()
 
 
-def _built(available: bool, what: str) -> Availability:
+def _built(available: bool, name: str) -> Availability:
     if available:
         return Availability(True)
-    return Availability(False, None, f"this build of torch has no {what}", "use another collective")
+    return Availability(False, None, f"this build of torch has no {name}", "use another collective")
 
 
 def _nccl(available: bool, gpus: int) -> Availability:

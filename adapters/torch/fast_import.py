@@ -1,7 +1,7 @@
-"""Begins to import torch on two cores; to be imported before it, in a process that will fork.
+"""Speeds up `import torch` by using two cores; to be imported before torch, in a fork server.
 
-A fifth of the time goes into its shared library, which the system loads without Python. As long takes sympy,
-which torch's compiler imports and which needs nothing of torch.
+A fifth of the import's time goes into torch's shared library, which the system loads without holding the GIL.
+sympy, which torch's compiler imports and which does not need torch, takes as long.
 """
 
 from __future__ import annotations
@@ -14,25 +14,27 @@ from importlib.util import find_spec
 from pathlib import Path
 
 _EXTENSIONS = ("cmath", "decimal", "unicodedata")
-"""What sympy imports and the system loads too, one after the other: they would wait for the library."""
+"""Extension modules that sympy imports; loaded first, as the system loads one library at a time."""
 
 
 def _library() -> Path | None:
-    """What torch computes with on CPUs; None where it lies elsewhere."""
-    found = find_spec("torch")
-    if found is None or found.origin is None:
+    """Path of torch's CPU library; None if it is not at the usual place."""
+    torch_spec = find_spec("torch")
+    if torch_spec is None or torch_spec.origin is None:
         return None
-    path = Path(found.origin).parent / "lib" / "libtorch_cpu.so"
+    path = Path(torch_spec.origin).parent / "lib" / "libtorch_cpu.so"
     return path if path.exists() else None
 
 
 def _load(library: Path) -> None:
-    """Loads a shared library; where it cannot be, torch says why when it does so itself."""
-    system = ctypes.CDLL(None)  # functions of a library let Python go on; to open one does not
+    """Loads a shared library; errors are left to torch's own import."""
+    system = ctypes.CDLL(
+        None
+    )  # calling dlopen through ctypes releases the GIL; opening a CDLL does not
     system.dlopen(os.fsencode(library), os.RTLD_NOW)
 
 
-def _begin() -> None:
+def _import_in_parallel() -> None:
     for name in _EXTENSIONS:
         importlib.import_module(name)
     library = _library()
@@ -41,7 +43,7 @@ def _begin() -> None:
         loading.start()
     importlib.import_module("sympy")
     if loading is not None:
-        loading.join()  # a process that forks has one thread
+        loading.join()  # a process that forks must have one thread
 
 
-_begin()
+_import_in_parallel()

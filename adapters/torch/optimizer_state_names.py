@@ -1,4 +1,4 @@
-"""How torch's optimizers keep the slots of the spec's; imports no torch."""
+"""Names that torch's optimizers give to the optimizer state; imports no torch."""
 
 from __future__ import annotations
 
@@ -19,18 +19,19 @@ _SLOTS = {
     },
     "adagrad": {"accumulator": "sum"},
 }
-_WITHOUT_RATE = {("sgd", "momentum"): -1.0, ("rmsprop", "momentum"): 1.0}
+_RATE_FACTORS = {("sgd", "momentum"): -1.0, ("rmsprop", "momentum"): 1.0}
+"""Factor that, times the learning rate, converts torch's momentum to the spec's (Keras')."""
 
 
 class TorchOptimizerStateNames(OptimizerStateNames):
-    """`WEIGHT/SLOT`; momenta have no rate in them."""
+    """Optimizer state names of torch: `WEIGHT/STATE`; momenta do not include the learning rate."""
 
     def slot(self, optimizer: str, weight: str, slot: str) -> Sequence[str]:
-        own = _SLOTS.get(optimizer, {}).get(slot)
-        return [] if own is None else [f"{weight}/{own}"]
+        torch_name = _SLOTS.get(optimizer, {}).get(slot)
+        return [] if torch_name is None else [f"{weight}/{torch_name}"]
 
     def steps(self, optimizer: str, weight: str) -> str | None:
         return None if optimizer == "sgd" else f"{weight}/step"
 
     def rate_factor(self, optimizer: str, slot: str) -> float | None:
-        return _WITHOUT_RATE.get((optimizer, slot))
+        return _RATE_FACTORS.get((optimizer, slot))

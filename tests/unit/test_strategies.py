@@ -426,7 +426,7 @@ def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: Plugi
 
 
 def test_a_plan_says_that_weights_in_parts_are_not_recorded(host: PluginManager) -> None:
-    told = "of a portable model whose weights lie in parts nothing is recorded"
+    told = "steps of a portable model with sharded weights are not captured"
     for replicas, backend in ((2, "torch-ddp"), (2, "horovod-torch"), (1, "torch-ddp")):
         found = plan(host, "sharded", {"stage": 3}, replicas=replicas, backend=backend)
         assert any(told in note for note in found.notes) == (replicas > 1)

@@ -48,7 +48,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         backend_config: BackendConfig,
         device: torch.device,
         connect: Callable[[], PipelineCommunicator],
-        cut: PipelineSplit,
+        split: PipelineSplit,
     ) -> None:
         """Builds the model, connects to the other processes, and drops other stages' optimizer state.
 
@@ -59,7 +59,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             backend_config: Backend configuration of the plan.
             device: Device of this stage.
             connect: Makes the communicator; called once the model is built.
-            cut: Where the model is cut into chunks.
+            split: Where the model is cut into chunks.
         """
         self._has_all_stages = True
         self._executed: list[ExecutedAction] = []
@@ -68,7 +68,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         trainer.set_split(True)  # into micro-batches
         unbuilt = [metric.name for metric in self._metrics.training if metric.is_unbuilt]
         require_built(unbuilt)
-        model, loss, self._check_equivalence = split_model(trainer, spec, cut)
+        model, loss, self._check_equivalence = split_model(trainer, spec, split)
         self._context = PipelineContext(model, self.communicator, loss)
         self._stage_of = model.stage_of_weights(self.communicator.stages)
         trainable = list(trainer.trainable.values())

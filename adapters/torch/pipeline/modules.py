@@ -26,7 +26,7 @@ from isotrain.plugin import PipelineSplit, TrainingSpec, UnsupportedError
 
 
 def split_model(
-    trainer: ReplicaTrainer, spec: TrainingSpec, cut: PipelineSplit
+    trainer: ReplicaTrainer, spec: TrainingSpec, split: PipelineSplit
 ) -> tuple[PipelineModel, PipelineLosses, Callable[[Any], None]]:
     """Splits the model of a trainer into chunks.
 
@@ -39,13 +39,13 @@ def split_model(
         UnsupportedError: The model cannot be split, or a layer would be on both sides of a cut.
     """
     if isinstance(trainer, NativeTrainer):
-        modules = PipelineModules(trainer, cut)
+        modules = PipelineModules(trainer, split)
         return modules, modules, modules.check_equivalence
     from isotrain.adapters.keras.pipeline import KerasPipelineLoss, KerasPipelineModel
     from isotrain.adapters.torch.trainer.keras import KerasTrainer
 
     assert isinstance(trainer, KerasTrainer), "a trainer is native or of Keras"
-    model = KerasPipelineModel(trainer.model, cut.chunks, cut.first)
+    model = KerasPipelineModel(trainer.model, split.chunks, split.first)
     return model, KerasPipelineLoss(spec, model, trainer.losses["train"]), no_comparison_needed
 
 
@@ -54,19 +54,19 @@ class PipelineModules(SequentialModel):
 
     sequential_class = "a torch.nn.Sequential"
 
-    def __init__(self, trainer: NativeTrainer, cut: PipelineSplit) -> None:
+    def __init__(self, trainer: NativeTrainer, split: PipelineSplit) -> None:
         """Splits the model of a trainer.
 
         Args:
             trainer: Trainer of the model.
-            cut: Where to cut.
+            split: Where to cut.
 
         Raises:
             SpecError: The modules do not exist, are too few, or do not have all weights.
             UnsupportedError: It is no sequence of modules, or a module would be on both sides of a cut.
         """
         self._trainer = trainer
-        super().__init__(trainer.model, cut)
+        super().__init__(trainer.model, split)
 
     def _submodules(self) -> Modules:
         return [each for each in self.model.named_modules(remove_duplicate=False) if each[0]]
