@@ -77,7 +77,7 @@ def test_rates_of_a_scheduler_are_told(tmp_path: Any) -> None:
         own.torch_spec("scheduler"), backend="torch-ddp", replicas=1, run_directory=tmp_path / "run"
     )
     assert result.history.learning_rate == pytest.approx([own.LR / (2 + step) for step in range(6)])
-    assert any("a learning-rate scheduler of its own" in text for text in result.plan["notes"])
+    assert any("its own learning-rate scheduler" in text for text in result.plan["notes"])
 
 
 def test_what_cannot_be_honoured_is_refused(beside_runs: Any) -> None:

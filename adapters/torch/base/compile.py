@@ -1,4 +1,4 @@
-"""torch's compiler."""
+"""`torch.compile`, with a check of its requirements."""
 
 from __future__ import annotations
 
@@ -12,25 +12,25 @@ import torch
 from isotrain.adapters.torch.base import private_api
 from isotrain.plugin import UnsupportedError
 
-_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
+_THREADS_VARIABLE = "TORCHINDUCTOR_COMPILE_THREADS"
 
 
 def compiled(function: Callable[..., Any], *, any_shape: bool = True) -> Any:
-    """What computes the same; it is compiled when it is called first.
+    """Compiled function; `torch.compile` compiles it at its first call.
 
     Args:
-        function: Also a module.
-        any_shape: Whether to look for code that serves several shapes when a second one comes.
+        function: Function or module.
+        any_shape: Whether a second input shape leads to code for dynamic shapes.
 
     Raises:
-        UnsupportedError: torch's compiler lacks the compiler of C++ that it needs.
+        UnsupportedError: There is no C++ compiler.
     """
     name = os.environ.get("CXX", "g++")
     if shutil.which(name) is None:
         raise UnsupportedError(
-            f"compile: torch's compiler needs a compiler of C++, and there is no {name!r} here. Install one,"
-            " name it in the variable CXX, or leave compile out."
+            f"compile: torch.compile needs a C++ compiler, and {name!r} was not found. Install one, set the"
+            " environment variable CXX to one, or leave compile out."
         )
-    if _VARIABLE not in os.environ:
+    if _THREADS_VARIABLE not in os.environ:
         private_api.compile_in_this_process()
     return torch.compile(function, dynamic=None if any_shape else False)

@@ -1,4 +1,4 @@
-"""Calls of a person's code that nobody takes gradients of, unless that code does so itself."""
+"""Calls of user code under `torch.no_grad`, unless that code needs gradients itself."""
 
 from __future__ import annotations
 
@@ -9,47 +9,47 @@ import torch
 
 from isotrain.plugin import map_tree
 
-_NEEDED = "does not require grad"
-"""In what torch says where somebody differentiates, and gradients are off."""
+_GRADIENTS_NEEDED_ERROR = "does not require grad"
+"""Part of torch's error for a gradient of something that was computed under `no_grad`."""
 
 
 class WithoutGradients:
-    """Calls functions under `no_grad`; from the first that differentiates on, with gradients.
+    """Calls functions under `no_grad`; with gradients once a call has computed gradients itself.
 
-    A penalty on gradients, forces and differential equations need them in evaluation too. The call that shows
-    it is made a second time, and draws the same random numbers.
+    Gradient penalties, forces and differential equations need gradients in evaluation too. The call that
+    fails is repeated with the same random numbers.
     """
 
     def __init__(self) -> None:
-        self._are_needed = False
+        self._needs_gradients = False
 
-    def __call__(self, compute: Callable[..., Any], *given: Any) -> Any:
-        """What `compute(*given)` gives; it keeps nothing that would be needed to differentiate it."""
-        if not self._are_needed:
-            drawn = _random_states()
+    def __call__(self, compute: Callable[..., Any], *args: Any) -> Any:
+        """Result of `compute(*args)`, a pytree whose tensors are detached."""
+        if not self._needs_gradients:
+            rng_states = _rng_states()
             try:
                 with torch.no_grad():
-                    return compute(*given)
+                    return compute(*args)
             except RuntimeError as error:
-                if _NEEDED not in str(error):
+                if _GRADIENTS_NEEDED_ERROR not in str(error):
                     raise
-            self._are_needed = True
-            _set_random_states(drawn)
+            self._needs_gradients = True
+            _set_rng_states(rng_states)
         with torch.enable_grad():
-            return map_tree(_detached, compute(*given), lists=True)
+            return map_tree(_detached, compute(*args), lists=True)
 
 
 def _detached(value: Any) -> Any:
     return value.detach() if torch.is_tensor(value) else value
 
 
-def _random_states() -> list[torch.Tensor]:
-    """Those of torch's own generators: the processor's, and the current GPU's where one is in use."""
+def _rng_states() -> list[torch.Tensor]:
+    """States of torch's default generators, uint8 vectors: the CPU's, and the current GPU's if in use."""
     gpu = [torch.cuda.get_rng_state()] if torch.cuda.is_initialized() else []
     return [torch.get_rng_state(), *gpu]
 
 
-def _set_random_states(states: list[torch.Tensor]) -> None:
+def _set_rng_states(states: list[torch.Tensor]) -> None:
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.cuda.set_rng_state(state)

@@ -1,4 +1,4 @@
-"""The parts of torch that it does not document and isotrain uses; nothing else touches such parts."""
+"""All undocumented APIs of torch that isotrain uses, each with a probe that it works as expected."""
 
 from __future__ import annotations
 
@@ -41,10 +41,10 @@ foreach_sub_ = torch._foreach_sub_
 fused_adam_ = torch._fused_adam_
 
 VALUE_READ_ERROR = "get value out of a tracing tensor"
-"""What an error says, among other things, when a value is asked for of what `traced` writes down."""
+"""Part of the error when Python reads a value of a tensor that `traced` traces."""
 
 
-_OF_LISTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
+_FOREACH_CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "add, a number": (lambda a, b, c: foreach_add(a, 0.5), lambda a, b, c: a + 0.5),
     "add_, a number": (lambda a, b, c: foreach_add_(a, 0.5), lambda a, b, c: a + 0.5),
     "add_": (lambda a, b, c: foreach_add_(a, b), lambda a, b, c: a + b),
@@ -66,22 +66,22 @@ _OF_LISTS: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "sqrt_": (lambda a, b, c: foreach_sqrt_(a), lambda a, b, c: a.sqrt()),
     "sub_": (lambda a, b, c: foreach_sub_(a, b), lambda a, b, c: a - b),
 }
-"""By name, what is done to lists of tensors, and the same to one of each."""
+"""By name: a foreach call on three lists, and the same operation on one tensor of each."""
 
 
-def _computes_with_lists() -> None:
-    for name, (on_lists, on_each) in _OF_LISTS.items():
+def _probe_foreach() -> None:
+    for name, (on_lists, on_each) in _FOREACH_CASES.items():
         rows = [[1.0, 4.0], [4.0, 2.0], [2.0, 8.0]]
         lists = [[torch.tensor(row), torch.tensor(row[:1])] for row in rows]
         expected = [on_each(*each) for each in zip(*lists, strict=True)]
-        found = on_lists(*lists)
+        results = on_lists(*lists)
         if name.partition(",")[0].endswith("_"):
-            found = lists[0]
-        pairs = zip(found, expected, strict=True)
+            results = lists[0]
+        pairs = zip(results, expected, strict=True)
         require(all(torch.allclose(*pair) for pair in pairs), f"_foreach_{name}, as for each")
 
 
-def _updates_as_adam() -> None:
+def _probe_fused_adam() -> None:
     weight, gradient = torch.tensor([1.0, 2.0]), torch.tensor([0.5, -0.5])
     first, second = torch.zeros(2), torch.zeros(2)
     fused_adam_(
@@ -99,19 +99,19 @@ def _updates_as_adam() -> None:
     require(torch.allclose(weight, torch.tensor([0.75, 2.25])), "a step of Adam")
 
 
-def _takes_the_operation_s_arguments() -> None:
+def _probe_cross_entropy() -> None:
     scores, classes = torch.eye(3), torch.tensor([0, 2, 1])
     weights = torch.tensor([1.0, 2.0, 4.0])
-    values = torch.ops.aten.cross_entropy_loss.default
-    for given in ((weights, 0), (weights, 1, 2), (None, 2, -100, 0.25)):
-        same = torch.equal(
-            cross_entropy_loss(scores, classes, *given), values(scores, classes, *given)
+    operation = torch.ops.aten.cross_entropy_loss.default
+    for options in ((weights, 0), (weights, 1, 2), (None, 2, -100, 0.25)):
+        is_same = torch.equal(
+            cross_entropy_loss(scores, classes, *options), operation(scores, classes, *options)
         )
-        require(same, "weights, reduction, ignored class and smoothing, in this order")
+        require(is_same, "weights, reduction, ignored class and smoothing, in this order")
 
 
 def has_listeners(optimizer: torch.optim.Optimizer) -> bool:
-    """Whether others are told of an optimizer's steps: its own hooks, those of all, or a profiler."""
+    """Whether hooks (of the optimizer or of all optimizers) or a profiler watch an optimizer's steps."""
     return bool(
         optimizer._optimizer_step_pre_hooks
         or optimizer._optimizer_step_post_hooks
@@ -121,86 +121,88 @@ def has_listeners(optimizer: torch.optim.Optimizer) -> bool:
     )
 
 
-def _knows_listeners() -> None:
+def _probe_listeners() -> None:
     optimizer = torch.optim.SGD([torch.zeros(1)])
-    require(not has_listeners(optimizer), "none of a new optimizer")
+    require(not has_listeners(optimizer), "no listener of a new optimizer")
     for register in (
         optimizer.register_step_pre_hook,
         optimizer.register_step_post_hook,
         register_optimizer_step_pre_hook,
         register_optimizer_step_post_hook,
     ):
-        handle = register(lambda *given: None)
+        handle = register(lambda *args: None)
         try:
-            require(has_listeners(optimizer), f"what {register.__name__} registers")
+            require(has_listeners(optimizer), f"the hook that {register.__name__} registers")
         finally:
             handle.remove()
-    require(not has_listeners(optimizer), "none that has gone")
-    require(autograd.profiler._is_profiler_enabled is False, "a flag, down while no profiler runs")
+    require(not has_listeners(optimizer), "no listener that was removed")
+    require(autograd.profiler._is_profiler_enabled is False, "a flag, False while no profiler runs")
 
 
 UNREDUCED_ERROR = re.compile(r"did not receive grad for rank \d+: ([\d ]+)")
-"""In what DDP says where it has waited for gradients in vain: the places of the parameters."""
+"""Part of DDP's error for parameters without gradients: their indices."""
 TOO_FEW_VALUES_ERROR = "Expected more than 1 value per channel when training"
-"""What an error says of a batch normalisation that has one value per channel to normalise."""
+"""Part of the error of a batch normalisation with one value per channel."""
 
 
 def is_batch_norm(module: nn.Module) -> bool:
-    """Whether it is a batch normalisation, of any rank."""
+    """Whether a module is a batch normalisation, of any rank."""
     return isinstance(module, _BatchNorm)
 
 
 def is_dropout(module: nn.Module) -> bool:
-    """Whether it is a dropout of any kind, with a chance above 0."""
+    """Whether a module is a dropout of any kind, with a rate above 0."""
     return isinstance(module, _DropoutNd) and module.p > 0
 
 
-def _tells_modules_apart() -> None:
-    normal = (nn.BatchNorm1d(1), nn.BatchNorm3d(1), nn.SyncBatchNorm(1), nn.LazyBatchNorm2d())
+def _probe_module_classes() -> None:
+    normalizing = (nn.BatchNorm1d(1), nn.BatchNorm3d(1), nn.SyncBatchNorm(1), nn.LazyBatchNorm2d())
     dropping = (nn.Dropout(0.5), nn.Dropout2d(0.5), nn.AlphaDropout(0.5))
-    require(all(map(is_batch_norm, normal)), "every batch normalisation is a _BatchNorm")
-    require(all(map(is_dropout, dropping)), "every dropout is a _DropoutNd, its chance in `p`")
+    require(all(map(is_batch_norm, normalizing)), "every batch normalisation is a _BatchNorm")
+    require(all(map(is_dropout, dropping)), "every dropout is a _DropoutNd, its rate in `p`")
     others = (*dropping, nn.LayerNorm(1), nn.Dropout(0.0))
     require(not any(map(is_batch_norm, others)), "nothing else is a _BatchNorm")
-    require(not any(map(is_dropout, (*normal, nn.Dropout(0.0)))), "nothing else is a _DropoutNd")
+    require(
+        not any(map(is_dropout, (*normalizing, nn.Dropout(0.0)))), "nothing else is a _DropoutNd"
+    )
 
 
-def _says_what_it_refuses() -> None:
+def _probe_batch_norm_error() -> None:
     try:
         nn.BatchNorm1d(1)(torch.zeros(1, 1))
     except ValueError as error:
-        require(TOO_FEW_VALUES_ERROR in str(error), "its words for a single value per channel")
+        require(TOO_FEW_VALUES_ERROR in str(error), "its message for a single value per channel")
     else:
         require(False, "an error for a single value per channel")
 
 
 def compile_in_this_process() -> None:
-    """Has torch's compiler start no processes of its own, which would outlive the run."""
+    """Keeps torch's compiler from starting processes of its own, which would outlive the run."""
     from torch._inductor import config
 
     config.compile_threads = 1
 
 
-def _compiles_in_this_process() -> None:
+def _probe_compile_threads() -> None:
     from torch._inductor import config
 
     before = config.compile_threads
     require(isinstance(before, int), "a number of threads to compile with")
     try:
         compile_in_this_process()
-        require(config.compile_threads == 1, "that number can be set")
+        require(config.compile_threads == 1, "a setting that takes effect")
     finally:
         config.compile_threads = before
 
 
-class _Describing(TorchFunctionMode):
-    """In the place of torch's mode that gives a tensor like each, which takes a third of the time.
+class _EmptyFakeMode(TorchFunctionMode):
+    """Replacement for `FakeTensorMode` in `make_fx`, where that takes a third of the time.
 
-    What it gives has the type and the device alone; shape and strides are in `tensor_meta`.
+    Its tensors have dtype and device alone; shape and strides are in `tensor_meta`.
     """
 
     shape_env = None
-    """Torch looks at it: no shape is a symbol."""
+    """Attribute that torch reads: no shape is symbolic."""
 
     def __torch_function__(
         self,
@@ -215,136 +217,140 @@ class _Describing(TorchFunctionMode):
         return func(*args, **kwargs)
 
 
-def traced(function: Callable[..., Any], *given: torch.Tensor) -> GraphModule:
-    """Writes down what a function does to tensors, in operations as they are called."""
+def traced(function: Callable[..., Any], *inputs: torch.Tensor) -> GraphModule:
+    """Traces a function of tensors (any shape) into an fx graph of aten operations, before dispatch."""
     from torch._guards import TracingContext, tracing
     from torch.fx.experimental.proxy_tensor import make_fx
 
-    with tracing(TracingContext(_Describing())):
-        return make_fx(function, pre_dispatch=True)(*given)
+    with tracing(TracingContext(_EmptyFakeMode())):
+        return make_fx(function, pre_dispatch=True)(*inputs)
 
 
 def is_tracing() -> bool:
-    """Whether `traced` is writing down what is done."""
+    """Whether `traced` is tracing."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode
 
     return get_proxy_mode() is not None
 
 
 def node_of(tensor: torch.Tensor) -> Node | None:
-    """The operation that gave a tensor, while `traced` writes; None where it wrote none down."""
+    """Graph node of a tensor, while `traced` is tracing; None if it has none."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
     mode = get_proxy_mode()
-    found = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
-    return None if found is None else found.proxy.node
+    slot = None if mode is None else get_proxy_slot(tensor, mode.tracer, None)
+    return None if slot is None else slot.proxy.node
 
 
-def _writes_operations_down() -> None:
+def _probe_tracing() -> None:
     constant = torch.ones(1, 2)
     seen: list[Any] = []
 
-    def function(given: torch.Tensor) -> torch.Tensor:
-        seen.extend([is_tracing(), node_of(given), node_of(constant)])
-        return nn.functional.linear(given, constant).relu()
+    def function(x: torch.Tensor) -> torch.Tensor:
+        seen.extend([is_tracing(), node_of(x), node_of(constant)])
+        return nn.functional.linear(x, constant).relu()
 
     graph = traced(function, torch.ones(3, 2)).graph
     tracing, node, none = seen
     require(tracing and not is_tracing(), "a mode while make_fx traces")
-    require(node.op == "placeholder" and none is None, "the node of what is traced, and no other")
-    called = [each for each in graph.nodes if each.op == "call_function"]
+    require(
+        node.op == "placeholder" and none is None, "a node for an input, and none for a constant"
+    )
+    calls = [each for each in graph.nodes if each.op == "call_function"]
     expected = [torch.ops.aten.linear.default, torch.ops.aten.relu.default]
-    require([each.target for each in called] == expected, "operations as they are called")
-    kinds = {(each.meta["val"].dtype, each.meta["val"].device.type) for each in called}
-    require(kinds == {(torch.float32, "cpu")}, "the type and the device of results in `val`")
-    shapes = [tuple(each.meta["tensor_meta"].shape) for each in called]
+    require([each.target for each in calls] == expected, "operations as they are called")
+    kinds = {(each.meta["val"].dtype, each.meta["val"].device.type) for each in calls}
+    require(kinds == {(torch.float32, "cpu")}, "the dtype and the device of results in `val`")
+    shapes = [tuple(each.meta["tensor_meta"].shape) for each in calls]
     require(shapes == [(3, 1)] * 2, "the shapes of results in `tensor_meta`")
 
 
-def _lets_no_value_out() -> None:
-    said = ""
+def _probe_value_read_error() -> None:
+    message = ""
     try:
-        traced(lambda given: given * float(given.sum()), torch.ones(2))
+        traced(lambda x: x * float(x.sum()), torch.ones(2))
     except RuntimeError as error:
-        said = str(error)
-    require(VALUE_READ_ERROR in said, f"an error of make_fx that says {VALUE_READ_ERROR!r}")
+        message = str(error)
+    require(VALUE_READ_ERROR in message, f"an error of make_fx with {VALUE_READ_ERROR!r}")
 
 
 def is_in_vmap() -> bool:
-    """Whether `torch.vmap` or another transform is calling a function: `traced` sees nothing of it."""
+    """Whether `torch.vmap` or another transform calls a function, whose operations `traced` misses."""
     return torch._C._functorch.peek_interpreter_stack() is not None
 
 
-def _knows_what_is_mapped() -> None:
+def _probe_vmap() -> None:
     seen: list[bool] = []
 
-    def function(given: torch.Tensor) -> torch.Tensor:
+    def function(x: torch.Tensor) -> torch.Tensor:
         seen.append(is_in_vmap())
-        return given * 2
+        return x * 2
 
     torch.vmap(function)(torch.ones(2))
     traced(function, torch.ones(2))
-    require(seen[0] and not any(seen[1:]), "something on the stack within torch.vmap alone")
+    require(seen[0] and not any(seen[1:]), "an interpreter on the stack within torch.vmap alone")
 
 
 def schema_of(operation: Any) -> Any:
-    """What torch writes of an operation's arguments and results; None where it is none of torch's."""
+    """Schema of an operation (arguments, results, aliases); None if it is not torch's."""
     return getattr(operation, "_schema", None)
 
 
-def _describes_operations() -> None:
+def _probe_schema() -> None:
     aten = torch.ops.aten
     add, adds, view = map(schema_of, (aten.add.Tensor, aten.add_.Tensor, aten.view.default))
-    require(not add.is_mutable and adds.is_mutable, "`is_mutable` where an argument is changed")
+    require(not add.is_mutable and adds.is_mutable, "`is_mutable` if an argument is changed")
     aliasing = [any(arg.alias_info for arg in each.arguments) for each in (add, adds, view)]
-    require(aliasing == [False, True, True], "`alias_info` of what is changed, or seen by a view")
-    require(schema_of(len) is None, "nothing about other functions")
+    require(aliasing == [False, True, True], "`alias_info` of arguments that are changed or viewed")
+    require(schema_of(len) is None, "no schema of other functions")
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """How often a tensor was changed in place."""
+    """Version counter of a tensor: the number of in-place changes."""
     return tensor._version
 
 
-def _counts_changes() -> None:
+def _probe_version() -> None:
     tensor = torch.zeros(2)
     before = version_of(tensor)
     tensor.sum()
     require(version_of(tensor) == before, "no change by an operation that only reads")
     tensor[0] = 1.0
     tensor.add_(1.0)
-    require(version_of(tensor) == before + 2, "a change by each that writes")
+    require(version_of(tensor) == before + 2, "a change by each operation that writes")
 
 
 def storage_of(tensor: torch.Tensor) -> Hashable:
-    """What tensors that share their memory have alike, and no others as long as it is kept."""
+    """Key of a tensor's storage, equal for tensors that share memory; unique as long as the key is kept."""
     return StorageWeakRef(tensor.untyped_storage())
 
 
-def _tells_storages_apart() -> None:
+def _probe_storage() -> None:
     tensor = torch.zeros(4)
-    kept = storage_of(tensor)
-    require(kept == storage_of(tensor.view(2, 2).t()), "the same of a view")
-    require(hash(kept) == hash(storage_of(tensor[2:])), "the same of a part")
+    key = storage_of(tensor)
+    require(key == storage_of(tensor.view(2, 2).t()), "the same key for a view")
+    require(hash(key) == hash(storage_of(tensor[2:])), "the same key for a part")
     others = []
     for _ in range(8):
-        tensor = torch.zeros(4)  # in whose place the first was
+        tensor = torch.zeros(4)  # may reuse the memory of the first
         others.append(storage_of(tensor))
-    require(kept not in others, "another of other memory, also once the first is gone")
+    require(key not in others, "another key for other memory, even after the first is freed")
 
 
 PROBES = (
-    PrivateApiProbe("_C._nn.cross_entropy_loss", _takes_the_operation_s_arguments),
-    PrivateApiProbe("_foreach_*", _computes_with_lists),
-    PrivateApiProbe("_fused_adam_", _updates_as_adam),
-    PrivateApiProbe("_optimizer_step_pre_hooks and other listeners", _knows_listeners),
-    PrivateApiProbe("nn.modules.batchnorm._BatchNorm and dropout._DropoutNd", _tells_modules_apart),
-    PrivateApiProbe("nn.BatchNorm1d's error", _says_what_it_refuses),
-    PrivateApiProbe("_inductor.config.compile_threads", _compiles_in_this_process),
-    PrivateApiProbe("fx.experimental.proxy_tensor and _guards", _writes_operations_down),
-    PrivateApiProbe("fx.experimental.proxy_tensor's error", _lets_no_value_out),
-    PrivateApiProbe("_C._functorch.peek_interpreter_stack", _knows_what_is_mapped),
-    PrivateApiProbe("OpOverload._schema", _describes_operations),
-    PrivateApiProbe("Tensor._version", _counts_changes),
-    PrivateApiProbe("multiprocessing.reductions.StorageWeakRef", _tells_storages_apart),
+    PrivateApiProbe("_C._nn.cross_entropy_loss", _probe_cross_entropy),
+    PrivateApiProbe("_foreach_*", _probe_foreach),
+    PrivateApiProbe("_fused_adam_", _probe_fused_adam),
+    PrivateApiProbe("_optimizer_step_pre_hooks and other listeners", _probe_listeners),
+    PrivateApiProbe(
+        "nn.modules.batchnorm._BatchNorm and dropout._DropoutNd", _probe_module_classes
+    ),
+    PrivateApiProbe("nn.BatchNorm1d's error", _probe_batch_norm_error),
+    PrivateApiProbe("_inductor.config.compile_threads", _probe_compile_threads),
+    PrivateApiProbe("fx.experimental.proxy_tensor and _guards", _probe_tracing),
+    PrivateApiProbe("fx.experimental.proxy_tensor's error", _probe_value_read_error),
+    PrivateApiProbe("_C._functorch.peek_interpreter_stack", _probe_vmap),
+    PrivateApiProbe("OpOverload._schema", _probe_schema),
+    PrivateApiProbe("Tensor._version", _probe_version),
+    PrivateApiProbe("multiprocessing.reductions.StorageWeakRef", _probe_storage),
 )

@@ -1,4 +1,4 @@
-"""Nested tuples, lists and dicts of tensors: what a slice's inputs, targets and predictions are."""
+"""Pytrees: nested tuples, lists and dicts of tensors, such as inputs, targets and predictions."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from typing import Any
 
 import torch
 
-_HOLE = torch.empty(0)
+_EMPTY = torch.empty(0)
 
 
 def leaves(tree: Any) -> Iterator[torch.Tensor]:
-    """The tensors of a tree, in order."""
+    """Tensors of a pytree, in order; other leaves are skipped."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict):
@@ -25,7 +25,7 @@ def leaves(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def filled(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """A tree of the same structure, its tensors replaced in order."""
+    """Pytree of the same structure, with its tensors replaced in order."""
     if isinstance(tree, torch.Tensor):
         return next(tensors)
     if isinstance(tree, dict):
@@ -37,12 +37,12 @@ def filled(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
 
 
 def emptied(tree: Any) -> Any:
-    """A tree of the same structure that keeps no tensor alive."""
-    return filled(tree, itertools.repeat(_HOLE))
+    """Pytree of the same structure that keeps no tensor alive."""
+    return filled(tree, itertools.repeat(_EMPTY))
 
 
 def signature(tree: Any) -> Any:
-    """What two trees have in common that the same operations serve: structure, shapes, types."""
+    """Hashable structure, shapes, dtypes and strides of a pytree; equal ones can share a captured graph."""
     if isinstance(tree, torch.Tensor):
         return tree.shape, tree.dtype, tree.stride()
     if isinstance(tree, dict):
@@ -52,12 +52,12 @@ def signature(tree: Any) -> Any:
     return tree
 
 
-def digest(signed: Any) -> int:
-    """A number of 64 bits for a signature, the same in every process."""
-    whole = hashlib.blake2b(repr(signed).encode(), digest_size=8).digest()
-    return int.from_bytes(whole, "little", signed=True)
+def digest(value: Any) -> int:
+    """BLAKE2b hash of a signature or name as a signed 64-bit integer, the same in every process."""
+    hashed = hashlib.blake2b(repr(value).encode(), digest_size=8).digest()
+    return int.from_bytes(hashed, "little", signed=True)
 
 
 def rolled(tree: Any) -> Any:
-    """The same with every row in the place of the next, the last in that of the first."""
+    """Pytree with the rows (axis 0) of every tensor rotated by one; scalars unchanged."""
     return filled(tree, (part.roll(1, 0) if part.dim() else part for part in leaves(tree)))

@@ -1,4 +1,4 @@
-"""What is computed again in the backward pass on torch, so that nothing of it is kept."""
+"""Activation checkpointing on torch: modules that the backward pass computes again."""
 
 from __future__ import annotations
 
@@ -15,9 +15,9 @@ from isotrain.plugin import TrainingSpec
 
 
 def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function that a backward pass computes again, with the random numbers that torch drew first.
+    """Wraps a function in `torch.utils.checkpoint`, with the same random numbers in the recomputation.
 
-    To the end: what stops early raises, and Keras would explain that at length.
+    Early stop is off: it raises an exception inside the function, which Keras would decorate.
     """
 
     @functools.wraps(function)
@@ -29,35 +29,35 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def recompute(model: nn.Module, spec: TrainingSpec) -> None:
-    """Has modules computed again in the backward pass, where the spec asks for it.
+    """Turns on activation checkpointing for the modules that the spec's `recompute` names.
 
     Raises:
-        SpecError: The spec names a module that is not there.
+        SpecError: The spec names a module that does not exist.
     """
-    modules = {name: each for name, each in model.named_modules() if name and _can_be_called(each)}
+    modules = {name: each for name, each in model.named_modules() if name and _has_forward(each)}
     for name in spec.recomputed(modules, "."):
-        modules[name].forward = _recomputed(modules[name])
+        modules[name].forward = _checkpointed_forward(modules[name])
 
 
-def _can_be_called(module: nn.Module) -> bool:
-    """Whether it computes something itself; lists of modules do not."""
+def _has_forward(module: nn.Module) -> bool:
+    """Whether a module has a `forward` of its own; `ModuleList` and the like do not."""
     return type(module).forward is not nn.Module.forward
 
 
-def _recomputed(module: nn.Module) -> Callable[..., Any]:
+def _checkpointed_forward(module: nn.Module) -> Callable[..., Any]:
     block = _Block(module, module.forward)
 
     @functools.wraps(module.forward)
     def forward(*args: Any, **kwargs: Any) -> Any:
         if not torch.is_grad_enabled():
             return block(*args, **kwargs)
-        return recomputed(_Twice(block))(*args, **kwargs)
+        return recomputed(_RepeatableCall(block))(*args, **kwargs)
 
     return forward
 
 
 class _Block(nn.Module):
-    """A module's own computation, apart from the module's `forward`, which is another by now."""
+    """A module with its original `forward`, which is replaced in the module itself."""
 
     def __init__(self, module: nn.Module, compute: Callable[..., Any]) -> None:
         super().__init__()
@@ -66,15 +66,16 @@ class _Block(nn.Module):
 
     @property
     def generators(self) -> list[torch.Generator]:
-        """Those that it draws by, but for torch's own."""
+        """Generators in attributes of its modules; torch's default ones are not among them."""
         values = (value for module in self.module.modules() for value in vars(module).values())
         return [value for value in values if isinstance(value, torch.Generator)]
 
 
-class _Twice:
-    """One call of a block that comes twice; what the block moves, it moves at the first time.
+class _RepeatableCall:
+    """A call of a block that is made twice; only the first one changes buffers and generators.
 
-    What was given it twice is so again, by which attention sees that it is of an input to itself.
+    Arguments that were the same object in the first call are so in the second, as `MultiheadAttention` checks
+    for self-attention with `is`.
     """
 
     __name__ = "forward"
@@ -82,31 +83,34 @@ class _Twice:
     def __init__(self, block: _Block) -> None:
         self._block = block
         self._buffers = {name: each.clone() for name, each in block.named_buffers()}
-        self._drawn = [each.get_state() for each in block.generators]
+        self._rng_states = [each.get_state() for each in block.generators]
         self._is_first = True
-        self._given: list[int] = []
+        self._first_indices: list[int] = []
 
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
-        given = [*args, *kwargs.values()]
+        values = [*args, *kwargs.values()]
         if self._is_first:
             self._is_first = False
-            objects = list(map(id, given))
-            self._given = [objects.index(one) for one in objects]
+            ids = list(map(id, values))
+            self._first_indices = [ids.index(each) for each in ids]
             return self._block(*args, **kwargs)
-        given = [given[place] for place in self._given]
-        args, kwargs = tuple(given[: len(args)]), dict(zip(kwargs, given[len(args) :], strict=True))
-        with _put_back(dict(zip(self._block.generators, self._drawn, strict=True))):
+        values = [values[index] for index in self._first_indices]
+        args, kwargs = (
+            tuple(values[: len(args)]),
+            dict(zip(kwargs, values[len(args) :], strict=True)),
+        )
+        with _rng_states_of(dict(zip(self._block.generators, self._rng_states, strict=True))):
             return torch.func.functional_call(self._block, self._buffers, args, kwargs)
 
 
 @contextmanager
-def _put_back(states: Mapping[torch.Generator, torch.Tensor]) -> Iterator[None]:
-    """Has generators where they were, and afterwards where they are."""
-    now = {generator: generator.get_state() for generator in states}
+def _rng_states_of(states: Mapping[torch.Generator, torch.Tensor]) -> Iterator[None]:
+    """Sets generators to earlier states (uint8 vectors) within it, and restores their states afterwards."""
+    present = {generator: generator.get_state() for generator in states}
     try:
         for generator, state in states.items():
             generator.set_state(state)
         yield
     finally:
-        for generator, state in now.items():
+        for generator, state in present.items():
             generator.set_state(state)

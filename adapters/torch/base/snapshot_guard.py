@@ -1,4 +1,4 @@
-"""Copies of weights and slots that are made while a step computes its gradients, and what waits for them."""
+"""Guard for snapshots of weights and optimizer state, copied while the next step computes gradients."""
 
 from __future__ import annotations
 
@@ -16,83 +16,87 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class SnapshotGuard:
-    """Holds up whoever would change what is being copied.
+    """Makes updates wait until a concurrent copy of the tensors is done.
 
-    A forward pass must leave it alone too. Whether it does is seen in the first one after a copy, which is
-    therefore made at once, as all are if it does not; and of each later copy by torch's count of changes,
-    which lacks those by way of `Tensor.data`.
+    A forward pass must not change these tensors either. To verify that, the first copy is made at once and
+    compared with the tensors after the next forward pass. If they differ, all copies are made at once; if
+    not, later copies run concurrently and are checked by torch's version counters, which miss changes through
+    `Tensor.data`.
     """
 
     def __init__(self) -> None:
         self._copies = 0
-        self._changed = threading.Condition()
+        self._done = threading.Condition()
         self._watched: tuple[Mapping[str, torch.Tensor], Arrays] | None = None
-        self._may_be_beside: bool | None = None
+        self._is_concurrent: bool | None = None
 
     def hold_for(
         self, tensors: Mapping[str, torch.Tensor], copy: Callable[[], Arrays]
     ) -> Callable[[], Arrays]:
-        """Holds tensors from now on, until what this gives was called and has returned what `copy` does.
+        """Starts a snapshot: updates wait until the returned function has copied the tensors. Local.
 
         Args:
-            tensors: Detached, so that they keep their memory whatever their owner is given.
-            copy: Copies them, under the same names.
+            tensors: Detached tensors by name, any shape.
+            copy: Function that copies them, under the same names.
+
+        Returns:
+            Function that makes the copy, for a background thread; must be called exactly once.
         """
-        if not (tensors and self._may_be_beside):
+        if not (tensors and self._is_concurrent):
             copied = copy()
-            if tensors and self._may_be_beside is None:
+            if tensors and self._is_concurrent is None:
                 self._watched = tensors, copied
             return lambda: copied
-        with self._changed:
+        with self._done:
             self._copies += 1
-        before = _changes(tensors)
+        versions = _versions(tensors)
 
-        def released() -> Arrays:
+        def copy_and_release() -> Arrays:
             try:
                 copied = copy()
-                self._require_unchanged(tensors, before)
+                self._require_unchanged(tensors, versions)
                 return copied
             finally:
-                with self._changed:
+                with self._done:
                     self._copies -= 1
-                    self._changed.notify_all()
+                    self._done.notify_all()
 
-        return released
+        return copy_and_release
 
-    def _require_unchanged(self, tensors: Mapping[str, torch.Tensor], before: list[int]) -> None:
-        if before != _changes(tensors):
-            self._may_be_beside = False
+    def _require_unchanged(self, tensors: Mapping[str, torch.Tensor], versions: list[int]) -> None:
+        if versions != _versions(tensors):
+            self._is_concurrent = False
             raise IsotrainError(
                 "the model's forward pass changed its own weights while they were copied, so that the copy"
-                " is of no step. The next ones are made before the next step begins."
+                " belongs to no step. Further copies are made before the next step begins."
             )
 
     def wait_after_forward(self) -> None:
-        """As `wait`, in a step whose forward passes are over, before it updates."""
+        """Waits as `wait`, between forward passes and update of a step; compares the first copy."""
         if self._watched is not None:
             tensors, copied = self._watched
             self._watched = None
-            self._may_be_beside = all(
+            self._is_concurrent = all(
                 _same_bits(to_numpy(tensor), copied[name]) for name, tensor in tensors.items()
             )
         self.wait()
 
     def release(self) -> None:
-        """As `wait`, before what was copied goes: the next copy is as the first."""
+        """Waits as `wait`, before the tensors are replaced; the comparison of the first copy is dropped."""
         self._watched = None
         self.wait()
 
     def wait(self) -> None:
-        """Returns once nothing is being copied."""
+        """Waits until no copy is running. Local."""
         if self._copies:
-            with self._changed:
-                self._changed.wait_for(lambda: not self._copies)
+            with self._done:
+                self._done.wait_for(lambda: not self._copies)
 
 
-def _changes(tensors: Mapping[str, torch.Tensor]) -> list[int]:
+def _versions(tensors: Mapping[str, torch.Tensor]) -> list[int]:
     return [private_api.version_of(tensor) for tensor in tensors.values()]
 
 
 def _same_bits(left: np.ndarray, right: np.ndarray) -> bool:
-    """Also of what is no number."""
+    """Bitwise equality of two arrays, any shape; NaN equals itself."""
     return np.array_equal(left.view(np.uint8), right.view(np.uint8))

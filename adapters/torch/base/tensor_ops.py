@@ -1,4 +1,4 @@
-"""torch's functions on tensors under the names that strategies know them by."""
+"""Tensor functions for strategies (names of `keras.ops`), on torch."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from isotrain.plugin import TensorFunctions
 
 
 class TorchFunctions(TensorFunctions):
-    """Computes what the functions of `keras.ops` do on torch, to the bit, without Keras."""
+    """The same results as `keras.ops` on torch, to the bit, without Keras."""
 
     def __init__(self, device: torch.device) -> None:
-        """Makes new tensors on a device."""
+        """Sets the device of new tensors."""
         self._device = device
 
     def abs(self, x: torch.Tensor) -> torch.Tensor:
@@ -30,8 +30,8 @@ class TorchFunctions(TensorFunctions):
         return torch.maximum(x1, x2)
 
     def qr(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        left, right = torch.linalg.qr(x)
-        return left, right
+        q, r = torch.linalg.qr(x)
+        return q, r
 
     def reshape(self, x: torch.Tensor, newshape: Sequence[int]) -> torch.Tensor:
         return x.reshape(tuple(newshape))
@@ -47,8 +47,8 @@ class TorchFunctions(TensorFunctions):
     def top_k(
         self, x: torch.Tensor, k: int, sorted: bool = True
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        values, places = torch.topk(x, k, sorted=sorted)
-        return values, places
+        values, indices = torch.topk(x, k, sorted=sorted)
+        return values, indices
 
     def transpose(self, x: torch.Tensor) -> torch.Tensor:
         return x.t()
@@ -60,7 +60,7 @@ class TorchFunctions(TensorFunctions):
         return torch.zeros_like(x)
 
 
-def _dtype(given: str | torch.dtype) -> torch.dtype:
-    """A type by name, or as it is."""
-    found: Any = getattr(torch, given) if isinstance(given, str) else given
-    return found
+def _dtype(dtype: str | torch.dtype) -> torch.dtype:
+    """A dtype, also by its name."""
+    resolved: Any = getattr(torch, dtype) if isinstance(dtype, str) else dtype
+    return resolved

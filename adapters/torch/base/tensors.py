@@ -1,4 +1,4 @@
-"""Tensors from NumPy arrays, and back."""
+"""Copies between tensors, shards of tensors, and NumPy arrays."""
 
 from __future__ import annotations
 
@@ -15,38 +15,43 @@ from isotrain.plugin import IsotrainError
 
 @dataclass(frozen=True, eq=False)
 class TensorShard:
-    """What this process has of a tensor that lies in parts, where that is no `DTensor`.
+    """This process's shard of a tensor that is sharded without `DTensor`.
 
     Attributes:
-        own: The part.
-        shape: Of the whole.
-        offset: Where in it the part begins.
+        local: The shard.
+        shape: Shape of the full tensor.
+        offset: Start of the shard in the full tensor, along each axis.
     """
 
-    own: torch.Tensor
+    local: torch.Tensor
     shape: torch.Size
     offset: Sequence[int]
 
     @property
     def dtype(self) -> torch.dtype:
-        """Of its numbers."""
-        return self.own.dtype
+        """Dtype of the tensor."""
+        return self.local.dtype
 
     def dim(self) -> int:
-        """How many axes it has."""
+        """Rank (number of axes) of the tensor."""
         return len(self.shape)
 
     def detach(self) -> TensorShard:
-        """The same memory, without gradients."""
-        return replace(self, own=self.own.detach())
+        """The shard without autograd history, in the same memory."""
+        return replace(self, local=self.local.detach())
 
 
 TensorOrShard: TypeAlias = torch.Tensor | TensorShard
-"""What a process has of a tensor: all of it, or a part."""
+"""A full tensor (or a `DTensor`), or a shard."""
 
 
 def overwrite(name: str, target: TensorOrShard, value: torch.Tensor) -> None:
-    """Copies `value` into `target`, which keeps its dtype and device.
+    """Copies `value` into `target`, which keeps its dtype and device. Local.
+
+    Args:
+        name: Name of the tensor, for messages.
+        target: Tensor or shard to overwrite, any shape.
+        value: Full tensor or shard, in the shape of either.
 
     Raises:
         IsotrainError: The shapes differ.
@@ -56,21 +61,21 @@ def overwrite(name: str, target: TensorOrShard, value: torch.Tensor) -> None:
             f"{name!r} has shape {tuple(target.shape)} in this model, and the given state has"
             f" {tuple(value.shape)}."
         )
-    own = local_shard(target)
-    if own is not target and own.shape != value.shape:
+    shard = local_shard(target)
+    if shard is not target and shard.shape != value.shape:
         value = value[shard_slices(target)]
-    fill(own, value)
+    fill(shard, value)
 
 
 def fill(target: torch.Tensor, value: torch.Tensor) -> None:
-    """Copies a tensor into another, which may be sparse, or expanded."""
+    """Copies a tensor into another one of its shape, which may be sparse or expanded (stride 0)."""
     if target.layout != value.layout:
         value = value.to(target.dtype).to_sparse(layout=target.layout)
     unexpanded(target).copy_(unexpanded(value, of=target))
 
 
 def unexpanded(tensor: torch.Tensor, of: torch.Tensor | None = None) -> torch.Tensor:
-    """The part of a tensor in which none of its numbers, or of those of another of its shape, is twice."""
+    """View of a tensor without the repetitions of expanded axes: its own, or those of `of`, same shape."""
     of = tensor if of is None else of
     for axis, stride in enumerate(of.stride() if of.layout == torch.strided else ()):
         if stride == 0 and of.shape[axis] > 1:
@@ -79,21 +84,20 @@ def unexpanded(tensor: torch.Tensor, of: torch.Tensor | None = None) -> torch.Te
 
 
 def local_shard(tensor: TensorOrShard) -> torch.Tensor:
-    """What this process has of a tensor: all of it, or the part of a `DTensor`."""
+    """This process's shard of a `TensorShard` or `DTensor`; any other tensor itself."""
     if isinstance(tensor, TensorShard):
-        return tensor.own
+        return tensor.local
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
 
 
 def shard_slices(tensor: TensorOrShard) -> tuple[slice, ...]:
-    """Where in the whole of a tensor this process's part is.
+    """Slices of the full tensor that this process's shard covers, one per axis.
 
-    `fully_shard` cuts by rows. The last axis of the mesh of a `DTensor` is that of the parts; along another,
-    all have the same.
+    FSDP2's `fully_shard` shards axis 0 along the last axis of the device mesh and replicates along others.
     """
     if isinstance(tensor, TensorShard):
-        ends = zip(tensor.offset, tensor.own.shape, strict=True)
-        return tuple(slice(start, start + size) for start, size in ends)
+        extents = zip(tensor.offset, tensor.local.shape, strict=True)
+        return tuple(slice(start, start + size) for start, size in extents)
     mesh = tensor.device_mesh
     axis = mesh.ndim - 1
     rows, *others = tensor.shape
@@ -102,32 +106,32 @@ def shard_slices(tensor: TensorOrShard) -> tuple[slice, ...]:
 
 
 def copied(tensor: TensorOrShard, into: np.ndarray | None) -> np.ndarray:
-    """As `to_numpy`, in the memory of an array that is there already, where it has the shape and type."""
+    """Copy as by `to_numpy`, written into an existing array if that has the same shape and dtype."""
     tensor = local_shard(tensor)
     if into is None or into.shape != tuple(tensor.shape):
         return to_numpy(tensor)
-    kept = torch.from_numpy(into)
-    if kept.dtype != (torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype):
+    target = torch.from_numpy(into)
+    if target.dtype != (torch.float32 if tensor.dtype == torch.bfloat16 else tensor.dtype):
         return to_numpy(tensor)
-    kept.copy_(tensor.detach())
+    target.copy_(tensor.detach())
     return into
 
 
 def to_numpy(tensor: TensorOrShard) -> np.ndarray:
-    """Copies a tensor to NumPy; bfloat16, which NumPy lacks, becomes float32."""
+    """Copy of a tensor or local shard as a dense array; bfloat16, which NumPy lacks, becomes float32."""
     tensor = local_shard(tensor.detach())
     if tensor.dtype == torch.bfloat16:
         tensor = tensor.float()
     if tensor.layout != torch.strided:
         tensor = tensor.to_dense()
     copy = torch.empty(tensor.shape, dtype=tensor.dtype).copy_(tensor)
-    array: np.ndarray = copy.numpy()  # of the tensor itself, it would never again let its memory go
+    array: np.ndarray = copy.numpy()  # an array of the tensor itself would keep its memory alive
     return array
 
 
 @contextlib.contextmanager
 def restored_after(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Undoes what its body does to tensors: a placeholder must not move the statistics."""
+    """Restores tensors afterwards, such as moving statistics that a placeholder batch must not change."""
     before = [tensor.clone() for tensor in tensors]
     try:
         yield

@@ -350,7 +350,7 @@ class GraphCache:
     def _difference(
         self, expected: Outcome, replayed: Outcome, batch: tuple[Any, Any], exact: bool
     ) -> str | None:
-        """What differs from Keras' outcome; how far rounding grows is computed only where it matters."""
+        """First difference from Keras' outcome, or None. Computes how far rounding grows only if needed."""
         difference = expected.difference(replayed, exact)
         if difference is None or exact:
             return difference
@@ -428,7 +428,7 @@ class GraphCache:
         ]
 
     def _trial_difference(self, captured: _CapturedGraph, inputs: Any, targets: Any) -> str | None:
-        """What differs from Keras on a batch, for a graph not used yet; excludes metrics that differ."""
+        """First difference from Keras on a batch, or None; excludes metrics that differ."""
         expected = self._outcome(self._compute, inputs, targets)
         replayed = self._outcome(captured.traced_graph, inputs, targets)
         difference = expected.difference(replayed, exact=captured.is_exact)

@@ -113,10 +113,10 @@ class _Trace:
 
     Attributes:
         compute: Computation to trace.
-        variables: Keras variables of the model.
+        variables: All Keras variables of the model.
         inputs: Inputs of one slice; only their structure matters.
         targets: Targets of the slice; likewise.
-        carried: Those of the variables that are not weights.
+        carried: Subset of the variables that are not weights.
         generators: Generators that the trace seeds, in order.
         updated: Indices of the variables that the call assigned.
         masked: Indices of the predictions' leaves that have a Keras mask.
@@ -182,7 +182,7 @@ def capture(
         variables: All Keras variables of the model.
         inputs: Inputs of one slice, a pytree of tensors.
         targets: Targets of that slice, a pytree of tensors.
-        carried: Those of the variables that are not weights.
+        carried: Subset of the variables that are not weights.
 
     Raises:
         UncapturableError: It depends on more than tensors.

@@ -133,7 +133,7 @@ class Outcome:
         return outcome
 
     def difference(self, other: Outcome, exact: bool, rounded: Outcome | None = None) -> str | None:
-        """What differs between this outcome and another one; None if they agree.
+        """First difference between this outcome and another one, as text; None if they agree.
 
         It is `METRICS_DIFFER` if they agree in all else.
 

@@ -93,7 +93,7 @@ class PerClassMetric(LazyMetric):
 
     @abstractmethod
     def _increments(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> Tensor:
-        """What a batch adds to the sums, shape `[*rows, classes]`; weights have shape `[samples, 1]`."""
+        """Increments of the sums by a batch, shape `[*rows, classes]`; weights have shape `[samples, 1]`."""
 
     @abstractmethod
     def _number(self, total: Tensor) -> Tensor:

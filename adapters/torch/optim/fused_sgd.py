@@ -1,4 +1,4 @@
-"""The update of a native model: the optimizer's own step, or its arithmetic in fewer calls."""
+"""Optimizer step of a native model: `optimizer.step`, or for SGD the same arithmetic by foreach kernels."""
 
 from __future__ import annotations
 
@@ -17,61 +17,61 @@ Update = Callable[[], object]
 def native_update(
     spec: TrainingSpec, optimizer: torch.optim.Optimizer, weights: Sequence[nn.Parameter]
 ) -> Update:
-    """What updates weights as `optimizer.step` does, to the bit.
+    """Function that updates the weights as `optimizer.step` does, to the bit.
 
     Args:
-        spec: Names the optimizer.
-        optimizer: Made as it says.
-        weights: All that it updates.
+        spec: Training spec with the optimizer.
+        optimizer: Optimizer of the spec.
+        weights: All parameters that it updates, any shape.
     """
-    settings = spec.optimizer
-    is_sgd = not isinstance(settings, CustomOptimizer) and settings.name == "sgd"
-    plain = all(type(weight) is nn.Parameter and weight.device.type == "cpu" for weight in weights)
-    return SgdUpdate(optimizer, weights) if is_sgd and plain else optimizer.step
+    optimizer_spec = spec.optimizer
+    is_sgd = not isinstance(optimizer_spec, CustomOptimizer) and optimizer_spec.name == "sgd"
+    are_plain = all(type(w) is nn.Parameter and w.device.type == "cpu" for w in weights)
+    return SgdUpdate(optimizer, weights) if is_sgd and are_plain else optimizer.step
 
 
 class SgdUpdate:
-    """Updates as torch's SGD does: by the same kernels, called for all weights at once.
+    """Update of torch's SGD by the same kernels, called once for all weights (`torch._foreach_*`).
 
-    That takes less than half of the time where weights are small. `step` itself makes the momenta, in the
-    first update, and is called where it does more: where somebody listens to it, and where weights have no
-    gradients or sparse ones.
+    It takes less than half of the time of `step` if weights are small. It calls `step` in the first update,
+    which creates the momentum buffers, if hooks or a profiler watch the step, and if a weight has no gradient
+    or a sparse one.
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, weights: Sequence[nn.Parameter]) -> None:
-        """Looks at nothing yet.
+        """Wraps an optimizer.
 
         Args:
-            optimizer: With one group, whose options are numbers.
-            weights: All that it updates, on a CPU.
+            optimizer: SGD with one parameter group, whose options are numbers.
+            weights: All parameters that it updates, on a CPU.
         """
         self._optimizer = optimizer
         self._weights = list(weights)
 
     def __call__(self) -> None:
-        """Updates every weight; the gradients stay as they are."""
+        """Updates all weights in place; the gradients stay as they are."""
         optimizer = self._optimizer
         options = optimizer.param_groups[0]
         gradients = None if private_api.has_listeners(optimizer) else self._gradients()
-        momenta = self._momenta() if gradients and options["momentum"] else []
-        if gradients is None or momenta is None:
+        buffers = self._momentum_buffers() if gradients and options["momentum"] else []
+        if gradients is None or buffers is None:
             optimizer.step()
             return
         with torch.no_grad():
-            self._update(options, gradients, momenta)
+            self._update(options, gradients, buffers)
 
     def _gradients(self) -> list[torch.Tensor] | None:
-        """Of every weight; None where one has none, or a sparse one."""
-        found = []
+        """Gradients of all weights; None if one is missing or sparse."""
+        gradients = []
         for weight in self._weights:
             gradient = weight.grad
             if gradient is None or gradient.is_sparse:
                 return None
-            found.append(gradient)
-        return found
+            gradients.append(gradient)
+        return gradients
 
-    def _momenta(self) -> list[torch.Tensor] | None:
-        """Those that the optimizer keeps now; None where it has yet to make some."""
+    def _momentum_buffers(self) -> list[torch.Tensor] | None:
+        """Momentum buffers of all weights; None if the optimizer has not created all of them."""
         state = self._optimizer.state
         try:
             return [state[weight]["momentum_buffer"] for weight in self._weights]
@@ -79,16 +79,16 @@ class SgdUpdate:
             return None
 
     def _update(
-        self, options: dict[str, Any], gradients: list[torch.Tensor], momenta: list[torch.Tensor]
+        self, options: dict[str, Any], gradients: list[torch.Tensor], buffers: list[torch.Tensor]
     ) -> None:
         weights, directions, momentum = self._weights, gradients, options["momentum"]
         if decay := options["weight_decay"]:
             directions = private_api.foreach_add(directions, weights, alpha=decay)
-        if momenta:
-            private_api.foreach_mul_(momenta, momentum)
-            private_api.foreach_add_(momenta, directions, alpha=1 - options["dampening"])
+        if buffers:
+            private_api.foreach_mul_(buffers, momentum)
+            private_api.foreach_add_(buffers, directions, alpha=1 - options["dampening"])
             if options["nesterov"]:
-                directions = private_api.foreach_add(directions, momenta, alpha=momentum)
+                directions = private_api.foreach_add(directions, buffers, alpha=momentum)
             else:
-                directions = momenta
+                directions = buffers
         private_api.foreach_add_(weights, directions, alpha=-options["lr"])

@@ -1,4 +1,4 @@
-"""The arithmetic of Keras' optimizers by torch's kernels over all weights at once."""
+"""Updates of Keras' optimizers by torch's foreach and fused kernels, over all weights at once."""
 
 from __future__ import annotations
 
@@ -14,29 +14,29 @@ from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.torch.base import private_api
 from isotrain.plugin import CustomOptimizer, TrainingSpec
 
-_NUMBERS: dict[torch.dtype, type[np.floating[Any]]] = {
+_SCALAR_TYPES: dict[torch.dtype, type[np.floating[Any]]] = {
     torch.float32: np.float32,
     torch.float64: np.float64,
 }
 Norms = Callable[[list[torch.Tensor]], Sequence[torch.Tensor]]
-"""Gives the norm of each of some tensors."""
-_LATE = 1e9
-"""A step at which torch's own bias correction is 1: Keras' correction is part of the rate."""
+"""Function that returns the L2 norm of each tensor, scalars."""
+_LATE_STEP = 1e9
+"""Step at which torch's bias correction is 1; Keras' correction is part of the rate."""
 
 
 @dataclass(eq=False, slots=True)
 class _Step:
-    """What one update is made of.
+    """Operands of one update.
 
     Attributes:
-        options: The Keras optimizer.
-        weights: To update, in place.
-        gradients: As they are to be used.
-        slots: Of the optimizer by kind, one for each weight; updated in place.
-        number: The type that Keras computes rates in.
-        rate: Of this update.
-        count: Of this update, from 1 on.
-        norms: Gives those of tensors that lie as the weights do.
+        options: Keras optimizer, whose attributes are the options.
+        weights: Weights, any shapes; updated in place.
+        gradients: Clipped gradients, one per weight, in its shape.
+        slots: Slot variables by kind, one per weight; updated in place.
+        number: NumPy scalar type in which Keras computes rates.
+        rate: Learning rate of this update.
+        count: Number of this update, from 1 on.
+        norms: Norms of tensors that are sharded as the weights are.
     """
 
     options: Any
@@ -49,14 +49,14 @@ class _Step:
     norms: Norms
 
     def corrections(self) -> tuple[Any, Any]:
-        """1 less the powers of both betas, in Keras' type."""
+        """Adam's bias corrections: `1 - beta_1**count` and `1 - beta_2**count`, in Keras' scalar type."""
         step = self.number(self.count)
         first, second = self.number(self.options.beta_1), self.number(self.options.beta_2)
         return 1 - first**step, 1 - second**step
 
 
 class KerasUpdate:
-    """Updates weights and slots of a Keras optimizer as its `apply` does."""
+    """Updates weights and slot variables of a Keras optimizer, as its `apply` does."""
 
     def __init__(
         self,
@@ -65,13 +65,13 @@ class KerasUpdate:
         weights: list[torch.Tensor],
         norms: Norms = private_api.foreach_norm,
     ) -> None:
-        """Takes over the optimizer's own slots.
+        """Refers to the optimizer's slot variables.
 
         Args:
-            spec: Names the optimizer.
-            optimizer: Built on the weights.
-            weights: All of one type.
-            norms: Gives those of tensors that lie as the weights do.
+            spec: Training spec with the optimizer.
+            optimizer: Keras optimizer that is built on the weights.
+            weights: Weights of one dtype, any shapes.
+            norms: Norms of tensors that are sharded as the weights are.
         """
         self._kernel = _KERNELS[spec.optimizer.name]
         self._options = optimizer
@@ -81,35 +81,35 @@ class KerasUpdate:
             kind: [variable.value for variable in variables]
             for kind, variables in keras_private.slots_of(optimizer).items()
         }
-        self._number = _NUMBERS[weights[0].dtype]
+        self._number = _SCALAR_TYPES[weights[0].dtype]
         self._iterations = optimizer.iterations.value
-        self._done: int | None = None
+        self._count: int | None = None
         self.rate = float(optimizer.learning_rate.value)
 
     def forget(self) -> None:
-        """Reads the number of updates anew: somebody has written it."""
-        self._done = None
+        """Reads the number of updates from the optimizer again, in which it was overwritten."""
+        self._count = None
 
     def __call__(self, gradients: list[torch.Tensor]) -> None:
-        """Updates every weight; the gradients stay as they are."""
-        if self._done is None:
-            self._done = int(self._iterations)
-        self._done += 1
+        """Updates all weights in place; the gradients stay as they are."""
+        if self._count is None:
+            self._count = int(self._iterations)
+        self._count += 1
         rate = self._number(self.rate)
         decay = self._options.weight_decay
-        given = [gradient.contiguous() for gradient in gradients]
-        bounded = clipped(given, self._options, self._norms)
+        contiguous = [gradient.contiguous() for gradient in gradients]
+        clipped_gradients = clipped(contiguous, self._options, self._norms)
         if decay:
             private_api.foreach_mul_(self._weights, float(1 - self._number(decay) * rate))
         self._kernel(
             _Step(
                 self._options,
                 self._weights,
-                bounded,
+                clipped_gradients,
                 self._slots,
                 self._number,
                 float(rate),
-                self._done,
+                self._count,
                 self._norms,
             )
         )
@@ -122,52 +122,54 @@ def keras_update(
     variables: Sequence[Any],
     norms: Norms = private_api.foreach_norm,
 ) -> KerasUpdate | None:
-    """The update for a spec's optimizer; None where only Keras' own `apply` does what it says.
+    """Update by torch's kernels for a spec's optimizer; None if only Keras' own `apply` can do it.
 
-    That is so for optimizers of one's own, with loss scaling, and for weights that have constraints, types
-    of their own or strides of their own.
+    That is the case for custom optimizers, loss scaling, weights with constraints, several dtypes, and
+    non-contiguous weights.
 
     Args:
-        spec: Names the optimizer.
-        optimizer: Built on the variables.
-        variables: To update.
-        norms: Gives those of tensors that lie as their values do.
+        spec: Training spec with the optimizer.
+        optimizer: Keras optimizer that is built on the variables.
+        variables: Keras variables to update.
+        norms: Norms of tensors that are sharded as the variables' values are.
     """
     weights = [variable.value for variable in variables]
     if isinstance(spec.optimizer, CustomOptimizer) or not weights:
         return None
-    scaled = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
-    constrained = any(variable.constraint is not None for variable in variables)
-    types = {weight.dtype for weight in weights}
-    strided = not all(weight.is_contiguous() for weight in weights)
-    if scaled or constrained or strided or len(types) > 1 or not types <= set(_NUMBERS):
+    has_loss_scale = isinstance(optimizer, keras.optimizers.LossScaleOptimizer)
+    has_constraints = any(variable.constraint is not None for variable in variables)
+    dtypes = {weight.dtype for weight in weights}
+    are_contiguous = all(weight.is_contiguous() for weight in weights)
+    if has_loss_scale or has_constraints or not are_contiguous:
+        return None
+    if len(dtypes) > 1 or not dtypes <= set(_SCALAR_TYPES):
         return None
     return KerasUpdate(spec, optimizer, weights, norms)
 
 
 def clipped(gradients: list[torch.Tensor], options: Any, norms: Norms) -> list[torch.Tensor]:
-    """Gradients as Keras clips them: each by its norm, all by their global norm, or by value.
+    """Gradients clipped as Keras does: each by its norm, all by their global norm, or by value.
 
     Args:
-        gradients: Tensors of any shapes, contiguous.
-        options: An optimizer with `clipnorm`, `global_clipnorm` and `clipvalue`, of which one is a number.
-        norms: Gives the L2 norm of each of some tensors.
+        gradients: Contiguous tensors of any shapes.
+        options: Keras optimizer with `clipnorm`, `global_clipnorm` and `clipvalue`; at most one is set.
+        norms: Norms of tensors that are sharded as the gradients are.
     """
     if options.clipnorm:
-        found = torch.stack(norms(gradients))
-        factors = options.clipnorm / found.clamp(min=options.clipnorm)
+        gradient_norms = torch.stack(norms(gradients))
+        factors = options.clipnorm / gradient_norms.clamp(min=options.clipnorm)
         return list(private_api.foreach_mul(gradients, list(factors.unbind())))
     if options.global_clipnorm:
         norm = torch.linalg.vector_norm(torch.stack(norms(gradients)))
         return clipped_by(norm, gradients, options.global_clipnorm)
     if options.clipvalue:
-        below = private_api.foreach_clamp_max(gradients, options.clipvalue)
-        return list(private_api.foreach_clamp_min(below, -options.clipvalue))
+        bounded = private_api.foreach_clamp_max(gradients, options.clipvalue)
+        return list(private_api.foreach_clamp_min(bounded, -options.clipvalue))
     return gradients
 
 
 def clipped_by(norm: torch.Tensor, gradients: list[Any], bound: float) -> list[Any]:
-    """Gradients as Keras clips them by the norm of all."""
+    """Gradients clipped by their global norm (a scalar tensor), as Keras does."""
     return list(private_api.foreach_mul(gradients, bound * torch.clamp(1 / norm, max=1 / bound)))
 
 
@@ -189,14 +191,14 @@ def _sgd(step: _Step) -> None:
 def _adam(step: _Step) -> None:
     first, second = step.corrections()
     options, weights = step.options, step.weights
-    late = torch.tensor(_LATE, device=weights[0].device)
+    late_step = torch.tensor(_LATE_STEP, device=weights[0].device)
     private_api.fused_adam_(
         weights,
         step.gradients,
         step.slots["momentum"],
         step.slots["velocity"],
         step.slots["velocity_hat"] if options.amsgrad else [],
-        [late] * len(weights),
+        [late_step] * len(weights),
         lr=float(step.number(step.rate) * np.sqrt(second) / first),
         beta1=options.beta_1,
         beta2=options.beta_2,
@@ -245,9 +247,10 @@ def _lamb(step: _Step) -> None:
     private_api.foreach_add_(scales, options.epsilon)
     private_api.foreach_mul_(scales, float(first))
     directions = private_api.foreach_div(means, scales)
-    lengths = torch.stack(step.norms(step.weights))
-    others = torch.stack(step.norms(directions))
-    ratios = torch.where((lengths > 0) & (others > 0), lengths / others, 1.0)
+    weight_norms = torch.stack(step.norms(step.weights))
+    direction_norms = torch.stack(step.norms(directions))
+    is_defined = (weight_norms > 0) & (direction_norms > 0)
+    ratios = torch.where(is_defined, weight_norms / direction_norms, 1.0)
     private_api.foreach_mul_(directions, list((ratios * -step.rate).unbind()))
     private_api.foreach_add_(step.weights, directions)
 

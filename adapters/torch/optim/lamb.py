@@ -1,4 +1,4 @@
-"""The LAMB optimizer for native torch models, which torch itself does not have."""
+"""LAMB optimizer for native torch models, which torch does not have."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ class Lamb(torch.optim.Optimizer):
     either norm is 0.
 
     Attributes:
-        norms: Gives the norms of all of some tensors, of which this process may have parts.
+        norms: Function that returns the L2 norms (scalars) of tensors, which may be sharded.
     """
 
     norms: Callable[[Sequence[torch.Tensor]], Sequence[torch.Tensor]]
@@ -35,7 +35,7 @@ class Lamb(torch.optim.Optimizer):
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> float | None:
-        """Updates every parameter that has a gradient."""
+        """Updates every parameter that has a gradient, in place."""
         loss = None
         if closure is not None:
             with torch.enable_grad():
@@ -69,6 +69,6 @@ class Lamb(torch.optim.Optimizer):
 
 
 def _norms(tensors: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-    """Of all of each, also where this process has a part: then all processes call it."""
+    """L2 norms, scalars. Collective if the tensors are `DTensor`s."""
     norms = [tensor.norm() for tensor in tensors]
     return [norm.full_tensor() if hasattr(norm, "full_tensor") else norm for norm in norms]

@@ -1,4 +1,4 @@
-"""The state of a torch optimizer by name."""
+"""Named state of a torch optimizer, for checkpoints."""
 
 from __future__ import annotations
 
@@ -11,16 +11,19 @@ from torch import nn
 from isotrain.adapters.torch.base.tensors import local_shard, overwrite
 from isotrain.plugin import IsotrainError, unknown_name
 
-_NUMBERS = (bool, int, float)
-_WITHOUT = "without_slots"
+_NUMBER_TYPES = (bool, int, float)
+_WITHOUT_SLOTS = "without_slots"
 _GROUPS = "groups/"
 
 
 class NativeOptimizerState:
-    """`WEIGHT/SLOT` for each slot, most of which the first update makes.
+    """State of a torch optimizer by name.
 
-    Where a weight has none yet, `without_slots` has a flag for each weight: written, it takes slots away.
-    A person's own optimizer may keep numbers for a group of weights as well: `groups/GROUP/NUMBER`.
+    | name | value |
+    |---|---|
+    | `WEIGHT/SLOT` | slot of a weight, such as `exp_avg`; the first update creates most slots |
+    | `without_slots` | bool per weight, if some have no slots yet; written, it removes slots |
+    | `groups/INDEX/OPTION` | number in a parameter group of a custom optimizer, except `lr` |
     """
 
     def __init__(
@@ -28,64 +31,64 @@ class NativeOptimizerState:
         optimizer: torch.optim.Optimizer,
         weights: Mapping[str, Any],
         updated: Collection[str],
-        is_own: bool,
+        is_custom: bool,
     ) -> None:
-        """Names what there is, now and later.
+        """Wraps an optimizer.
 
         Args:
-            optimizer: Any of torch.
-            weights: All that are trained, by name.
-            updated: The names of those that it updates.
-            is_own: Whether it is a person's own.
+            optimizer: Optimizer of torch, or a custom one.
+            weights: All trained parameters (or their shards), by name.
+            updated: Names of the parameters that this optimizer updates.
+            is_custom: Whether it is a custom optimizer.
         """
         self._optimizer = optimizer
         self._all = weights
         self._weights = {name: weight for name, weight in weights.items() if name in updated}
-        self._is_own = is_own
+        self._is_custom = is_custom
 
     @property
     def is_partial(self) -> bool:
-        """Whether others update some of the weights."""
+        """Whether other ranks update some of the weights (ZeRO stages 1 and 2)."""
         return len(self._weights) < len(self._all)
 
     def is_remote_slot(self, name: str) -> bool:
-        """Whether a slot is of a weight that others update."""
+        """Whether a slot belongs to a weight that another rank updates."""
         owner = name.rpartition("/")[0]
         return owner in self._all and owner not in self._weights
 
     def read(self) -> dict[str, torch.Tensor]:
-        """All of it."""
-        found = {
+        """All state by name; Python numbers as scalar tensors."""
+        state = {
             f"{name}/{slot}": _as_tensor(value)
             for name, weight in self._weights.items()
-            for slot, value in self._of(weight).items()
+            for slot, value in self._slots(weight).items()
             if isinstance(value, torch.Tensor | bool | int | float)
         }
-        without = [not self._of(weight) for weight in self._weights.values()]
-        if any(without) and not self.is_partial:  # each replica would say another thing
-            found[_WITHOUT] = torch.tensor(without)
-        return found | {name: _as_tensor(group[key]) for name, group, key in self._numbers()}
+        without = [not self._slots(weight) for weight in self._weights.values()]
+        if any(without) and not self.is_partial:  # replicas would differ
+            state[_WITHOUT_SLOTS] = torch.tensor(without)
+        return state | {name: _as_tensor(group[key]) for name, group, key in self._numbers()}
 
-    def _of(self, weight: nn.Parameter) -> dict[str, Any]:
+    def _slots(self, weight: nn.Parameter) -> dict[str, Any]:
         slots: dict[str, Any] = self._optimizer.state.get(weight, {})
         return slots
 
     def _numbers(self) -> Iterator[tuple[str, dict[str, Any], str]]:
-        """Names, and where their numbers are."""
-        for place, group in enumerate(self._optimizer.param_groups if self._is_own else ()):
+        """Name, parameter group and key of each number in the groups."""
+        for index, group in enumerate(self._optimizer.param_groups if self._is_custom else ()):
             for key, value in group.items():
-                if isinstance(value, _NUMBERS) and key != "lr":
-                    yield f"{_GROUPS}{place}/{key}", group, key
+                if isinstance(value, _NUMBER_TYPES) and key != "lr":
+                    yield f"{_GROUPS}{index}/{key}", group, key
 
     def write(self, name: str, value: torch.Tensor) -> None:
-        """Sets one, which need not exist yet.
+        """Overwrites or creates one entry of the state.
 
         Raises:
-            IsotrainError: It is of no weight of this model, of another shape, or not of this optimizer.
+            IsotrainError: The weight, its shape or the slot does not exist here.
         """
         owner, _, slot = name.rpartition("/")
-        if name == _WITHOUT:
-            self._take_away(value)
+        if name == _WITHOUT_SLOTS:
+            self._remove_slots(value)
         elif owner in self._weights:
             self._write_slot(self._weights[owner], slot, f"optimizer/{name}", value)
         elif name.startswith(_GROUPS):
@@ -93,21 +96,22 @@ class NativeOptimizerState:
         else:
             raise IsotrainError(unknown_name("weight", owner, self._weights))
 
-    def _take_away(self, without: torch.Tensor) -> None:
+    def _remove_slots(self, without: torch.Tensor) -> None:
+        """Removes the slots of the flagged weights; bool, shape `[weights]`."""
         for weight, flag in zip(self._all.values(), without.tolist(), strict=True):
             if flag:
                 self._optimizer.state.pop(weight, None)
 
     def _write_slot(self, weight: nn.Parameter, slot: str, name: str, value: torch.Tensor) -> None:
-        if not self._is_own and not self._of(weight):
+        if not self._is_custom and not self._slots(weight):
             self.make([weight])
         slots = self._optimizer.state[weight]
-        known = slots.get(slot)
-        if torch.is_tensor(known):
-            overwrite(name, known, value)
-        elif not self._is_own:
+        current = slots.get(slot)
+        if torch.is_tensor(current):
+            overwrite(name, current, value)
+        elif not self._is_custom:
             raise IsotrainError(unknown_name("slot", name, slots))
-        elif isinstance(known, _NUMBERS) or self._is_number(value):
+        elif isinstance(current, _NUMBER_TYPES) or self._is_number(value):
             slots[slot] = value.item()
         elif value.is_floating_point() and value.shape in (weight.shape, local_shard(weight).shape):
             slots[slot] = torch.zeros_like(weight)
@@ -116,38 +120,38 @@ class NativeOptimizerState:
             slots[slot] = value if slot == "step" else value.to(weight.device)
 
     def _is_number(self, value: torch.Tensor) -> bool:
-        """Whether a slot that is not there yet is a Python number."""
+        """Whether the value of a missing slot was a Python number: an int64 or float64 scalar."""
         return not value.dim() and value.dtype in (torch.int64, torch.float64)
 
     def _write_number(self, name: str, value: torch.Tensor) -> None:
-        numbers = {known: (group, key) for known, group, key in self._numbers()}
+        numbers = {number: (group, key) for number, group, key in self._numbers()}
         if name not in numbers:
             raise IsotrainError(unknown_name("state", f"optimizer/{name}", numbers))
         group, key = numbers[name]
         group[key] = type(group[key])(value.item())
 
     def not_checkpointed(self) -> list[str]:
-        """The slots that are neither tensors nor numbers."""
-        kinds = (torch.Tensor, *_NUMBERS, type(None))
+        """Names of slots that are neither tensors nor numbers."""
+        types = (torch.Tensor, *_NUMBER_TYPES, type(None))
         return sorted(
             {
                 slot
                 for weight in self._weights.values()
-                for slot, value in self._of(weight).items()
-                if not isinstance(value, kinds)
+                for slot, value in self._slots(weight).items()
+                if not isinstance(value, types)
             }
         )
 
     def make(self, weights: Iterable[nn.Parameter] | None = None) -> None:
-        """Makes, as zeros, the slots that torch makes at a weight's first update.
+        """Creates, as zeros, the slots that torch creates at a weight's first update, by such an update.
 
-        Without them, replicas of which some have not updated yet would read vectors of other lengths.
+        Without them, replicas would read vectors of different lengths if some have not updated yet.
 
         Args:
-            weights: Those that get theirs; all when left out.
+            weights: Parameters that get slots; None for all.
         """
-        wanted = self._weights.values() if weights is None else weights
-        without = [weight for weight in wanted if not self._of(weight)]
+        requested = self._weights.values() if weights is None else weights
+        without = [weight for weight in requested if not self._slots(weight)]
         if not without:
             return
         gradients = [weight.grad for weight in self._weights.values()]
@@ -160,7 +164,7 @@ class NativeOptimizerState:
         with torch.no_grad():
             for weight, value in zip(without, before, strict=True):
                 weight.copy_(value)
-                for slot in self._of(weight).values():
+                for slot in self._slots(weight).values():
                     if torch.is_tensor(slot):
                         slot.zero_()
         for weight, gradient in zip(self._weights.values(), gradients, strict=True):
@@ -168,7 +172,7 @@ class NativeOptimizerState:
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
-    """A tensor as it is; a number in a type that loses nothing of it."""
+    """A tensor unchanged; a Python number as a scalar tensor that is exact: float64, int64 or bool."""
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     return value if torch.is_tensor(value) else torch.tensor(value)

@@ -69,7 +69,7 @@ class CapturedMetric:
         return list(self._metric.variables)
 
     def increments(self, targets: Any, predictions: Any) -> list[torch.Tensor]:
-        """What samples add to each variable, in that variable's shape; the metric stays unchanged."""
+        """Increments of the variables by a batch, in their shapes; the metric stays unchanged."""
         zeros = [_zeros_like(variable.value) for variable in self._variables]
         return self._updated(zeros, targets, predictions)
 

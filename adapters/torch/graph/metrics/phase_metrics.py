@@ -39,7 +39,7 @@ class CapturedMetrics:
 
         Args:
             metrics: Metrics as the replica group sums them up.
-            capturable: The same metrics for captured graphs, in the same order.
+            capturable: Captured form of these metrics, in the same order.
         """
         self.metrics = list(metrics)
         self.excluded: dict[str, str] = {}
@@ -83,7 +83,7 @@ class CapturedMetrics:
         return [function for each in self.captured.values() for function in each.callables]
 
     def increments(self, targets: Any, predictions: Any) -> MeasuredPredictions:
-        """What samples add to the captured metrics; the metrics stay unchanged."""
+        """Increments of the captured metrics by a batch; the metrics stay unchanged."""
         captured = self.captured
         sums = [each.increments(targets, predictions) for each in captured.values()]
         return MeasuredPredictions(predictions, sums, tuple(captured))
