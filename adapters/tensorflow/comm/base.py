@@ -55,10 +55,8 @@ class Communicator(ABC):
             This replica's shard, which may be empty; and a non-empty tensor that depends on the collective.
         """
         if subgroups:
-            total, index = (
-                self.all_reduce_within(vector, subgroups),
-                index_within(self.replica_index(), subgroups),
-            )
+            total = self.all_reduce_within(vector, subgroups)
+            index = index_within(self.replica_index(), subgroups)
         else:
             total, index = self.all_reduce([vector], "sum")[0], self.replica_index()
         return tf.split(total, sizes)[index], total[:1]

@@ -92,7 +92,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         trainer, stage = self._trainer, communicator.stage
         require_built(trainer.metrics.unbuilt)
         model, loss, self._check_equivalence = split_model(trainer, spec, cut)
-        self._stages = PipelineContext(model, communicator, loss, trainer)
+        self._context = PipelineContext(model, communicator, loss, trainer)
         stage_of = model.stage_of_weights(communicator.stages)
         trainable, others = weights_of(trainer.model, spec)
         weights = [*trainable, *others]
@@ -131,7 +131,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
             def replica(position: int) -> tuple[tf.Tensor, list[tf.Tensor], list[tf.Tensor]]:
                 slice_weights, stage = row(weights, position), self._communicator.stage
                 work = TensorFlowStageWork(
-                    self._stages, micro_batches[position], slice_weights, has_placeholders, measure
+                    self._context, micro_batches[position], slice_weights, has_placeholders, measure
                 )
                 with tf.control_dependencies(work.times):
                     execute_stage(actions[stage], stage, work)
@@ -187,7 +187,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         self._weights.drop_other_stages()
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
-        model = self._stages.model
+        model = self._context.model
         tensors = model.inputs(batch.slices[0][0].inputs)
         return layer_profiler.profile_calls(model.layer_calls(), tensors, self._passes)
 
@@ -219,10 +219,10 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         return forward, both
 
     def plan_notes(self) -> list[str]:
-        return super().plan_notes() + self._stages.model.describe(self._communicator.stages)
+        return super().plan_notes() + self._context.model.describe(self._communicator.stages)
 
     def evaluation_step(self, batch: Batch) -> None:
-        chunks, stages = len(self._stages.model.chunks), self._communicator.stages
+        chunks, stages = len(self._context.model.chunks), self._communicator.stages
         if self._communicator.stage == (chunks - 1) % stages:
             super().evaluation_step(batch)
 

@@ -72,7 +72,7 @@ class TensorFlowStageWork(StageWork):
         micro_batches: Sequence[MicroBatch],
         weights: tf.Tensor | None,
         has_placeholders: bool,
-        notes: bool = False,
+        measure: bool = False,
     ) -> None:
         """Begins a step.
 
@@ -81,7 +81,7 @@ class TensorFlowStageWork(StageWork):
             micro_batches: The replica's micro-batches.
             weights: Weight of each micro-batch, shape `[micro_batches]`; None when all are 1.
             has_placeholders: Whether a micro-batch may be a placeholder, which has weight 0.
-            notes: Whether to measure when actions end.
+            measure: Whether to measure when actions end.
         """
         self._context = context
         self._micro_batches = micro_batches
@@ -93,7 +93,7 @@ class TensorFlowStageWork(StageWork):
         self._boundary_specs = [context.boundary_specs(inputs) for inputs, _ in micro_batches]
         self.weighted_loss: tf.Tensor = tf.zeros((), tf.float64)
         self.keepalive_outputs: list[tf.Tensor] = []
-        self.times = [tf.timestamp()] if notes else []
+        self.times = [tf.timestamp()] if measure else []
 
     def gradients(self, weights: Sequence[tf.Variable]) -> list[tf.Tensor]:
         """Accumulated gradients of this stage's weights, of their shapes and dtypes, after all passes."""

@@ -90,10 +90,8 @@ class ReplicaTrainer:
         self._keras_statistics = moving_statistics(self.model)
         self.statistics = [native(variable) for variable in self._keras_statistics]
         self._carried = carried_variables(self.model)
-        self._self_updating = [
-            *self._carried.values(),
-            *map(native, self_updating(self.model, others)),
-        ]
+        updating = self_updating(self.model, others)
+        self._self_updating = [*self._carried.values(), *map(native, updating)]
         self.update = self._update_of(spec, trainable)
         generators = standalone_generators(spec, "tensorflow", self.model)
         self._default_generator = generators[UNSEEDED]
@@ -104,10 +102,8 @@ class ReplicaTrainer:
             if keras_private.is_seed(getattr(variable, "path", variable.name))
         ]
         tf_generators = private_api.generators_of(self.model)
-        self._seeds, self._tf_generators = (
-            [*seeds, *self._generators.values()],
-            tf_generators.values(),
-        )
+        self._seeds = [*seeds, *self._generators.values()]
+        self._tf_generators = tf_generators.values()
         self._generators |= tf_generators
         self.state = self._state_of(
             trainable,
@@ -219,7 +215,7 @@ class ReplicaTrainer:
     def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
         """Denominators of a micro-batch's losses, shape `[losses]`; changes no state.
 
-        A Keras model's variables are not even restored by assignment: others may train it meanwhile.
+        No variable of a Keras model is assigned to, not even its old value: others may train it meanwhile.
         """
         is_keras = isinstance(self.model, keras.Layer)
         updated = list(self._carried.values()) if is_keras else self.statistics
