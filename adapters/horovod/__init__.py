@@ -1,1 +1,1 @@
-"""The horovod adapters."""
+"""Adapters of the Horovod backends, `horovod-torch` and `horovod-tf`."""

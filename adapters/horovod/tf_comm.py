@@ -87,7 +87,7 @@ class HorovodCommunicator(Communicator):
         return results
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """One Horovod all-gather along a new first axis."""
+        """One Horovod all-gather along a new first axis; returns shape `[replicas, *tensor.shape]`."""
         row = tf.expand_dims(_sendable(tensor), 0)
         gathered = hvd.allgather(row, name="isotrain_all_gather", ignore_name_scope=True)
         return tf.cast(tf.ensure_shape(gathered, [self.replicas, *tensor.shape]), tensor.dtype)
@@ -125,7 +125,7 @@ class HorovodCommunicator(Communicator):
     def all_gather_shards(
         self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
-        """One Horovod all-gather of shards of any sizes; for an empty shard, one element is sent."""
+        """One Horovod all-gather of vectors of any sizes; an empty one is sent as one element."""
         process_set = self._process_set(subgroups)
         if process_set is None:
             return tf.identity(shard)
@@ -174,7 +174,7 @@ class HorovodCommunicator(Communicator):
             return tf.cast(tf.reshape(received, tensor.shape), tensor.dtype)
 
     def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """One Horovod all-reduce in this replica's process set."""
+        """One Horovod all-reduce sum in this replica's process set, any shape."""
         process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return tf.identity(tensor)
@@ -188,7 +188,7 @@ class HorovodCommunicator(Communicator):
         return tf.cast(total, tensor.dtype)
 
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """One Horovod broadcast in this replica's process set; several may be in flight at once."""
+        """One Horovod broadcast in this replica's process set, any shape; several may be in flight."""
         process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return tf.identity(tensor)
@@ -260,7 +260,7 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
         return method == "fp16"
 
     def _all_reduce_in_groups(self, gradients: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """All-reduces the mean of gradients in consecutive groups of nearly equal numbers of tensors."""
+        """Means of gradients, in their shapes: one all-reduce for each group of consecutive tensors."""
         size = -(-len(gradients) // self._groups)
         means: list[tf.Tensor] = []
         for start in range(0, len(gradients), size):
@@ -270,5 +270,5 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
 
 
 def _sendable(tensor: tf.Tensor) -> tf.Tensor:
-    """Casts bfloat16, which Horovod does not support, to float32; other tensors are returned as they are."""
+    """Tensor for Horovod, any shape: bfloat16, which it does not support, is cast to float32."""
     return tf.cast(tensor, tf.float32) if tensor.dtype == tf.bfloat16 else tensor

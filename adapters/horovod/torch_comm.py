@@ -77,7 +77,7 @@ class HorovodCommunicator(Communicator):
         return lambda: hvd.synchronize(handle).div_(self.replicas).to(scalar.dtype)
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """All-reduces the loss with the gradients, unless these go in groups that it would reorder."""
+        """All-reduces the scalar loss with the gradients, unless they go in groups that it would reorder."""
         return self._reducer.add_scalar(share) or self.all_reduce_mean_async(share)
 
     def wait_gradients(self) -> None:
@@ -85,19 +85,19 @@ class HorovodCommunicator(Communicator):
         self._reducer.wait()
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """One Horovod all-reduce."""
+        """One Horovod all-reduce, any shape."""
         name = tensor_name(f"all_reduce.{op}", value)
         return hvd.allreduce(to_sendable(value), name=name, op=_OPERATIONS[op]).to(value.dtype)
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
-        """One Horovod all-gather along a new first axis."""
+        """One Horovod all-gather along a new first axis; returns shape `[replicas, *value.shape]`."""
         row = to_sendable(value).unsqueeze(0)
         return hvd.allgather(row, name=tensor_name("all_gather", value)).to(value.dtype)
 
     def reduce_scatter(
         self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """One Horovod all-to-all, and a local sum."""
+        """One Horovod all-to-all of a vector, and a local sum; returns shape `[sizes[index]]`."""
         process_set = self._process_set(subgroups)
         if process_set is None:
             return vector.clone()
@@ -112,7 +112,7 @@ class HorovodCommunicator(Communicator):
     def all_gather_shards(
         self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """One Horovod all-gather of shards of any sizes."""
+        """One Horovod all-gather of vectors of any sizes; returns shape `[sum(sizes)]`."""
         process_set = self._process_set(subgroups)
         if process_set is None:
             return shard.clone()
@@ -134,7 +134,7 @@ class HorovodCommunicator(Communicator):
         return received.squeeze(0).to(value.dtype)
 
     def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
-        """One Horovod all-reduce in this replica's process set."""
+        """One Horovod all-reduce sum in this replica's process set, any shape."""
         process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return value.clone()
@@ -143,7 +143,7 @@ class HorovodCommunicator(Communicator):
         return total.to(value.dtype)
 
     def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
-        """One Horovod broadcast in this replica's process set."""
+        """One Horovod broadcast in this replica's process set, any shape."""
         process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return value.clone()
@@ -277,7 +277,7 @@ class _Contiguous:
 
 
 def _dense(gradient: torch.Tensor) -> torch.Tensor:
-    """Dense, contiguous gradient: grouped all-reduces take no sparse tensors; small models need none."""
+    """Dense, contiguous gradient of the same shape: grouped all-reduces take no sparse tensors."""
     return gradient.to_dense() if gradient.is_sparse else gradient.contiguous()
 
 

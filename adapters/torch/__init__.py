@@ -1,1 +1,1 @@
-"""The torch adapters."""
+"""Adapter of the torch backend, `torch-ddp`, and torch code that `horovod-torch` shares."""

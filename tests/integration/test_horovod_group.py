@@ -500,7 +500,7 @@ def test_every_capability_is_declared(backend: str) -> None:
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"compression": "fp8"}, "compression: 'fp8'"),
+        ({"compression": "fp8"}, "compression: expected one of none, fp16, received 'fp8'"),
         ({"groups": 0}, "groups"),
         ({"cycle_time_ms": -1}, "cycle_time_ms"),
         ({"fusion_threshold_mb": "much"}, "fusion_threshold_mb"),

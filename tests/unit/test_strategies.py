@@ -388,7 +388,7 @@ def test_tensorflow_sums_gradients_of_parts_in_each_micro_batch(
     made = on_hosts(host, "aabb", options, backend, gradient_accumulation_steps=3)
     sent = 3 * (3 * 1 / 2 + 2 * 1 / 2 / 2)
     assert made.exchanged_bytes_per_step == pytest.approx(sent * 4 * BYTES)
-    assert any("computed again in the backward pass" in note for note in made.notes)
+    assert any("recomputed in the backward pass" in note for note in made.notes)
 
 
 def test_hybrid_runs_need_hosts_of_one_size_and_a_weight_for_each_replica_of_one(

@@ -125,11 +125,11 @@ class Communicator(ABC):
         return False
 
     def state(self) -> dict[str, torch.Tensor]:
-        """State that outlives a step, by name; for checkpoints. Local."""
+        """State that outlives a step: tensors of any shapes by name, for checkpoints. Local."""
         return {}
 
     def write_state(self, name: str, value: torch.Tensor) -> None:
-        """Restores one entry of `state`. Local.
+        """Restores one entry of `state`, in its shape. Local.
 
         Raises:
             IsotrainError: There is no state of that name.

@@ -149,7 +149,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return wait
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """Sends the loss along with the gradients (`LossInGradients`), or else in its own all-reduce."""
+        """Sends the scalar loss with the gradients (`LossInGradients`), or else in its own all-reduce."""
         if not self._loss_in_gradients:
             return self.all_reduce_mean_async(share)
         scale = self._trainer.loss_scale()  # the update may change it
@@ -283,7 +283,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return True
 
     def state(self) -> dict[str, torch.Tensor]:
-        """Whether DDP has rebuilt its buckets, as after its first backward pass; and PowerSGD's state."""
+        """`buckets_rebuilt`, a bool scalar, true after DDP's first backward pass; and PowerSGD's state."""
         buckets_rebuilt = torch.tensor(self._has_rebuilt_buckets or self._restored_rebuilt_buckets)
         powersgd = {} if self._powersgd is None else self._powersgd.read()
         return {

@@ -45,7 +45,7 @@ class PowerSGD:
         return tensors
 
     def write(self, name: str, value: torch.Tensor, device: torch.device) -> None:
-        """Restores one entry of `read`, which need not exist yet.
+        """Restores one entry of `read`, in its shape; it need not exist yet.
 
         Raises:
             IsotrainError: There is no state of that name.

@@ -73,14 +73,14 @@ class PipelineCommunicator(Communicator):
 
     @abstractmethod
     def max_over_all(self, value: torch.Tensor) -> torch.Tensor:
-        """Elementwise maximum over all stages of all replicas. Collective over all processes."""
+        """Elementwise maximum, any shape, over all stages of all replicas. Collective over all processes."""
 
     @abstractmethod
     def sum_over_stages(self, value: torch.Tensor) -> torch.Tensor:
         """Sum of a tensor of any shape over the stages of this replica. Collective over these."""
 
     def broadcast_from_stage(self, tensor: torch.Tensor, stage: int) -> None:
-        """Broadcasts a tensor from one stage of this replica, in place. Collective over its stages."""
+        """Broadcasts a tensor, any shape, from one stage of this replica, in place. Collective over its stages."""
         broadcast_bundle(
             list(dense(tensor.detach())), lambda vector: self._broadcast_from(vector, stage)
         )

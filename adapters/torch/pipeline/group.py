@@ -232,7 +232,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         return {name: tensor for name, tensor in section.read().items() if name in here}
 
     def _local_weights(self) -> dict[str, torch.Tensor]:
-        """The weights that this process has as they are now."""
+        """Weights by name that are up to date in this process."""
         weights = self._all_weights()
         if self._has_all_stages:
             return weights

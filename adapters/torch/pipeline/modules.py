@@ -115,13 +115,13 @@ class PipelineModules(SequentialModel):
         )
 
     def of(
-        self, chunk: SequentialChunk, known: Mapping[int, Any], targets: Any
+        self, chunk: SequentialChunk, tensors: Mapping[int, Any], targets: Any
     ) -> tuple[torch.Tensor, Any]:
         """Mean loss, a scalar, and predictions of the last chunk; 0 and None for other chunks.
 
         Args:
             chunk: Chunk that was computed.
-            known: Tensors computed so far, by the number of the chunk that takes them.
+            tensors: Tensors computed so far, by the number of the chunk that takes them.
             targets: Targets of the slice.
 
         Raises:
@@ -129,7 +129,7 @@ class PipelineModules(SequentialModel):
         """
         if chunk is not self.chunks[-1]:
             return torch.zeros(()), None
-        predictions = known[len(self.chunks)]
+        predictions = tensors[len(self.chunks)]
         loss = self._trainer.loss_of(targets, predictions)
         if loss.dim() == 1 and not loss[1]:  # without padding after all
             loss = loss[0]

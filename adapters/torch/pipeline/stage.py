@@ -85,16 +85,16 @@ class TorchStageWork(StageWork):
     def forward(self, work: Pass, received: list[torch.Tensor]) -> list[torch.Tensor]:
         micro_batch, chunk = self._micro_batches[work.micro_batch], self._chunk(work)
         leaves = [each.detach().requires_grad_(each.is_floating_point()) for each in received]
-        known = self._context.model.inputs(micro_batch.inputs) | dict(
+        tensors = self._context.model.inputs(micro_batch.inputs) | dict(
             zip(chunk.input_keys, leaves, strict=True)
         )
         if micro_batch.count:
-            known = chunk(known, training=True)
+            tensors = chunk(tensors, training=True)
         else:
             with self._preserve_statistics():
-                known = chunk(known, training=True)
-        outputs = chunk.boundary_tensors(known)
-        loss, predictions = self._context.loss.of(chunk, known, micro_batch.targets)
+                tensors = chunk(tensors, training=True)
+        outputs = chunk.boundary_tensors(tensors)
+        loss, predictions = self._context.loss.of(chunk, tensors, micro_batch.targets)
         loss = loss * micro_batch.weight
         if chunk is self._context.model.chunks[-1]:
             self._on_predictions(micro_batch, predictions)

@@ -35,7 +35,7 @@ class BucketedGradients:
 
     @property
     def reduced(self) -> list[torch.Tensor]:
-        """Results of the reduction for all buckets, in their order; added up over backward passes."""
+        """Reduced tensors, of any shapes, of all buckets in order; added up over backward passes."""
         return [tensor for bucket in self._reduced for tensor in bucket]
 
     @contextlib.contextmanager

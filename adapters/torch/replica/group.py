@@ -127,7 +127,7 @@ class TorchReplicaGroup(ReplicaGroup):
         }
 
     def _execution_state(self) -> dict[str, torch.Tensor]:
-        """Execution state of communicator and trainer, by name."""
+        """Execution state of communicator and trainer: tensors of any shapes by name."""
         return self.communicator.state() | self.trainer.execution_state()
 
     def _write_execution_state(self, name: str, value: torch.Tensor) -> None:
@@ -225,8 +225,8 @@ class TorchReplicaGroup(ReplicaGroup):
         if micro_batch.count:
             loss, predictions = module(micro_batch.inputs, micro_batch.targets)
         else:
-            moved = [*self.trainer.statistics, *self.trainer.local_buffers().values()]
-            with restored_after(moved), self.trainer.carry.preserving_state():
+            changed = [*self.trainer.statistics, *self.trainer.local_buffers().values()]
+            with restored_after(changed), self.trainer.carry.preserving_state():
                 loss, predictions = module(micro_batch.inputs, micro_batch.targets)
         self._metrics.train(micro_batch, predictions)
         return slice_weights.of(index, loss)
@@ -307,7 +307,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._update_weights()
 
     def _update_weights(self) -> None:
-        """Clips and applies the gradients in `.grad`, and keeps a copy where that is asked for."""
+        """Clips and applies the gradients in `.grad`; copies them first after `keep_gradients`."""
         if self._kept_gradients is not None:
             self._kept_gradients = self._unscaled_gradients()
         self._snapshot_guard.wait_after_forward()
@@ -399,7 +399,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return self._metrics.collect(phase, self._sum_over_processes)
 
     def _sum_over_processes(self, tensor: torch.Tensor) -> torch.Tensor:
-        """All-reduce sum of a tensor over all processes."""
+        """All-reduce sum of a tensor of any shape over all processes."""
         return self.communicator.all_reduce(tensor, "sum")
 
     def pop_metric_state(self) -> np.ndarray:

@@ -165,7 +165,7 @@ class EvaluationLoss:
         """Mean loss over the samples of all replicas; resets the accumulators. Collective.
 
         Args:
-            total: All-reduce sum over all replicas.
+            total: All-reduce sum, of a tensor of any shape, over all replicas.
         """
         sums, counts = total(self._sums)
         self._sums.zero_()

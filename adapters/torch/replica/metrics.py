@@ -61,7 +61,7 @@ class MetricCollection:
 
         Args:
             phase: Phase of the metrics.
-            total: All-reduce sum over all replicas.
+            total: All-reduce sum, of a tensor of any shape, over all replicas.
         """
         if phase == "train":
             return collect(self.training, total)
@@ -85,7 +85,7 @@ class MetricCollection:
             start += total.numel()
 
     def sums(self) -> list[torch.Tensor]:
-        """Accumulator tensors of the training metrics."""
+        """Accumulators of the training metrics, of any shapes."""
         return [total for metric in self.training for total in metric.sums]
 
 

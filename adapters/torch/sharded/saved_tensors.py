@@ -73,13 +73,13 @@ class GatheredReads:
         return weight
 
     def _gather(self, ref: _WeightRef) -> torch.Tensor:
-        """Gathers the data of a weight, which `_pack` will not save."""
+        """Gathers the data of a weight, in its shape; `_pack` will not save it."""
         data = self._weights.read(*ref)
         self._refs_by_storage[private_api.storage_of(data)] = ref
         return data
 
     def _pack(self, tensor: torch.Tensor) -> torch.Tensor | _WeightRef | _WeightViewRef:
-        """Saves a reference in place of a weight or a view of it; other tensors as they are."""
+        """Saves a reference in place of a weight or a view of it, any shape; other tensors as they are."""
         if tensor.layout is not torch.strided:
             return tensor
         storage = private_api.storage_of(tensor)

@@ -51,7 +51,7 @@ class ShardedTrainer(ReplicaTrainer):
 
     @abstractmethod
     def _local_slots(self) -> dict[str, TensorOrShard]:
-        """This replica's shards of the optimizer state, by name."""
+        """This replica's shards of the optimizer state by name, in the shapes of the weights' shards."""
 
     @contextlib.contextmanager
     def _gather_on_read(self) -> Iterator[None]:

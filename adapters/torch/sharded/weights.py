@@ -79,7 +79,7 @@ class ShardSpec(sharding.ShardSpec):
     """Axis and shard lengths along which a torch tensor is sharded."""
 
     def split(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
-        """Views of all shards of an unsharded tensor."""
+        """Views of all shards, of `shard_shape`, of an unsharded tensor of the spec's shape."""
         return tensor.split(self.shard_lengths, self.axis)
 
     def merge(self, shards: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -156,7 +156,7 @@ class ShardedWeights:
         return self._is_unsharded
 
     def as_shard(self, index: int, shard: torch.Tensor) -> TensorShard:
-        """Marks a tensor as this replica's shard of something sharded as weight number `index` is."""
+        """Adds global shape and offset to this replica's shard of a tensor sharded as weight `index` is."""
         return self._shard_specs[index].as_shard(shard, self._shard_index)
 
     def local_shard_of(self, index: int, value: torch.Tensor) -> torch.Tensor:
@@ -259,7 +259,7 @@ class ShardedWeights:
         self._is_unsharded = False
 
     def in_weight_order(self, reduced: Sequence[torch.Tensor]) -> list[torch.Tensor]:
-        """Sorts the gradient shards from all buckets of `reduction` by weight."""
+        """Sorts the gradient shards from all buckets of `reduction` by weight; shapes of `local_shards`."""
         indices = [index for unit in self.reduction.buckets for index in unit]
         by_index = dict(zip(indices, reduced, strict=True))
         return [by_index[index] for index in range(len(self.local_shards))]

@@ -103,7 +103,7 @@ class ReplicaTrainer(ABC):
         return self.trainable | self.frozen | registered
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
-        """Tensors of one part of the state (see `StatePart`), which strategies read and write in place."""
+        """Tensors, of any shapes, of one part of the state (see `StatePart`); strategies set them in place."""
         if name == "trainable":
             return list(self.trainable.values())
         if name == "statistics":
@@ -233,7 +233,7 @@ class ReplicaTrainer(ABC):
 
     @abstractmethod
     def optimizer_state(self) -> dict[str, torch.Tensor]:
-        """Optimizer state tensors by canonical name, without the prefix `optimizer/`."""
+        """Optimizer state by canonical name, without the prefix `optimizer/`: scalars, or weights' shapes."""
 
     @abstractmethod
     def write_optimizer_slot(self, name: str, value: torch.Tensor) -> None:
@@ -260,7 +260,7 @@ class ReplicaTrainer(ABC):
         return {}
 
     def write_execution_state(self, name: str, value: torch.Tensor) -> None:
-        """Restores one entry of `execution_state`.
+        """Restores one entry of `execution_state`, in its shape.
 
         Raises:
             IsotrainError: There is no state of that name.

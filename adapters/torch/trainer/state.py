@@ -58,7 +58,7 @@ class NamedState:
         self._kinds = {str(kind): kind for kind in sections if kind not in _WEIGHT_KINDS}
 
     def read(self, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
-        """Copies state of some kinds; bfloat16 becomes float32."""
+        """Copies state of some kinds, as arrays in the tensors' shapes; bfloat16 becomes float32."""
         return {name: to_numpy(tensor) for name, tensor in self._tensors(kinds)}
 
     def copy(
