@@ -80,7 +80,7 @@ class PipelineCommunicator(Communicator):
         """Sum of a tensor of any shape over the stages of this replica. Collective over these."""
 
     def broadcast_from_stage(self, tensor: torch.Tensor, stage: int) -> None:
-        """Broadcasts a tensor, any shape, from one stage of this replica, in place. Collective over its stages."""
+        """Broadcasts a tensor, any shape, from one stage of this replica, in place. Collective over these."""
         broadcast_bundle(
             list(dense(tensor.detach())), lambda vector: self._broadcast_from(vector, stage)
         )

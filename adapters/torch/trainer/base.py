@@ -103,7 +103,7 @@ class ReplicaTrainer(ABC):
         return self.trainable | self.frozen | registered
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
-        """Tensors, of any shapes, of one part of the state (see `StatePart`); strategies set them in place."""
+        """Tensors, any shapes, of one part of the state (see `StatePart`); strategies set these in place."""
         if name == "trainable":
             return list(self.trainable.values())
         if name == "statistics":
