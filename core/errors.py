@@ -1,4 +1,4 @@
-"""The errors that a person using isotrain can meet."""
+"""Errors that isotrain raises for its users, and texts such as "did you mean"."""
 
 from __future__ import annotations
 
@@ -11,35 +11,35 @@ _WORD = re.compile(r"[^\W_]+")
 
 
 class IsotrainError(Exception):
-    """Base of every error that isotrain raises on purpose; its text says what to do."""
+    """Base class of every error that isotrain raises on purpose; the message says what to do."""
 
 
 class SpecError(IsotrainError):
-    """The training spec is wrong: lists every problem with its field path."""
+    """The training spec is invalid; the message lists every problem with its field path."""
 
 
 class PlanError(IsotrainError):
-    """The spec is sound but cannot run like this: the backend, strategy and replicas do not fit."""
+    """The spec is valid but cannot run as requested: backend, strategy and replicas do not fit together."""
 
 
 class ClusterInfoError(IsotrainError):
-    """Who this process is cannot be told: an engine's variables are half set, or two engines claim it."""
+    """The rank of this process is unclear: incomplete variables of a launcher, or conflicting launchers."""
 
 
 class UnsupportedError(PlanError):
-    """A backend was asked for something it declares it cannot do."""
+    """A backend or launcher does not support the request, as it declares."""
 
 
 class BackendUnavailableError(PlanError):
-    """The requested backend cannot run in this environment; carries the install hint."""
+    """The requested backend is not available in this environment; the message has the install hint."""
 
 
 class DataError(IsotrainError):
-    """A data source does not give what the run needs."""
+    """A data source does not return what the run needs."""
 
 
 class CheckpointError(IsotrainError):
-    """A checkpoint cannot be written or read, or is not as it was written; names the file."""
+    """A checkpoint cannot be written or read, or is damaged; the message names the file."""
 
 
 class PluginError(IsotrainError):
@@ -47,14 +47,13 @@ class PluginError(IsotrainError):
 
 
 class RunFailedError(IsotrainError):
-    """A run ended early: which rank, at which step, in which call, and its traceback.
+    """A run failed; the message names the rank, the step and the call, and has the traceback.
 
     Attributes:
-        steps_done: By the process that came furthest; None where no process has told.
-        was_asked: Whether it ended because somebody had asked for that.
-        lost_host: The host that was lost with all its ranks, where others were not; None: none was.
-        result: What `run` or `launch` would have returned, where only the run's files are to blame; None:
-            there is no result.
+        steps_done: Steps of the process that came furthest; None if no process has reported any.
+        was_asked: Whether the run ended by request.
+        lost_host: Host that was lost with all its ranks while others were not; None if there is none.
+        result: Return value of `run` or `launch` if only the run's files could not be written; else None.
     """
 
     steps_done: int | None = None
@@ -64,39 +63,39 @@ class RunFailedError(IsotrainError):
 
 
 class NotANumberError(RunFailedError):
-    """A loss was NaN: at which step, and what is to blame as far as can be seen."""
+    """A loss was NaN; the message names the step, and the likely cause."""
 
 
 class EndedError(RunFailedError):
-    """This process of a run was asked to end."""
+    """The run ended by request, after a checkpoint."""
 
     was_asked = True
 
 
 class PeerLostError(RunFailedError):
-    """Another process of the run is gone, has failed, or did not come: it is to blame, not this one."""
+    """Another rank is gone, has failed, or did not reach the rendezvous; this one is not the cause."""
 
 
-def nearest(name: str, known: Iterable[str]) -> str | None:
-    """The `known` name that `name` was probably meant to be, whatever its case; None: none is near.
+def nearest(name: str, available: Iterable[str]) -> str | None:
+    """The available name that is most similar to a misspelled one, ignoring case; None if none is similar.
 
-    Where all words of `name` are in several (`mean` in `mean_squared_error`), it has too few to tell.
+    If several contain all words of `name` (`mean` in `mean_squared_error`), it is ambiguous: None.
     """
-    by_lower_case = {each.lower(): each for each in known}
+    by_lower_case = {each.lower(): each for each in available}
     wanted = name.lower()
-    near = _with_its_words(wanted, by_lower_case)
+    near = _matches_by_words(wanted, by_lower_case)
     if near is None:
         same_letters = (each for each in by_lower_case if sorted(each) == sorted(wanted))
         near = difflib.get_close_matches(wanted, by_lower_case, n=1) or [*same_letters]
     return by_lower_case[near[0]] if near else None
 
 
-def _with_its_words(name: str, known: Iterable[str]) -> list[str] | None:
-    """The one with all words of a name and the fewest others, none where several have; None: no such one."""
+def _matches_by_words(name: str, available: Iterable[str]) -> list[str] | None:
+    """The name with all words of `name` and the fewest others; empty if ambiguous; None if there is none."""
     words = set(_WORD.findall(name))
     if not words:
         return None
-    parts = {each: set(_WORD.findall(each)) for each in known}
+    parts = {each: set(_WORD.findall(each)) for each in available}
     joined = "".join(_WORD.findall(name))
     others = {n: len(p) - len(words) for n, p in parts.items() if words <= p or joined in p}
     if not others:
@@ -105,35 +104,35 @@ def _with_its_words(name: str, known: Iterable[str]) -> list[str] | None:
     return fewest if len(fewest) == 1 else []
 
 
-def did_you_mean(name: str, known: Iterable[str]) -> str:
-    """A question that names the nearest right name, with a space before it; or nothing."""
-    return whether_meant(nearest(name, known))
+def did_you_mean(name: str, available: Iterable[str]) -> str:
+    """The text " Did you mean 'x'?" with the most similar available name; empty if none is similar."""
+    return whether_meant(nearest(name, available))
 
 
 def whether_meant(name: str | None, begins: str = " Did") -> str:
-    """A question that names what was probably meant, or nothing; `begins` is its first word."""
+    """The text "{begins} you mean 'x'?"; empty if `name` is None."""
     return f"{begins} you mean {name!r}?" if name else ""
 
 
 def unknown_name(
     kind: str, name: str, available: Iterable[str], *, called_here: str | None = None
 ) -> str:
-    """Says that `name` is no known `kind`, what is, and which one was probably meant.
+    """The message for an unknown name, with a suggestion and the available names.
 
     Args:
-        kind: What it would be the name of.
-        name: As it was given.
-        available: What there is.
-        called_here: What another tool's name is here, if `name` is one; meant if there is that.
+        kind: Noun for the message, such as "backend".
+        name: The unknown name.
+        available: Available names.
+        called_here: isotrain's name for a name of another tool; suggested if it is available.
     """
-    known = sorted(available)
-    listed = ", ".join(known) or "none"
-    meant = called_here if called_here in known else nearest(name, known)
+    names = sorted(available)
+    listed = ", ".join(names) or "none"
+    meant = called_here if called_here in names else nearest(name, names)
     return f"unknown {kind} {name!r}.{whether_meant(meant)} Available: {listed}."
 
 
 def first_of(names: Sequence[str], most: int) -> str:
-    """Names in a line: no more than so many, and how many others there are."""
+    """At most `most` names, separated by commas, and the number of the others."""
     others = len(names) - most
     return ", ".join(names[:most]) + (f" and {others} more" if others > 0 else "")
 
@@ -141,8 +140,14 @@ def first_of(names: Sequence[str], most: int) -> str:
 def error_named(
     name: str, text: str, otherwise: type[IsotrainError] = RunFailedError
 ) -> IsotrainError:
-    """The error that another process has told of: of the class of that name, if it is one of these."""
-    kind = globals().get(name)
-    if isinstance(kind, type) and issubclass(kind, IsotrainError):
-        return kind(text)
+    """Recreates an error of another process from its class name and text.
+
+    Args:
+        name: Class name of the error.
+        text: Text of the error.
+        otherwise: Class to use if `name` is no class of this module.
+    """
+    error_class = globals().get(name)
+    if isinstance(error_class, type) and issubclass(error_class, IsotrainError):
+        return error_class(text)
     return otherwise(f"{name}: {text}".strip(": "))

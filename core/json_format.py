@@ -1,4 +1,4 @@
-"""JSON as the command line prints it: strict, on any value that a run reports."""
+"""Strict JSON: non-finite numbers are written as text ("NaN", "Infinity"), which RFC 8259 lacks."""
 
 from __future__ import annotations
 
@@ -8,34 +8,38 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 FORMAT = 1
-"""The version of everything that the command line prints as JSON; see `docs/command-line.md`."""
-_LACKING = ("NaN", "Infinity", "-Infinity")
-"""The texts that stand for numbers which JSON lacks."""
+"""Version of all JSON that the command line prints, see `docs/command-line.md`."""
+_NON_FINITE = ("NaN", "Infinity", "-Infinity")
+"""Texts that stand for non-finite numbers."""
 
 
 def json_line(fields: Mapping[str, Any], default: Callable[[Any], Any] | None = str) -> str:
-    """One object on one line; `default` makes what JSON lacks something that it has, or None refuses it.
+    """Serializes an object as one line of JSON.
+
+    Args:
+        fields: Fields of the object.
+        default: Converts values that are no JSON types; None refuses them.
 
     Raises:
-        TypeError: A value is refused.
+        TypeError: A value is no JSON type, and `default` is None.
     """
     return json.dumps(_strict(fields), default=default, allow_nan=False)
 
 
-def prefixed_line(fields: Mapping[str, Any], mark: str) -> str:
-    """The same behind a mark, if there is one, that tells it from all else that is printed beside it."""
-    return f"{mark} {json_line(fields)}" if mark else json_line(fields)
+def prefixed_line(fields: Mapping[str, Any], prefix: str) -> str:
+    """As `json_line`, after a prefix (if not empty) that distinguishes it from other output."""
+    return f"{prefix} {json_line(fields)}" if prefix else json_line(fields)
 
 
 def json_page(fields: Mapping[str, Any]) -> str:
-    """One object, indented."""
+    """Serializes an object as indented JSON."""
     return json.dumps(_strict(fields), default=str, allow_nan=False, indent=2)
 
 
 def with_numbers(value: Any) -> Any:
-    """The same with the numbers that JSON lacks in the place of the texts that stand for them."""
+    """Converts the texts of non-finite numbers back to floats, in nested JSON values."""
     if isinstance(value, str):
-        return float(value) if value in _LACKING else value
+        return float(value) if value in _NON_FINITE else value
     if isinstance(value, Mapping):
         return {key: with_numbers(part) for key, part in value.items()}
     if isinstance(value, list | tuple):
@@ -44,7 +48,7 @@ def with_numbers(value: Any) -> Any:
 
 
 def _strict(value: Any) -> Any:
-    """Writes numbers that JSON lacks as the text "NaN", "Infinity" or "-Infinity"."""
+    """Converts non-finite floats to the texts "NaN", "Infinity" and "-Infinity"."""
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
     if isinstance(value, Mapping):

@@ -1,4 +1,4 @@
-"""Records read back from JSON: every field checked, and an error that names the file and the field."""
+"""Dataclasses from JSON: every field is checked by its type hint; errors name the file and the field."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ from typing import Any, Literal, TypeVar, Union, get_args, get_origin, get_type_
 from isotrain.core.errors import IsotrainError
 
 T = TypeVar("T")
-_MOST = 2**63
-"""Whole numbers beyond it were not measured by anybody."""
-_WORDS = {
+_MAX_INT = 2**63
+"""Bound of integers: larger ones are no plausible measurements."""
+_TYPE_NAMES = {
     float: "a number",
     int: "a whole number below 2**63",
     str: "text",
@@ -29,7 +29,7 @@ def read_json(path: Path) -> Any:
 
     Raises:
         IsotrainError: It cannot be read, is not JSON, or is nested too deeply.
-        FileNotFoundError: It is not there.
+        FileNotFoundError: It does not exist.
     """
     try:
         content = path.read_bytes()
@@ -41,11 +41,11 @@ def read_json(path: Path) -> Any:
 
 
 def json_value(content: bytes, where: str) -> Any:
-    """The value that JSON text stands for.
+    """Parses JSON.
 
     Args:
-        content: In UTF-8.
-        where: The file; the start of every error.
+        content: JSON in UTF-8.
+        where: Name of the file, with which every error begins.
 
     Raises:
         IsotrainError: It is not JSON, or is nested too deeply.
@@ -59,29 +59,29 @@ def json_value(content: bytes, where: str) -> Any:
 
 
 def record(cls: type[T], plain: Any, where: str) -> T:
-    """Makes a dataclass of plain JSON values, every one of them checked.
+    """Creates a dataclass instance from a JSON object, and checks every field.
 
     Args:
-        cls: A dataclass whose fields are numbers, text, dataclasses, and lists, tuples or dicts of these.
-        plain: An object with all its fields but those that have a default, and no others.
-        where: The file, and what in it; the start of every error.
+        cls: Dataclass with fields of numbers, text, dataclasses, and lists, tuples or dicts of these.
+        plain: JSON object with all fields without a default, and no unknown ones.
+        where: Name of the file and the part of it, with which every error begins.
 
     Raises:
-        IsotrainError: A field is missing, is none of `cls`, or has a value of another type.
+        IsotrainError: A field is missing or unknown, or has a value of another type.
     """
     if not isinstance(plain, Mapping):
-        raise _wrong(where, "an object", plain)
-    known = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
-    additional = sorted(str(name) for name in plain.keys() - known.keys())
+        raise _type_error(where, "an object", plain)
+    declared = {field.name: field for field in fields(cls)}  # type: ignore[arg-type]
+    additional = sorted(str(name) for name in plain.keys() - declared.keys())
     missing = [
         name
-        for name, field in known.items()
+        for name, field in declared.items()
         if name not in plain and field.default is MISSING and field.default_factory is MISSING
     ]
     if additional or missing:
-        found = [*(f"lacks {name}" for name in missing), *(f"has {name}" for name in additional)]
+        problems = [*(f"lacks {name}" for name in missing), *(f"has {name}" for name in additional)]
         raise IsotrainError(
-            f"{where}: it {', '.join(found)}: it is not as isotrain of this version wrote it. Copy it"
+            f"{where}: it {', '.join(problems)}: it is not as isotrain of this version wrote it. Copy it"
             " anew, or measure again."
         )
     hints = _hints(cls)  # type: ignore[arg-type]
@@ -94,10 +94,15 @@ def _hints(cls: Any) -> dict[str, Any]:
 
 
 def value(hint: Any, plain: Any, where: str) -> Any:
-    """A plain JSON value as one of a type.
+    """Converts a JSON value to the type of a hint.
+
+    Args:
+        hint: Type hint.
+        plain: JSON value.
+        where: Name of the file and the field, with which every error begins.
 
     Raises:
-        IsotrainError: It is none.
+        IsotrainError: The value has another type.
     """
     if hint is Any:
         return plain
@@ -107,22 +112,22 @@ def value(hint: Any, plain: Any, where: str) -> Any:
     origin, inner = get_origin(hint), get_args(hint)
     if origin in _COMPOUND:
         return _COMPOUND[origin](inner, plain, where)
-    return _simple(hint, plain, where)
+    return _scalar(hint, plain, where)
 
 
-def _simple(hint: Any, plain: Any, where: str) -> Any:
+def _scalar(hint: Any, plain: Any, where: str) -> Any:
     if hint is float:
         return _number(plain, where)
     is_whole = hint is int and isinstance(plain, int) and not isinstance(plain, bool)
-    if hint is int and is_whole and abs(plain) < _MOST:
+    if hint is int and is_whole and abs(plain) < _MAX_INT:
         return plain
     if hint in (str, bool, type(None)) and isinstance(plain, hint):
         return plain
-    raise _wrong(where, _WORDS[hint], plain)
+    raise _type_error(where, _TYPE_NAMES[hint], plain)
 
 
 def _number(plain: Any, where: str) -> float:
-    """A number, also as the texts that stand for those which JSON lacks."""
+    """A number, or the text of a non-finite one."""
     if plain in ("NaN", "Infinity", "-Infinity") or (
         isinstance(plain, int | float) and not isinstance(plain, bool)
     ):
@@ -130,50 +135,50 @@ def _number(plain: Any, where: str) -> float:
             return float(plain)
         except OverflowError:
             raise IsotrainError(f"{where}: a number of {len(str(plain))} digits.") from None
-    raise _wrong(where, "a number", plain)
+    raise _type_error(where, "a number", plain)
 
 
-def _either(inner: tuple[Any, ...], plain: Any, where: str) -> Any:
-    """Null, or the one type that it may be besides."""
+def _optional(inner: tuple[Any, ...], plain: Any, where: str) -> Any:
+    """A value of a union with None, or of its first type."""
     if plain is None and type(None) in inner:
         return None
     return value(next(each for each in inner if each is not type(None)), plain, where)
 
 
-def _chosen(inner: tuple[Any, ...], plain: Any, where: str) -> Any:
+def _literal(inner: tuple[Any, ...], plain: Any, where: str) -> Any:
     if plain not in inner:
-        raise _wrong(where, f"one of {', '.join(inner)}", plain)
+        raise _type_error(where, f"one of {', '.join(inner)}", plain)
     return plain
 
 
-def _listed(inner: tuple[Any, ...], plain: Any, where: str) -> list[Any]:
+def _list(inner: tuple[Any, ...], plain: Any, where: str) -> list[Any]:
     if not isinstance(plain, list | tuple):
-        raise _wrong(where, "a list", plain)
-    return [value(inner[0], each, f"{where}[{place}]") for place, each in enumerate(plain)]
+        raise _type_error(where, "a list", plain)
+    return [value(inner[0], each, f"{where}[{index}]") for index, each in enumerate(plain)]
 
 
-def _row(inner: tuple[Any, ...], plain: Any, where: str) -> tuple[Any, ...]:
+def _tuple(inner: tuple[Any, ...], plain: Any, where: str) -> tuple[Any, ...]:
     if not isinstance(plain, list | tuple) or len(plain) != len(inner):
-        raise _wrong(where, f"a list of {len(inner)}", plain)
+        raise _type_error(where, f"a list of {len(inner)}", plain)
     pairs = zip(inner, plain, strict=True)
-    return tuple(value(hint, each, f"{where}[{n}]") for n, (hint, each) in enumerate(pairs))
+    return tuple(value(hint, each, f"{where}[{i}]") for i, (hint, each) in enumerate(pairs))
 
 
 def _mapping(inner: tuple[Any, ...], plain: Any, where: str) -> dict[str, Any]:
     if not isinstance(plain, Mapping):
-        raise _wrong(where, "an object", plain)
+        raise _type_error(where, "an object", plain)
     return {str(key): value(inner[1], each, f"{where}.{key}") for key, each in plain.items()}
 
 
 _COMPOUND: dict[Any, Callable[[tuple[Any, ...], Any, str], Any]] = {
-    Union: _either,
-    types.UnionType: _either,
-    Literal: _chosen,
-    list: _listed,
-    tuple: _row,
+    Union: _optional,
+    types.UnionType: _optional,
+    Literal: _literal,
+    list: _list,
+    tuple: _tuple,
     dict: _mapping,
 }
 
 
-def _wrong(where: str, expected: str, received: Any) -> IsotrainError:
+def _type_error(where: str, expected: str, received: Any) -> IsotrainError:
     return IsotrainError(f"{where}: expected {expected}, received {received!r:.60}.")

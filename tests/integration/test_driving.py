@@ -500,5 +500,5 @@ def test_ranks_do_no_work_that_they_do_not_know(tmp_path: Path) -> None:
     with pytest.raises(isotrain.PlanError, match=rf"does not see {tmp_path}, where"):
         told(None)
     for other in ('{"work": "dance"}', '{"work": "measure"}', '{"work": "trace"}', "[]", "measure"):
-        with pytest.raises(isotrain.PlanError, match="--internal-work: expected what"):
+        with pytest.raises(isotrain.PlanError, match="--internal-work: expected the JSON"):
             parse_internal_work(other)
