@@ -1,4 +1,4 @@
-"""What strategies have in common whose replicas drift apart between exchanges."""
+"""Base class and computations of strategies whose replicas take local steps between averagings."""
 
 from __future__ import annotations
 
@@ -20,6 +20,7 @@ from isotrain.plugin import (
 from isotrain.strategies import option_checks
 
 WEIGHTS: tuple[StatePart, ...] = ("trainable", "statistics")
+"""State that is averaged: trainable weights and moving statistics."""
 
 
 class LocalStepStrategy(Strategy):
@@ -28,67 +29,72 @@ class LocalStepStrategy(Strategy):
     _total_steps: int | None = None
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses loss scaling, and says what clipping means."""
-        option_checks.without_loss_scaling(
+        """Refuses float16, and notes that clipping is local."""
+        option_checks.refuse_float16(
             self.name, spec, "takes local steps without a common loss scale"
         )
         self._total_steps = plan.total_steps
         if spec.clip is None or plan.replicas == 1:
             return []
-        return [f"{self.name}: clip is applied to each replica's own gradients in local steps"]
+        return [f"{self.name}: in local steps each replica clips its local gradients (`clip`)"]
 
     @contextmanager
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
-        """Evaluates the mean of the replicas' weights, then gives each its own back."""
-        own = group.compute(read_weights)
+        """Evaluates with the synchronised weights, then restores each replica's local weights."""
+        local = group.compute(read_weights)
         self.sync_weights(group)
         try:
             yield
         finally:
-            group.compute(write_weights, own)
+            group.compute(write_weights, local)
 
     def finished(self, group: ReplicaGroup) -> None:
-        """Leaves every replica with the same weights."""
+        """Synchronises the weights of all replicas."""
         self.sync_weights(group)
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
-        """Says that other replicas cannot have the weights of each one before."""
+        """Notes that with another number of replicas the local weights are lost."""
         if strategy_before == self.name and replicas_before != replicas:
-            return [f"{self.name}: each replica's own weights: all go on from their mean"]
+            return [f"{self.name}: each replica's local weights: all continue from their mean"]
         return []
 
-    def exchanges_per_step(self, usual: float, counted: Callable[[int], int]) -> float:
-        """Exchanges per step, the one at the end included; `usual` where the steps are not known."""
+    def exchanges_per_step(self, default: float, count: Callable[[int], int]) -> float:
+        """Weight exchanges per step, including the one at the end of the run.
+
+        Args:
+            default: The value where the number of steps is not known.
+            count: Function from the number of steps to the exchanges in them.
+        """
         steps = self._total_steps
-        return usual if not steps else (counted(steps) + 1) / steps
+        return default if not steps else (count(steps) + 1) / steps
 
     def sync_weights(self, group: ReplicaGroup) -> None:
-        """Gives every replica the weights that the run stands for: here their mean."""
+        """Gives all replicas the weights to evaluate and to keep: here their mean. Collective."""
         group.compute(average_weights)
 
 
 def read_weights(replica: Replica) -> Tensor:
-    """A copy of the replica's weights and moving statistics."""
+    """A copy of weights and moving statistics, one vector. Local."""
     return replica.read(WEIGHTS)
 
 
 def write_weights(replica: Replica, vector: Tensor) -> None:
-    """Puts weights and moving statistics back."""
+    """Sets weights and moving statistics from a vector as of `read_weights`. Local."""
     replica.write(WEIGHTS, vector)
 
 
 def average_weights(replica: Replica) -> None:
-    """Replaces weights and moving statistics by their mean over the replicas."""
+    """Replaces weights and moving statistics by their mean over all replicas. Collective."""
     average(replica, WEIGHTS)
 
 
 def average(replica: Replica, parts: Sequence[StatePart], weight: Tensor | None = None) -> None:
-    """Replaces state by its mean over all replicas.
+    """Replaces state by its weighted mean over all replicas. Collective.
 
     Args:
-        replica: Any; all call it.
-        parts: Of the state.
-        weight: Of this replica, a scalar; the mean of all weights is 1. None for 1.
+        replica: The replica that runs this computation.
+        parts: Kinds of state to average.
+        weight: Weight of this replica, a scalar; the mean over all replicas is 1. None for 1.
     """
     vector = replica.read(parts)
     if vector.shape[0] == 0:
@@ -98,18 +104,23 @@ def average(replica: Replica, parts: Sequence[StatePart], weight: Tensor | None 
     replica.write(parts, replica.all_reduce(vector, "mean"))
 
 
-def average_statistics(replica: Replica, weight: Tensor | None) -> None:
-    """Makes the replicas agree on their moving statistics, as a synchronised step does."""
+def average_statistics(replica: Replica, weight: Tensor | None = None) -> None:
+    """Averages moving statistics over all replicas, as a synchronous step does. Collective.
+
+    Args:
+        replica: The replica that runs this computation.
+        weight: Weight of this replica, a scalar, as for `average`.
+    """
     average(replica, ("statistics",), weight)
 
 
-def shares(batch: Batch) -> list[float]:
-    """Per local replica its share of the global batch, where 1 is an equal one."""
-    return [sum(piece.weight for piece in pieces) for pieces in batch.slices]
+def slice_weights(batch: Batch) -> list[float]:
+    """Weight of each local replica: its fraction of the global batch, times the number of replicas."""
+    return [sum(each.weight for each in slices) for slices in batch.slices]
 
 
-def weights_of_replicas(group: ReplicaGroup, batch: Batch) -> list[list[Tensor]]:
-    """The shares as tensors, for `compute`: one list, or none where all shares are equal."""
+def replica_weights(group: ReplicaGroup, batch: Batch) -> list[list[Tensor]]:
+    """The slice weights as scalar float64 tensors: one value for `compute`, or none where all are 1."""
     if batch.even:
         return []
-    return [[group.tensor(np.array(share)) for share in shares(batch)]]
+    return [[group.tensor(np.array(weight)) for weight in slice_weights(batch)]]

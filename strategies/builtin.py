@@ -1,4 +1,4 @@
-"""Registers the strategies that come with isotrain, by the hook that a third party uses."""
+"""Registers the built-in strategies, by the same hook as third-party plugins."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from isotrain.plugin import StrategyRegistry, hookimpl
 
 @hookimpl
 def isotrain_register_strategies(register: StrategyRegistry) -> None:
-    """Registers each strategy by reference, so that none is imported before it is used."""
+    """Registers each strategy by import string, so that none is imported before it is used."""
     register.add("isotrain.strategies.data_parallel:DataParallel", name="data-parallel")
     register.add("isotrain.strategies.local_sgd:LocalSGD", name="local-sgd")
     register.add("isotrain.strategies.gossip:Gossip", name="gossip")

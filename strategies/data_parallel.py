@@ -1,4 +1,4 @@
-"""Synchronous data parallelism: every step, the gradients of all replicas are averaged."""
+"""Synchronous data parallelism: every step averages the gradients of all replicas."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ from isotrain.plugin import Batch, Capability, Invariant, ReplicaGroup, Strategy
 
 
 class DataParallel(Strategy):
-    """Asks the backend for its native synchronised step."""
+    """Every step is the backend's native synchronous step (DDP, MirroredStrategy, Horovod, ...)."""
 
     name = "data-parallel"
     summary = "synchronous: gradients averaged over all replicas at every step, natively"
@@ -16,5 +16,5 @@ class DataParallel(Strategy):
     invariants = frozenset({Invariant.GRADIENT_SUM})
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Runs one synchronised step on the global batch."""
+        """Runs one synchronous step on the global batch."""
         return group.synchronous_step(batch, learning_rate)

@@ -1,4 +1,4 @@
-"""Lists of tensors as one vector, and back."""
+"""Flattens lists of tensors to one vector, and back."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from collections.abc import Sequence
 from isotrain.plugin import Tensor, TensorFunctions
 
 
-def joined(ops: TensorFunctions, tensors: Sequence[Tensor]) -> Tensor:
-    """One new vector of all tensors, in the widest of their types."""
+def flatten(ops: TensorFunctions, tensors: Sequence[Tensor]) -> Tensor:
+    """One new vector of all elements, in the widest dtype of the tensors; their shapes may be any."""
     return ops.concatenate([ops.reshape(tensor, (-1,)) for tensor in tensors])
 
 
-def separated(ops: TensorFunctions, vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
-    """Cuts a vector into tensors with the shapes and types of others."""
+def unflatten(ops: TensorFunctions, vector: Tensor, like: Sequence[Tensor]) -> list[Tensor]:
+    """Splits a vector into tensors with the shapes and dtypes of `like`; the inverse of `flatten`."""
     ends = list(itertools.accumulate(math.prod(tensor.shape) for tensor in like))
     parts = ops.split(vector, ends[:-1]) if len(like) > 1 else [vector]
     return [

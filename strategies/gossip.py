@@ -1,7 +1,7 @@
-"""Gossip: every replica averages its weights with those of its neighbours in a graph.
+"""Gossip (decentralised SGD): each replica averages its weights with those of its neighbours in a graph.
 
 D-PSGD: Lian et al., "Can Decentralized Algorithms Outperform Centralized Algorithms?", arXiv 1705.09056; here
-the local update comes first and is then mixed. The exponential graphs are those of Assran et al., arXiv
+the local update comes first, and mixing after it. The exponential graphs are those of Assran et al., arXiv
 1811.10792.
 """
 
@@ -22,7 +22,7 @@ from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy, average_we
 
 
 class Gossip(LocalStepStrategy):
-    """Local steps; every so many of them a mixing with the neighbours."""
+    """Local steps; after every `every` of them, a mixing step with the neighbours."""
 
     name = "gossip"
     summary = "local steps; weights averaged with the neighbours in a ring, torus or other graph"
@@ -34,24 +34,31 @@ class Gossip(LocalStepStrategy):
 
         Args:
             graph: `ring`, `torus`, `exponential`, `one-peer-exponential`, `random` or `complete`.
-            every: Local steps from one mixing to the next.
-            degree: random: neighbours of each replica, an even number (2).
+            every: Local steps between mixing steps.
+            degree: random: number of neighbours of each replica, even (2).
+
+        Raises:
+            PlanError: An option has a bad value.
         """
         self._graph = option_checks.one_of(self.name, "graph", graph, topologies.GRAPHS)
-        self._every = option_checks.whole(self.name, "every", every, 1)
+        self._every = option_checks.whole_number(self.name, "every", every, 1)
         if degree is not None and graph != "random":
-            raise option_checks.refused(self.name, "degree", "none but for graph random", degree)
-        self._degree = option_checks.whole(self.name, "degree", 2 if degree is None else degree, 2)
+            raise option_checks.option_error(
+                self.name, "degree", "none except for graph random", degree
+            )
+        self._degree = option_checks.whole_number(
+            self.name, "degree", 2 if degree is None else degree, 2
+        )
         self._mixings: tuple[topologies.Rounds, ...] = ((),)
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Draws the graph."""
+        """Builds the graph for the plan's number of replicas."""
         if plan.replicas > 1:
             self._mixings = topologies.mixings(self._graph, plan.replicas, self._degree, spec.seed)
         return super().configure(spec, plan)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Takes a local step, and mixes when it is time to."""
+        """Takes a local step, and a mixing step after every `every` of them."""
         loss = group.local_step(batch, learning_rate)
         count, rest = divmod(batch.step + 1, self._every)
         if rest == 0 and group.replicas > 1:
@@ -62,18 +69,18 @@ class Gossip(LocalStepStrategy):
         return loss
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """Its weights to each neighbour (in a complete graph an all-reduce), and an all-reduce at the end."""
-        reduced = 2 * (replicas - 1) / replicas * gradient_bytes
+        """Bytes of the weights to each neighbour (complete graph: an all-reduce), and a final all-reduce."""
+        all_reduce = 2 * (replicas - 1) / replicas * gradient_bytes
         rounds = sum(map(len, self._mixings)) / len(self._mixings)
-        mixed = reduced if self._graph == "complete" else rounds * gradient_bytes
+        mixing = all_reduce if self._graph == "complete" else rounds * gradient_bytes
         end = self.exchanges_per_step(0.0, lambda steps: 0)
-        return mixed / self._every + end * reduced
+        return mixing / self._every + end * all_reduce
 
 
 def mix(replica: Replica, *, static: topologies.Rounds) -> None:
-    """Replaces a replica's weights by the mean of its own and those that it is sent."""
-    own = replica.read(WEIGHTS)
-    total = own
+    """Replaces weights by the mean of the local ones and those received in each round. Collective."""
+    weights = replica.read(WEIGHTS)
+    total = weights
     for permutation in static:
-        total = total + replica.send_receive(own, permutation)
+        total = total + replica.send_receive(weights, permutation)
     replica.write(WEIGHTS, total / (len(static) + 1))

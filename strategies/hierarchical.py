@@ -1,8 +1,8 @@
-"""Hierarchical data parallelism: gradients are summed on each host, then between hosts, then shared.
+"""Hierarchical data parallelism: a two-level all-reduce, inside each host and between hosts.
 
-The two levels of the all-reduce are those of high-performance computing (Thakur et al., "Optimization of
-Collective Communication Operations in MPICH", 2005) and of BytePS (Jiang et al., OSDI 2020): one replica of
-each host alone uses the slower links between hosts.
+Gradients are summed on each host, then between one replica per host, and broadcast inside each host, so that
+only one replica per host uses the slower links. Two-level collectives: Thakur et al., "Optimization of
+Collective Communication Operations in MPICH", 2005; BytePS: Jiang et al., OSDI 2020.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ from isotrain.plugin import (
     hosts_of_size,
 )
 from isotrain.strategies import option_checks
-from isotrain.strategies.averaging import weights_of_replicas
-from isotrain.strategies.flatten import joined, separated
+from isotrain.strategies.averaging import replica_weights
+from isotrain.strategies.flatten import flatten, unflatten
 
 
 class Hierarchical(Strategy):
-    """Every step, the mean of all gradients, by way of one replica of each host."""
+    """Every step applies the mean of all gradients, reduced in two levels."""
 
     name = "hierarchical"
     summary = "synchronous: gradients summed inside each host, between hosts, and shared inside"
@@ -41,35 +41,45 @@ class Hierarchical(Strategy):
         """Checks the options.
 
         Args:
-            host_size: Replicas that count as one host; None for the hosts of the plan.
+            host_size: Number of replicas to treat as one host; None for the hosts of the plan.
+
+        Raises:
+            PlanError: It is not a whole number of at least 1.
         """
         self._size = (
-            None if host_size is None else option_checks.whole(self.name, "host_size", host_size, 1)
+            None
+            if host_size is None
+            else option_checks.whole_number(self.name, "host_size", host_size, 1)
         )
         self._hosts: Hosts = ()
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Notes which replicas share a host."""
-        option_checks.without_loss_scaling(self.name, spec, "sums gradients without a loss scale")
+        """Keeps which replicas share a host.
+
+        Raises:
+            PlanError: The replicas do not divide into hosts of `host_size`.
+            UnsupportedError: The precision is float16.
+        """
+        option_checks.refuse_float16(self.name, spec, "sums gradients without a loss scale")
         self._hosts = plan.hosts
         if self._size is not None and plan.replicas > 1:
             self._hosts = hosts_of_size(f"strategy {self.name}", plan.replicas, self._size)
         return []
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Computes gradients, sums them in two levels, and applies their mean."""
+        """Computes gradients, all-reduces them in two levels, and applies their mean."""
         gradients, loss = group.gradients(batch)
-        weights = weights_of_replicas(group, batch)
+        weights = replica_weights(group, batch)
         means = group.compute(mean_in_levels, gradients, *weights, static=self._hosts)
         group.apply_gradients(means, learning_rate)
         return loss
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
-        """The mean over the replicas, whose first of each host sends most."""
+        """The mean over the replicas; the first of each host sends most."""
         if not self._hosts:
             return None
-        inside = sum(_all_reduced(len(host)) + len(host) - 1 for host in self._hosts)
-        return (inside + _all_reduced(len(self._hosts))) * gradient_bytes / replicas
+        inside = sum(_all_reduce_volume(len(host)) + len(host) - 1 for host in self._hosts)
+        return (inside + _all_reduce_volume(len(self._hosts))) * gradient_bytes / replicas
 
 
 def mean_in_levels(
@@ -79,21 +89,28 @@ def mean_in_levels(
     *,
     static: Hosts,
 ) -> list[Tensor]:
-    """The mean of all gradients; moving statistics are averaged along with them, and set."""
+    """The mean of all gradients; averages and sets moving statistics along with them. Collective.
+
+    Args:
+        replica: The replica that runs this computation.
+        gradients: Local gradients, of any shape.
+        weight: Weight of this replica, a scalar, for its statistics; None for 1.
+        static: Replicas of each host.
+    """
     ops = replica.ops
     statistics = replica.read(("statistics",))
     if weight is not None:
         statistics = statistics * ops.cast(weight, statistics.dtype)
     tensors = [*gradients, statistics] if statistics.shape[0] else gradients
-    total = replica.all_reduce_within(joined(ops, tensors), static)
+    total = replica.all_reduce_within(flatten(ops, tensors), static)
     total = replica.all_reduce_within(total, [[host[0] for host in static]])
     total = replica.broadcast_within(total, static)
-    means = separated(ops, total / replica.replicas, tensors)
+    means = unflatten(ops, total / replica.replicas, tensors)
     if statistics.shape[0]:
         replica.write(("statistics",), means.pop())
     return means
 
 
-def _all_reduced(members: int) -> float:
-    """What all members together send in an optimal all-reduce, in sizes of the tensor."""
-    return 2.0 * (members - 1)
+def _all_reduce_volume(replicas: int) -> float:
+    """What all replicas together send in a ring all-reduce, in multiples of the tensor's bytes."""
+    return 2.0 * (replicas - 1)

@@ -1,4 +1,4 @@
-"""Checks of strategies' options: what was expected, and what was given."""
+"""Checks of strategy options and spec fields, with errors that name the expected value."""
 
 from __future__ import annotations
 
@@ -9,68 +9,68 @@ from typing import Any
 from isotrain.plugin import CustomOptimizer, PlanError, TrainingSpec, UnsupportedError, unknown_name
 
 
-def refused(strategy: str, option: str, expected: str, given: Any) -> PlanError:
-    """The error for a wrong option."""
-    return PlanError(f"strategy {strategy}: {option}: expected {expected}, got {given!r}.")
+def option_error(strategy: str, option: str, expected: str, value: Any) -> PlanError:
+    """The error for a bad value of an option."""
+    return PlanError(f"strategy {strategy}: {option}: expected {expected}, received {value!r}.")
 
 
-def whole(strategy: str, option: str, value: Any, least: int) -> int:
-    """A whole number of at least `least`.
+def whole_number(strategy: str, option: str, value: Any, minimum: int) -> int:
+    """A whole number of at least `minimum`.
 
     Raises:
-        PlanError: It is none.
+        PlanError: The value is something else.
     """
-    if not isinstance(value, int) or isinstance(value, bool) or value < least:
-        raise refused(strategy, option, f"a whole number of at least {least}", value)
+    if not isinstance(value, int) or isinstance(value, bool) or value < minimum:
+        raise option_error(strategy, option, f"a whole number of at least {minimum}", value)
     return value
 
 
 def fraction(strategy: str, option: str, value: Any) -> float:
-    """A number above 0, up to 1.
+    """A number above 0 and up to 1.
 
     Raises:
-        PlanError: It is none.
+        PlanError: The value is something else.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value <= 1:
-        raise refused(strategy, option, "a number above 0 and up to 1", value)
+        raise option_error(strategy, option, "a number above 0 and up to 1", value)
     return float(value)
 
 
 def positive(strategy: str, option: str, value: Any) -> float:
-    """A number above 0.
+    """A finite number above 0.
 
     Raises:
-        PlanError: It is none.
+        PlanError: The value is something else.
     """
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 < value < math.inf:
-        raise refused(strategy, option, "a number above 0", value)
+        raise option_error(strategy, option, "a number above 0", value)
     return float(value)
 
 
-def switch(strategy: str, option: str, value: Any) -> bool:
+def boolean(strategy: str, option: str, value: Any) -> bool:
     """True or false.
 
     Raises:
-        PlanError: It is neither.
+        PlanError: The value is something else.
     """
     if not isinstance(value, bool):
-        raise refused(strategy, option, "true or false", value)
+        raise option_error(strategy, option, "true or false", value)
     return value
 
 
 def one_of(strategy: str, option: str, value: Any, names: Collection[str]) -> str:
-    """One of some names.
+    """One of the names.
 
     Raises:
-        PlanError: It is none of them.
+        PlanError: The value is something else.
     """
     if value not in names:
         raise PlanError(f"strategy {strategy}: " + unknown_name(option, str(value), names))
     return str(value)
 
 
-def without_loss_scaling(strategy: str, spec: TrainingSpec, why: str) -> None:
-    """Refuses the precision that needs it.
+def refuse_float16(strategy: str, spec: TrainingSpec, why: str) -> None:
+    """Refuses precision float16, which needs loss scaling.
 
     Raises:
         UnsupportedError: The spec's precision is float16.
@@ -82,18 +82,18 @@ def without_loss_scaling(strategy: str, spec: TrainingSpec, why: str) -> None:
         )
 
 
-def without_own_optimizer(strategy: str, spec: TrainingSpec) -> None:
-    """Refuses an optimizer of the person's own where each process updates a part of the weights.
+def refuse_custom_optimizer(strategy: str, spec: TrainingSpec) -> None:
+    """Refuses a custom optimizer where each process updates only its shard of the weights.
 
-    It may clip by the norm of all gradients, look across weights, or treat some by their place among all:
-    of a part it would make something else, and nothing tells.
+    It may clip by the norm of all gradients, look across weights, or treat some by their index among all:
+    on a shard it would silently compute something else.
 
     Raises:
-        UnsupportedError: The spec has one.
+        UnsupportedError: The spec has a custom optimizer.
     """
     if isinstance(spec.optimizer, CustomOptimizer):
         raise UnsupportedError(
-            f"strategy {strategy}: optimizer.custom: each process updates a part of the weights, of which an"
-            " optimizer of your own might make something else. Use one of the named ones (and `clip`), or"
-            " strategy data-parallel."
+            f"strategy {strategy}: optimizer.custom: each process updates only its shard of the weights, on"
+            " which an optimizer of your own might compute something else. Use one of the named optimizers"
+            " (and `clip`), or strategy data-parallel."
         )

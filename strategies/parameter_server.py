@@ -25,7 +25,7 @@ from isotrain.strategies import option_checks
 
 
 class ParameterServer(Strategy):
-    """Workers compute the gradients of slices; who holds the weights applies them as they come."""
+    """Workers compute the gradients of slices; the parameter server applies them as they arrive."""
 
     name = "parameter-server"
     summary = "workers send gradients to a server, synchronously or with stale weights; may be lost"
@@ -38,60 +38,64 @@ class ParameterServer(Strategy):
         """Checks the options.
 
         Args:
-            staleness: Global batches that the weights of a slice may lag behind; None for any number.
-            servers: Processes that hold the parameters, on backends that have such.
+            staleness: Maximum number of global batches by which the weights of a slice may lag behind; 0 is
+                synchronous, None is asynchronous.
+            servers: Number of server processes, on backends that have them.
+
+        Raises:
+            PlanError: An option has a bad value.
         """
         self.parallel_layout = ParameterServerLayout(
-            option_checks.whole(self.name, "servers", servers, 1)
+            option_checks.whole_number(self.name, "servers", servers, 1)
         )
         if staleness is not None:
-            option_checks.whole(self.name, "staleness", staleness, 0)
+            option_checks.whole_number(self.name, "staleness", staleness, 0)
         self._staleness = staleness
         self.equals_data_parallel = staleness == 0
         self._group: ReplicaGroup | None = None
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses loss scaling, and says what an update is."""
-        option_checks.without_loss_scaling(self.name, spec, "sends gradients without a loss scale")
+        """Refuses float16, and notes what an update is."""
+        option_checks.refuse_float16(self.name, spec, "sends gradients without a loss scale")
         if plan.replicas == 1 or self._staleness == 0:
             return []
         notes = [
-            f"parameter-server: each of {plan.replicas} slices of a global batch is an update of its"
-            f" own, with 1/{plan.replicas} of the learning rate"
+            f"parameter-server: each of the {plan.replicas} slices of a global batch is a separate update,"
+            f" with 1/{plan.replicas} of the learning rate"
         ]
         if spec.clip is not None:
-            notes.append("parameter-server: clip is applied to each slice's own gradient")
+            notes.append("parameter-server: clip is applied to the gradient of each slice")
         return notes
 
     def started(self, group: ReplicaGroup) -> None:
-        """Keeps the group for the report."""
+        """Keeps the group, for `report`."""
         self._group = group
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Hands the global batch out; a single replica just steps."""
+        """Distributes the slices of the global batch to workers; a single replica takes a normal step."""
         if group.replicas == 1:
             return group.synchronous_step(batch, learning_rate)
         return group.parameter_server_step(batch, learning_rate, self._staleness)
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
-        """Says what does not repeat; the weights are read once all is applied that was handed out."""
+        """Notes that stale weights are lost: a checkpoint has the weights with all updates applied."""
         if self._staleness == 0:
             return []
         return [
-            f"{self.name}: the weights that slices under way would have been computed with: it goes on"
-            " from those in which all are applied"
+            f"{self.name}: the stale weights of slices in progress: it continues from the weights with all"
+            " their updates applied"
         ]
 
     def finished(self, group: ReplicaGroup) -> None:
-        """Waits for what is still under way."""
+        """Waits for the slices in progress."""
         group.barrier()
 
     def report(self) -> Mapping[str, Any]:
-        """Measured staleness, slices by worker, and the workers that were lost."""
+        """Measured staleness, slices per worker, and the workers that were lost."""
         if self._group is None or self._group.replicas == 1:
             return {}
         return {"staleness_bound": self._staleness, **self._group.parameter_server_stats()}
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """A worker sends its gradients in every step; the weights that it receives are not counted."""
+        """Bytes of the gradients that a worker sends per step; the weights that it receives do not count."""
         return float(gradient_bytes) if replicas > 1 else 0.0

@@ -1,7 +1,8 @@
-"""Pipeline parallelism: the layers of a model in stages, through which micro-batches pass in turn.
+"""Pipeline parallelism: the model's layers are split into stages, through which micro-batches pass.
 
 Huang et al., "GPipe" (NeurIPS 2019, arXiv 1811.06965); Narayanan et al., "PipeDream" (SOSP 2019, arXiv
-1806.03377), here with one set of weights and a flush in every step, so that it equals data parallelism.
+1806.03377), here with one version of the weights and a flush in every step, so that it equals data
+parallelism.
 """
 
 from __future__ import annotations
@@ -45,37 +46,32 @@ from isotrain.strategies import option_checks
 
 
 class PipelineLayout(ParallelLayout):
-    """The stages of a replica are neighbours; all of them have its slice of every global batch."""
+    """One process per stage of each replica; a replica's stages have adjacent ranks and the same slices."""
 
     name = "pipeline"
 
-    def __init__(self, stages: int, cut: PipelineSplit) -> None:
-        """Lays out so many.
-
-        Args:
-            stages: Of each replica.
-            cut: Of the model.
-        """
+    def __init__(self, stages: int, split: PipelineSplit) -> None:
+        """Keeps the number of stages of a replica, and how the model is split."""
         self._stages = stages
-        self._cut = cut
+        self._split = split
 
     def device_mesh(self, replicas: int) -> DeviceMesh:
-        """The stages of a replica vary fastest."""
+        """A mesh [replicas, stages]: the stage varies fastest with the rank."""
         return DeviceMesh({DATA: replicas, STAGE: self._stages})
 
     def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
-        """A process for each stage of each replica.
+        """One process per stage of each replica.
 
         Raises:
             UnsupportedError: The backend has all replicas in one process.
         """
         if adapter.replicas_per_process == "all":
             raise UnsupportedError(
-                f"backend {adapter.name!r} has all replicas in one process, and stages need one each."
+                f"backend {adapter.name!r} has all replicas in one process, but each stage needs its own."
             )
         mesh = self.device_mesh(replicas)
-        places = range(mesh.total_size)
-        return tuple(ProcessRole((mesh.coordinates(place)[DATA],)) for place in places)
+        ranks = range(mesh.total_size)
+        return tuple(ProcessRole((mesh.coordinates(rank)[DATA],)) for rank in ranks)
 
     def open(
         self,
@@ -85,24 +81,22 @@ class PipelineLayout(ParallelLayout):
         context: ProcessContext,
         server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
-        """Joins the run as a stage of a replica."""
-        return adapter.start_pipeline(spec, backend_config, context, self._cut)
+        """Opens the group of this process, one stage of a replica."""
+        return adapter.start_pipeline(spec, backend_config, context, self._split)
 
 
-_REFUSED = {
-    "objective": "it calls the whole model, which is in stages; give a loss",
+_REFUSED_FIELDS = {
+    "objective": "it calls the whole model, which is split into stages; give a loss",
 }
-"""Fields of the spec, and why stages cannot honour them."""
-_UNRECORDED = "training steps of stages are computed by Keras, and not replayed from a record"
+"""Spec fields that stages cannot support, with the reason."""
+_NOT_CAPTURED = "training steps of stages are computed by Keras, and not replayed from a CUDA graph"
 
 
 class Pipeline(Strategy):
-    """Every step, the micro-batches of a replica's slice pass through its stages, forward and backward."""
+    """Every step, the micro-batches of a replica's slice pass forward and backward through its stages."""
 
     name = "pipeline"
-    summary = (
-        "synchronous: layers in stages on processes of their own, through which micro-batches pass"
-    )
+    summary = "synchronous: layers in stages, one process each, through which micro-batches pass"
     requires = frozenset({Capability.PIPELINE_STEP})
     parallel_layout = PipelineLayout(2, PipelineSplit(2))
     keeps_replicas_equal = "always"
@@ -122,39 +116,42 @@ class Pipeline(Strategy):
         """Checks the options.
 
         Args:
-            stages: On processes of their own.
+            stages: Number of stages, each in a separate process.
             schedule: `gpipe`, `1f1b` or `interleaved`.
-            chunks: Of the model on each stage; `interleaved` has several.
-            cut: The names of the layers with which the chunks after the first begin; none to balance them.
-            gigabits: A second, between processes: what the plan weighs sending by.
-            modules: Of a native model with a `forward` of its own, the names, or patterns of names, of the
-                modules that it applies one after the other; none where the model says so itself.
+            chunks: Number of model chunks per stage; more than one for `interleaved`.
+            cut: Names of the layers with which the chunks after the first begin; none to balance them.
+            gigabits: Bandwidth between processes, in gigabits per second, for the plan's cost estimate.
+            modules: For a native model with a custom `forward`: names, or patterns of names, of the modules
+                that it applies one after the other; none where the model is sequential itself.
+
+        Raises:
+            PlanError: An option has a bad value.
         """
-        self._stages = option_checks.whole(self.name, "stages", stages, 1)
-        self._chunks = option_checks.whole(self.name, "chunks", chunks, 1)
+        self._stages = option_checks.whole_number(self.name, "stages", stages, 1)
+        self._chunks = option_checks.whole_number(self.name, "chunks", chunks, 1)
         self._schedule = schedule
         self._modules = _names(modules)
-        model_cut = PipelineSplit(stages * chunks, _names(cut), self._modules)
-        self.parallel_layout = PipelineLayout(stages, model_cut)
+        split = PipelineSplit(stages * chunks, _names(cut), self._modules)
+        self.parallel_layout = PipelineLayout(stages, split)
         self._bandwidth = option_checks.positive(self.name, "gigabits", gigabits) * 1e9 / 8
         self._orders: list[Order] = []
         self._actions: list[list[Action]] = []
 
     def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses what stages cannot honour; orders the passes, and says how long stages wait.
+        """Refuses what stages cannot support; orders the passes, and notes the pipeline bubble.
 
         Raises:
-            UnsupportedError: The spec asks for something of the kind.
+            UnsupportedError: The spec has such a field, precision or optimizer.
         """
-        option_checks.without_loss_scaling(self.name, spec, "scales no losses")
-        option_checks.without_own_optimizer(self.name, spec)
-        for field, why in _REFUSED.items():
+        option_checks.refuse_float16(self.name, spec, "scales no losses")
+        option_checks.refuse_custom_optimizer(self.name, spec)
+        for field, why in _REFUSED_FIELDS.items():
             if getattr(spec, field):
                 raise UnsupportedError(f"strategy {self.name}: {field}: {why}.")
         if self._modules and not isinstance(spec.model, Mapping):
             raise UnsupportedError(
-                f"strategy {self.name}: modules: the model is a portable one, whose graph has its layers;"
-                " leave them out."
+                f"strategy {self.name}: modules: the layers of a portable model are taken from its graph."
+                " Leave this option out."
             )
         shape = PipelineShape(self._stages, spec.gradient_accumulation_steps, self._chunks)
         self._orders = stage_orders(self._schedule, shape)
@@ -163,74 +160,74 @@ class Pipeline(Strategy):
             f"{self.name}: {self._stages} stages, {spec.gradient_accumulation_steps}"
             " micro-batches (`gradient_accumulation_steps`): stages wait"
             f" {pipeline_bubble(shape):.0%} of a step where their passes take equally long",
-            *([_UNRECORDED] if _is_recorded(spec, plan) else []),
+            *([_NOT_CAPTURED] if _would_be_captured(spec, plan) else []),
         ]
 
     def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan:
-        """Draws the stages as their layers were timed."""
+        """The stages with their layers, times and memory, from the profile."""
         return pipeline_plan(
             profile, self._orders, slots, plan.device_mesh.total_size, self._bandwidth
         )
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Does the actions of this process's stage."""
+        """Runs the forward and backward passes of this process's stage."""
         return group.pipeline_step(batch, learning_rate, self._actions)
 
     @contextmanager
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
-        """Has all weights on all processes."""
+        """Gathers the weights of all stages on every process."""
         group.gather_stages()
         yield
 
     def finished(self, group: ReplicaGroup) -> None:
-        """Leaves all weights on all processes."""
+        """Gathers the weights of all stages on every process."""
         group.gather_stages()
 
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
-        """Of the stage that has most, where the cuts leave that as little as weights in their order allow.
+        """Bytes on the largest stage, if the model is split so that it is as small as possible.
 
-        At its most a process has all weights, with which the model is evaluated.
+        Weights count in full: for evaluation every process has all of them.
         """
-        most = self._largest_share(model.weights)
-        return StateBytes(model.replicated.weights, most, most * model.slots)
+        largest = self._largest_stage(model.weights)
+        return StateBytes(model.replicated.weights, largest, largest * model.slots)
 
-    def _largest_share(self, weights: Sequence[int]) -> int:
-        """Of the stages, in bytes of weights."""
-        parts = _parts(weights, self._stages * self._chunks)
-        return max(sum(parts[stage :: self._stages]) for stage in range(self._stages))
+    def _largest_stage(self, weights: Sequence[int]) -> int:
+        """Bytes of weights of the largest stage, of these weights in bytes."""
+        chunks = _balanced_chunks(weights, self._stages * self._chunks)
+        return max(sum(chunks[stage :: self._stages]) for stage in range(self._stages))
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
-        """Of gradients, by an optimal all-reduce over the replicas of a stage; the plan adds activations."""
+        """Bytes of a ring all-reduce of gradients over a stage's replicas; the plan adds activations."""
         return 2 * (replicas - 1) / replicas * gradient_bytes / self._stages
 
 
-def _parts(sizes: Sequence[int], count: int) -> list[int]:
-    """At most so many sums of sizes that follow each other, of which the largest is as small as it can be."""
-    least, most = max(sizes, default=0), sum(sizes)
-    while least < most:
-        limit = (least + most) // 2
-        if len(_filled(sizes, limit)) > count:
-            least = limit + 1
+def _balanced_chunks(sizes: Sequence[int], count: int) -> list[int]:
+    """Sums of at most `count` runs of consecutive sizes, with the largest sum minimal (binary search)."""
+    low, high = max(sizes, default=0), sum(sizes)
+    while low < high:
+        limit = (low + high) // 2
+        if len(_filled_chunks(sizes, limit)) > count:
+            low = limit + 1
         else:
-            most = limit
-    return _filled(sizes, least)
+            high = limit
+    return _filled_chunks(sizes, low)
 
 
-def _filled(sizes: Sequence[int], limit: int) -> list[int]:
-    """Sums of sizes that follow each other, each filled up to a limit that no size exceeds."""
-    parts = [0]
+def _filled_chunks(sizes: Sequence[int], limit: int) -> list[int]:
+    """Sums of runs of consecutive sizes, each filled up to a limit that no single size exceeds."""
+    sums = [0]
     for size in sizes:
-        if parts[-1] + size > limit:
-            parts.append(0)
-        parts[-1] += size
-    return parts
+        if sums[-1] + size > limit:
+            sums.append(0)
+        sums[-1] += size
+    return sums
 
 
-def _names(given: str | Sequence[str]) -> tuple[str, ...]:
-    """A single name is one without brackets on the command line."""
-    return (given,) if isinstance(given, str) else tuple(given)
+def _names(names: str | Sequence[str]) -> tuple[str, ...]:
+    """Names as a tuple; a single one may be given without brackets on the command line."""
+    return (names,) if isinstance(names, str) else tuple(names)
 
 
-def _is_recorded(spec: TrainingSpec, plan: Plan) -> bool:
-    """Whether without stages the model would be replayed from a record."""
+def _would_be_captured(spec: TrainingSpec, plan: Plan) -> bool:
+    """Whether, without stages, steps would be replayed from a captured CUDA graph."""
     return spec.capture and plan.framework == "torch" and not isinstance(spec.model, Mapping)

@@ -1,8 +1,8 @@
-"""Communication graphs of replicas, as permutations: whom each replica sends to, round by round.
+"""Communication graphs of replicas, as permutations: the receiver of each replica, round by round.
 
 A mixing step is x_i <- w x_i + w (sum of what i received), with w = 1 / (rounds + 1). Its matrix is the
 mean of the identity and the rounds' permutation matrices, and so doubly stochastic whatever the graph
-(Birkhoff): rows and columns sum up to 1, and the mean over the replicas is conserved.
+(Birkhoff): rows and columns sum up to 1, and the mean over the replicas is invariant.
 """
 
 from __future__ import annotations
@@ -14,24 +14,25 @@ from collections.abc import Iterable
 from isotrain.plugin import PlanError
 
 Permutation = tuple[int, ...]
-"""For every replica whom it sends to."""
+"""The receiver of each replica, by the index of the sender."""
 
 Rounds = tuple[Permutation, ...]
+"""The rounds of one mixing step."""
 
 GRAPHS = ("ring", "torus", "exponential", "one-peer-exponential", "random", "complete")
 
 
 def mixings(graph: str, replicas: int, degree: int, seed: int) -> tuple[Rounds, ...]:
-    """The mixing steps of a graph, which follow each other in turn; most graphs have one.
+    """The mixing steps of a graph, to use in turn; most graphs have one.
 
     Args:
-        graph: One of `GRAPHS`; `complete` too, although an all-reduce does it better.
-        replicas: Of the run.
-        degree: Of `random`: neighbours of each replica; even.
-        seed: Of `random`.
+        graph: One of `GRAPHS`; also `complete`, although an all-reduce is faster.
+        replicas: Number of replicas in the run.
+        degree: random: number of neighbours of each replica; even.
+        seed: random: seed of the graph.
 
     Raises:
-        PlanError: There is no such graph of so many replicas.
+        PlanError: There is no such graph of this number of replicas.
     """
     if graph == "ring":
         return (_distinct(_shift(replicas, step) for step in (1, -1)),)
@@ -48,7 +49,7 @@ def mixings(graph: str, replicas: int, degree: int, seed: int) -> tuple[Rounds, 
 
 
 def matrix(rounds: Rounds, replicas: int) -> list[list[float]]:
-    """The mixing matrix: row i has the weights with which replica i takes the others' values."""
+    """The mixing matrix, shape [replicas, replicas]: row i has the weights of all values in replica i's."""
     weight = 1 / (len(rounds) + 1)
     result = [[weight * (i == j) for j in range(replicas)] for i in range(replicas)]
     for permutation in rounds:
@@ -62,17 +63,17 @@ def _shift(replicas: int, step: int) -> Permutation:
 
 
 def _distinct(permutations: Iterable[Permutation]) -> Rounds:
-    """Each permutation once, and none that sends a replica's values to itself."""
+    """Each permutation once, without those that send a replica's values to itself."""
     return tuple(p for p in dict.fromkeys(permutations) if all(i != j for i, j in enumerate(p)))
 
 
 def _torus(replicas: int) -> Rounds:
-    """Right, left, down and up in a grid that is as square as it can be."""
+    """Right, left, down and up in a grid that is as square as possible."""
     rows = max(d for d in range(1, math.isqrt(replicas) + 1) if replicas % d == 0)
     if rows == 1:
         raise PlanError(
-            f"strategy gossip: graph torus needs replicas = rows * columns with both at least 2, got"
-            f" {replicas}. Use ring, or another number of replicas."
+            f"strategy gossip: graph torus needs replicas = rows * columns with both at least 2,"
+            f" received {replicas}. Use ring, or another number of replicas."
         )
     columns = replicas // rows
     along = [
@@ -88,15 +89,16 @@ def _random(replicas: int, degree: int, seed: int) -> Rounds:
     if degree % 2 or not 2 <= degree < replicas:
         raise PlanError(
             f"strategy gossip: degree: expected an even number from 2 to {replicas - 1} for a random"
-            f" graph of {replicas} replicas, got {degree}."
+            f" graph of {replicas} replicas, received {degree}."
         )
     generator = random.Random(seed)
     permutations: list[Permutation] = []
     for _ in range(degree // 2):
         cycle = generator.sample(range(replicas), replicas)
-        following = dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
-        before = {receiver: sender for sender, receiver in following.items()}
+        successors = dict(zip(cycle, [*cycle[1:], cycle[0]], strict=True))
+        predecessors = {receiver: sender for sender, receiver in successors.items()}
         permutations += [
-            tuple(step[replica] for replica in range(replicas)) for step in (following, before)
+            tuple(receivers[replica] for replica in range(replicas))
+            for receivers in (successors, predecessors)
         ]
     return _distinct(permutations)

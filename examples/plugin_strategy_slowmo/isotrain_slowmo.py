@@ -80,7 +80,7 @@ class SlowMomentum(Strategy):
         if strategy_before != self.name:
             return ["slow-momentum: starts without momentum"]
         if replicas_before != replicas:
-            return ["slow-momentum: each replica's own weights: all go on from their mean"]
+            return ["slow-momentum: each replica's local weights: all continue from their mean"]
         return []
 
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:

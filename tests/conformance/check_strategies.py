@@ -195,7 +195,7 @@ def error_feedback_conserves_the_sum(context: StrategyCheckContext) -> None:
     ones = np.ones
     cases = {
         "topk": (
-            compressed.exchange_largest,
+            compressed.exchange_top_k,
             lambda r: [gradients_for(context, r), [np.arange(68.0) * r / 40]],
             0.1,
         ),
@@ -243,7 +243,10 @@ def short_types_round(context: StrategyCheckContext) -> None:
         needed = plugin_manager().strategy("compressed", {"method": method}).requires
         if needed <= supported:
             results = compute(
-                context, compressed.exchange_short, lambda r: [gradients_for(context, r), []], name
+                context,
+                compressed.exchange_low_precision,
+                lambda r: [gradients_for(context, r), []],
+                name,
             )
             close(flat(results[0][0]), exact, method, precision)
             assert np.abs(flat(results[0][0]) - exact).max() > precision / 100, method

@@ -172,9 +172,9 @@ def at_the_start(session: isotrain.Session) -> Any:
         (
             {"name": "local-sgd", "options": {"every": 4}},
             2,
-            "local-sgd: each replica's own weights",
+            "local-sgd: each replica's local weights",
         ),
-        (chosen("compressed"), 3, "compressed: starts with nothing held back"),
+        (chosen("compressed"), 3, "compressed: starts without gradient residuals"),
     ],
     ids=["replicas", "strategy"],
 )

@@ -101,7 +101,7 @@ def test_what_a_replica_shares_with_others_travels_between_its_hosts() -> None:
     (bucket,) = assign_shards([5, 3], 3).buckets(8)
     lot = ShardBucket(bucket, ((0, 2, 4), (1, 3, 5)))
     assert [lot.index_in_host(replica) for replica in range(6)] == [0, 0, 1, 1, 2, 2]
-    assert lot.same == ((0, 1), (2, 3)), "the third of a host updates none of these"
+    assert lot.peers == ((0, 1), (2, 3)), "the third of a host updates none of these"
 
 
 def test_a_sharded_group_claims_no_capability_that_is_not_listed() -> None:

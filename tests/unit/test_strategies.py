@@ -23,7 +23,7 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.strategies import topologies
 from isotrain.strategies.local_sgd import LocalSGD
-from isotrain.strategies.sharded import norm_of_all
+from isotrain.strategies.sharded import global_norm
 from isotrain.testing.reference.tensor_ops import NumpyTensorOps
 
 BACKEND = "torch-ddp"
@@ -61,8 +61,8 @@ def plan(
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("local-sgd", {"every": 0}, "every: expected a whole number of at least 1, got 0"),
-        ("local-sgd", {"every": 2.5}, "got 2.5"),
+        ("local-sgd", {"every": 0}, "every: expected a whole number of at least 1, received 0"),
+        ("local-sgd", {"every": 2.5}, "received 2.5"),
         ("local-sgd", {"every": []}, "pairs"),
         ("local-sgd", {"every": [[5, 2]]}, "the first at 0 or before"),
         ("local-sgd", {"every": [[0, 2], [0, 3]]}, "ascending"),
@@ -74,22 +74,26 @@ def plan(
             r"of the strategy 'local-sgd': 'evry'. Did you mean 'every'\? Available: average_",
         ),
         ("gossip", {"graph": "rng"}, "Did you mean 'ring'"),
-        ("gossip", {"degree": 2}, "none but for graph random"),
+        ("gossip", {"degree": 2}, "none except for graph random"),
         ("gossip", {"graph": "random", "degree": 3}, "even number from 2 to 3"),
         ("compressed", {}, "method"),
         ("compressed", {"method": "fp8"}, "unknown method 'fp8'"),
         ("compressed", {"method": "topk", "ratio": 0}, "above 0 and up to 1"),
-        ("compressed", {"method": "topk", "ratio": 1.5}, "got 1.5"),
+        ("compressed", {"method": "topk", "ratio": 1.5}, "received 1.5"),
         ("compressed", {"method": "topk", "rank": 2}, "rank is an option of method 'powersgd'"),
         ("compressed", {"method": "powersgd", "rank": 0}, "at least 1"),
         ("compressed", {"method": "powersgd", "start": 1}, "at least 2"),
         ("hierarchical", {"host_size": 3}, "a divisor of the 4 replicas, got 3"),
         ("elastic-averaging", {"beta": 2}, "beta"),
         ("elastic-averaging", {"every": True}, "every"),
-        ("sharded", {"stage": 0}, "stage: expected a whole number of at least 1, got 0"),
+        ("sharded", {"stage": 0}, "stage: expected a whole number of at least 1, received 0"),
         ("sharded", {"stage": 4}, "stage: expected 1, 2 or 3, received 4"),
-        ("sharded", {"bucket_megabytes": 0}, "bucket_megabytes: expected a number above 0, got 0"),
-        ("sharded", {"hybrid": 2}, "hybrid: expected true or false, got 2"),
+        (
+            "sharded",
+            {"bucket_megabytes": 0},
+            "bucket_megabytes: expected a number above 0, received 0",
+        ),
+        ("sharded", {"hybrid": 2}, "hybrid: expected true or false, received 2"),
         ("sharded", {"host_size": 2}, "host_size is an option of `hybrid: true`"),
         ("sharded", {"hybrid": True, "host_size": 0}, "host_size: expected a whole number of at"),
         ("sharded", {"hybrid": True, "host_size": 3}, "a divisor of the 4 replicas, got 3"),
@@ -144,7 +148,7 @@ def test_an_own_optimizer_is_refused_where_it_would_see_a_part(
     host: PluginManager, name: str
 ) -> None:
     optimizer = {"custom": "somewhere:make", "lr": 0.5}
-    with pytest.raises(UnsupportedError, match="a part of the weights"):
+    with pytest.raises(UnsupportedError, match="its shard of the weights"):
         plan(host, name, {}, optimizer=optimizer)
 
 
@@ -432,10 +436,10 @@ def test_a_plan_says_that_weights_in_parts_are_not_recorded(host: PluginManager)
         assert any(told in note for note in found.notes) == (replicas > 1)
 
 
-def test_the_norm_of_all_is_of_one_type_on_all_replicas() -> None:
+def test_the_global_norm_is_of_one_type_on_all_replicas() -> None:
     """A replica may have no weights of the widest type; all exchange the same."""
     replica: Any = SimpleNamespace(ops=NumpyTensorOps(), all_reduce=lambda squares: squares)
-    norm = norm_of_all(replica, [np.array([3.0], np.float32), np.array([[4.0]], np.float32)])
+    norm = global_norm(replica, [np.array([3.0], np.float32), np.array([[4.0]], np.float32)])
     assert (norm.dtype, float(norm)) == (np.float64, 5.0)
 
 
