@@ -1,1 +1,4 @@
-"""Models that are cut into stages: in which order these compute, and where to cut. Imports no framework."""
+"""Pipeline parallelism: schedules of forward and backward passes, and where to split a model.
+
+Imports no framework.
+"""

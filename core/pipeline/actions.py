@@ -1,8 +1,8 @@
-"""What stages do one after the other: passes, and between them what they send each other.
+"""Actions of the stages of a pipeline in one step: passes, and transfers between stages.
 
-All that happens in a step has one order, and each stage does its own part of it in that order. So no stage
-waits for one that waits for it, even where whoever sends waits for who receives: of all that is left to do,
-what comes first in the order can be done.
+All actions of a step have one global order, and each stage does its own actions in that order. So there is
+no deadlock, even where a send blocks until it is received: of all actions that are left, the first one in the
+order can always be done.
 """
 
 from __future__ import annotations
@@ -15,14 +15,14 @@ from isotrain.core.pipeline.schedules import Direction, Order, Pass
 
 @dataclass(frozen=True)
 class Transfer:
-    """What goes from the stage of a chunk to that of the next: activations forward, gradients backward.
+    """A send from one stage to another: activations forward, their gradients backward.
 
     Attributes:
-        direction: Forward or backward.
-        chunk: Whose pass needs it.
-        micro_batch: Of the step.
-        source: The stage that has it.
-        destination: The stage that needs it.
+        direction: `forward` or `backward`.
+        chunk: Chunk whose pass needs the tensors.
+        micro_batch: Index of the micro-batch in the step, from 0.
+        source: Stage that sends.
+        destination: Stage that receives.
     """
 
     direction: Direction
@@ -33,9 +33,8 @@ class Transfer:
 
     @property
     def answered(self) -> Transfer:
-        """Of gradients: the transfer of the activations that they are of."""
-        ends = self.destination, self.source
-        return Transfer("forward", self.chunk + 1, self.micro_batch, *ends)
+        """For a transfer of gradients: the transfer of the activations that they belong to."""
+        return Transfer("forward", self.chunk + 1, self.micro_batch, self.destination, self.source)
 
 
 Action = Pass | Transfer
@@ -43,13 +42,13 @@ Action = Pass | Transfer
 
 @dataclass(frozen=True)
 class ScheduledPass:
-    """A pass, and when a stage takes it.
+    """A pass with its time on a stage.
 
     Attributes:
-        stage: Whose it is.
+        stage: Index of the stage.
         work: The pass.
-        begin: In the unit of the durations.
-        end: The same.
+        begin: Start time, in the unit of the durations.
+        end: End time, in the unit of the durations.
     """
 
     stage: int
@@ -62,12 +61,14 @@ Duration = Callable[[Pass], float]
 
 
 def same(work: Pass) -> float:
-    """Every pass takes as long as every other."""
+    """The duration 1 for every pass."""
     return 1.0
 
 
 def needed(work: Pass, chunks: int) -> Pass | None:
-    """The pass of another chunk whose result a pass needs; None where it needs none."""
+    """The pass of a neighbouring chunk whose result a pass needs; None for the first forward chunk and the
+    last backward one.
+    """
     if work.direction == "forward":
         return Pass("forward", work.chunk - 1, work.micro_batch) if work.chunk else None
     last = work.chunk == chunks - 1
@@ -75,60 +76,67 @@ def needed(work: Pass, chunks: int) -> Pass | None:
 
 
 def time_line(orders: list[Order], duration: Duration = same) -> list[ScheduledPass]:
-    """When each pass is taken if stages wait for nothing but what they need, by beginning.
+    """Simulates a step: all passes with their times, sorted by start; each starts when its input is there.
 
     Args:
-        orders: Of all stages.
-        duration: Of a pass.
+        orders: Passes of each stage, in order.
+        duration: Function from a pass to its duration.
 
     Raises:
-        ValueError: Some pass is waited for by who must take it.
+        ValueError: The orders deadlock.
     """
     chunks = len({each.chunk for order in orders for each in order})
     ends: dict[Pass, float] = {}
-    free = [0.0] * len(orders)
-    left = [list(reversed(order)) for order in orders]
-    found: list[ScheduledPass] = []
-    while any(left):
-        ready = list(_ready(left, ends, free, chunks))
+    free_from = [0.0] * len(orders)
+    remaining = [list(reversed(order)) for order in orders]
+    scheduled: list[ScheduledPass] = []
+    while any(remaining):
+        ready = list(_ready(remaining, ends, free_from, chunks))
         if not ready:
-            raise ValueError("every stage waits for another")
+            raise ValueError("deadlock: every stage waits for another")
         begin, stage = min(ready)
-        work = left[stage].pop()
-        free[stage] = ends[work] = begin + duration(work)
-        found.append(ScheduledPass(stage, work, begin, ends[work]))
-    return sorted(found, key=lambda each: each.begin)
+        work = remaining[stage].pop()
+        free_from[stage] = ends[work] = begin + duration(work)
+        scheduled.append(ScheduledPass(stage, work, begin, ends[work]))
+    return sorted(scheduled, key=lambda each: each.begin)
 
 
 def _ready(
-    left: list[Order], ends: dict[Pass, float], free: list[float], chunks: int
+    remaining: list[Order], ends: dict[Pass, float], free_from: list[float], chunks: int
 ) -> Iterator[tuple[float, int]]:
-    """When, and of which stage, the next passes that need nothing more can be taken."""
-    for stage, order in enumerate(left):
+    """Start time and stage of each next pass whose input is there.
+
+    Args:
+        remaining: Remaining passes of each stage, the next one last.
+        ends: End times of the passes so far.
+        free_from: Time from which each stage is free.
+        chunks: Number of chunks of the model.
+    """
+    for stage, order in enumerate(remaining):
         if order:
             before = needed(order[-1], chunks)
             if before is None or before in ends:
-                yield max(free[stage], ends.get(before, 0.0) if before else 0.0), stage
+                yield max(free_from[stage], ends.get(before, 0.0) if before else 0.0), stage
 
 
 def stage_actions(orders: list[Order]) -> list[list[Action]]:
-    """What each stage does, in its order: passes, and as soon as there is something to send, transfers."""
+    """The actions of each stage, in order: its passes, and transfers as early as possible."""
     chunks = len({each.chunk for order in orders for each in order})
     events: list[tuple[float, int, list[int], Action]] = []
-    for timed in time_line(orders):
-        events.append((timed.begin, 1, [timed.stage], timed.work))
-        transfer = _sent(timed.work, len(orders), chunks)
+    for scheduled in time_line(orders):
+        events.append((scheduled.begin, 1, [scheduled.stage], scheduled.work))
+        transfer = _transfer_after(scheduled.work, len(orders), chunks)
         if transfer is not None:
-            events.append((timed.end, 0, [transfer.source, transfer.destination], transfer))
-    found: list[list[Action]] = [[] for _ in orders]
+            events.append((scheduled.end, 0, [transfer.source, transfer.destination], transfer))
+    actions: list[list[Action]] = [[] for _ in orders]
     for _, _, stages, action in sorted(events, key=lambda event: event[:2]):
         for stage in stages:
-            found[stage].append(action)
-    return found
+            actions[stage].append(action)
+    return actions
 
 
-def _sent(work: Pass, stages: int, chunks: int) -> Transfer | None:
-    """What a stage sends after a pass; None where nobody else needs it."""
+def _transfer_after(work: Pass, stages: int, chunks: int) -> Transfer | None:
+    """The transfer of a pass's result; None where no other stage needs it."""
     chunk = work.chunk + (1 if work.direction == "forward" else -1)
     source, destination = work.chunk % stages, chunk % stages
     if not 0 <= chunk < chunks or source == destination:

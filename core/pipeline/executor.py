@@ -1,4 +1,4 @@
-"""Does the actions of one stage: neutral to frameworks, at once or while a graph is traced."""
+"""Executes the actions of one stage; framework-neutral, eagerly or while a graph is traced."""
 
 from __future__ import annotations
 
@@ -12,49 +12,53 @@ from isotrain.core.pipeline.actions import Action, Transfer
 from isotrain.core.pipeline.schedules import Pass
 
 Tensors = list[Any]
-"""What crosses a cut: activations, or the gradients of them."""
+"""Tensors sent between chunks, of any shapes: activations, or their gradients."""
 
 
 class StageWork(ABC):
-    """What one stage does for one step."""
+    """The passes and transfers of one stage in one step, as a framework implements them."""
 
     @abstractmethod
     def forward(self, work: Pass, received: Tensors) -> Tensors:
-        """Takes a micro-batch through a chunk, and keeps what its backward pass needs.
+        """Runs the forward pass of a chunk on a micro-batch, and keeps what its backward pass needs. Local.
+
+        Args:
+            work: The pass.
+            received: Activations of the chunk before; empty for the first chunk.
 
         Returns:
-            What the next chunk needs; nothing of the last one.
+            Activations for the next chunk; empty for the last chunk.
         """
 
     @abstractmethod
     def backward(self, work: Pass, received: Tensors) -> Tensors:
-        """Adds the gradients of a chunk's weights, and forgets what was kept of the forward pass.
+        """Accumulates the gradients of a chunk's weights, and frees what the forward pass kept. Local.
 
         Args:
             work: The pass.
-            received: The gradients of what `forward` gave.
+            received: Gradients of what `forward` returned.
 
         Returns:
-            The gradients of what `forward` received.
+            Gradients of what `forward` received.
         """
 
     @abstractmethod
     def send(self, transfer: Transfer, tensors: Tensors) -> None:
-        """Lets another stage have tensors; may return before it has them."""
+        """Sends tensors to another stage; may return before they have arrived. Point-to-point."""
 
     @abstractmethod
     def receive(self, transfer: Transfer) -> Tensors:
-        """Waits for what another stage sends."""
+        """Waits for the tensors of another stage, and returns them. Point-to-point."""
 
 
 @dataclass(frozen=True)
 class ExecutedAction:
-    """An action that was taken.
+    """An action with its measured time.
 
     Attributes:
-        name: `forward`, `backward`, `send` or `wait`: for what another stage sends.
-        begin: By `time.perf_counter`, in seconds, as is `end`.
-        end: When it was done.
+        name: `forward`, `backward`, `send`, or `wait` for the tensors of another stage.
+        begin: Start time by `time.perf_counter`, in seconds.
+        end: End time by `time.perf_counter`, in seconds.
     """
 
     name: str
@@ -63,27 +67,34 @@ class ExecutedAction:
 
 
 def execute_stage(actions: Sequence[Action], stage: int, work: StageWork) -> list[ExecutedAction]:
-    """Does a stage's actions, in their order; says when, which means something where they are not traced."""
-    held: dict[Pass, Tensors] = {}
-    taken = []
+    """Executes a stage's actions in order; their times mean something only where nothing is traced."""
+    inputs: dict[Pass, Tensors] = {}
+    executed = []
     for action in actions:
         begin = time.perf_counter()
-        name = _do(action, stage, work, held)
-        taken.append(ExecutedAction(name, begin, time.perf_counter()))
-    return taken
+        name = _execute(action, stage, work, inputs)
+        executed.append(ExecutedAction(name, begin, time.perf_counter()))
+    return executed
 
 
-def _do(action: Action, stage: int, work: StageWork, held: dict[Pass, Tensors]) -> str:
-    """Does one, with what is held for it, and gives its name."""
+def _execute(action: Action, stage: int, work: StageWork, inputs: dict[Pass, Tensors]) -> str:
+    """Executes one action; returns its name.
+
+    Args:
+        action: The action.
+        stage: Index of this stage.
+        work: Its passes and transfers.
+        inputs: Tensors for passes to come, on this stage or another; updated.
+    """
     if isinstance(action, Transfer):
-        needing = Pass(action.direction, action.chunk, action.micro_batch)
+        receiver = Pass(action.direction, action.chunk, action.micro_batch)
         if action.source == stage:
-            work.send(action, held.pop(needing))
+            work.send(action, inputs.pop(receiver))
             return "send"
-        held[needing] = work.receive(action)
+        inputs[receiver] = work.receive(action)
         return "wait"
-    take = work.forward if action.direction == "forward" else work.backward
+    run = work.forward if action.direction == "forward" else work.backward
     step = 1 if action.direction == "forward" else -1
-    given = take(action, held.pop(action, []))
-    held[Pass(action.direction, action.chunk + step, action.micro_batch)] = given
+    results = run(action, inputs.pop(action, []))
+    inputs[Pass(action.direction, action.chunk + step, action.micro_batch)] = results
     return action.direction

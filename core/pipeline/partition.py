@@ -1,4 +1,4 @@
-"""Where a model is cut into stages, and how often each stage is replicated."""
+"""Splits a model into pipeline stages, and decides how often to replicate each stage."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from isotrain.core.pipeline.profile import Cut, LayerCost, ModelProfile
 
 @dataclass(frozen=True)
 class PipelineSplit:
-    """Into how many chunks, and where.
+    """Number of chunks of a model, and where they begin.
 
     Attributes:
-        chunks: Of the model; chunk c is on stage c modulo the number of stages.
-        first: The names of the layers with which the chunks after the first begin; none: where the backend
-            finds them balanced, the same on every process.
-        modules: Of a native model, the names of the modules that it applies one after the other, or patterns
-            of these; none: as the model itself says.
+        chunks: Number of chunks; chunk c is on stage c modulo the number of stages.
+        first: Names of the layers with which the chunks after the first begin; empty where the backend
+            balances them, equally on every process.
+        modules: For a native model: names of the modules that it applies one after the other, or patterns of
+            names; empty where the model is sequential itself.
     """
 
     chunks: int
@@ -30,12 +30,12 @@ class PipelineSplit:
 
 @dataclass(frozen=True)
 class Stage:
-    """Layers that are computed together.
+    """A stage of a partition.
 
     Attributes:
-        layers: Of it, in order.
-        workers: Over how many its part of a micro-batch is spread.
-        sent_bytes: What it gives to the stage behind it, for a micro-batch.
+        layers: Layers of the stage, in order.
+        workers: Number of workers that divide each micro-batch among them.
+        sent_bytes: Bytes of activations that it sends to later stages, per micro-batch.
     """
 
     layers: tuple[LayerCost, ...]
@@ -44,17 +44,17 @@ class Stage:
 
     @property
     def seconds(self) -> float:
-        """Forward and backward, of one micro-batch on one worker."""
+        """Seconds of forward and backward pass, for one micro-batch on one worker."""
         return sum(layer.seconds for layer in self.layers)
 
 
 @dataclass(frozen=True)
 class Partition:
-    """A model, cut.
+    """A model split into stages.
 
     Attributes:
-        stages: From the inputs on.
-        seconds: From one micro-batch to the next: what the slowest stage or transfer takes.
+        stages: Stages, from the inputs to the outputs.
+        seconds: Seconds per micro-batch: those of the slowest stage or transfer.
     """
 
     stages: tuple[Stage, ...]
@@ -62,7 +62,7 @@ class Partition:
 
     @property
     def workers(self) -> int:
-        """Of all stages."""
+        """Number of workers of all stages."""
         return sum(stage.workers for stage in self.stages)
 
 
@@ -70,22 +70,22 @@ class Partition:
 class Partitioner:
     """The dynamic program of PipeDream (Narayanan et al. 2019, arXiv:1806.03377, section 3.1), on graphs.
 
-    In its notation, with cuts of a graph in the place of the places in a chain: one stage between two cuts on
-    m workers takes, for a micro-batch,
+    In its notation, with cuts of a graph instead of positions in a chain: one stage between two cuts on m
+    workers takes, for a micro-batch,
 
         T(i -> j, m) = max(sum of T_l, sum of W_l(m)) / m
 
     where T_l is the time of forward and backward pass of layer l, and W_l(m) = 4 (m - 1) |w_l| / (m B) that
-    in which m workers bring its gradients together and get its weights, at B bytes a second. The best
-    pipeline up to a cut j on m workers is the best over one stage, and over all smaller cuts i and m' < m of
+    in which m workers exchange its gradients and weights, at B bytes per second. The best pipeline up to a
+    cut j on m workers is the best of a single stage, and of all smaller cuts i and m' < m in
 
         A(j, m) = max(A(i, m - m'), 2 C_i, T(i -> j, m'))
 
-    where C_i = a_i / B is the time in which what crosses the cut i is sent; its gradients come back.
+    where C_i = a_i / B is the time to send the activations that cross the cut i; their gradients come back.
 
     Attributes:
-        profile: Of the model.
-        bandwidth: Bytes a second between workers.
+        profile: Layers of the model, with their times and bytes.
+        bandwidth: Bytes per second between workers.
     """
 
     profile: ModelProfile
@@ -96,48 +96,50 @@ class Partitioner:
         return self.profile.cuts()
 
     def stage_seconds(self, first: Cut, second: Cut, workers: int) -> float:
-        """T: what a stage takes for a micro-batch, computing or exchanging gradients."""
-        computing = self.profile.seconds(first, second)
-        moved = 4 * (workers - 1) * self.profile.weight_bytes(first, second) / workers
-        return max(computing, moved / self.bandwidth) / workers
+        """T: seconds of a stage per micro-batch, of compute or of gradient exchange, whichever is more."""
+        compute = self.profile.seconds(first, second)
+        exchanged = 4 * (workers - 1) * self.profile.weight_bytes(first, second) / workers
+        return max(compute, exchanged / self.bandwidth) / workers
 
     def transfer_seconds(self, cut: Cut) -> float:
-        """2 C: what sending over a cut takes, forward and backward."""
+        """2 C: seconds to send over a cut, forward and backward, per micro-batch."""
         return 2 * self.profile.crossing_bytes(cut) / self.bandwidth
 
     def best(self, workers: int) -> Partition:
-        """The cuts and the replication whose slowest stage or transfer is fastest, on so many workers."""
-        found: dict[tuple[Cut, int], tuple[float, tuple[tuple[Cut, int], ...]]] = {}
+        """The partition and replication with the fastest bottleneck (stage or transfer) on these workers."""
+        best_until: dict[tuple[Cut, int], tuple[float, tuple[tuple[Cut, int], ...]]] = {}
         for cut in self._cuts[1:]:
             for count in range(1, workers + 1):
-                options = self._options(cut, count, found)
-                found[cut, count] = min(options, key=lambda option: (option[0], len(option[1])))
-        seconds, stages = found[self.profile.whole, workers]
+                options = self._options(cut, count, best_until)
+                best_until[cut, count] = min(
+                    options, key=lambda option: (option[0], len(option[1]))
+                )
+        seconds, stages = best_until[self.profile.whole, workers]
         return self._partition(stages, seconds)
 
     def _options(
         self,
         cut: Cut,
         workers: int,
-        found: dict[tuple[Cut, int], tuple[float, tuple[tuple[Cut, int], ...]]],
+        best_until: dict[tuple[Cut, int], tuple[float, tuple[tuple[Cut, int], ...]]],
     ) -> Iterator[tuple[float, tuple[tuple[Cut, int], ...]]]:
-        """What A is the smallest of: the seconds, and the stages' ends and workers."""
+        """The candidates of which A is the minimum: seconds, and the end cut and workers of each stage."""
         yield self.stage_seconds(0, cut, workers), ((cut, workers),)
         for before in self._cuts[1:]:
             if before.bit_count() >= cut.bit_count():
                 return
             if before & ~cut:
                 continue
-            sending = self.transfer_seconds(before)
-            for own in range(1, workers):
-                seconds, stages = found[before, workers - own]
-                last = self.stage_seconds(before, cut, own)
-                yield max(seconds, sending, last), (*stages, (cut, own))
+            transfer = self.transfer_seconds(before)
+            for count in range(1, workers):
+                seconds, stages = best_until[before, workers - count]
+                last = self.stage_seconds(before, cut, count)
+                yield max(seconds, transfer, last), (*stages, (cut, count))
 
     def balanced(self, stages: int) -> Partition:
-        """The cuts into so many stages, of one worker each, whose slowest stage is fastest (GPipe's).
+        """The partition into stages of one worker each with the fastest slowest stage (GPipe's).
 
-        Of those, the ones over which least is sent.
+        Among equals, the one that sends fewest bytes.
 
         Raises:
             PlanError: There are fewer layers than stages.
@@ -150,7 +152,7 @@ class Partitioner:
         seconds, _ = self._chain(
             stages, lambda slowest, before, cut: max(slowest, profile.seconds(before, cut))
         )
-        # Only then: what sends least up to a cut need not be the fastest up to there.
+        # In a second pass: the prefix that sends least need not be the fastest up to its cut.
         _, cuts = self._chain(
             stages,
             lambda sent, before, cut: (
@@ -162,30 +164,30 @@ class Partitioner:
         return self._partition(tuple((cut, 1) for cut in cuts), seconds)
 
     def _chain(
-        self, stages: int, extended: Callable[[float, Cut, Cut], float]
+        self, stages: int, extend: Callable[[float, Cut, Cut], float]
     ) -> tuple[float, tuple[Cut, ...]]:
-        """The ends of so many stages that cost least.
+        """The cheapest chain of this number of stages: its cost, and the end cut of each stage.
 
         Args:
-            stages: How many.
-            extended: What stages cost with one more behind them, from what they cost without it and the cuts
-                between which it is; it never falls.
+            stages: Number of stages.
+            extend: Function from the cost of a chain, and the first and second cut of one more stage, to the
+                cost with that stage; it never decreases.
         """
-        found: dict[Cut, tuple[float, tuple[Cut, ...]]] = {0: (0.0, ())}
+        cheapest: dict[Cut, tuple[float, tuple[Cut, ...]]] = {0: (0.0, ())}
         for number in range(1, stages + 1):
             ends = [self.profile.whole] if number == stages else self._cuts[1:-1]
-            found = {
+            cheapest = {
                 cut: min(options)
                 for cut in ends
                 if (
                     options := [
-                        (extended(cost, before, cut), (*cuts, cut))
-                        for before, (cost, cuts) in found.items()
+                        (extend(cost, before, cut), (*cuts, cut))
+                        for before, (cost, cuts) in cheapest.items()
                         if before != cut and not before & ~cut
                     ]
                 )
             }
-        return found[self.profile.whole]
+        return cheapest[self.profile.whole]
 
     def _partition(self, ends: tuple[tuple[Cut, int], ...], seconds: float) -> Partition:
         stages, before = [], 0

@@ -1,4 +1,4 @@
-"""A pipeline as its layers were timed: what each stage has, how long all wait, and what is better."""
+"""The plan of a pipeline from measured layers: its stages, timeline and bubble, and better partitions."""
 
 from __future__ import annotations
 
@@ -12,22 +12,22 @@ from isotrain.core.pipeline.profile import Cut, ModelProfile
 from isotrain.core.pipeline.schedules import Order, Pass
 
 _COLUMNS = 72
-_WAITING = "."
+_IDLE = "."
 _FORWARD, _BACKWARD = "0123456789", "abcdefghij"
 
 
 @dataclass(frozen=True)
 class PlannedStage:
-    """What one stage has and does.
+    """Layers, times and memory of one stage.
 
     Attributes:
-        layers: Their names.
+        layers: Names of the layers.
         forward: Seconds of the forward passes of a micro-batch.
-        backward: The same, backward.
-        weight_bytes: Of its trainable weights; its gradients take as much.
-        slot_bytes: Of its optimizer.
-        activation_bytes: What its layers give, for as many micro-batches as it keeps at once.
-        sent_bytes: What it sends forward for a micro-batch.
+        backward: Seconds of the backward passes of a micro-batch.
+        weight_bytes: Bytes of its trainable weights, and of its gradients.
+        slot_bytes: Bytes of its optimizer state.
+        activation_bytes: Bytes of its layers' outputs, for as many micro-batches as it keeps at once.
+        sent_bytes: Bytes that it sends forward per micro-batch.
     """
 
     layers: tuple[str, ...]
@@ -41,12 +41,12 @@ class PlannedStage:
 
 @dataclass(frozen=True)
 class Proposal:
-    """Where else to cut.
+    """Another partition of the model.
 
     Attributes:
-        first: The names of the layers with which the stages after the first begin.
-        workers: Over how many each stage is replicated.
-        seconds: From one micro-batch to the next: what the slowest stage or transfer takes.
+        first: Names of the layers with which the stages after the first begin.
+        workers: Number of workers of each stage.
+        seconds: Seconds per micro-batch: those of the slowest stage or transfer.
     """
 
     first: tuple[str, ...]
@@ -56,15 +56,15 @@ class Proposal:
 
 @dataclass(frozen=True)
 class PipelinePlan:
-    """A pipeline, drawn.
+    """A pipeline with its timeline.
 
     Attributes:
-        stages: From the inputs on.
-        seconds: Of a step's passes, if stages wait for nothing but what they need.
-        bubble: The part of that in which a stage waits, on average.
-        drawing: Of each stage when it takes which micro-batch forward (digits) and backward (letters).
-        balanced: The cut into as many chunks whose slowest is fastest.
-        best: What PipeDream's dynamic program finds for as many workers.
+        stages: Stages, from the inputs to the outputs.
+        seconds: Seconds of the passes of a step, without the time of transfers.
+        bubble: Fraction of that time in which a stage is idle, on average.
+        drawing: Timeline of each stage as text: micro-batches forward (digits) and backward (letters).
+        balanced: The partition into as many chunks whose slowest chunk is fastest.
+        best: The partition of PipeDream's dynamic program for as many workers.
     """
 
     stages: tuple[PlannedStage, ...]
@@ -76,21 +76,21 @@ class PipelinePlan:
 
     @property
     def crossing_bytes(self) -> float:
-        """What a stage sends for a micro-batch, on average: activations, and gradients of what it gets."""
+        """Bytes that a stage sends per micro-batch, on average: activations and their gradients."""
         return 2 * sum(stage.sent_bytes for stage in self.stages) / len(self.stages)
 
 
 def pipeline_plan(
     profile: ModelProfile, orders: list[Order], slots: int, workers: int, bandwidth: float
 ) -> PipelinePlan:
-    """Draws a pipeline.
+    """Plans a pipeline.
 
     Args:
-        profile: Of the model, whose layers know their chunks.
-        orders: Of the passes of each stage.
-        slots: How many of a weight's size the optimizer has for each.
-        workers: In all.
-        bandwidth: Bytes a second between them.
+        profile: Layers of the model, with their chunks.
+        orders: Passes of each stage, in order.
+        slots: Number of optimizer state tensors per weight, of the weight's size.
+        workers: Number of workers in all.
+        bandwidth: Bytes per second between workers.
     """
     chunks = [profile.of_chunk(chunk) for chunk in range(profile.chunks)]
 
@@ -98,9 +98,9 @@ def pipeline_plan(
         forward = work.direction == "forward"
         return sum(layer.forward if forward else layer.backward for layer in chunks[work.chunk])
 
-    line = time_line(orders, duration)
-    seconds = max(each.end for each in line)
-    busy = sum(each.end - each.begin for each in line)
+    timeline = time_line(orders, duration)
+    seconds = max(each.end for each in timeline)
+    busy = sum(each.end - each.begin for each in timeline)
     stages = [
         _stage(profile, number, len(orders), order, slots) for number, order in enumerate(orders)
     ]
@@ -109,7 +109,7 @@ def pipeline_plan(
         tuple(stages),
         seconds,
         1 - busy / (seconds * len(orders)),
-        tuple(_drawn(line, number, seconds) for number in range(len(orders))),
+        tuple(_drawing(timeline, number, seconds) for number in range(len(orders))),
         _proposal(partitioner.balanced(len(chunks))),
         _proposal(partitioner.best(workers)),
     )
@@ -118,8 +118,8 @@ def pipeline_plan(
 def _stage(
     profile: ModelProfile, number: int, stages: int, order: Order, slots: int
 ) -> PlannedStage:
-    own = range(number, profile.chunks, stages)
-    layers = [layer for chunk in own for layer in profile.of_chunk(chunk)]
+    chunks = range(number, profile.chunks, stages)
+    layers = [layer for chunk in chunks for layer in profile.of_chunk(chunk)]
     weights = sum(layer.weight_bytes for layer in layers)
     return PlannedStage(
         tuple(layer.name for layer in layers),
@@ -127,32 +127,32 @@ def _stage(
         math.fsum(layer.backward for layer in layers),
         weights,
         slots * weights,
-        _kept(profile, order),
-        sum(profile.crossing_bytes(_until(profile, chunk)) for chunk in own),
+        _peak_activation_bytes(profile, order),
+        sum(profile.crossing_bytes(_cut_after(profile, chunk)) for chunk in chunks),
     )
 
 
-def _kept(profile: ModelProfile, order: Order) -> int:
-    """The most that a stage keeps of its forward passes for the backward passes to come."""
+def _peak_activation_bytes(profile: ModelProfile, order: Order) -> int:
+    """The most bytes of activations that a stage keeps at once for backward passes."""
     sizes = [
         sum(layer.activation_bytes for layer in profile.of_chunk(chunk))
         for chunk in range(profile.chunks)
     ]
-    kept = most = 0
+    kept = peak = 0
     for work in order:
         kept += sizes[work.chunk] if work.direction == "forward" else -sizes[work.chunk]
-        most = max(most, kept)
-    return most
+        peak = max(peak, kept)
+    return peak
 
 
-def _until(profile: ModelProfile, chunk: int) -> Cut:
-    """The cut behind a chunk."""
-    return sum(1 << place for place, layer in enumerate(profile.layers) if layer.chunk <= chunk)
+def _cut_after(profile: ModelProfile, chunk: int) -> Cut:
+    """The cut after a chunk."""
+    return sum(1 << index for index, layer in enumerate(profile.layers) if layer.chunk <= chunk)
 
 
-def _drawn(line: Sequence[ScheduledPass], stage: int, seconds: float) -> str:
-    cells = [_WAITING] * _COLUMNS
-    for each in line:
+def _drawing(timeline: Sequence[ScheduledPass], stage: int, seconds: float) -> str:
+    cells = [_IDLE] * _COLUMNS
+    for each in timeline:
         if each.stage == stage:
             first = int(each.begin / seconds * _COLUMNS)
             last = max(first + 1, int(each.end / seconds * _COLUMNS))
@@ -162,6 +162,6 @@ def _drawn(line: Sequence[ScheduledPass], stage: int, seconds: float) -> str:
     return "".join(cells)
 
 
-def _proposal(found: Partition) -> Proposal:
-    first = tuple(stage.layers[0].name for stage in found.stages[1:])
-    return Proposal(first, tuple(stage.workers for stage in found.stages), found.seconds)
+def _proposal(partition: Partition) -> Proposal:
+    first = tuple(stage.layers[0].name for stage in partition.stages[1:])
+    return Proposal(first, tuple(stage.workers for stage in partition.stages), partition.seconds)

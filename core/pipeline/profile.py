@@ -1,4 +1,4 @@
-"""What is known of each layer of a model, and what flows between layers: what cuts are chosen by."""
+"""The profile of a model: time and bytes of each layer, the graph of layers, and its possible cuts."""
 
 from __future__ import annotations
 
@@ -9,23 +9,23 @@ from functools import cached_property
 from isotrain.core.errors import PlanError
 
 Cut = int
-"""A set of layers, as bits by their places: those before a cut, each with all that it needs."""
-_CUTS = 4096
-"""So many cuts of a graph are looked at; of one with more, those between layers in their order."""
+"""The layers before a cut, as a bit set of layer indices; it contains the inputs of each of its layers."""
+_MAX_CUTS = 4096
+"""For a graph with more cuts, only those between consecutive layers are considered."""
 
 
 @dataclass(frozen=True)
 class LayerCost:
-    """One layer, measured for one micro-batch.
+    """Time and bytes of one layer, measured for one micro-batch.
 
     Attributes:
-        name: In the model.
+        name: Name of the layer in the model.
         forward: Seconds of its forward pass.
         backward: Seconds of its backward pass.
-        activation_bytes: What it gives to others.
-        weight_bytes: Its trainable weights.
-        sources: The places of the layers whose results it takes; each before its own.
-        chunk: In which it is, where the model is cut.
+        activation_bytes: Bytes of its output.
+        weight_bytes: Bytes of its trainable weights.
+        sources: Indices of the layers whose outputs it takes; each less than its own.
+        chunk: Index of the chunk that it is in.
     """
 
     name: str
@@ -38,53 +38,53 @@ class LayerCost:
 
     @property
     def seconds(self) -> float:
-        """Of both passes."""
+        """Seconds of forward and backward pass."""
         return self.forward + self.backward
 
 
 @dataclass(frozen=True)
 class ModelProfile:
-    """The layers of a model, each after those whose results it takes.
+    """The layers of a model, in topological order.
 
     Attributes:
-        layers: In an order in which they can be computed.
+        layers: Layers, each after those whose outputs it takes.
     """
 
     layers: Sequence[LayerCost]
 
     def __post_init__(self) -> None:
-        """Looks that the layers are in order.
+        """Checks the order of the layers.
 
         Raises:
-            PlanError: One takes what is not there yet.
+            PlanError: A layer takes the output of a later one.
         """
-        for place, layer in enumerate(self.layers):
-            if any(source not in range(place) for source in layer.sources):
+        for index, layer in enumerate(self.layers):
+            if any(source not in range(index) for source in layer.sources):
                 raise PlanError(
-                    f"profile: {layer.name}, the layer at {place}, takes results of {layer.sources};"
-                    " expected places before its own."
+                    f"profile: layer {layer.name} has index {index} and sources {layer.sources}; expected"
+                    " sources with smaller indices."
                 )
 
     @property
     def chunks(self) -> int:
-        """Into how many the model is cut."""
+        """Number of chunks that the model is split into."""
         return 1 + max(layer.chunk for layer in self.layers)
 
     def of_chunk(self, chunk: int) -> list[LayerCost]:
-        """The layers of one."""
+        """The layers of a chunk."""
         return [layer for layer in self.layers if layer.chunk == chunk]
 
     @property
     def whole(self) -> Cut:
-        """The cut behind all layers."""
+        """The cut after all layers."""
         return (1 << len(self.layers)) - 1
 
     def within(self, first: Cut, second: Cut) -> list[LayerCost]:
-        """The layers between two cuts, of which the first is the smaller."""
-        return [layer for place, layer in enumerate(self.layers) if (second & ~first) >> place & 1]
+        """The layers between two cuts, the first of which is the smaller."""
+        return [layer for index, layer in enumerate(self.layers) if (second & ~first) >> index & 1]
 
     def seconds(self, first: Cut, second: Cut) -> float:
-        """Forward and backward, of the layers between two cuts."""
+        """Seconds of forward and backward pass of the layers between two cuts."""
         return self._seconds_until(second) - self._seconds_until(first)
 
     def _seconds_until(self, cut: Cut) -> float:
@@ -94,20 +94,20 @@ class ModelProfile:
 
     @cached_property
     def _known_seconds(self) -> dict[Cut, float]:
-        """By the cut: a graph has thousands, and every two are asked for."""
+        """Cache by cut: a graph has thousands of cuts, and every pair of them is needed."""
         return {}
 
     @cached_property
     def _known_bytes(self) -> dict[Cut, int]:
-        """As above, of what goes over a cut."""
+        """Cache of `crossing_bytes` by cut."""
         return {}
 
     def weight_bytes(self, first: Cut, second: Cut) -> int:
-        """The weights of the layers between two cuts."""
+        """Bytes of trainable weights of the layers between two cuts."""
         return sum(layer.weight_bytes for layer in self.within(first, second))
 
     def crossing_bytes(self, cut: Cut) -> int:
-        """What goes over a cut: all that layers behind it take from before it, also past other stages."""
+        """Bytes of all outputs before a cut that any layer after it takes, also beyond the next stage."""
         if cut not in self._known_bytes:
             self._known_bytes[cut] = self._crossing_bytes(cut)
         return self._known_bytes[cut]
@@ -115,28 +115,28 @@ class ModelProfile:
     def _crossing_bytes(self, cut: Cut) -> int:
         needed = {
             source
-            for place, layer in enumerate(self.layers)
-            if not cut >> place & 1
+            for index, layer in enumerate(self.layers)
+            if not cut >> index & 1
             for source in layer.sources
             if cut >> source & 1
         }
         return sum(self.layers[source].activation_bytes for source in needed)
 
     def cuts(self) -> list[Cut]:
-        """The cuts that can be made, smaller ones first: from before all layers to behind all."""
-        found = {0}
-        edge = {0}
-        while edge and len(found) <= _CUTS:
-            edge = {cut | 1 << place for cut in edge for place in self._next(cut)} - found
-            found |= edge
-        if len(found) > _CUTS:
-            found = {(1 << place) - 1 for place in range(len(self.layers) + 1)}
-        return sorted(found, key=lambda cut: (cut.bit_count(), cut))
+        """All possible cuts, by number of layers: from before the first layer to after the last."""
+        cuts = {0}
+        frontier = {0}
+        while frontier and len(cuts) <= _MAX_CUTS:
+            frontier = {cut | 1 << index for cut in frontier for index in self._next(cut)} - cuts
+            cuts |= frontier
+        if len(cuts) > _MAX_CUTS:
+            cuts = {(1 << index) - 1 for index in range(len(self.layers) + 1)}
+        return sorted(cuts, key=lambda cut: (cut.bit_count(), cut))
 
     def _next(self, cut: Cut) -> list[int]:
-        """The layers that can be computed first behind a cut."""
+        """Indices of the layers after a cut all of whose inputs are before it."""
         return [
-            place
-            for place, layer in enumerate(self.layers)
-            if not cut >> place & 1 and all(cut >> source & 1 for source in layer.sources)
+            index
+            for index, layer in enumerate(self.layers)
+            if not cut >> index & 1 and all(cut >> source & 1 for source in layer.sources)
         ]

@@ -1,10 +1,10 @@
-"""In which order the stages of a pipeline compute forward and backward passes: pure data.
+"""Pipeline schedules: the order of forward and backward passes on each stage.
 
 `gpipe`: all forward passes, then all backward passes (Huang et al. 2019, arXiv:1811.06965). `1f1b`: after
-as many forward passes as there are stages behind it, a stage takes a forward and a backward pass in turn, and
-so keeps fewer activations (PipeDream-flush: Narayanan et al. 2021, arXiv:2006.09503). `interleaved`: the
-same, with several chunks of the model on every stage, which makes the bubble smaller and the transfers more
-(Narayanan et al. 2021, arXiv:2104.04473, section 2.2).
+as many forward passes as there are later stages, a stage alternates forward and backward passes, and so
+keeps fewer activations (PipeDream-flush: Narayanan et al. 2021, arXiv:2006.09503). `interleaved`: 1f1b with
+several chunks of the model on every stage, which makes the bubble smaller but adds transfers (Narayanan et
+al. 2021, arXiv:2104.04473, section 2.2).
 """
 
 from __future__ import annotations
@@ -23,9 +23,9 @@ class Pass:
     """One micro-batch through one chunk of the model, forward or backward.
 
     Attributes:
-        direction: Forward or backward.
-        chunk: Of the model, counted from its inputs; chunk `c` of `p` stages is on stage `c % p`.
-        micro_batch: Of the step, from 0.
+        direction: `forward` or `backward`.
+        chunk: Index of the chunk, from the model's inputs; with `p` stages, chunk `c` is on stage `c % p`.
+        micro_batch: Index of the micro-batch in the step, from 0.
     """
 
     direction: Direction
@@ -34,17 +34,17 @@ class Pass:
 
 
 Order = list[Pass]
-"""What one stage computes, one after the other."""
+"""The passes of one stage, in order."""
 
 
 @dataclass(frozen=True)
 class PipelineShape:
-    """How much there is to order.
+    """The numbers that determine a schedule.
 
     Attributes:
-        stages: Each on processes of its own.
-        micro_batches: Of one step.
-        chunks_per_stage: Into how many parts the model is cut for each stage; 1 but for `interleaved`.
+        stages: Number of stages, each in separate processes.
+        micro_batches: Number of micro-batches per step.
+        chunks_per_stage: Number of model chunks on each stage; 1 except for `interleaved`.
     """
 
     stages: int
@@ -53,7 +53,7 @@ class PipelineShape:
 
     @property
     def chunks(self) -> int:
-        """Of the whole model."""
+        """Number of chunks of the model."""
         return self.stages * self.chunks_per_stage
 
 
@@ -65,37 +65,37 @@ def gpipe(stage: int, shape: PipelineShape) -> Order:
 
 
 def one_forward_one_backward(stage: int, shape: PipelineShape) -> Order:
-    """As few forward passes ahead as keep all stages busy, then a backward pass after each forward pass."""
+    """A warm-up of forward passes that fills the later stages, then forward and backward alternate."""
     forward = [Pass("forward", stage, each) for each in range(shape.micro_batches)]
     backward = [Pass("backward", stage, each) for each in range(shape.micro_batches)]
-    return _in_turn(forward, backward, ahead=shape.stages - stage - 1)
+    return _alternate(forward, backward, warm_up=shape.stages - stage - 1)
 
 
 def interleaved(stage: int, shape: PipelineShape) -> Order:
-    """One forward and one backward pass in turn, over the chunks of a stage in groups of micro-batches."""
+    """1f1b over the chunks of a stage, in groups of as many micro-batches as stages."""
     count = shape.micro_batches * shape.chunks_per_stage
-    forward = [_interleaved("forward", stage, place, shape) for place in range(count)]
-    backward = [_interleaved("backward", stage, place, shape) for place in range(count)]
-    ahead = 2 * (shape.stages - stage - 1) + (shape.chunks_per_stage - 1) * shape.stages
-    return _in_turn(forward, backward, ahead=ahead)
+    forward = [_interleaved_pass("forward", stage, index, shape) for index in range(count)]
+    backward = [_interleaved_pass("backward", stage, index, shape) for index in range(count)]
+    warm_up = 2 * (shape.stages - stage - 1) + (shape.chunks_per_stage - 1) * shape.stages
+    return _alternate(forward, backward, warm_up=warm_up)
 
 
-def _interleaved(direction: Direction, stage: int, place: int, shape: PipelineShape) -> Pass:
-    """The pass at a place: as many micro-batches as stages through one chunk, then through the next."""
-    group, within = divmod(place, shape.chunks)
-    own, micro_batch = divmod(within, shape.stages)
+def _interleaved_pass(direction: Direction, stage: int, index: int, shape: PipelineShape) -> Pass:
+    """The pass with this index: a group of micro-batches through one chunk, then through the next."""
+    group, index_in_group = divmod(index, shape.chunks)
+    local_chunk, micro_batch = divmod(index_in_group, shape.stages)
     if direction == "backward":
-        own = shape.chunks_per_stage - 1 - own
-    return Pass(direction, own * shape.stages + stage, group * shape.stages + micro_batch)
+        local_chunk = shape.chunks_per_stage - 1 - local_chunk
+    return Pass(direction, local_chunk * shape.stages + stage, group * shape.stages + micro_batch)
 
 
-def _in_turn(forward: Order, backward: Order, ahead: int) -> Order:
-    """So many forward passes, then one forward and one backward pass in turn, then what is left."""
-    ahead = min(ahead, len(forward))
-    order = forward[:ahead]
-    for place in range(len(forward) - ahead):
-        order += [forward[ahead + place], backward[place]]
-    return order + backward[len(forward) - ahead :]
+def _alternate(forward: Order, backward: Order, warm_up: int) -> Order:
+    """`warm_up` forward passes, then forward and backward passes in turn, then the remaining ones."""
+    warm_up = min(warm_up, len(forward))
+    order = forward[:warm_up]
+    for index in range(len(forward) - warm_up):
+        order += [forward[warm_up + index], backward[index]]
+    return order + backward[len(forward) - warm_up :]
 
 
 SCHEDULES: dict[str, Callable[[int, PipelineShape], Order]] = {
@@ -106,31 +106,31 @@ SCHEDULES: dict[str, Callable[[int, PipelineShape], Order]] = {
 
 
 def stage_orders(schedule: str, shape: PipelineShape) -> list[Order]:
-    """What each stage computes, in its order.
+    """The passes of each stage, in order.
 
     Raises:
-        PlanError: There is no such schedule, or it does not fit.
+        PlanError: There is no such schedule, or it does not fit the shape.
     """
     if schedule not in SCHEDULES:
         raise PlanError(f"pipeline: {unknown_name('schedule', schedule, SCHEDULES)}")
     if schedule != "interleaved" and shape.chunks_per_stage > 1:
         raise PlanError(
-            f"pipeline: {shape.chunks_per_stage} chunks on each stage; schedule {schedule!r} has one."
-            " Take schedule=interleaved."
+            f"pipeline: schedule {schedule!r} has one chunk per stage, received {shape.chunks_per_stage}. Use"
+            " schedule=interleaved."
         )
     if schedule == "interleaved" and shape.micro_batches % shape.stages:
         raise PlanError(
-            f"pipeline: {shape.micro_batches} micro-batches for {shape.stages} stages; schedule 'interleaved'"
-            " passes on as many at a time as there are stages. Take a multiple of these."
+            f"pipeline: schedule 'interleaved' needs a multiple of {shape.stages} micro-batches (the number"
+            f" of stages), received {shape.micro_batches}."
         )
     return [SCHEDULES[schedule](stage, shape) for stage in range(shape.stages)]
 
 
 def pipeline_bubble(shape: PipelineShape) -> float:
-    """The part of a step in which a stage waits, where all passes of a direction take equally long.
+    """The fraction of a step in which a stage is idle, if all passes of a direction take equally long.
 
     (p - 1) / (m + p - 1) with p stages and m micro-batches (arXiv:1811.06965); with v chunks on each stage
     (p - 1) / (v m + p - 1) (arXiv:2104.04473).
     """
-    waiting = shape.stages - 1
-    return waiting / (shape.chunks_per_stage * shape.micro_batches + waiting)
+    idle = shape.stages - 1
+    return idle / (shape.chunks_per_stage * shape.micro_batches + idle)

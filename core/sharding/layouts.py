@@ -1,4 +1,4 @@
-"""The parallel layout of sharded runs."""
+"""Parallel layouts of sharded runs: ZeRO stages 1 and 2, fully sharded (FSDP), hybrid."""
 
 from __future__ import annotations
 
@@ -22,47 +22,47 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Hybrid:
-    """Which replicas have a part each, and which have the same one.
+    """Hybrid sharding: sharded over the replicas of each host, replicated over hosts.
 
     Attributes:
-        host_size: So many consecutive replicas count as one host; None for the hosts that there are.
+        host_size: Number of consecutive replicas to treat as one host; None for the real hosts.
     """
 
     host_size: int | None = None
 
     def device_mesh(self, replicas: int, hosts: Sequence[Sequence[int]]) -> DeviceMesh:
-        """Parts along the shard axis, inside a host; the same parts along the data axis.
+        """A mesh with the shard axis inside each host, and the data axis across hosts.
 
         Args:
-            replicas: In all.
-            hosts: The replicas of each.
+            replicas: Number of replicas in all.
+            hosts: Replicas of each host.
 
         Raises:
-            PlanError: Hosts have other numbers of replicas, or these are numbered in no order.
+            PlanError: Hosts have different numbers of replicas, or replicas are numbered in no regular order.
         """
-        wanted = tuple(map(tuple, hosts))
+        groups = tuple(map(tuple, hosts))
         if self.host_size is not None and replicas > 1:
-            wanted = hosts_of_size("hybrid", replicas, self.host_size)
-        if len(wanted) == 1:
+            groups = hosts_of_size("hybrid", replicas, self.host_size)
+        if len(groups) == 1:
             return DeviceMesh({SHARD: replicas})
-        sizes = {len(host) for host in wanted}
+        sizes = {len(host) for host in groups}
         if len(sizes) > 1:
-            told = ", ".join(str(len(host)) for host in wanted)
+            counts = ", ".join(str(len(host)) for host in groups)
             raise PlanError(
-                f"hybrid: {len(wanted)} hosts have {told} replicas, and the parts of one are to be those of"
-                " the others. Start as many replicas on each, give a host_size, or leave hybrid out."
+                f"hybrid: {len(groups)} hosts have {counts} replicas, but each host needs the same number of"
+                " shards. Start equally many replicas on each, give a host_size, or leave hybrid out."
             )
         (size,) = sizes
-        for axes in ({DATA: len(wanted), SHARD: size}, {SHARD: size, DATA: len(wanted)}):
-            if DeviceMesh(axes).groups(SHARD) == wanted:
+        for axes in ({DATA: len(groups), SHARD: size}, {SHARD: size, DATA: len(groups)}):
+            if DeviceMesh(axes).groups(SHARD) == groups:
                 return DeviceMesh(axes)
         raise PlanError(
-            f"hybrid: the hosts have the replicas {', '.join(map(str, wanted))}. Have those of each host"
-            " numbered one after the other, or one of each host in turn; or leave hybrid out."
+            f"hybrid: the hosts have the replicas {', '.join(map(str, groups))}; expected consecutive ranks"
+            " on each host, or hosts in turn (round robin). Renumber them, or leave hybrid out."
         )
 
 
-_AS_REPLICATED = frozenset(
+_INHERITED = frozenset(
     {
         Capability.GRADIENTS,
         Capability.APPLY_GRADIENTS,
@@ -73,73 +73,73 @@ _AS_REPLICATED = frozenset(
         Capability.BFLOAT16_COLLECTIVES,
     }
 )
-"""What they can where replicated groups can."""
-_UPDATES_PARTS = frozenset({Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS})
-_UPDATES_ALL = (
+"""Capabilities of sharded groups wherever replicated groups have them."""
+_SHARDED_ONLY = frozenset({Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS})
+_UPDATES_ALL_WEIGHTS = (
     Capability.SYNCHRONOUS_STEP,
     Capability.LOCAL_STEP,
     Capability.AVERAGE_PARAMETERS,
 )
-"""What takes a replica that updates all weights."""
+"""Capabilities that need a replica that updates all weights."""
 
 
 def sharded_group(replicated: Capabilities) -> Capabilities:
-    """What groups can do of which each replica updates a part of the weights.
+    """Capabilities of groups whose replicas each update a shard of the weights.
 
     Args:
-        replicated: What the backend's replicated groups can do.
+        replicated: Capabilities of the backend's replicated groups.
     """
-    own = dict.fromkeys(_UPDATES_ALL, "each replica updates its own part of the weights alone")
-    can = (replicated.has & _AS_REPLICATED) | _UPDATES_PARTS
-    reasons = {**replicated.lacks, **own}
-    return Capabilities(can, {name: why for name, why in reasons.items() if name not in can})
+    reason = "each replica updates only its shard of the weights"
+    has = (replicated.has & _INHERITED) | _SHARDED_ONLY
+    reasons = {**replicated.lacks, **dict.fromkeys(_UPDATES_ALL_WEIGHTS, reason)}
+    return Capabilities(has, {name: why for name, why in reasons.items() if name not in has})
 
 
 class AnyShardedLayout(ParallelLayout):
-    """Every replica steps, and state lies in parts over all of them, or over those of each host."""
+    """Every replica steps; state is sharded over all replicas, or over those of each host."""
 
     def __init__(self, hybrid: Hybrid | None = None) -> None:
-        """Says over whom.
+        """Keeps the sharding group.
 
         Args:
-            hybrid: Over the replicas of each host; None: over all.
+            hybrid: Shards over the replicas of each host; None shards over all replicas.
         """
         self._hybrid = hybrid
 
     def device_mesh(self, replicas: int) -> DeviceMesh:
-        """All of them along the shard axis, unless a host is said to be smaller."""
+        """A mesh as if all replicas were on one host."""
         return self.device_mesh_on_hosts(replicas, [range(replicas)])
 
     def device_mesh_on_hosts(self, replicas: int, hosts: Sequence[Sequence[int]]) -> DeviceMesh:
-        """Those of a host along the shard axis where the parts lie there, else all."""
+        """All replicas along the shard axis; if hybrid, those of each host."""
         if self._hybrid is None:
             return DeviceMesh({SHARD: replicas})
         return self._hybrid.device_mesh(replicas, hosts)
 
 
 class ShardedLayout(AnyShardedLayout):
-    """Every replica steps, updates a part of the weights, and has optimizer slots for that part alone."""
+    """ZeRO stage 1 or 2: each replica updates a shard of the weights, with optimizer state for it alone."""
 
     name = "sharded"
 
 
 class FullyShardedLayout(AnyShardedLayout):
-    """Every replica steps, and holds a part of each weight, of its gradient and of its slots."""
+    """ZeRO stage 3 (FSDP): each replica holds a shard of every weight, gradient and optimizer state."""
 
     name = "fully-sharded"
 
     def __init__(self, unit_bytes: int, hybrid: Hybrid | None = None) -> None:
-        """Says how much is whole at once, and over whom the parts lie.
+        """Keeps the unit size and the sharding group.
 
         Args:
-            unit_bytes: Of weights that are joined together, where the model's modules allow it.
-            hybrid: Over the replicas of each host; None: over all.
+            unit_bytes: Bytes of weights to unshard together, where the model's modules allow it.
+            hybrid: Shards over the replicas of each host; None shards over all replicas.
         """
         super().__init__(hybrid)
         self._unit_bytes = unit_bytes
 
     def for_replicas(self, replicas: int) -> ParallelLayout:
-        """A single replica has all."""
+        """The replicated layout for a single replica."""
         return self if replicas > 1 else REPLICATED
 
     def open(
@@ -150,5 +150,5 @@ class FullyShardedLayout(AnyShardedLayout):
         context: ProcessContext,
         server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
-        """Joins the run with a part of the state."""
+        """Opens a group that holds a shard of the state."""
         return adapter.start_fully_sharded(spec, backend_config, context, self._unit_bytes)

@@ -1,4 +1,4 @@
-"""Which replica updates which weights, and in which buckets gradients and weights travel."""
+"""Assigns whole weights to replicas (ZeRO stages 1 and 2), and groups them in communication buckets."""
 
 from __future__ import annotations
 
@@ -8,12 +8,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Bucket:
-    """Weights that travel together.
+    """Weights whose gradients or values are sent together.
 
     Attributes:
-        weights: Their places among all trainable weights, sorted by the replica that updates them.
-        sizes: Of the numbers that each replica updates of them.
-        counts: Of the weights that each replica updates of them.
+        weights: Indices among all trainable weights, grouped by the replica that updates them.
+        sizes: Number of elements of these weights that each replica updates.
+        counts: Number of these weights that each replica updates.
     """
 
     weights: tuple[int, ...]
@@ -21,18 +21,19 @@ class Bucket:
     counts: tuple[int, ...]
 
     def weights_of(self, replica: int) -> tuple[int, ...]:
-        """Those that a replica updates."""
+        """Indices of the weights in the bucket that a replica updates."""
         start = sum(self.counts[:replica])
         return self.weights[start : start + self.counts[replica]]
 
 
 @dataclass(frozen=True)
 class ShardAssignment:
-    """Trainable weights, shared out among replicas.
+    """The replica that updates each trainable weight.
 
     Attributes:
-        owners: Of each weight, the replica that updates it.
-        sizes: Of each weight, its numbers.
+        owners: Index of the replica that updates each weight.
+        sizes: Number of elements of each weight.
+        replicas: Number of replicas.
     """
 
     owners: tuple[int, ...]
@@ -41,52 +42,52 @@ class ShardAssignment:
 
     @property
     def shard_sizes(self) -> tuple[int, ...]:
-        """The numbers that each replica updates."""
-        found = [0] * self.replicas
+        """Number of elements that each replica updates."""
+        totals = [0] * self.replicas
         for owner, size in zip(self.owners, self.sizes, strict=True):
-            found[owner] += size
-        return tuple(found)
+            totals[owner] += size
+        return tuple(totals)
 
     def buckets(self, limit: int) -> tuple[Bucket, ...]:
-        """Cuts the weights, from the last to the first, as backward passes go, into buckets.
+        """Groups the weights in buckets, from the last weight to the first, in backward-pass order.
 
         Args:
-            limit: Numbers in a bucket; a weight with more has one for itself.
+            limit: Maximum number of elements in a bucket; a larger weight has a bucket to itself.
         """
-        found: list[list[int]] = []
-        filled = limit
-        for place in reversed(range(len(self.sizes))):
-            if filled + self.sizes[place] > limit:
-                found.append([])
-                filled = 0
-            found[-1].append(place)
-            filled += self.sizes[place]
-        return tuple(map(self._bucket, found))
+        buckets: list[list[int]] = []
+        elements = limit
+        for index in reversed(range(len(self.sizes))):
+            if elements + self.sizes[index] > limit:
+                buckets.append([])
+                elements = 0
+            buckets[-1].append(index)
+            elements += self.sizes[index]
+        return tuple(map(self._bucket, buckets))
 
-    def _bucket(self, places: Sequence[int]) -> Bucket:
-        of_each = [
-            [place for place in places if self.owners[place] == replica]
+    def _bucket(self, weights: Sequence[int]) -> Bucket:
+        by_replica = [
+            [index for index in weights if self.owners[index] == replica]
             for replica in range(self.replicas)
         ]
         return Bucket(
-            tuple(place for own in of_each for place in own),
-            tuple(sum(self.sizes[place] for place in own) for own in of_each),
-            tuple(map(len, of_each)),
+            tuple(index for indices in by_replica for index in indices),
+            tuple(sum(self.sizes[index] for index in indices) for indices in by_replica),
+            tuple(map(len, by_replica)),
         )
 
 
 def assign_shards(sizes: Sequence[int], replicas: int) -> ShardAssignment:
-    """Shares weights out: the largest first, each to the replica that has least so far.
+    """Assigns weights to replicas greedily: the largest first, each to the least loaded replica.
 
-    It depends on its arguments alone, so that every process comes to the same.
+    Depends on its arguments alone, so the result is equal on every process.
 
     Args:
-        sizes: Of each weight, its numbers.
-        replicas: How many.
+        sizes: Number of elements of each weight.
+        replicas: Number of replicas.
     """
-    owners, filled = [0] * len(sizes), [0] * replicas
-    for place in sorted(range(len(sizes)), key=lambda place: (-sizes[place], place)):
-        owner = min(range(replicas), key=lambda replica: (filled[replica], replica))
-        owners[place] = owner
-        filled[owner] += sizes[place]
+    owners, totals = [0] * len(sizes), [0] * replicas
+    for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):
+        owner = min(range(replicas), key=lambda replica: (totals[replica], replica))
+        owners[index] = owner
+        totals[owner] += sizes[index]
     return ShardAssignment(tuple(owners), tuple(sizes), replicas)

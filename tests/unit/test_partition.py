@@ -164,5 +164,5 @@ def test_graphs_of_many_branches_are_cut_in_their_order() -> None:
 
 
 def test_layers_out_of_order_are_refused() -> None:
-    with pytest.raises(PlanError, match="expected places before its own"):
+    with pytest.raises(PlanError, match="expected sources with smaller indices"):
         ModelProfile([LayerCost("a", 1.0, 1.0, 1, 1, (1,)), LayerCost("b", 1.0, 1.0, 1, 1)])

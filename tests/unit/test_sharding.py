@@ -109,7 +109,7 @@ def test_a_sharded_group_claims_no_capability_that_is_not_listed() -> None:
     assert {Capability.GRADIENTS, Capability.UPDATE_SHARD} < found.has
     assert not found.has & {Capability.PARAMETER_SERVER_STEP, Capability.PIPELINE_STEP}
     assert found.missing([Capability.PIPELINE_STEP, Capability.LOCAL_STEP]) == [
-        "no local-step: each replica updates its own part of the weights alone",
+        "no local-step: each replica updates only its shard of the weights",
         "no pipeline-step: the backend does not declare it",
     ]
     assert sharded_group(Capabilities()).has == {
