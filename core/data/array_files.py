@@ -1,4 +1,4 @@
-"""Sources of arrays that lie in `.npy` and `.npz` files."""
+"""Sources of arrays in `.npy` and `.npz` files."""
 
 from __future__ import annotations
 
@@ -17,22 +17,21 @@ def npy(inputs: str | Path, targets: str | Path | None = None) -> ArraySource:
     """A source of memory-mapped `.npy` files; contents are read when they are gathered.
 
     Args:
-        inputs: file whose array has one row per sample.
-        targets: the same for targets.
+        inputs: file of the inputs, an array of shape [samples, ...].
+        targets: file of the targets, an array of shape [samples, ...]; None for none.
 
     Raises:
         DataError: a file is missing, is not `.npy`, or holds objects.
     """
-    mapped = [None if p is None else _map_npy(Path(p).absolute(), 0) for p in (inputs, targets)]
-    return ArraySource(*mapped)
+    arrays = [None if p is None else _map_npy(Path(p).absolute(), 0) for p in (inputs, targets)]
+    return ArraySource(*arrays)
 
 
 def npz(path: str | Path, inputs: str = "x", targets: str | None = "y") -> ArraySource:
     """A source of two arrays of an `.npz` file.
 
-    Arrays stored uncompressed (`numpy.savez`) are memory-mapped where they lie in the file.
-    Compressed ones (`numpy.savez_compressed`) cannot be, and are loaded into memory whole, in every
-    process.
+    Uncompressed arrays (`numpy.savez`) are memory-mapped inside the file. Compressed ones
+    (`numpy.savez_compressed`) cannot be: every process loads them into memory.
 
     Args:
         path: the file.
@@ -40,11 +39,12 @@ def npz(path: str | Path, inputs: str = "x", targets: str | None = "y") -> Array
         targets: name of the targets in it; None for none.
     """
     file = Path(path).absolute()
-    loaded = [None if name is None else _npz_member(file, name) for name in (inputs, targets)]
-    return ArraySource(*loaded)
+    arrays = [None if name is None else _npz_member(file, name) for name in (inputs, targets)]
+    return ArraySource(*arrays)
 
 
 def _npz_member(path: Path, name: str) -> Array:
+    """One array of an `.npz` file: memory-mapped, or loaded if it is compressed."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]
@@ -65,15 +65,15 @@ def _npz_member(path: Path, name: str) -> Array:
 
 
 def _map_npy(path: Path, start: int) -> Array:
-    """Maps the `.npy` contents that begin at byte `start` of a file."""
+    """Memory-maps the `.npy` data that begins at byte `start` of a file, read-only."""
     try:
         with path.open("rb") as file:
             file.seek(start)
             version = np.lib.format.read_magic(file)
-            read = np.lib.format.read_array_header_1_0
+            read_header = np.lib.format.read_array_header_1_0
             if version != (1, 0):
-                read = np.lib.format.read_array_header_2_0
-            shape, fortran, dtype = read(file)
+                read_header = np.lib.format.read_array_header_2_0
+            shape, fortran, dtype = read_header(file)
             offset = file.tell()
         if dtype.hasobject:
             raise ValueError("it holds Python objects")

@@ -1,4 +1,4 @@
-"""Samples as arrays, and sources of whole arrays."""
+"""Conversion of samples to NumPy arrays, and the source of arrays in memory or memory-mapped."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ InputsAndTargets = tuple[Any, Any]
 
 
 def as_array(value: Any, name: str = "data") -> Array:
-    """`value` as a NumPy array of numbers or booleans; tensors convert by their own `numpy()`.
+    """Converts to a NumPy array of numbers or booleans, of any shape; tensors by their `numpy()`.
 
     Raises:
         DataError: it cannot be converted, is ragged, or holds text, objects or complex numbers.
@@ -47,10 +47,13 @@ def as_array(value: Any, name: str = "data") -> Array:
 
 
 def as_inputs_and_targets(value: Any, name: str) -> InputsAndTargets:
-    """One sample or batch as (inputs, targets): a tuple or list of two, or inputs alone.
+    """One sample or batch as (inputs, targets); targets are None where only inputs are given.
 
-    Sample weights, the third of three, go with the targets. Within them, a list of arrays or tensors is a
+    With sample weights, the third of three, targets become `Weighted`. A list of arrays or tensors becomes a
     tuple.
+
+    Raises:
+        DataError: it is a tuple or list of another length.
     """
     if isinstance(value, tuple | list):
         if len(value) not in (1, 2, 3):
@@ -64,21 +67,25 @@ def as_inputs_and_targets(value: Any, name: str) -> InputsAndTargets:
 
 
 def _as_tuples(tree: Any) -> Any:
-    """Lists of arrays as tuples, the form in which data are nested here."""
+    """Converts lists of arrays to tuples, the nodes of data pytrees."""
     if isinstance(tree, list) and tree and hasattr(tree[0], "shape"):
         return tuple(map(_as_tuples, tree))
     return tree
 
 
 def _length(parts: InputsAndTargets) -> int:
-    """The common length of all arrays."""
-    found = [*leaves(parts[0], "inputs")]
+    """The number of samples, equal for all arrays.
+
+    Raises:
+        DataError: lengths differ, or there is no sample.
+    """
+    arrays = [*leaves(parts[0], "inputs")]
     if parts[1] is not None:
-        found += leaves(parts[1], "targets")
-    for name, array in found:
+        arrays += leaves(parts[1], "targets")
+    for name, array in arrays:
         if array.ndim == 0:
             raise DataError(f"{name}: expected an array with one row per sample, got a scalar.")
-    lengths = {name: len(array) for name, array in found}
+    lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise DataError(f"expected arrays with equally many samples, got: {listed}.")
@@ -88,11 +95,11 @@ def _length(parts: InputsAndTargets) -> int:
 
 
 Read = Callable[["Indices"], Any]
-"""From the numbers of some samples to their rows of one array, or of a tree of them."""
+"""A function from sample indices (int64 [batch]) to the rows [batch, ...] of an array, or of a pytree."""
 
 
 def _any_rows(array: Array) -> Read:
-    """The quickest way to gather rows of `array` that copies nothing but those rows."""
+    """The fastest function that copies rows [batch, ...] of `array` at any indices."""
     plain = array.view(np.ndarray)
     if plain.flags.c_contiguous and plain.flags.aligned:
         return lambda indices: plain.take(indices, 0)
@@ -100,12 +107,13 @@ def _any_rows(array: Array) -> Read:
 
 
 def _rows_in_order(array: Array) -> Read:
-    """The same where these follow each other: copies too, for a model may change its inputs in place."""
+    """As `_any_rows`, for consecutive indices; a copy too, for a model may change its inputs in place."""
     plain = array.view(np.ndarray)
     return lambda indices: plain[indices[0] : indices[-1] + 1].copy()
 
 
 def _is_whole_map(array: Array) -> bool:
+    """Whether an array is a read-only or shared memory map itself, not a view of one."""
     return (
         isinstance(array, np.memmap)
         and isinstance(array.base, mmap.mmap)
@@ -115,8 +123,8 @@ def _is_whole_map(array: Array) -> bool:
 
 
 @dataclass(frozen=True, slots=True)
-class _Mapped:
-    """What another process needs to map the same array."""
+class _MemmapRecipe:
+    """Pickled in place of a memory-mapped array: how another process maps the same file."""
 
     path: str
     dtype: np.dtype[Any]
@@ -126,7 +134,7 @@ class _Mapped:
 
     @classmethod
     def of(cls, array: Any) -> Any:
-        """The recipe for a memory-mapped array; anything else stays what it is."""
+        """The recipe of a memory-mapped array; anything else is returned unchanged."""
         if not _is_whole_map(array):
             return array
         order = "C" if array.flags.c_contiguous else "F"
@@ -138,22 +146,22 @@ class _Mapped:
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
 
 
-def _reopened(parts: InputsAndTargets) -> ArraySource:
-    """Rebuilds a source that was sent to this process."""
-    inputs, targets = map_tree(lambda x: x.open() if isinstance(x, _Mapped) else x, parts)
+def _unpickled(parts: InputsAndTargets) -> ArraySource:
+    """Rebuilds a source from its pickled form."""
+    inputs, targets = map_tree(lambda x: x.open() if isinstance(x, _MemmapRecipe) else x, parts)
     return ArraySource(inputs, targets)
 
 
 class ArraySource:
-    """Arrays in memory or memory-mapped; sent to another process, the latter are mapped again.
+    """A source of arrays in memory or memory-mapped; when pickled, memory maps are mapped again.
 
     Attributes:
-        inputs: an array, or a tuple or dict of them, each of shape [samples, ...].
-        targets: the same, or None.
+        inputs: an array, or a tuple or dict of arrays, each of shape [samples, ...].
+        targets: as `inputs`, or None.
     """
 
     def __init__(self, inputs: Any, targets: Any = None) -> None:
-        """Takes arrays or tensors, or tuples and dicts of them; they are not copied."""
+        """Keeps arrays or tensors, or tuples and dicts of them, of shape [samples, ...]; copies nothing."""
         self.inputs = _as_arrays(inputs, "inputs")
         self.targets = None if targets is None else _as_arrays(targets, "targets")
         self._size = _length((self.inputs, self.targets))
@@ -164,11 +172,12 @@ class ArraySource:
         return self._size
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """Mapped arrays travel as file, offset and shape; arrays in memory travel as they are."""
-        return _reopened, ((map_tree(_Mapped.of, self.inputs), map_tree(_Mapped.of, self.targets)),)
+        """Pickles memory-mapped arrays as file, offset and shape; arrays in memory by value."""
+        recipe = _MemmapRecipe.of
+        return _unpickled, ((map_tree(recipe, self.inputs), map_tree(recipe, self.targets)),)
 
     def gather(self, indices: Indices) -> InputsAndTargets:
-        """Copies of the samples at `indices`."""
+        """Copies of the samples at `indices`, int64 [batch]; arrays of shape [batch, ...]."""
         return self._gather(indices)
 
     @property
@@ -187,12 +196,12 @@ class ArraySource:
 def reader(
     source: ArraySource, to_device: Callable[[Array], Any] | None = None, *, in_order: bool = False
 ) -> Callable[[Indices], InputsAndTargets]:
-    """Makes the function that copies the samples at some indices.
+    """Makes a function that copies the samples at given indices, int64 [batch].
 
     Args:
-        source: Of the samples.
-        to_device: What is made of each array of them.
-        in_order: Whether indices will follow each other.
+        source: The samples.
+        to_device: Function applied to each array, of shape [batch, ...].
+        in_order: Whether indices will be consecutive.
     """
     rows_of = _rows_in_order if in_order else _any_rows
 
@@ -208,7 +217,7 @@ def reader(
 
 
 def _as_arrays(tree: Any, name: str) -> Any:
-    """Every leaf as an array of the machine's byte order, errors named after the leaf's path."""
+    """Converts every leaf to an array in native byte order; errors name the leaf's path."""
     if isinstance(tree, Weighted):
         return Weighted(_as_arrays(tree.targets, name), _as_arrays(tree.weights, "sample weights"))
     if isinstance(tree, tuple):
@@ -226,5 +235,5 @@ def _as_arrays(tree: Any, name: str) -> Any:
 
 
 def arrays(inputs: Any, targets: Any = None) -> ArraySource:
-    """A source of arrays: `inputs` and `targets` are each an array, or a tuple or dict of them."""
+    """A source of arrays: `inputs` and `targets` are arrays [samples, ...], or tuples or dicts of them."""
     return ArraySource(inputs, targets)

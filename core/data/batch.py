@@ -1,26 +1,26 @@
-"""A global batch, as the replicas of one process get it."""
+"""The part of a global batch that the replicas of one process train on."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 from typing import Any
 
-from isotrain.core.data.stream_state import StreamState
+from isotrain.core.data.streaming.stream_state import StreamState
 
 
 @dataclass(frozen=True, slots=True)
 class Slice:
-    """What one replica computes on at once.
+    """A micro-batch: the samples of one forward and backward pass of one replica.
 
     Attributes:
-        inputs: array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or what `to_device`
-            made of it.
-        targets: the same, or None; with their sample weights, where data give them, a `Weighted`.
-        count: samples in it. When 0, the arrays hold one placeholder sample, so that the replica
-            can take part in every collective; its weight is 0.
-        weight: count * replicas / size of the global batch. A replica's contribution is the sum
-            over its slices of weight * mean; the mean of the contributions over all replicas is
-            then exactly the mean over the global batch.
+        inputs: array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or the tensors that
+            `to_device` made of them.
+        targets: as `inputs`, or None; a `Weighted` where the data have sample weights.
+        count: number of samples. If 0, the arrays hold one placeholder sample, so that the replica can
+            take part in every collective; its weight is 0.
+        weight: count * replicas / size of the global batch. A replica's loss is the sum over its slices
+            of weight * mean; the mean of these losses over all replicas is then exactly the mean over the
+            global batch.
     """
 
     inputs: Any
@@ -34,18 +34,17 @@ class Batch:
     """The part of one global batch that belongs to this process.
 
     Attributes:
-        epoch: from 0.
-        index: number of the global batch in its epoch, from 0.
-        step: number of the global batch in the run, from 0.
-        size: samples in the global batch, over all replicas.
+        epoch: index of the epoch, from 0.
+        index: index of the global batch in its epoch, from 0.
+        step: index of the global batch in the run, from 0.
+        size: number of samples in the global batch, over all replicas.
         is_last_of_epoch: whether the next batch belongs to another epoch.
-        even: whether every replica of the run has equally many samples of it; without accumulation,
+        even: whether every replica of the run has equally many samples; without gradient accumulation,
             each weight is then exactly 1.
-        slices: for each local replica its slices, one after the other in the order of the samples:
-            as many as gradients are accumulated over.
-        fingerprint: of the whole global batch, where every process must find the same and may not:
-            in the first batch that is read of each epoch of a stream.
-        mark: where the stream can be taken back to, to read on from there, if it has a state of its own.
+        slices: slices of each local replica, in sample order: one per gradient accumulation step.
+        fingerprint: checksum of the global batch, to compare between processes; only in the first batch
+            that is read of each epoch of a stream.
+        mark: a stream state from which reading can continue, if the stream has a state.
     """
 
     epoch: int

@@ -1,4 +1,4 @@
-"""What a spec's `data` gives."""
+"""The data set of a run: samples to train on and to validate on."""
 
 from __future__ import annotations
 
@@ -10,17 +10,22 @@ from isotrain.core.data.sources import as_source
 
 @dataclass(frozen=True)
 class DataSet:
-    """What a spec's `data` gives: the samples to train on, and those to evaluate on."""
+    """The value of a spec's `data`: samples to train on, and samples to validate on.
+
+    Attributes:
+        train: anything that `as_source` accepts.
+        validation: anything that `as_source` accepts; None without validation.
+    """
 
     train: Any
     validation: Any = None
 
 
 def as_dataset(value: Any) -> DataSet:
-    """A `DataSet` of sources, from a `DataSet` or from what `as_source` accepts (then train only).
+    """A `DataSet` of sources, from a `DataSet` or from anything that `as_source` accepts (train only).
 
     Raises:
-        DataError: lists what is accepted.
+        DataError: the value is no data set; the message lists what is accepted.
     """
     if not isinstance(value, DataSet):
         return DataSet(as_source(value))

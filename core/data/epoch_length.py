@@ -1,4 +1,4 @@
-"""How many global batches there are, in an epoch and in a run."""
+"""Number of global batches (steps) in an epoch and in a run."""
 
 from __future__ import annotations
 
@@ -8,17 +8,17 @@ from isotrain.core.data import sampler
 from isotrain.core.data.sources import AnySource, ShardedStream
 from isotrain.core.errors import DataError
 
-_MOST_SAMPLES = 2**36
+_MAX_SAMPLES = 2**36
 
 
-def at_least(name: str, value: int, bound: int) -> None:
-    """Refuses a number that is too small.
+def at_least(name: str, value: int, minimum: int) -> None:
+    """Checks that a number is not below its minimum.
 
     Raises:
-        DataError: It is below the bound.
+        DataError: It is.
     """
-    if value < bound:
-        raise DataError(f"{name}: expected {bound} or more, got {value}.")
+    if value < minimum:
+        raise DataError(f"{name}: expected {minimum} or more, got {value}.")
 
 
 def epoch_steps(
@@ -30,15 +30,15 @@ def epoch_steps(
     """Global batches per epoch, at least one.
 
     Raises:
-        DataError: There is not one, or the source does not tell its length.
+        DataError: There is not one, or the source has no length.
     """
     length = _length(source)
     if isinstance(source, ShardedStream):
         at_least("length of the stream", length, 1)
         if global_batch_size < replicas:
             raise DataError(
-                f"global_batch_size: a stream needs a sample for each of {replicas} replicas, "
-                f"got {global_batch_size}."
+                f"global_batch_size: a sharded stream needs at least one sample for each of {replicas}"
+                f" replicas, got {global_batch_size}."
             )
         return length
     steps = sampler.steps_per_epoch(length, global_batch_size, drop_remainder)
@@ -51,10 +51,10 @@ def epoch_steps(
 
 
 def total_steps(epochs: int | None, steps: int | None, per_epoch: int) -> int:
-    """Global batches of a run that is given in epochs or in steps.
+    """Global batches of a run whose length is given in epochs or in steps.
 
     Raises:
-        DataError: It is given in both or in neither.
+        DataError: Both are given, or neither.
     """
     if (epochs is None) == (steps is None):
         raise DataError(f"expected either epochs or steps, got epochs={epochs} and steps={steps}.")
@@ -62,16 +62,18 @@ def total_steps(epochs: int | None, steps: int | None, per_epoch: int) -> int:
 
 
 def _length(source: Sized) -> int:
-    """How many samples or local batches there are, if anybody can have so many."""
+    """Number of samples, or of local batches, within a plausible range.
+
+    Raises:
+        DataError: `len` fails, or is too large for a permutation in memory.
+    """
     try:
         length = len(source)
     except (OverflowError, ValueError, TypeError) as error:
+        raise DataError(f"data: len() of it fails: {type(error).__name__}: {error}.") from None
+    if length > _MAX_SAMPLES:
         raise DataError(
-            f"data: its length cannot be had: {type(error).__name__}: {error}."
-        ) from None
-    if length > _MOST_SAMPLES:
-        raise DataError(
-            f"data: it says that it has {length:,} samples; expected at most {_MOST_SAMPLES:,}, whose order"
+            f"data: its length is {length:,} samples; expected at most {_MAX_SAMPLES:,}, whose permutation"
             " fits into memory. Is `__len__` right?"
         )
     return length

@@ -1,4 +1,4 @@
-"""From a source of samples to the batches of a run, the same ones whatever the replicas."""
+"""The data loader of a run: global batches that do not depend on the number of replicas."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.data import rebatch, sampler
+from isotrain.core.data import sampler
 from isotrain.core.data.arrays import (
     ArraySource,
     InputsAndTargets,
@@ -23,28 +23,31 @@ from isotrain.core.data.prefetch import prefetched
 from isotrain.core.data.pytree import Weighted, leaves, map_tree, unweighted
 from isotrain.core.data.sample_rng import SampleRandom
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
-from isotrain.core.data.stream_state import StreamState
-from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.streaming import rebatch
+from isotrain.core.data.streaming.stream_state import StreamState
+from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.transform_check import require_no_mixing
 from isotrain.core.errors import DataError
 
 Transform = Callable[[Any, Any, SampleRandom], InputsAndTargets]
+"""`transform(inputs, targets, random)`: a local batch to a local batch, sample by sample."""
 ToDevice = Callable[[np.ndarray], Any]
+"""A function from an array of a slice to a tensor on the device."""
 
-# Up to here, gathering from memory costs less than handing the batch over from another thread; on the
+# Up to this size, gathering from memory costs less than passing the batch from another thread; on the
 # cores that replicas compute on, it costs less at any size.
 _INLINE_BYTES = 256 * 1024
 
 
 @dataclass(frozen=True, slots=True)
 class _MicroBatch:
-    """A slice of a replica's share; one without samples holds a placeholder.
+    """The rows of one slice; without samples, those of a placeholder.
 
     Attributes:
-        count: Samples in it.
-        weight: Of the slice.
-        in_local_batch: Its rows in the share.
-        in_global_batch: Its rows in the global batch.
+        count: Number of samples.
+        weight: Weight of the slice; see `Slice`.
+        in_local_batch: Rows in the replica's local batch.
+        in_global_batch: Rows in the global batch.
     """
 
     count: int
@@ -55,7 +58,7 @@ class _MicroBatch:
 
 @dataclass(frozen=True, slots=True)
 class _LocalBatch:
-    """One local replica's part of a global batch of some size."""
+    """The rows of a replica's local batch, in global batches of one size."""
 
     replica: int
     start: int
@@ -64,24 +67,24 @@ class _LocalBatch:
 
     @property
     def rows(self) -> slice:
-        """Its rows in the global batch, the placeholder's when it has none."""
-        return _or_first(self.start, self.stop)
+        """Its rows in the global batch; without any, that of the placeholder."""
+        return _rows_or_placeholder(self.start, self.stop)
 
 
 Slices = tuple[Slice, ...]
 
 
 class Loader:
-    """The batches of a run or of an evaluation, for the replicas that live in this process.
+    """The batches of a run or of an evaluation, for the local replicas of this process.
 
-    Each iteration starts at `start_step` and gives exactly the batches that a run from step 0 would
-    give from there. Only the samples of local replicas are gathered. Treat the arrays as read-only:
+    Each iteration starts at `start_step` and yields exactly the batches that a run from step 0 would
+    yield from there. Only the samples of local replicas are gathered. Treat the arrays as read-only:
     without shuffling they may be views of the data set.
 
     Attributes:
-        tries_transform: Whether the next share is to show that the transform does not mix samples.
-        steps_per_epoch: Global batches in an epoch.
-        total_steps: Of the run.
+        tries_transform: Whether to check, on the next local batch, that the transform does not mix samples.
+        steps_per_epoch: Number of global batches in an epoch.
+        total_steps: Number of steps of the run.
     """
 
     def __init__(
@@ -109,32 +112,31 @@ class Loader:
         """Plans the batches; reads no sample.
 
         Args:
-            source: what `as_source` gives.
+            source: a source, as from `as_source`.
             global_batch_size: samples per step over all replicas.
-            replicas: replicas of the whole run.
-            local_replicas: the numbers of those in this process.
-            seed: of the order and of the transform's draws.
-            shuffle: a new order in every epoch, else that of the source.
-            drop_remainder: leave out the last partial global batch of each epoch.
-            gradient_accumulation_steps: slices that each replica's share is cut into.
-            transform: `transform(inputs, targets, random) -> (inputs, targets)` on one share, each
-                sample on its own; it may change arrays in place but not the number of samples.
-            tries_transform: whether to find out, on the first share, that it does not mix samples.
-            epochs: length of the run; or
-            steps: the same in global batches. Exactly one of the two.
-            start_step: first step to give.
-            to_device: a host array -> what the replica computes on; called on each array of each slice, in
-                the background thread where there is one.
-            is_on_device: whether what a stream gives is already as `to_device` would make it.
-            prefetch: batches made ahead in a background thread; 0 makes them when they are asked
-                for, and so are batches of arrays in memory that are small, or that share cores.
+            replicas: number of replicas in the run.
+            local_replicas: indices of the replicas in this process.
+            seed: seed of the order of samples and of the transform's random numbers.
+            shuffle: whether to draw a new order in every epoch; else it is that of the source.
+            drop_remainder: whether to leave out the last partial global batch of each epoch.
+            gradient_accumulation_steps: slices per local batch.
+            transform: `transform(inputs, targets, random) -> (inputs, targets)` of a local batch, each
+                sample independently; it may change arrays in place but not the number of samples.
+            tries_transform: whether to check, on the first local batch, that it does not mix samples.
+            epochs: length of the run in epochs; or
+            steps: length of the run in global batches. Exactly one of the two.
+            start_step: first step to yield.
+            to_device: function from a host array to the replica's tensor; called on each array of each
+                slice, in the background thread where there is one.
+            is_on_device: whether a leaf of a stream is already as `to_device` would make it.
+            prefetch: number of batches to make ahead in a background thread; 0 makes them on demand, as
+                are small batches of arrays in memory, and those that share cores.
             shares_cores: whether the replicas compute on the cores that gather the batches.
-            mark_seconds: after which it is noted anew where a stream is that has a state of its own, as
-                its batches then say; None: never.
+            mark_seconds: seconds between two states of a stream that batches carry as `mark`; None for none.
 
         Raises:
-            DataError: a number is out of range, or partial global batches are dropped and there is
-                no full one.
+            DataError: a number is out of range, or partial global batches are dropped and there is no full
+                one.
         """
         at_least("global_batch_size", global_batch_size, 1)
         at_least("replicas", replicas, 1)
@@ -164,7 +166,7 @@ class Loader:
         self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
 
     def __len__(self) -> int:
-        """Steps that are left from `start_step` on."""
+        """Number of steps from `start_step` to the end."""
         return max(0, self.total_steps - self._start_step)
 
     def __iter__(self) -> Iterator[Batch]:
@@ -172,14 +174,14 @@ class Loader:
         return self.from_step(self._start_step)
 
     def from_step(self, step: int, mark: StreamState | None = None) -> Iterator[Batch]:
-        """The batches from a step to the end, the same ones that a whole iteration would give.
+        """The batches from a step to the end, equal to those of a full iteration.
 
         Args:
-            step: of the run.
-            mark: of the batch of the step before, if it has one: of a place there or earlier.
+            step: index of the step in the run.
+            mark: stream state of the batch of the step before, if it has one: at that step or earlier.
         """
         if isinstance(self._source, BatchStream):
-            batches = self._recut_batches(self._source, step, mark)
+            batches = self._stream_batches(self._source, step, mark)
         elif isinstance(self._source, ShardedStream):
             batches = self._sharded_batches(self._source, step)
         else:
@@ -194,12 +196,12 @@ class Loader:
             or not source.in_memory
         ):
             return True
-        share = -(-self._global_batch_size // self._replicas) * len(self._local_replicas)
-        return not shares_cores and share * source.sample_bytes > _INLINE_BYTES
+        local_size = -(-self._global_batch_size // self._replicas) * len(self._local_replicas)
+        return not shares_cores and local_size * source.sample_bytes > _INLINE_BYTES
 
     def _batches(self, source: Source, first: int) -> Iterator[Batch]:
         length = len(source)
-        plans = {size: self._shares(size) for size in self._sizes(length)}
+        plans = {size: self._local_batches(size) for size in self._global_batch_sizes(length)}
         slices_of = self._slicer(source)
         ordered_epoch, samples = -1, sampler.permutation(self._seed, 0, 0, shuffle=False)
         for step in range(first, self.total_steps):
@@ -207,68 +209,77 @@ class Loader:
             if ordered_epoch < 0 or (self._shuffle and epoch != ordered_epoch):
                 samples = sampler.permutation(self._seed, epoch, length, self._shuffle)
                 ordered_epoch = epoch
-            rows = sampler.global_batch_indices(samples, index, self._global_batch_size)
-            slices = tuple([slices_of(share, rows, epoch) for share in plans[len(rows)]])
-            yield self._batch(step, len(rows), slices)
+            indices = sampler.global_batch_indices(samples, index, self._global_batch_size)
+            slices = tuple([slices_of(local, indices, epoch) for local in plans[len(indices)]])
+            yield self._batch(step, len(indices), slices)
 
     def _slicer(self, source: Source) -> Callable[[_LocalBatch, sampler.Indices, int], Slices]:
-        """From a replica's share of a global batch, these samples of an epoch, to its slices."""
-        # not by isinstance: a subclass may gather in a way of its own
+        """A function from a local batch, the global batch's sample indices and the epoch to slices."""
+        # not by isinstance: a subclass may override gather
         if self._transform is not None or type(source) is not ArraySource:
-            return lambda share, rows, epoch: self._cut(
-                share, self._gathered(source, epoch, rows, share)
+            return lambda local, indices, epoch: self._slices(
+                local, self._gather(source, epoch, indices, local)
             )
         read = reader(source, self._to_device, in_order=not self._shuffle)
-        return lambda share, rows, epoch: tuple(
-            [Slice(*read(rows[p.in_global_batch]), p.count, p.weight) for p in share.micro_batches]
+        return lambda local, indices, epoch: tuple(
+            [
+                Slice(*read(indices[p.in_global_batch]), p.count, p.weight)
+                for p in local.micro_batches
+            ]
         )
 
-    def _sizes(self, length: int) -> set[int]:
-        """The sizes that global batches have."""
+    def _global_batch_sizes(self, length: int) -> set[int]:
+        """The sizes of global batches in an epoch of `length` samples."""
         return {min(length, self._global_batch_size), length % self._global_batch_size} - {0}
 
-    def _shares(self, size: int) -> tuple[_LocalBatch, ...]:
-        return tuple(self._share(size, replica) for replica in self._local_replicas)
+    def _local_batches(self, size: int) -> tuple[_LocalBatch, ...]:
+        return tuple(self._local_batch(size, replica) for replica in self._local_replicas)
 
-    def _share(self, size: int, replica: int) -> _LocalBatch:
+    def _local_batch(self, size: int, replica: int) -> _LocalBatch:
         start, stop = sampler.slice_bounds(size, self._replicas, replica)
         bounds = [
-            sampler.slice_bounds(stop - start, self._gradient_accumulation_steps, part)
-            for part in range(self._gradient_accumulation_steps)
+            sampler.slice_bounds(stop - start, self._gradient_accumulation_steps, index)
+            for index in range(self._gradient_accumulation_steps)
         ]
         micro_batches = tuple(
-            self._piece(size, start if start < stop else 0, *each) for each in bounds
+            self._micro_batch(size, start if start < stop else 0, *each) for each in bounds
         )
         return _LocalBatch(replica, start, stop, micro_batches)
 
-    def _piece(self, size: int, origin: int, start: int, stop: int) -> _MicroBatch:
-        """One of a share whose rows begin at `origin`."""
-        count, rows = stop - start, _or_first(start, stop)
+    def _micro_batch(self, size: int, origin: int, start: int, stop: int) -> _MicroBatch:
+        """Rows `start` to `stop` of the local batch that begins at row `origin` of the global batch."""
+        count, rows = stop - start, _rows_or_placeholder(start, stop)
         in_global_batch = slice(origin + rows.start, origin + rows.stop)
         return _MicroBatch(count, count * self._replicas / size, rows, in_global_batch)
 
-    def _gathered(
-        self, source: Source, epoch: int, rows: sampler.Indices, share: _LocalBatch
+    def _gather(
+        self, source: Source, epoch: int, indices: sampler.Indices, local: _LocalBatch
     ) -> InputsAndTargets:
-        """The samples of one share, transformed; the placeholder when it has none."""
-        own = rows[share.rows]
-        return self._checked(source.gather(own), epoch, own)
+        """The samples of a local batch, transformed; the placeholder if it has none."""
+        local_indices = indices[local.rows]
+        return self._transform_and_check(source.gather(local_indices), epoch, local_indices)
 
-    def _checked(
-        self, parts: InputsAndTargets, epoch: int, own: sampler.Indices
+    def _transform_and_check(
+        self, parts: InputsAndTargets, epoch: int, indices: sampler.Indices
     ) -> InputsAndTargets:
-        """Transforms the parts, and sees that they are arrays with one row for each of `own`."""
+        """Applies the transform, and checks that all leaves have one row for each index.
+
+        Args:
+            parts: Inputs and targets, arrays of shape [batch, ...].
+            epoch: Index of the epoch.
+            indices: Sample indices, int64 [batch].
+        """
         made_by = "the data set"
         if self._transform is not None:
-            parts = self._transformed(parts, epoch, own)
+            parts = self._apply_transform(parts, epoch, indices)
             made_by = "the transform"
         inputs, targets = parts[0], parts[1]
-        return self._rows(inputs, len(own), "inputs", made_by), (
-            None if targets is None else self._rows(targets, len(own), "targets", made_by)
+        return self._check_rows(inputs, len(indices), "inputs", made_by), (
+            None if targets is None else self._check_rows(targets, len(indices), "targets", made_by)
         )
 
-    def _rows(self, tree: Any, expected: int, name: str, made_by: str) -> Any:
-        """Every leaf as an array with `expected` rows, or as it is where it is placed."""
+    def _check_rows(self, tree: Any, expected: int, name: str, made_by: str) -> Any:
+        """Every leaf as an array with `expected` rows; unchanged if it is on the device."""
         tree = map_tree(
             lambda leaf: (
                 leaf if self._is_on_device(leaf) else as_array(leaf, f"{made_by}'s {name}")
@@ -282,37 +293,41 @@ class Loader:
                 )
         return tree
 
-    def _transformed(
-        self, parts: InputsAndTargets, epoch: int, own: sampler.Indices
+    def _apply_transform(
+        self, parts: InputsAndTargets, epoch: int, indices: sampler.Indices
     ) -> InputsAndTargets:
-        """Calls the transform, which sees no sample weights."""
+        """Calls the transform, without sample weights, on arrays of shape [batch, ...]."""
         assert self._transform is not None
         targets, weights = unweighted(parts[1])
-        if self.tries_transform and len(own) > 1:
+        if self.tries_transform and len(indices) > 1:
             self.tries_transform = False
             require_no_mixing(
                 self._transform,
                 (parts[0], targets),
-                lambda start, stop: SampleRandom(self._seed, epoch, own[start:stop]),
+                lambda start, stop: SampleRandom(self._seed, epoch, indices[start:stop]),
             )
-        found = self._transform(parts[0], targets, SampleRandom(self._seed, epoch, own))
-        if not isinstance(found, tuple) or len(found) != 2:
+        result = self._transform(parts[0], targets, SampleRandom(self._seed, epoch, indices))
+        if not isinstance(result, tuple) or len(result) != 2:
             raise DataError(
-                f"transform: expected it to return (inputs, targets), got {found!r:.80}."
+                f"transform: expected it to return (inputs, targets), got {result!r:.80}."
             )
-        return found if weights is None else (found[0], Weighted(found[1], weights))
+        return result if weights is None else (result[0], Weighted(result[1], weights))
 
-    def _cut(self, share: _LocalBatch, parts: InputsAndTargets) -> Slices:
-        """The share's slices, placed."""
-        if len(share.micro_batches) == 1:
-            return (self._slice(parts, share.micro_batches[0]),)
-        return tuple(self._slice(_part(parts, p.in_local_batch), p) for p in share.micro_batches)
+    def _slices(self, local: _LocalBatch, parts: InputsAndTargets) -> Slices:
+        """The slices of a local batch (arrays of shape [batch, ...]), on the device."""
+        if len(local.micro_batches) == 1:
+            return (self._slice(parts, local.micro_batches[0]),)
+        return tuple(
+            self._slice(_slice_rows(parts, p.in_local_batch), p) for p in local.micro_batches
+        )
 
-    def _slice(self, parts: InputsAndTargets, piece: _MicroBatch) -> Slice:
+    def _slice(self, parts: InputsAndTargets, micro_batch: _MicroBatch) -> Slice:
         to_device = self._to_device
         if to_device is not None:
-            parts = _each(lambda leaf: leaf if self._is_on_device(leaf) else to_device(leaf), parts)
-        return Slice(*parts, piece.count, piece.weight)
+            parts = _map_leaves(
+                lambda leaf: leaf if self._is_on_device(leaf) else to_device(leaf), parts
+            )
+        return Slice(*parts, micro_batch.count, micro_batch.weight)
 
     def _batch(
         self,
@@ -327,63 +342,70 @@ class Loader:
         even = size % self._replicas == 0
         return Batch(epoch, index, step, size, last, even, slices, fingerprint, mark)
 
-    def _recut_batches(
+    def _stream_batches(
         self, source: BatchStream, step: int, mark: StreamState | None
     ) -> Iterator[Batch]:
-        whole, plans = (
-            self._global_batch_size,
-            {n: self._shares(n) for n in self._sizes(len(source))},
-        )
+        global_size = self._global_batch_size
+        plans = {size: self._local_batches(size) for size in self._global_batch_sizes(len(source))}
         before = mark
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)
             reading = source.epoch(epoch, mark, mark_seconds=self._mark_seconds)
-            found = rebatch.global_batches(
+            batches = rebatch.global_batches(
                 reading,
-                whole,
+                global_size,
                 len(source),
-                given=reading.given,
-                first=skip * whole,
-                stays=self._is_on_device,
+                samples_before=reading.given,
+                first=skip * global_size,
+                is_on_device=self._is_on_device,
             )
-            for index, (parts, size) in enumerate(found, skip):
+            for index, (parts, size) in enumerate(batches, skip):
                 if index == self.steps_per_epoch or step == self.total_steps:
                     break
+                first = index * global_size
                 slices = tuple(
-                    self._cut(share, self._own(parts, size, epoch, index * whole, share))
-                    for share in plans[size]
+                    self._slices(local, self._local_part(parts, size, epoch, first, local))
+                    for local in plans[size]
                 )
-                seen = rebatch.fingerprint(parts) if index == skip else None
-                yield self._batch(step, size, slices, seen, reading.mark or before)
+                fingerprint = rebatch.fingerprint(parts) if index == skip else None
+                yield self._batch(step, size, slices, fingerprint, reading.mark or before)
                 step += 1
             before, mark = reading.mark or before, None
 
-    def _own(
-        self, parts: InputsAndTargets, size: int, epoch: int, first: int, share: _LocalBatch
+    def _local_part(
+        self, parts: InputsAndTargets, size: int, epoch: int, first: int, local: _LocalBatch
     ) -> InputsAndTargets:
-        """One share of a global batch whose first sample has this number; a placeholder if it has none."""
-        own = parts if share.rows == slice(0, size) else _part(parts, share.rows)
+        """The samples of a local batch, transformed; the placeholder if it has none.
+
+        Args:
+            parts: The global batch, arrays of shape [size, ...].
+            size: Number of samples in it.
+            epoch: Index of the epoch.
+            first: Index of its first sample in the epoch.
+            local: Rows of the local batch.
+        """
+        local_parts = parts if local.rows == slice(0, size) else _slice_rows(parts, local.rows)
         if self._transform is not None:  # it may change arrays in place, and these are the stream's
-            own = _each(np.copy, own)
-        rows = np.arange(share.start, max(share.stop, share.start + 1))
-        return self._checked(own, epoch, first + rows)
+            local_parts = _map_leaves(np.copy, local_parts)
+        rows = np.arange(local.start, max(local.stop, local.start + 1))
+        return self._transform_and_check(local_parts, epoch, first + rows)
 
     def _sharded_batches(self, source: ShardedStream, step: int) -> Iterator[Batch]:
         size = self._global_batch_size
-        shares = self._shares(size)
+        local_batches = self._local_batches(size)
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)
-            streams = [self._stream(source, epoch, share, skip) for share in shares]
-            left = min(self.steps_per_epoch - skip, self.total_steps - step)
-            for parts in islice(zip(*streams, strict=True), left):
-                yield self._batch(step, size, tuple(map(self._cut, shares, parts)))
+            streams = [self._replica_stream(source, epoch, each, skip) for each in local_batches]
+            remaining = min(self.steps_per_epoch - skip, self.total_steps - step)
+            for parts in islice(zip(*streams, strict=True), remaining):
+                yield self._batch(step, size, tuple(map(self._slices, local_batches, parts)))
                 step += 1
 
-    def _stream(
-        self, source: ShardedStream, epoch: int, share: _LocalBatch, skip: int
+    def _replica_stream(
+        self, source: ShardedStream, epoch: int, local: _LocalBatch, skip: int
     ) -> Iterator[InputsAndTargets]:
         """One replica's local batches of an epoch, without the first `skip`."""
-        replica, replicas = share.replica, self._replicas
+        replica, replicas = local.replica, self._replicas
         batches = iter(
             source.iterate(epoch=epoch, seed=self._seed, replica=replica, replicas=replicas)
         )
@@ -395,21 +417,22 @@ class Loader:
                     f"of epoch {epoch}; its length promises {self.steps_per_epoch}."
                 )
             if number >= skip:
-                own = number * self._global_batch_size + np.arange(share.start, share.stop)
-                yield self._checked(as_inputs_and_targets(batch, "a local batch"), epoch, own)
+                indices = number * self._global_batch_size + np.arange(local.start, local.stop)
+                parts = as_inputs_and_targets(batch, "a local batch")
+                yield self._transform_and_check(parts, epoch, indices)
 
 
-def _or_first(start: int, stop: int) -> slice:
-    """The rows from `start` to `stop`; where there are none, the first as a placeholder."""
+def _rows_or_placeholder(start: int, stop: int) -> slice:
+    """The rows from `start` to `stop`; if there are none, the first row as a placeholder."""
     return slice(start, stop) if start < stop else slice(0, 1)
 
 
-def _each(function: Callable[[np.ndarray], Any], parts: InputsAndTargets) -> InputsAndTargets:
-    """Inputs and targets, each array of them as a function makes it."""
+def _map_leaves(function: Callable[[np.ndarray], Any], parts: InputsAndTargets) -> InputsAndTargets:
+    """Applies a function to every array, of any shape, of inputs and targets."""
     inputs, targets = parts
     return map_tree(function, inputs), None if targets is None else map_tree(function, targets)
 
 
-def _part(parts: InputsAndTargets, rows: slice) -> InputsAndTargets:
-    """Some rows of every array."""
-    return _each(lambda leaf: as_array(leaf)[rows], parts)
+def _slice_rows(parts: InputsAndTargets, rows: slice) -> InputsAndTargets:
+    """Views of these rows of every array."""
+    return _map_leaves(lambda leaf: as_array(leaf)[rows], parts)

@@ -1,4 +1,4 @@
-"""Data sets that give samples by position, one by one or by a list of positions."""
+"""Sources over map-style data sets: samples by index, one by one or by a list of indices."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _Names = str | Sequence[str] | None
 
 
 class BatchIndexed:
-    """Anything with `__len__` whose `data[[i, j, ...]]` gives a dict of columns."""
+    """A source over data with `__len__` whose `data[[i, j, ...]]` is a dict of columns (Hugging Face)."""
 
     def __init__(
         self,
@@ -26,14 +26,14 @@ class BatchIndexed:
         inputs: str | Sequence[str] | None = None,
         targets: str | Sequence[str] | None = None,
     ) -> None:
-        """Chooses columns.
+        """Selects columns.
 
         Args:
             data: the data set. If it has `with_format` and no format yet, its NumPy format is used,
                 which keeps the dtypes that lists of Python numbers would lose.
-            inputs: one column (an array), several (a dict of arrays), or None: all that are no
-                targets.
-            targets: one column, several, or None for none.
+            inputs: name of one column (an array), names of several (a dict of arrays), or None for all
+                columns that are not targets.
+            targets: name of one column, names of several, or None for none.
         """
         unformatted = getattr(data, "format", {}).get("type") is None
         if hasattr(data, "with_format") and unformatted:
@@ -48,56 +48,57 @@ class BatchIndexed:
         return len(self._data)
 
     def gather(self, indices: Indices) -> InputsAndTargets:
-        """The chosen columns of the samples at `indices`."""
+        """The selected columns of the samples at `indices` (int64 [batch]), arrays of shape [batch, ...]."""
         batch = self._data[indices.tolist()]
         if not isinstance(batch, Mapping):
             raise DataError(
                 f"{type(self._data).__name__}[[...]]: expected a dict of columns, "
                 f"got {type(batch).__name__}."
             )
-        return _chosen(batch, self._inputs, self._targets, _column)
+        return _split_fields(batch, self._inputs, self._targets, _column)
 
 
-def _chosen(
+def _split_fields(
     fields: Mapping[str, Any],
     inputs: _Names,
     targets: _Names,
-    taken: Callable[[Any, str], Any],
+    convert: Callable[[Any, str], Any],
 ) -> InputsAndTargets:
-    """Which named fields are the inputs and which the targets, and what is taken of each."""
+    """Inputs and targets from named fields, each value converted by `convert(value, name)`."""
     if inputs is None:
         used = [targets] if isinstance(targets, str) else (targets or ())
         inputs = [name for name in fields if name not in used]
-    return _named(fields, inputs, taken), (
-        None if targets is None else _named(fields, targets, taken)
+    return _select(fields, inputs, convert), (
+        None if targets is None else _select(fields, targets, convert)
     )
 
 
-def _named(
-    fields: Mapping[str, Any], names: str | Sequence[str], taken: Callable[[Any, str], Any]
+def _select(
+    fields: Mapping[str, Any], names: str | Sequence[str], convert: Callable[[Any, str], Any]
 ) -> Any:
     if not isinstance(names, str):
-        return {name: _named(fields, name, taken) for name in names}
+        return {name: _select(fields, name, convert) for name in names}
     if names not in fields:
         raise DataError(f"the data set: {unknown_name('column', names, fields)}")
-    return taken(fields[names], names)
+    return convert(fields[names], names)
 
 
 def _column(values: Any, name: str) -> Array:
+    """A column as an array of shape [batch, ...]."""
     if isinstance(values, list):
-        return _stacked([as_array(value, name) for value in values], range(len(values)), name)
+        return _stack([as_array(value, name) for value in values], range(len(values)), name)
     return as_array(values, name)
 
 
 class MapStyle:
-    """A data set with `__len__` and `__getitem__(int)`, as torch's map-style ones are.
+    """A source over a map-style data set, with `__len__` and `__getitem__(int)`, as of torch.
 
     A sample is (inputs, targets), (inputs, targets, sample weight) or inputs alone; each an array, a number,
-    or a tuple or dict of them; or it is a dict of all of them, of which the names of the targets are given.
-    `__getitems__(list)` is used where there is one.
+    or a tuple or dict of them; or it is a dict of all of them, with the names of inputs and targets given
+    here. `__getitems__(list)` is used if there is one.
 
     Attributes:
-        notes: What is not done as a loader of it would have.
+        notes: Notes for the plan, on what differs from the DataLoader it came from.
     """
 
     def __init__(
@@ -108,14 +109,14 @@ class MapStyle:
         inputs: str | Sequence[str] | None = None,
         targets: str | Sequence[str] | None = None,
     ) -> None:
-        """Takes the data set.
+        """Keeps the data set; reads no sample.
 
         Args:
             data: the data set; not a loader that already makes batches.
-            collate: makes a batch of a list of samples; by default leaves of equal shape are stacked.
-            inputs: of samples that are dicts, one name, several (then the inputs are a dict), or None: all
-                that are no targets.
-            targets: of samples that are dicts, one name, several, or None for none.
+            collate: function that makes a batch of a list of samples; by default, leaves are stacked.
+            inputs: for samples that are dicts: one name, several (then the inputs are a dict), or None for
+                all that are not targets.
+            targets: for samples that are dicts: one name, several, or None for none.
         """
         self._data = data
         self.notes: list[str] = []
@@ -128,47 +129,54 @@ class MapStyle:
         return len(self._data)
 
     def gather(self, indices: Indices) -> InputsAndTargets:
-        """Fetches the samples one by one (or together by `__getitems__`) and stacks them."""
-        wanted = indices.tolist()
+        """The samples at `indices` (int64 [batch]), fetched and stacked to shape [batch, ...]."""
+        positions = indices.tolist()
         if hasattr(self._data, "__getitems__"):
-            samples = self._data.__getitems__(wanted)
+            samples = self._data.__getitems__(positions)
         else:
-            samples = [self._data[index] for index in wanted]
+            samples = [self._data[index] for index in positions]
         if self._collate is not None:
-            return self._parts(self._collate(samples), "what collate_fn made")
+            return self._inputs_and_targets(self._collate(samples), "the batch of collate_fn")
         pairs = [
-            self._parts(sample, f"sample {i}") for sample, i in zip(samples, wanted, strict=True)
+            self._inputs_and_targets(sample, f"sample {i}")
+            for sample, i in zip(samples, positions, strict=True)
         ]
-        inputs = _collated([pair[0] for pair in pairs], wanted, "inputs")
+        inputs = _collate([pair[0] for pair in pairs], positions, "inputs")
         if pairs[0][1] is None:
             return inputs, None
-        return inputs, _collated([pair[1] for pair in pairs], wanted, "targets")
+        return inputs, _collate([pair[1] for pair in pairs], positions, "targets")
 
-    def _parts(self, given: Any, what: str) -> InputsAndTargets:
+    def _inputs_and_targets(self, value: Any, name: str) -> InputsAndTargets:
         """Inputs and targets of a sample or a batch."""
         if self._names == (None, None):
-            return as_inputs_and_targets(given, what)
-        if not isinstance(given, Mapping):
+            return as_inputs_and_targets(value, name)
+        if not isinstance(value, Mapping):
             raise DataError(
-                f"{what}: expected a dict with the names that are given, got {type(given).__name__}."
+                f"{name}: expected a dict, since names of inputs or targets are given, got"
+                f" {type(value).__name__}."
             )
-        return _chosen(given, *self._names, lambda value, name: value)
+        return _split_fields(value, *self._names, lambda field, _: field)
 
 
-def _collated(samples: list[Any], indices: Sequence[int], name: str) -> Any:
-    """Stacks equal leaves of samples of equal structure."""
+def _collate(samples: list[Any], indices: Sequence[int], name: str) -> Any:
+    """Stacks the leaves of samples of equal structure, to shape [batch, ...]."""
     first = samples[0]
     if isinstance(first, tuple):
-        parts = zip(*samples, strict=True)
-        found = (_collated(list(part), indices, f"{name}[{i}]") for i, part in enumerate(parts))
-        return same_kind(first, found)
+        columns = enumerate(zip(*samples, strict=True))
+        stacked = (_collate(list(column), indices, f"{name}[{i}]") for i, column in columns)
+        return same_kind(first, stacked)
     if isinstance(first, Mapping):
-        return {k: _collated([s[k] for s in samples], indices, f"{name}[{k!r}]") for k in first}
+        return {k: _collate([s[k] for s in samples], indices, f"{name}[{k!r}]") for k in first}
     values = [as_array(s, f"{name} of sample {i}") for s, i in zip(samples, indices, strict=True)]
-    return _stacked(values, indices, name)
+    return _stack(values, indices, name)
 
 
-def _stacked(values: list[Array], indices: Sequence[int], name: str) -> Array:
+def _stack(values: list[Array], indices: Sequence[int], name: str) -> Array:
+    """Stacks arrays of one shape, to shape [batch, ...].
+
+    Raises:
+        DataError: Shapes differ.
+    """
     for value, index in zip(values, indices, strict=True):
         if value.shape != values[0].shape:
             raise DataError(

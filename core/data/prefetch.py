@@ -1,4 +1,4 @@
-"""Runs an iterator ahead of its consumer in one background thread."""
+"""Prefetching: runs an iterator ahead of its consumer in one background thread."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ _JOIN_SECONDS = 5.0  # a source stuck in a read must not keep a run from ending
 
 @dataclass(frozen=True, slots=True)
 class _End:
-    """The last thing a worker hands over: why there is nothing more."""
+    """The last item of the queue: the error that ended the iteration, or None."""
 
     error: BaseException | None
 
 
 class _Worker(Generic[T]):
-    """The thread, and the two queues between it and the consumer.
+    """The producer thread, and the two queues between it and the consumer.
 
     Both queues are the C-implemented SimpleQueue. `free` holds one token for each item that may
     still be made, which bounds `ready`.
@@ -37,7 +37,7 @@ class _Worker(Generic[T]):
         self._thread = threading.Thread(target=self._run, name="isotrain-prefetch", daemon=True)
 
     def start(self) -> None:
-        """Starts making items."""
+        """Starts the thread."""
         self._thread.start()
 
     def take(self) -> T | _End:
@@ -47,7 +47,7 @@ class _Worker(Generic[T]):
         return item
 
     def close(self) -> None:
-        """Stops the thread after the item it is making, and waits for it."""
+        """Stops the thread after its current item, and waits for it up to 5 seconds."""
         self._closed = True
         self._free.put(None)
         self._thread.join(_JOIN_SECONDS)
@@ -77,14 +77,14 @@ class _Worker(Generic[T]):
 
 
 def prefetched(items: Iterator[T], depth: int) -> Iterator[T]:
-    """Yields `items` in order while a background thread makes up to `depth` of them ahead.
+    """Yields `items` in order while a background thread produces up to `depth` of them ahead.
 
     The thread starts at the first `next` and ends with the iteration, also when the consumer stops
     early or an error passes. Only the thread touches `items`; it closes them if they can be closed.
 
     Args:
-        items: the iterator to run ahead; everything it does happens in the thread.
-        depth: items that may be ready or in the making, 1 or more.
+        items: the iterator to run ahead; all its code runs in the thread.
+        depth: maximum number of items that are ready or in progress, 1 or more.
 
     Raises:
         Whatever `items` raised, with the traceback of where it was raised.

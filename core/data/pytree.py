@@ -1,4 +1,4 @@
-"""Nested tuples and dicts, as inputs, targets and predictions have them."""
+"""Pytrees: nested tuples and dicts of arrays, as inputs, targets and predictions are."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any, NamedTuple
 
 
 class Weighted(NamedTuple):
-    """Targets that do not count alike: what data that give (inputs, targets, sample weights) have as targets.
+    """Targets with sample weights, for data of (inputs, targets, sample weights).
 
     Attributes:
-        targets: As they would be without weights.
-        weights: By which the losses of the samples are multiplied: of shape [samples], or of the losses'; one
-            array for all outputs, or one for each, in a tuple or dict.
+        targets: The targets, an array [samples, ...] or a pytree of arrays.
+        weights: Factors of the samples' losses, shape [samples] or that of the losses; one array for all
+            outputs, or a tuple or dict with one per output.
     """
 
     targets: Any
@@ -20,12 +20,12 @@ class Weighted(NamedTuple):
 
 
 def unweighted(targets: Any) -> tuple[Any, Any]:
-    """Targets, and their sample weights or None."""
+    """Splits targets from their sample weights; these are None without any."""
     return targets if isinstance(targets, Weighted) else (targets, None)
 
 
 def same_kind(tree: tuple[Any, ...], parts: Iterable[Any]) -> tuple[Any, ...]:
-    """Parts in the form of the tuple that they were made of."""
+    """The parts as a `Weighted` if `tree` is one, else as a tuple."""
     return Weighted(*parts) if isinstance(tree, Weighted) else tuple(parts)
 
 
@@ -33,9 +33,9 @@ def map_tree(function: Callable[[Any], Any], tree: Any, *, lists: bool = False) 
     """Applies `function` to every leaf of nested tuples and dicts, and keeps their structure.
 
     Args:
-        function: Of a leaf.
-        tree: Of leaves.
-        lists: Whether lists nest too, as they do in what models give; in data they are leaves.
+        function: Function from a leaf to a leaf.
+        tree: The pytree.
+        lists: Whether lists are nodes too, as in model outputs; in data they are leaves.
     """
     if isinstance(tree, tuple):
         return same_kind(tree, (map_tree(function, part, lists=lists) for part in tree))
@@ -47,24 +47,24 @@ def map_tree(function: Callable[[Any], Any], tree: Any, *, lists: bool = False) 
 
 
 def joined(functions: Any) -> Callable[[Any], Any]:
-    """Makes one function of a tree of functions of the same argument: it gives the tree of what they give."""
+    """Turns a pytree of functions of one argument into one function that returns a pytree of results."""
     if isinstance(functions, tuple):
         parts = [joined(part) for part in functions]
-        return lambda given: same_kind(functions, [part(given) for part in parts])
+        return lambda value: same_kind(functions, [part(value) for part in parts])
     if isinstance(functions, Mapping):
         named = {name: joined(part) for name, part in functions.items()}
-        return lambda given: {name: part(given) for name, part in named.items()}
-    made: Callable[[Any], Any] = functions
-    return made
+        return lambda value: {name: part(value) for name, part in named.items()}
+    function: Callable[[Any], Any] = functions
+    return function
 
 
 def leaves(tree: Any, name: str, *, lists: bool = False) -> Iterator[tuple[str, Any]]:
     """Every leaf of nested tuples and dicts with its path, such as `inputs['image']`.
 
     Args:
-        tree: Of leaves.
-        name: Of the tree.
-        lists: As for `map_tree`.
+        tree: The pytree.
+        name: Name of the tree, the start of each path.
+        lists: Whether lists are nodes too, as for `map_tree`.
     """
     if isinstance(tree, Weighted):
         yield from leaves(tree.targets, name)

@@ -1,4 +1,4 @@
-"""Random numbers for transforms that depend on the sample, never on who processes it."""
+"""Random numbers for transforms, keyed by sample: independent of replicas, batches and processes."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ Shape = tuple[int, ...]
 
 
 def mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The SplitMix64 finaliser: every input bit flips each output bit about half of the time."""
+    """The SplitMix64 finaliser, elementwise: every input bit flips each output bit about half of the time."""
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
 
 
 def _absorbed(state: NDArray[np.uint64], words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hashes one more word into each state; for one state, different words stay different."""
+    """Hashes one more word into each state (they broadcast); injective in the words for one state."""
     return mixed(state + (words + np.uint64(1)) * np.uint64(GOLDEN))
 
 
 def _word(value: int) -> NDArray[np.uint64]:
-    """A Python integer modulo 2^64, as an array so that overflow wraps silently."""
+    """A Python integer modulo 2^64, shape [1]: an array, so that overflow wraps silently."""
     return np.array([value & _MASK], dtype=np.uint64)
 
 
@@ -63,7 +63,7 @@ class SampleRandom:
         self._drawn = 0
 
     def __len__(self) -> int:
-        """Samples in the batch."""
+        """Number of samples in the batch."""
         return len(self._keys)
 
     def uniform(
@@ -100,7 +100,7 @@ class SampleRandom:
         return low + np.floor(self._unit(shape) * (high - low)).astype(np.int64)
 
     def normal(self, mean: float = 0.0, std: float = 1.0, shape: Shape = ()) -> NDArray[np.float64]:
-        """Normal numbers by Box and Muller's transform: two uniform draws for each.
+        """Normal numbers by the Box-Muller transform: two uniform draws for each.
 
         Returns:
             float64 [batch, *shape].
@@ -114,6 +114,9 @@ class SampleRandom:
 
         Returns:
             bool [batch, *shape].
+
+        Raises:
+            DataError: p is no probability.
         """
         if not 0.0 <= p <= 1.0:
             raise DataError(f"bernoulli(p={p}): expected a probability from 0 to 1.")

@@ -1,7 +1,7 @@
-"""Which samples make up each global batch, and which of them each replica gets.
+"""The distributed sampler: the samples of each global batch, and the part of each replica.
 
-Everything here is a pure function, called by every process and local to it: no framework, replica
-count, process count or resume point enters the order of the samples.
+All functions are pure and local. The order of samples depends on seed and epoch alone: not on framework,
+number of replicas or processes, or the step at which a run resumes.
 """
 
 from __future__ import annotations
@@ -18,16 +18,19 @@ if TYPE_CHECKING:
 
 
 def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
-    """The order in which epoch `epoch` visits the samples.
+    """The order of the samples in an epoch: a permutation by PCG64, seeded with (seed, epoch).
 
     Args:
         seed: the spec's seed, 0 or more.
-        epoch: number of the epoch, from 0.
-        length: samples in the data set.
-        shuffle: False gives 0, 1, 2, ... in every epoch.
+        epoch: index of the epoch, from 0.
+        length: number of samples in the data set.
+        shuffle: whether to shuffle; else the order is 0, 1, 2, ... in every epoch.
 
     Returns:
-        int64 array of shape [length] that holds each of 0 .. length - 1 once.
+        int64 [length], each of 0 .. length - 1 once.
+
+    Raises:
+        DataError: the seed is negative.
     """
     import numpy as np
 
@@ -36,45 +39,48 @@ def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
     if seed < 0:
         raise DataError(f"seed: expected 0 or more, got {seed}.")
     sequence = np.random.SeedSequence(seed, spawn_key=(epoch,))
-    drawn = np.random.Generator(np.random.PCG64(sequence)).permutation(length)
-    return drawn.astype(np.int64, copy=False)
+    order = np.random.Generator(np.random.PCG64(sequence)).permutation(length)
+    return order.astype(np.int64, copy=False)
 
 
 def steps_per_epoch(length: int, global_batch_size: int, drop_remainder: bool) -> int:
-    """How many global batches one epoch has; a last partial one counts unless it is dropped."""
+    """Number of global batches in an epoch; a last partial one counts unless it is dropped."""
     full, rest = divmod(length, global_batch_size)
     return full if drop_remainder or rest == 0 else full + 1
 
 
 def global_batch_indices(order: Indices, t: int, global_batch_size: int) -> Indices:
-    """The samples of global batch `t`: a view of `order`, shorter only where `order` ends."""
+    """Sample indices of global batch `t` of an epoch, int64 [size].
+
+    A view of `order` (int64 [samples]); shorter than the global batch size only where `order` ends.
+    """
     return order[t * global_batch_size : (t + 1) * global_batch_size]
 
 
 def slice_bounds(size: int, replicas: int, replica: int) -> tuple[int, int]:
-    """The contiguous part of `size` samples that is `replica`'s share.
+    """The contiguous part of a global batch of `size` samples that is the local batch of a replica.
 
-    Sizes differ by at most one and the larger ones come first, so some shares are empty when there
+    Sizes differ by at most one and the larger ones come first, so some local batches are empty when there
     are fewer samples than replicas.
 
     Returns:
         start and stop, positions within the global batch.
     """
-    share, larger = divmod(size, replicas)
-    start = replica * share + min(replica, larger)
-    return start, start + share + (replica < larger)
+    smaller, remainder = divmod(size, replicas)
+    start = replica * smaller + min(replica, remainder)
+    return start, start + smaller + (replica < remainder)
 
 
 def slice_sizes(size: int, replicas: int, gradient_accumulation_steps: int) -> set[int]:
-    """How many samples the slices of a global batch have."""
+    """The possible numbers of samples in a slice of a global batch of `size` samples."""
     return {
-        part
-        for share in _sizes(size, replicas)
-        for part in _sizes(share, gradient_accumulation_steps)
+        slice_size
+        for local_size in _part_sizes(size, replicas)
+        for slice_size in _part_sizes(local_size, gradient_accumulation_steps)
     }
 
 
-def _sizes(size: int, parts: int) -> set[int]:
-    """Of the parts that `slice_bounds` gives."""
-    least, larger = divmod(size, parts)
-    return {least, least + bool(larger)}
+def _part_sizes(size: int, parts: int) -> set[int]:
+    """The sizes of the parts by `slice_bounds`: one, or two that differ by one."""
+    smaller, remainder = divmod(size, parts)
+    return {smaller, smaller + bool(remainder)}

@@ -1,4 +1,4 @@
-"""Where samples come from: everything that can be gathered in whole batches of given samples."""
+"""Sources of samples: the contracts of sources, and the conversion of user data to one."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from isotrain.core.data.array_files import npy, npz
 from isotrain.core.data.arrays import ArraySource, InputsAndTargets, arrays, as_inputs_and_targets
 from isotrain.core.data.map_style import BatchIndexed, MapStyle
 from isotrain.core.data.pytree import Weighted
-from isotrain.core.data.streams import (
+from isotrain.core.data.streaming.streams import (
     BatchStream,
     declared_samples,
     is_loader,
@@ -46,22 +46,22 @@ _ACCEPTED = (
     "object with __len__ and gather(indices), or one that shards itself with __len__ and "
     "iterate(epoch=, seed=, replica=, replicas=)"
 )
-_OF_SAMPLES = (
-    "data: got {0}, an IterableDataset of torch, which does not say whether it gives samples or batches. Give"
-    " torch.utils.data.DataLoader({0}(...), batch_size=N), or batch_size=None where it gives batches."
+_ITERABLE_DATASET = (
+    "data: got {0}, an IterableDataset of torch, which may yield samples or batches. Give"
+    " torch.utils.data.DataLoader({0}(...), batch_size=N), or batch_size=None if it yields batches."
 )
-_OF_TENSORS = "torch.utils.data.dataset.TensorDataset"
-"""What gives rows of its tensors and nothing else; what is derived from it may change them."""
+_TENSOR_DATASET = "torch.utils.data.dataset.TensorDataset"
+"""The class whose samples are plain rows of its tensors; a subclass may change them."""
 _UNUSED_WORKERS = (
     "data: the {} worker processes of the DataLoader are not used: every process of the run fetches its"
-    " samples in one thread of its own; where fetching takes longer than a step, prepare the samples"
+    " samples in one background thread; where fetching takes longer than a step, prepare the samples"
     " beforehand, as arrays in memory or in .npy files"
 )
 
 
 @runtime_checkable
 class Source(Protocol):
-    """Samples that can be gathered by position."""
+    """A source of samples that can be gathered by index."""
 
     def __len__(self) -> int:
         """Number of samples."""
@@ -75,16 +75,16 @@ class Source(Protocol):
 
 @runtime_checkable
 class ShardedStream(Protocol):
-    """Batches from something that shards itself; it fixes its own order.
+    """A source of batches that shards itself over replicas, in its own order.
 
-    The promise about the order of samples cannot hold here: which samples a batch has is the
-    stream's affair, and may depend on the number of replicas. What is checked is that each local
-    batch has its full share of the global batch, and that there are as many as `__len__` says, so
-    that the means stay exact and no replica waits for one that has run out.
+    isotrain's order of samples does not apply here: the stream decides which samples a batch has, and
+    that may depend on the number of replicas. It is checked that each local batch has the full local
+    batch size, and that there are as many as `__len__` says, so that means stay exact and no replica
+    waits for one that has run out.
     """
 
     def __len__(self) -> int:
-        """Global batches per epoch, the same for every replica; more than that is not read."""
+        """Number of global batches per epoch, equal for every replica; more are not read."""
 
     def iterate(self, *, epoch: int, seed: int, replica: int, replicas: int) -> Iterator[Any]:
         """One replica's local batches of one epoch.
@@ -97,18 +97,18 @@ AnySource = Source | ShardedStream | BatchStream
 
 
 def stream(batches: Any, samples: int | None = None) -> BatchStream:
-    """A source of batches that an iterable gives anew in every epoch, in an order of its own.
+    """A source of batches from an iterable that is read again in every epoch, in its own order.
 
     Args:
         batches: a loader, a `tf.data.Dataset`, a generator function; each batch is (inputs, targets),
-            (inputs, targets, sample weights) or inputs alone.
-        samples: in an epoch. When left out, a loader of torch tells it by its sampler, unless it has a
-            `collate_fn` of its own. Of others every process reads the first epoch ahead to count them:
-            up to 64 MiB are kept for their turn, and of more a note says that training begins with the
-            second reading.
+            (inputs, targets, sample weights) or inputs alone, arrays of shape [n, ...].
+        samples: number of samples per epoch. When left out, it is the length of the sampler of a torch
+            `DataLoader` without a custom `collate_fn`. Of other streams every process reads the first
+            epoch ahead to count them: up to 64 MiB are kept, and for more a note says that training
+            begins with the second reading.
 
     Raises:
-        DataError: it can be read only once, or gives no batches.
+        DataError: it can be read only once, or yields no batches.
     """
     read = reader(batches)
     if read is None:
@@ -117,14 +117,14 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
 
 
 def as_source(value: Any) -> AnySource:
-    """Makes a source of anything that can be one.
+    """Converts user data to a source.
 
     A tuple or list at the top is (inputs, targets) or (inputs,); a dict is named inputs without
-    targets; `arrays(inputs=..., targets=...)` says anything else. Of a torch `DataLoader` over samples by
-    position, the data set and its `collate_fn` are used: order and batches are the spec's.
+    targets; use `arrays(inputs=..., targets=...)` for anything else. Of a torch `DataLoader` in a standard
+    order, only the data set and its `collate_fn` are used: order and batches are the spec's.
 
     Raises:
-        DataError: nothing fits; lists what is accepted.
+        DataError: the value is no data set; the message lists what is accepted.
     """
     if isinstance(value, tuple | list):
         return ArraySource(*as_inputs_and_targets(value, "data"))
@@ -133,22 +133,22 @@ def as_source(value: Any) -> AnySource:
     if isinstance(value, Source | ShardedStream | BatchStream):
         return value
     if is_loader(value) and loads_by_position(value):
-        return _loaded(value)
+        return _loader_source(value)
     if reader(value) is not None:
         return stream(value)
-    by_position = hasattr(value, "__len__") and hasattr(value, "__getitem__")
-    if by_position and not isinstance(value, str | type):
-        by_column = hasattr(value, "column_names")
-        return BatchIndexed(value) if by_column else MapStyle(value)
+    is_map_style = hasattr(value, "__len__") and hasattr(value, "__getitem__")
+    if is_map_style and not isinstance(value, str | type):
+        has_columns = hasattr(value, "column_names")
+        return BatchIndexed(value) if has_columns else MapStyle(value)
     if any(kind.__name__ == "IterableDataset" for kind in type(value).__mro__):
-        raise DataError(_OF_SAMPLES.format(type(value).__name__))
+        raise DataError(_ITERABLE_DATASET.format(type(value).__name__))
     raise DataError(_not_accepted(value))
 
 
-def _loaded(loader: Any) -> Source:
-    """The samples of a loader; whole batches of them at once where it only stacks tensors."""
+def _loader_source(loader: Any) -> Source:
+    """A source of the loader's samples; of whole arrays where it only stacks rows of tensors."""
     kind = type(loader.dataset)
-    is_plain = f"{kind.__module__}.{kind.__qualname__}" == _OF_TENSORS
+    is_plain = f"{kind.__module__}.{kind.__qualname__}" == _TENSOR_DATASET
     stacks = getattr(loader.collate_fn, "__name__", "") == "default_collate"
     if is_plain and stacks and len(loader.dataset.tensors) in (1, 2, 3):
         return ArraySource(*as_inputs_and_targets(loader.dataset.tensors, "data"))
@@ -159,7 +159,7 @@ def _loaded(loader: Any) -> Source:
 
 
 def source_notes(source: Any) -> Iterator[str]:
-    """What becomes of something that a source was made of, and is not as it was there."""
+    """Notes for the plan of a source and of the sources it wraps."""
     while source is not None:
         yield from getattr(source, "notes", ())
         source = getattr(source, "source", None)

@@ -1,4 +1,4 @@
-"""Sources made of others: a part of one, and one whose classes count differently."""
+"""Sources derived from another: a split for validation, and class weights."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isotrain.core.data.arrays import (
 )
 from isotrain.core.data.pytree import Weighted, map_tree
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
-from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Range:
-    """Samples of a source that follow each other."""
+    """Consecutive samples of a source."""
 
     source: Source
     start: int
@@ -42,18 +42,18 @@ class _Range:
 
 
 def split(source: AnySource, fraction: float) -> tuple[Source, Source]:
-    """The samples before the last part, and the last part, in the source's own order.
+    """Splits a source in two, in its order: samples to train on, and the last ones to validate on.
 
     Args:
-        source: With samples by position.
-        fraction: How much the last part has of them, as in Keras.
+        source: A source of samples by index.
+        fraction: Fraction of the samples in the second part, as `validation_split` of Keras.
 
     Raises:
-        DataError: It is a stream, or one of the parts would be empty.
+        DataError: The source is a stream, or one of the parts would be empty.
     """
     if isinstance(source, BatchStream | ShardedStream):
         raise DataError(
-            "validation_split: a stream has no last part before it is read. Give it as"
+            "validation_split: a stream has no last part before it is read. Give two streams as"
             " isotrain.DataSet(train, validation)."
         )
     length = len(source)
@@ -78,7 +78,7 @@ def _part(source: Source, start: int, stop: int) -> Source:
 
 @dataclass(frozen=True)
 class _ClassWeighted:
-    """Samples of a source, with weights by their classes."""
+    """A source with sample weights by class."""
 
     source: Source
     weights: Mapping[int, float]
@@ -91,14 +91,14 @@ class _ClassWeighted:
 
 
 def class_weighted(source: AnySource, weights: Mapping[int, float]) -> AnySource:
-    """The same samples, with weights by their classes.
+    """A source of the same samples with sample weights by class.
 
     Args:
-        source: Its targets are classes, or one-hot.
-        weights: By class; others have 1.
+        source: A source whose targets are classes, or one-hot.
+        weights: Weight of each class; other classes have weight 1.
 
     Raises:
-        DataError: It shards itself; or targets are no classes, or have weights.
+        DataError: The source shards itself; or targets are no classes, or already have weights.
     """
     if isinstance(source, ShardedStream):
         raise DataError(
@@ -122,41 +122,49 @@ def _with_weights(parts: InputsAndTargets, weights: Mapping[int, float]) -> Inpu
             "class_weight: expected one array of classes as targets, and no sample weights beside it; got"
             f" {type(targets).__name__}. For several outputs, give (inputs, targets, sample weights)."
         )
-    return inputs, Weighted(targets, _weights_of(as_array(targets, "targets"), weights))
+    return inputs, Weighted(targets, _sample_weights(as_array(targets, "targets"), weights))
 
 
-def _weights_of(targets: Array, weights: Mapping[int, float]) -> Array:
-    """The weight of each sample, float64.
+def _sample_weights(targets: Array, weights: Mapping[int, float]) -> Array:
+    """The weight of each sample, float64, of the shape of the classes.
 
     Raises:
         DataError: The targets are neither whole numbers nor one-hot.
     """
     classes = _classes(targets)
-    known = np.ones(classes.shape)
+    sample_weights = np.ones(classes.shape)
     for number, weight in weights.items():
-        known[classes == number] = weight
-    return known
+        sample_weights[classes == number] = weight
+    return sample_weights
 
 
 def _classes(targets: Array) -> Array:
-    """The class of each place: whole numbers themselves, or where in the last axis of other numbers the 1 is.
+    """Classes as whole numbers: the targets themselves, or the argmax of one-hot targets.
 
-    By their type alone, and not their values: a share of a batch must be read as the whole is.
+    Decided by dtype and shape alone, not by values: a local batch must be read as the global batch is.
+
+    Args:
+        targets: Classes, shape [samples, ...] or [samples, ..., 1]; or floats, one-hot in the last axis.
     """
     if targets.ndim > 1 and targets.shape[-1] == 1:
-        return _whole(targets[..., 0])
+        return _require_whole_numbers(targets[..., 0])
     if targets.ndim < 2 or targets.dtype.kind in "iub":
-        return _whole(targets)
+        return _require_whole_numbers(targets)
     if not (np.isin(targets, (0, 1)).all() and (targets.sum(-1) == 1).all()):
         raise DataError(
             f"class_weight: targets of type {targets.dtype} with several numbers for a sample are one-hot;"
             " got a row without a single 1. Give classes as integers, or (inputs, targets, sample weights)."
         )
-    found: Array = targets.argmax(-1)
-    return found
+    classes: Array = targets.argmax(-1)
+    return classes
 
 
-def _whole(targets: Array) -> Array:
+def _require_whole_numbers(targets: Array) -> Array:
+    """The targets, of any shape.
+
+    Raises:
+        DataError: They are no whole numbers.
+    """
     if targets.dtype.kind not in "iub" and not np.equal(targets, np.round(targets)).all():
         raise DataError(
             "class_weight: expected targets that are classes, as whole numbers or one-hot; got other numbers."

@@ -1,4 +1,4 @@
-"""Whether a transform works on each sample on its own, as shares of a batch need it."""
+"""Check that a transform treats each sample independently, as local batches need it."""
 
 from __future__ import annotations
 
@@ -24,34 +24,34 @@ Rows = dict[str, np.ndarray]
 def require_no_mixing(
     transform: Callable[..., Any], parts: tuple[Any, Any], random_of: Callable[[int, int], Any]
 ) -> None:
-    """Calls a transform on samples as a whole and in two parts, of which nothing remains.
+    """Compares the transform of a batch with that of its two parts; leaves no trace.
 
-    One that draws random numbers of its own gives no sample twice, and cannot be compared: it is let pass.
+    A transform with its own random numbers never repeats a result, and cannot be compared: it passes.
 
     Args:
-        transform: Gets copies, which it may change in place.
-        parts: Inputs and targets of two samples or more.
-        random_of: The third argument for the samples from one to another.
+        transform: Function that receives copies, which it may change in place.
+        parts: Inputs and targets of two or more samples, arrays of shape [samples, ...].
+        random_of: Function from the first and last sample to the transform's third argument.
 
     Raises:
-        RefusedError: The samples are others.
+        RefusedError: The results differ.
     """
-    _, first = next(leaves(parts[0], "inputs"))
-    rows = min(len(first), _ROWS)
+    _, first_leaf = next(leaves(parts[0], "inputs"))
+    rows = min(len(first_leaf), _ROWS)
     cut = max(1, rows // 3)
-    with _global_random_kept():
-        own = _copy_of(transform)
+    with _preserved_global_rng():
+        copied = _copy_transform(transform)
 
-        def transformed(start: int, stop: int) -> Rows:
-            return _rows(own(*_copied(parts, start, stop), random_of(start, stop)))
+        def call(start: int, stop: int) -> Rows:
+            return _rows(copied(*_copy_rows(parts, start, stop), random_of(start, stop)))
 
         try:
-            whole, again = transformed(0, rows), transformed(0, rows)
-            one, other = transformed(0, cut), transformed(cut, rows)
-        except Exception:  # it takes no parts; what it does wrong with a whole share is said there
+            whole, repeated = call(0, rows), call(0, rows)
+            first, second = call(0, cut), call(cut, rows)
+        except Exception:  # it takes no parts; an error on a full local batch is reported there
             return
-    if not any(_differ(whole[name], again[name]) for name in whole) and any(
-        _differ(whole[name], np.concatenate([one[name], other[name]])) for name in whole
+    if not any(_differ(whole[name], repeated[name]) for name in whole) and any(
+        _differ(whole[name], np.concatenate([first[name], second[name]])) for name in whole
     ):
         detail = (
             f"it gives other samples for {rows} at once than for {cut} and {rows - cut} of them"
@@ -59,8 +59,8 @@ def require_no_mixing(
         raise RefusedError(TRANSFORM, detail)
 
 
-def _copied(parts: tuple[Any, Any], start: int, stop: int) -> tuple[Any, Any]:
-    """Copies of some rows, each of the type that the data give."""
+def _copy_rows(parts: tuple[Any, Any], start: int, stop: int) -> tuple[Any, Any]:
+    """Copies of rows [start:stop] of each leaf, of the leaf's type."""
     inputs, targets = (
         None if part is None else map_tree(lambda leaf: copy.deepcopy(leaf[start:stop]), part)
         for part in parts
@@ -68,22 +68,23 @@ def _copied(parts: tuple[Any, Any], start: int, stop: int) -> tuple[Any, Any]:
     return inputs, targets
 
 
-def _rows(found: Any) -> Rows:
-    """What a transform returned, as arrays by their paths."""
-    return {name: as_array(leaf) for name, leaf in leaves(found, "") if leaf is not None}
+def _rows(result: Any) -> Rows:
+    """The result of a transform as arrays by their paths."""
+    return {name: as_array(leaf) for name, leaf in leaves(result, "") if leaf is not None}
 
 
-def _differ(one: np.ndarray, other: np.ndarray) -> bool:
-    if one.shape != other.shape:
+def _differ(first: np.ndarray, second: np.ndarray) -> bool:
+    """Whether arrays of any shape differ by more than rounding."""
+    if first.shape != second.shape:
         return True
-    if one.dtype.kind not in "fiu":
-        return not np.array_equal(one, other)
-    largest = float(np.nanmax(np.abs(one), initial=0.0))
-    return not np.allclose(one, other, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
+    if first.dtype.kind not in "fiu":
+        return not np.array_equal(first, second)
+    largest = float(np.nanmax(np.abs(first), initial=0.0))
+    return not np.allclose(first, second, _TOLERANCE, _TOLERANCE * largest, equal_nan=True)
 
 
-def _copy_of(transform: Callable[..., Any]) -> Callable[..., Any]:
-    """One whose state may move; the transform itself where that cannot be copied."""
+def _copy_transform(transform: Callable[..., Any]) -> Callable[..., Any]:
+    """A copy, so that its state may change; the transform itself where it cannot be copied."""
     try:
         return copy.deepcopy(transform)
     except Exception:  # anything may be in its attributes
@@ -91,15 +92,15 @@ def _copy_of(transform: Callable[..., Any]) -> Callable[..., Any]:
 
 
 @contextlib.contextmanager
-def _global_random_kept() -> Iterator[None]:
-    """Has the generators that all code shares go on as if nothing had been drawn."""
+def _preserved_global_rng() -> Iterator[None]:
+    """Restores the global generators of Python, NumPy and torch at the end of the block."""
     torch = sys.modules.get("torch")
-    before = python_random.getstate(), np.random.get_state()
-    of_torch = None if torch is None else torch.get_rng_state()
+    python_state, numpy_state = python_random.getstate(), np.random.get_state()
+    torch_state = None if torch is None else torch.get_rng_state()
     try:
         yield
     finally:
-        python_random.setstate(before[0])
-        np.random.set_state(before[1])
+        python_random.setstate(python_state)
+        np.random.set_state(numpy_state)
         if torch is not None:
-            torch.set_rng_state(of_torch)
+            torch.set_rng_state(torch_state)

@@ -1,1 +1,1 @@
-"""The loggers that come with isotrain, one file each."""
+"""The built-in loggers, one file each, and the dispatcher of events to loggers and hooks."""

@@ -1,4 +1,4 @@
-"""Writes steps and epochs as tables, `steps.csv` and `epochs.csv`."""
+"""The logger `csv`: tables of steps and epochs."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isotrain.core.system.files import rewrite_lines
 
 
 class CsvLogger(Logger):
-    """`steps.csv` and `epochs.csv` in the run directory."""
+    """Writes `steps.csv` and `epochs.csv` in the run directory."""
 
     name = "csv"
     summary = "steps.csv and epochs.csv in the run directory"
@@ -27,9 +27,9 @@ class CsvLogger(Logger):
     def resumed(self, step: int) -> None:
         rewrite_lines(self._steps, lambda line: line if _is_before(line, step) else None)
         if self._epochs.exists():
-            names, *epochs = _rows(self._epochs)
-            told = (dict(zip(names, row, strict=True)) for row in epochs)
-            self._rows = [row for row in told if int(row["step"]) <= step]
+            columns, *epochs = _rows(self._epochs)
+            rows = (dict(zip(columns, row, strict=True)) for row in epochs)
+            self._rows = [row for row in rows if int(row["step"]) <= step]
 
     def steps_done(
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
@@ -38,7 +38,7 @@ class CsvLogger(Logger):
         self._append(zip(steps, losses, learning_rates, strict=True))
 
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
-        """Writes the table anew: an epoch may be the first with a certain metric."""
+        """Rewrites the table: an epoch may be the first with a certain metric."""
         self._rows.append({"epoch": epoch, "step": step, **metrics})
         columns = list(dict.fromkeys(name for row in self._rows for name in row))
         with self._epochs.open("w", encoding="utf-8", newline="") as stream:
@@ -58,6 +58,6 @@ def _is_before(line: bytes, step: int) -> bool:
 
 
 def _rows(path: Path) -> list[list[str]]:
-    """The whole rows of a table; a last one that was never finished is left out."""
+    """The complete rows of a table; a last line without its end is left out."""
     *lines, _ = path.read_text(encoding="utf-8").split("\n")
     return list(csv.reader(lines))

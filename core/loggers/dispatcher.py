@@ -1,4 +1,4 @@
-"""Who is told how a run goes: the plugins' event hooks, and the run's loggers."""
+"""Dispatches the events of a run to the plugins' event hooks and to the run's loggers."""
 
 from __future__ import annotations
 
@@ -23,12 +23,12 @@ from isotrain.core.plugins.manager import PluginManager
 
 
 class EventDispatcher:
-    """Tells event hooks and loggers about one run; what they do wrong never ends it.
+    """Calls event hooks and loggers for one run; their errors never end it.
 
-    Entered when the run's processes are about to start; left, it tells how the run ended.
+    A context manager: entered before the run's processes start; on exit, it reports how the run ended.
 
     Attributes:
-        result: To be set when there is one: what the result file holds.
+        result: The contents of the result file; to be set before exit, if there is a result.
     """
 
     def __init__(
@@ -42,28 +42,28 @@ class EventDispatcher:
         self._writers = [WriterThread(logger) for logger in loggers]
         self._plan = plan
         self._directory = directory
-        self._began = False
-        self._rewound: int | None = None
+        self._has_started = False
+        self._rewind_step: int | None = None
         self.result: Mapping[str, Any] | None = None
 
     def __enter__(self) -> Self:
-        self._tell("isotrain_run_started", plan=self._plan)
+        self._call_hook("isotrain_run_started", plan=self._plan)
         return self
 
     def dispatch(self, event: Event) -> None:
-        """Passes on what an event of a process tells."""
+        """Passes an event of a process on to hooks and loggers."""
         if isinstance(event, Ready) and event.plan is not None:
-            self._begin(event.plan)
+            self._start_loggers(event.plan)
         elif isinstance(event, Steps):
-            facts = event.first, event.losses, event.learning_rates
-            self._write("steps_done", *facts, steps=len(event.losses))
+            arguments = event.first, event.losses, event.learning_rates
+            self._call_loggers("steps_done", *arguments, steps=len(event.losses))
         elif isinstance(event, EpochEnded):
             epoch, done, metrics = event.epoch, event.done, event.metrics
-            self._tell("isotrain_epoch_ended", epoch=epoch, step=done, metrics=metrics)
-            self._write("epoch_ended", epoch, done, metrics, steps=1)
+            self._call_hook("isotrain_epoch_ended", epoch=epoch, step=done, metrics=metrics)
+            self._call_loggers("epoch_ended", epoch, done, metrics, steps=1)
         elif isinstance(event, CheckpointSaved):
             step, location = event.done, event.location
-            self._tell("isotrain_checkpoint_saved", step=step, location=location)
+            self._call_hook("isotrain_checkpoint_saved", step=step, location=location)
 
     def __exit__(
         self,
@@ -71,41 +71,41 @@ class EventDispatcher:
         error: BaseException | None,
         traceback: TracebackType | None,
     ) -> None:
-        self._begin(self._plan)
+        self._start_loggers(self._plan)
         if error is not None:
             message = str(error) or type(error).__name__
-            self._write("failed", message)
-            self._tell("isotrain_run_failed", message=message)
+            self._call_loggers("failed", message)
+            self._call_hook("isotrain_run_failed", message=message)
         else:
-            self._write("finished", self.result)
+            self._call_loggers("finished", self.result)
             if self.result is not None:
-                self._tell("isotrain_run_finished", result=self.result)
-        self._close()
+                self._call_hook("isotrain_run_finished", result=self.result)
+        self._close_loggers()
 
     def rewind_to(self, step: int) -> None:
-        """Tells loggers, once they have started, that what was told of steps from this one on is void."""
-        if self._began:
-            self._write("resumed", step)
+        """Tells loggers to drop what they have of this step and later ones; now, or when they start."""
+        if self._has_started:
+            self._call_loggers("resumed", step)
         else:
-            self._rewound = step
+            self._rewind_step = step
 
-    def _begin(self, plan: Mapping[str, Any]) -> None:
+    def _start_loggers(self, plan: Mapping[str, Any]) -> None:
         """Starts the loggers, once: not before the processes, which it would slow down."""
-        if not self._began:
-            self._began = True
-            self._write("started", plan, self._directory)
-            if self._rewound is not None:
-                self._write("resumed", self._rewound)
+        if not self._has_started:
+            self._has_started = True
+            self._call_loggers("started", plan, self._directory)
+            if self._rewind_step is not None:
+                self._call_loggers("resumed", self._rewind_step)
 
-    def _tell(self, hook: str, **facts: Any) -> None:
-        self._host.call_hook(hook, **facts, run_directory=str(self._directory))
+    def _call_hook(self, hook: str, **arguments: Any) -> None:
+        self._host.call_hook(hook, **arguments, run_directory=str(self._directory))
 
-    def _write(self, method: str, *facts: Any, steps: int = 0) -> None:
+    def _call_loggers(self, method: str, *arguments: Any, steps: int = 0) -> None:
         for each in self._writers:
-            each.put(method, *facts, steps=steps)
+            each.put(method, *arguments, steps=steps)
 
-    def _close(self) -> None:
-        """Waits for the loggers, and warns about those that went wrong."""
+    def _close_loggers(self) -> None:
+        """Waits for the loggers, and warns about those that failed or were too slow."""
         deadline = time.monotonic() + writer_thread.CLOSE_TIMEOUT_SECONDS
         for each in self._writers:
             each.end()

@@ -1,4 +1,4 @@
-"""Writes steps and epochs as lines of JSON, `metrics.jsonl`."""
+"""The logger `jsonl`: steps and epochs as JSON lines."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from isotrain.core.system.files import rewrite_lines
 
 
 class JsonLinesLogger(Logger):
-    """`metrics.jsonl` in the run directory: an object per step, and one per epoch."""
+    """Writes `metrics.jsonl` in the run directory: one object per step, and one per epoch."""
 
     name = "jsonl"
-    summary = "metrics.jsonl in the run directory: one object a step, and one an epoch"
+    summary = "metrics.jsonl in the run directory: one object per step, and one per epoch"
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         self._file = run_directory / "metrics.jsonl"
         self._write([])
 
     def resumed(self, step: int) -> None:
-        """Keeps the steps before, and the epochs that had ended by then."""
+        """Keeps earlier steps, and the epochs that had ended by this step."""
         rewrite_lines(self._file, lambda line: line if _is_before(line, step) else None)
 
     def steps_done(
@@ -43,6 +43,6 @@ class JsonLinesLogger(Logger):
 
 
 def _is_before(line: bytes, step: int) -> bool:
-    """Whether a line tells of an earlier step, or of an epoch that had ended by this one."""
+    """Whether a line is of an earlier step, or of an epoch that had ended by this step."""
     record = json.loads(line)
     return bool(record["step"] < step + ("epoch" in record))

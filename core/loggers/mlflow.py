@@ -1,4 +1,4 @@
-"""Logs to MLflow: parameters from the plan, and metrics by step."""
+"""The logger `mlflow`: parameters from the plan, and metrics by step."""
 
 from __future__ import annotations
 
@@ -11,27 +11,27 @@ from isotrain.core.contracts.capabilities import Availability
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.loggers import requirement
 
-_AT_ONCE = 1000
-"""Metrics that MLflow takes in one request."""
-_LONGEST = 500
-"""Characters of a parameter that every MLflow store takes."""
+_MAX_METRICS = 1000
+"""Number of metrics that MLflow accepts in one request."""
+_MAX_CHARACTERS = 500
+"""Length of a parameter that every MLflow store accepts."""
 
 _ID_FILE = "mlflow-run-id"
-"""In the run directory: a resumed run goes on in the same run of MLflow."""
+"""File in the run directory, by which a resumed run continues the same MLflow run."""
 
 
 class MlflowLogger(Logger):
-    """One MLflow run, made with the client alone: no active run of this process is touched."""
+    """Logs to one MLflow run, by the client alone: an active run of this process is left as it is."""
 
     name = "mlflow"
     summary = "a run of MLflow; needs the extra mlflow"
 
     def __init__(self, experiment: str = "Default", tracking_uri: str | None = None) -> None:
-        """Chooses where to log.
+        """Selects experiment and server.
 
         Args:
-            experiment: The experiment's name; it is made if there is none.
-            tracking_uri: The server or store; left out: MLflow's own setting.
+            experiment: Name of the experiment; it is created if it does not exist.
+            tracking_uri: Server or store; None for MLflow's own setting.
         """
         self._experiment = experiment
         self._tracking_uri = tracking_uri
@@ -44,22 +44,23 @@ class MlflowLogger(Logger):
         from mlflow import MlflowClient
 
         self._client = MlflowClient(self._tracking_uri)
-        known = run_directory / _ID_FILE
-        if known.exists():
-            self._run = known.read_text()
+        id_file = run_directory / _ID_FILE
+        if id_file.exists():
+            self._run = id_file.read_text()
             self._client.update_run(self._run, status="RUNNING")
             return
-        self._run = self._new_run(plan, run_directory)
-        known.write_text(self._run)
+        self._run = self._create_run(plan, run_directory)
+        id_file.write_text(self._run)
         self._log_parameters(plan)
 
-    def _new_run(self, plan: Mapping[str, Any], run_directory: Path) -> str:
-        found = self._client.get_experiment_by_name(self._experiment)
-        experiment = found.experiment_id if found else None
-        if experiment is None:
-            experiment = self._client.create_experiment(self._experiment)
+    def _create_run(self, plan: Mapping[str, Any], run_directory: Path) -> str:
+        """Creates a run, and its experiment if needed; returns the run's id."""
+        experiment = self._client.get_experiment_by_name(self._experiment)
+        experiment_id = experiment.experiment_id if experiment else None
+        if experiment_id is None:
+            experiment_id = self._client.create_experiment(self._experiment)
         run = self._client.create_run(
-            experiment, run_name=plan["run"], tags={"run_directory": str(run_directory)}
+            experiment_id, run_name=plan["run"], tags={"run_directory": str(run_directory)}
         )
         return str(run.info.run_id)
 
@@ -67,7 +68,7 @@ class MlflowLogger(Logger):
         from mlflow.entities import Param
 
         parameters = [
-            Param(name, str(value)[:_LONGEST])
+            Param(name, str(value)[:_MAX_CHARACTERS])
             for name, value in plan.items()
             if value is not None and not isinstance(value, Mapping)
         ]
@@ -84,7 +85,7 @@ class MlflowLogger(Logger):
         self._send([(step, {"epoch": epoch, **tagged})])
 
     def failed(self, message: str) -> None:
-        self._client.set_tag(self._run, "failure", message[:_LONGEST])
+        self._client.set_tag(self._run, "failure", message[:_MAX_CHARACTERS])
         self._client.set_terminated(self._run, "FAILED")
 
     def finished(self, result: Mapping[str, Any] | None) -> None:
@@ -99,5 +100,5 @@ class MlflowLogger(Logger):
             for step, values in records
             for name, value in values.items()
         ]
-        for start in range(0, len(metrics), _AT_ONCE):
-            self._client.log_batch(self._run, metrics=metrics[start : start + _AT_ONCE])
+        for start in range(0, len(metrics), _MAX_METRICS):
+            self._client.log_batch(self._run, metrics=metrics[start : start + _MAX_METRICS])

@@ -1,4 +1,4 @@
-"""Whether the package that a logger writes with is installed."""
+"""Availability of the packages that loggers need."""
 
 from __future__ import annotations
 
@@ -9,13 +9,13 @@ from isotrain.core.contracts.capabilities import Availability
 
 
 def package_availability(module: str) -> Availability:
-    """Looks for a package, importing nothing.
+    """Whether a package is installed, with its version; imports nothing.
 
     Args:
-        module: Its import name, which is also the name of isotrain's extra that installs it.
+        module: Import name, also the name of isotrain's extra that installs it.
     """
     if importlib.util.find_spec(module) is None:
         hint = f"install it: pip install 'isotrain[{module}]'"
         return Availability(False, None, f"the package {module!r} is not installed", hint)
-    owners = metadata.packages_distributions().get(module, [])
-    return Availability(True, metadata.version(owners[0]) if owners else None)
+    distributions = metadata.packages_distributions().get(module, [])
+    return Availability(True, metadata.version(distributions[0]) if distributions else None)

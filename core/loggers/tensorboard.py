@@ -1,4 +1,4 @@
-"""Writes what TensorBoard shows: scalars in an event file.
+"""The logger `tensorboard`: scalars in a TensorBoard event file.
 
 The file is a sequence of TFRecords, each a protocol buffer `Event`
 (tensorflow/core/util/event.proto), of which scalars need six fields. They are encoded here because the
@@ -22,16 +22,16 @@ _CASTAGNOLI = 0x82F63B78
 
 
 class TensorBoardLogger(Logger):
-    """An event file with the losses, learning rates and metrics by step."""
+    """Writes an event file with losses, learning rates and metrics by step."""
 
     name = "tensorboard"
     summary = "scalars for TensorBoard, in the folder tensorboard of the run directory"
 
     def __init__(self, folder: str | None = None) -> None:
-        """Chooses where to write.
+        """Selects the folder.
 
         Args:
-            folder: The folder; left out: `tensorboard` in the run directory.
+            folder: Folder of the event file; None for `tensorboard` in the run directory.
         """
         self._folder = folder
 
@@ -44,7 +44,7 @@ class TensorBoardLogger(Logger):
         self._write([_field(1, now) + _field(3, b"brain.Event:2")])
 
     def resumed(self, step: int) -> None:
-        """Has TensorBoard leave out what comes later, by a `SessionLog` that starts there."""
+        """Has TensorBoard drop later steps, by a `SessionLog` that starts here."""
         start = _field(7, _field(1, 1))
         self._write([_field(1, time.time()) + _field(2, step + 1) + start])
 
@@ -75,7 +75,7 @@ def _event(step: int, scalars: Mapping[str, float]) -> bytes:
 
 
 def _field(number: int, value: float | bytes, kind: int | None = None) -> bytes:
-    """One field: an int as varint, a float as double, bytes with their length before them."""
+    """Encodes a field: an int as varint, a float as double, bytes with their length before them."""
     if kind == _FLOAT:
         assert isinstance(value, bytes)
         return _varint(number << 3 | _FLOAT) + value
@@ -87,7 +87,7 @@ def _field(number: int, value: float | bytes, kind: int | None = None) -> bytes:
 
 
 def _varint(value: int) -> bytes:
-    """Seven bits a byte, the lowest first; the eighth says that more follow."""
+    """Encodes a varint: seven bits per byte, the lowest first; the eighth is set if more follow."""
     encoded = bytearray()
     while value > 0x7F:
         encoded.append(value & 0x7F | 0x80)
@@ -96,13 +96,13 @@ def _varint(value: int) -> bytes:
 
 
 def _record(data: bytes) -> bytes:
-    """A TFRecord: length, its checksum, the data, their checksum."""
+    """A TFRecord: the length, its checksum, the data, their checksum."""
     length = struct.pack("<Q", len(data))
     return length + _checksum(length) + data + _checksum(data)
 
 
 def _checksum(data: bytes) -> bytes:
-    """CRC-32C, rotated and shifted as TFRecord wants it."""
+    """CRC-32C (Castagnoli), masked as in TFRecord files."""
     crc = 0xFFFFFFFF
     for byte in data:
         crc = _TABLE[(crc ^ byte) & 0xFF] ^ crc >> 8

@@ -1,4 +1,4 @@
-"""Logs to Weights & Biases."""
+"""The logger `wandb`: a run of Weights & Biases."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ from isotrain.core.contracts.logger import Logger
 from isotrain.core.loggers import requirement
 
 _ID_FILE = "wandb-run-id"
-"""In the run directory: a resumed run goes on in the same run of Weights & Biases."""
+"""File in the run directory, by which a resumed run continues the same Weights & Biases run."""
 
 
 class WandbLogger(Logger):
-    """One run of Weights & Biases, whose settings (account, server) are its own."""
+    """Logs to one run of Weights & Biases; account and server are those of wandb's settings."""
 
     name = "wandb"
     summary = "a run of Weights & Biases; needs the extra wandb"
@@ -26,12 +26,12 @@ class WandbLogger(Logger):
         entity: str | None = None,
         mode: Literal["online", "offline"] | None = None,
     ) -> None:
-        """Chooses where to log.
+        """Selects project, entity and mode.
 
         Args:
-            project: The project's name.
-            entity: The account or team; left out: the default one.
-            mode: `offline` keeps the run in the run directory, for `wandb sync`; left out: wandb's own
+            project: Name of the project.
+            entity: Account or team; None for the default one.
+            mode: `offline` keeps the run in the run directory, for `wandb sync`; None for wandb's own
                 setting.
         """
         self._project, self._entity = project, entity
@@ -44,9 +44,9 @@ class WandbLogger(Logger):
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         import wandb
 
-        known = run_directory / _ID_FILE
+        id_file = run_directory / _ID_FILE
         self._run = wandb.init(
-            id=known.read_text() if known.exists() else None,
+            id=id_file.read_text() if id_file.exists() else None,
             resume="allow",
             project=self._project,
             entity=self._entity,
@@ -57,7 +57,7 @@ class WandbLogger(Logger):
             reinit="create_new",
             settings=wandb.Settings(silent=True, console="off"),
         )
-        known.write_text(self._run.id)
+        id_file.write_text(self._run.id)
         self._run.define_metric("step")
         self._run.define_metric("*", step_metric="step")
 

@@ -161,7 +161,7 @@ def test_no_more_than_so_many_steps_wait_for_one(
             listening.dispatch(EpochEnded(epoch=0, done=3992, loss=0.5, metrics={}))
             logger.go_on.set()
 
-    with pytest.warns(UserWarning, match="'slow': it was too slow: 10 .* and 3984 were left out"):
+    with pytest.warns(UserWarning, match="'slow': it was too slow: 10 .* and 3984 were dropped"):
         run_past_it()
     steps = [("steps_done", first, told, told) for first in (0, 4)]
     ended = ("epoch_ended", 0, 3992, {})

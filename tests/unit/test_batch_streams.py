@@ -23,17 +23,17 @@ from torch.utils.data import (
     default_collate,
 )
 
-from isotrain.core.data import streams
-from isotrain.core.data import streams as first_epoch
 from isotrain.core.data.arrays import ArraySource, InputsAndTargets, arrays
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.map_style import MapStyle
 from isotrain.core.data.sources import as_source, source_notes, stream
-from isotrain.core.data.stream_state import StreamState, from_json, to_json
-from isotrain.core.data.streams import BatchStream
-from isotrain.core.data.streams import reader as as_reader
+from isotrain.core.data.streaming import streams
+from isotrain.core.data.streaming import streams as first_epoch
+from isotrain.core.data.streaming.stream_state import StreamState, from_json, to_json
+from isotrain.core.data.streaming.streams import BatchStream
+from isotrain.core.data.streaming.streams import reader as as_reader
 from isotrain.core.data.subset import class_weighted, split
 from isotrain.core.errors import DataError
 from isotrain.core.json_records import record
@@ -586,7 +586,7 @@ def test_a_stream_that_has_not_gone_to_where_it_was_is_refused_and_may_read_on()
     whole = list(loader(stream(Forgetful(), 20), **options))
     mark = whole[7].mark
     assert mark is not None
-    with pytest.raises(DataError, match="Forgetful has not gone to where its own state says"):
+    with pytest.raises(DataError, match="Forgetful did not return to its saved state"):
         list(loader(stream(Forgetful(), 20), **options).from_step(8, mark))
     again = Forgetful()
     rest = loader(stream(lambda: (batch for batch in again), 20), **options).from_step(8, mark)

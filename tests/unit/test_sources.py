@@ -304,7 +304,7 @@ def test_of_samples_that_are_dicts_the_targets_are_named():
     np.testing.assert_array_equal(stacked[1], Y[ROWS])
     with pytest.raises(DataError, match=r"column 'labels'\. Did you mean 'label'"):
         MapStyle(Named(), targets="labels").gather(ROWS)
-    with pytest.raises(DataError, match="sample 4: expected a dict with the names that are given"):
+    with pytest.raises(DataError, match="sample 4: expected a dict, since names"):
         MapStyle(Pairs(), targets="label").gather(np.array([4]))
 
 

@@ -182,7 +182,7 @@ def test_activations_that_are_kept() -> None:
     ("name", "shape", "told"),
     [
         ("1b1f", PipelineShape(2, 2), "did you mean '1f1b'|available|gpipe"),
-        ("gpipe", PipelineShape(2, 2, 2), "Take schedule=interleaved"),
+        ("gpipe", PipelineShape(2, 2, 2), "Use schedule=interleaved"),
         ("interleaved", PipelineShape(2, 3, 2), "a multiple"),
     ],
 )

@@ -17,7 +17,7 @@ from isotrain.core.contracts.events import CheckpointSaved, Warned
 from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.contracts.reporter import CheckpointRequest, Reporter
 from isotrain.core.contracts.strategy import StrategyState
-from isotrain.core.data.stream_state import StreamState
+from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.errors import CheckpointError, IsotrainError
 from isotrain.core.session.checkpointing.state_snapshot import (
     PendingCopy,

@@ -13,9 +13,9 @@ from isotrain.core.contracts.reporter import CheckpointRequest
 from isotrain.core.data.arrays import ArraySource
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet
-from isotrain.core.data.rebatch import fingerprint
 from isotrain.core.data.sources import AnySource
-from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.streaming.rebatch import fingerprint
+from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
 
 _SECONDS = 1.0

@@ -13,10 +13,10 @@ from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader, ToDevice
-from isotrain.core.data.rebatch import never_on_device
 from isotrain.core.data.refusals import TRANSFORM
 from isotrain.core.data.sources import ShardedStream, source_notes, stream
-from isotrain.core.data.streams import BatchStream
+from isotrain.core.data.streaming.rebatch import never_on_device
+from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import class_weighted, split
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.spec import import_strings

@@ -1,4 +1,4 @@
-"""Where people's own streams are, in their own words, and how these are kept in a checkpoint."""
+"""States of user-defined streams (`state_dict` or `get_state`), and their encoding as JSON in checkpoints."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from typing import TYPE_CHECKING, Any
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
-    import numpy as np  # imported below where it is needed: plans, which start sooner without it, need none
+    import numpy as np  # imported late below: plans do not need it, and start sooner without
 
 _METHODS = (("state_dict", "load_state_dict"), ("get_state", "set_state"))
-"""How loaders of torch, and Grain's iterators, tell where they are and are taken there."""
+"""Methods that read and load the state of torch's stateful loaders, and of Grain's iterators."""
 
 
 @dataclass(frozen=True)
 class StreamState:
-    """A place between two batches of an epoch of a stream, to which it can be taken back.
+    """The position of a stream between two batches of an epoch, to which it can return.
 
     Attributes:
-        epoch: From 0.
-        given: Samples of the epoch before it, above 0.
-        state: What the stream says of it, as `to_json` gives it.
-        next_sample: A checksum of the sample that comes next.
+        epoch: Index of the epoch, from 0.
+        given: Number of samples of the epoch before this position, above 0.
+        state: The stream's state, as JSON values by `to_json`.
+        next_sample: Fingerprint of the sample that comes next.
     """
 
     epoch: int
@@ -37,41 +37,41 @@ class StreamState:
 
 
 class StreamStateHandler:
-    """What knows where a stream is: the loader itself or its iterator."""
+    """Reads and loads the state of a stateful loader or iterator."""
 
-    def __init__(self, owner: Any, tell: str, take_back: str) -> None:
-        self._tell = getattr(owner, tell)
-        self._take_back = getattr(owner, take_back)
+    def __init__(self, owner: Any, read_method: str, load_method: str) -> None:
+        self._read = getattr(owner, read_method)
+        self._load = getattr(owner, load_method)
 
     @classmethod
     def of(cls, owner: Any) -> StreamStateHandler | None:
-        """The one that `owner` is; None where it has not both methods."""
+        """The handler of a loader or iterator; None if it does not have both methods."""
         for names in _METHODS:
             if all(callable(getattr(owner, name, None)) for name in names):
                 return cls(owner, *names)
         return None
 
     def state(self) -> Any:
-        """Where the stream is, as JSON values.
+        """The stream's state, as JSON values.
 
         Raises:
-            DataError: It says so in what no checkpoint can hold.
+            DataError: It has values that no checkpoint can hold.
         """
-        return to_json(self._tell())
+        return to_json(self._read())
 
     def load(self, state: Any) -> None:
-        """Takes the stream to where it was."""
-        self._take_back(from_json(state))
+        """Returns the stream to a state, given as JSON values."""
+        self._load(from_json(state))
 
 
 def to_json(value: Any) -> Any:
-    """A state as JSON values, from which `from_json` makes it again.
+    """Encodes a state as JSON values, which `from_json` decodes.
 
     Args:
-        value: Numbers, texts, bytes, arrays and tensors; lists, tuples and dicts of these.
+        value: Numbers, texts, bytes, arrays and tensors of any shape; lists, tuples and dicts of these.
 
     Raises:
-        DataError: It is something else.
+        DataError: The value is something else.
     """
     if value is None or isinstance(value, bool | int | str):
         return value
@@ -99,10 +99,10 @@ def _array_to_json(value: Any) -> dict[str, Any]:
 
 
 def _array(value: Any) -> np.ndarray:
-    """An array or tensor as an array of numbers.
+    """Converts an array or tensor of any shape to a NumPy array of numbers.
 
     Raises:
-        DataError: It is none.
+        DataError: The value is neither.
     """
     import numpy as np
 
@@ -113,17 +113,17 @@ def _array(value: Any) -> np.ndarray:
         if hasattr(value, "__array__") and not array.dtype.hasobject:
             return array
     raise DataError(
-        f"data: the stream's own state has a {type(value).__name__}, which no checkpoint can hold"
-        " (numbers, texts, bytes, arrays, and lists and dicts of these it can): a run that resumes reads"
-        " the stream again, to where it was."
+        f"data: the stream's state has a {type(value).__name__}, which no checkpoint can hold (expected"
+        " numbers, texts, bytes, arrays, and lists and dicts of these): a run that resumes reads the epoch"
+        " again up to where it was."
     )
 
 
 def from_json(value: Any) -> Any:
-    """The state from which `to_json` made JSON values.
+    """Decodes a state that `to_json` encoded.
 
     Raises:
-        DataError: It made no such values.
+        DataError: The values are not by `to_json`.
     """
     if isinstance(value, list):
         return [from_json(part) for part in value]
@@ -131,15 +131,15 @@ def from_json(value: Any) -> Any:
         return value
     try:
         ((kind, content),) = value.items()
-        return _MAKERS[kind](content)
+        return _DECODERS[kind](content)
     except (KeyError, TypeError, ValueError) as error:
         raise DataError(
-            f"the checkpoint's state of the stream is not as isotrain wrote it: {value!r:.60}"
+            f"the checkpoint's state of the stream was not written by isotrain: {value!r:.60}"
         ) from error
 
 
 def _array_from_json(fields: Any) -> Any:
-    """An array, as a tensor of the package that it came from where that is imported."""
+    """Decodes an array; as a tensor of the package that it came from, if that is imported."""
     import numpy as np
 
     flat = np.frombuffer(base64.b64decode(fields["bytes"]), np.dtype(fields["dtype"]))
@@ -147,7 +147,7 @@ def _array_from_json(fields: Any) -> Any:
     return getattr(sys.modules.get(fields["of"]), "asarray", np.asarray)(array)
 
 
-_MAKERS: Mapping[str, Callable[[Any], Any]] = {
+_DECODERS: Mapping[str, Callable[[Any], Any]] = {
     "float": float,
     "bytes": base64.b64decode,
     "dict": lambda pairs: {from_json(key): from_json(part) for key, part in pairs},

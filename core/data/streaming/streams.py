@@ -1,4 +1,4 @@
-"""Batches that people's own loaders give: to every process alike, in an order of their own."""
+"""Streams: batches of user-defined loaders, in the loader's order, equal on every process."""
 
 from __future__ import annotations
 
@@ -12,34 +12,36 @@ import numpy as np
 
 from isotrain.core.data.arrays import as_array, as_inputs_and_targets
 from isotrain.core.data.pytree import leaves, map_tree
-from isotrain.core.data.stream_epoch import Change, StreamEpoch, rows_of
-from isotrain.core.data.stream_state import StreamState
+from isotrain.core.data.streaming.stream_epoch import Change, StreamEpoch, rows_of
+from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.errors import DataError
 
 MOST_BYTES = 64 * 1024**2
-"""Of an epoch that is kept."""
+"""Largest first epoch to keep in memory, in bytes."""
 SILENT_SECONDS = 10.0
-"""How long an epoch is read before a person is told: nobody else knows whether it ends."""
+"""Seconds of counting samples before a warning: only the user knows whether the stream ends."""
 _STILL_COUNTING = (
-    "data: the stream is still being read through to count its samples, {} until now. One that never ends"
-    " must be given an end, as by itertools.islice(batches, number). Of one that is large,"
-    " isotrain.sources.stream(batches, samples=N) says how many an epoch has, and nothing is read for that."
+    "data: the stream is still being read to count its samples, {} so far. A stream that never ends needs an"
+    " end, such as itertools.islice(batches, number). For a large one, give the number of samples per epoch,"
+    " isotrain.sources.stream(batches, samples=N); then nothing is read to count them."
 )
 
 
 class FirstEpoch:
-    """What was read: a stream that shuffles itself, or draws random numbers, gives another epoch next time.
+    """The first epoch, read ahead to count its samples.
+
+    It is kept, since a stream that shuffles itself or draws random numbers yields another epoch next time.
 
     Attributes:
-        samples: In it.
-        batches: Copies of its batches, as streams may fill the same arrays again; None of a large one.
+        samples: Number of samples in it.
+        batches: Copies of its batches, as streams may reuse their arrays; None if it is too large.
     """
 
     def __init__(self, batches: Iterable[Any]) -> None:
-        """Reads it through."""
+        """Reads all batches."""
         self.samples = 0
         self.batches: list[Any] | None = []
-        room = MOST_BYTES
+        free_bytes = MOST_BYTES
         silent_until = time.monotonic() + SILENT_SECONDS
         for batch in batches:
             self.samples += rows_of(batch)
@@ -47,44 +49,44 @@ class FirstEpoch:
                 silent_until = float("inf")
                 warnings.warn(_STILL_COUNTING.format(self.samples), stacklevel=2)
             if self.batches is not None:
-                copy, size = _copied(batch)
-                room -= size
-                if copy is None or room < 0:
+                copy, size = _copy_batch(batch)
+                free_bytes -= size
+                if copy is None or free_bytes < 0:
                     self.batches = None
                 else:
                     self.batches.append(copy)
 
 
-def _copied(batch: Any) -> tuple[Any, int]:
-    """A batch of arrays of its own, and their bytes; None where it cannot be made arrays."""
+def _copy_batch(batch: Any) -> tuple[Any, int]:
+    """A copy of a batch as arrays, and their bytes; None where it cannot be converted to arrays."""
     try:
         inputs, targets = as_inputs_and_targets(batch, "a batch of the stream")
-        copy = map_tree(_array, (inputs, targets))
+        copy = map_tree(_copy_array, (inputs, targets))
     except DataError:
         return None, 0
     return copy, sum(array.nbytes for _, array in leaves(copy, "") if array is not None)
 
 
-def _array(leaf: Any) -> Any:
+def _copy_array(leaf: Any) -> Any:
     return None if leaf is None else np.copy(as_array(leaf))
 
 
 _READ_AGAIN = (
-    "data: the stream was read through to count its samples, and is too large to be kept (64 MiB): training"
-    " begins with its second epoch, which is another one where it shuffles itself or draws random numbers."
-    " isotrain.sources.stream(batches, samples=N) says how many an epoch has, and nothing is read for that"
+    "data: the stream was read to count its samples, and is too large to keep (64 MiB): training begins with"
+    " its second epoch, which differs if it shuffles itself or draws random numbers. Give the number of"
+    " samples per epoch, isotrain.sources.stream(batches, samples=N); then nothing is read to count them"
 )
 _MAPPED_IN_ORDER = ("SequentialSampler", "RandomSampler", "DistributedSampler")
 
 
 class BatchStream:
-    """Batches of any sizes, read anew for every epoch, and re-cut to global batches.
+    """A source of batches of any sizes, read again in every epoch and re-batched to global batches.
 
-    Every process reads the whole stream, and takes its replicas' shares. Which samples a batch has is the
-    stream's affair; every process must be given the same, which is checked at the start of each epoch.
+    Every process reads the whole stream, and takes the local batches of its replicas. The stream decides the
+    order of samples; it must be equal on every process, which is checked at the start of each epoch.
 
     Attributes:
-        notes: What became of it that a person should know.
+        notes: Notes for the plan.
     """
 
     def __init__(
@@ -93,14 +95,14 @@ class BatchStream:
         samples: int | None = None,
         change: Change | None = None,
     ) -> None:
-        """Takes what begins an epoch; reads nothing.
+        """Keeps the function that starts an epoch; reads nothing.
 
         Args:
-            read: gives what has the batches of one epoch, each (inputs, targets), (inputs, targets, sample
-                weights) or inputs alone.
-            samples: in an epoch. When left out, the first epoch is read ahead to count them: it is kept for
-                its turn, as the stream may give another one then, if it is small.
-            change: what is made of each batch.
+            read: function that returns the batches of one epoch, each (inputs, targets), (inputs, targets,
+                sample weights) or inputs alone.
+            samples: number of samples per epoch. When left out, the first epoch is read ahead to count them,
+                and kept if it is small.
+            change: function applied to each batch.
         """
         self._read = read
         self._change = change
@@ -110,7 +112,11 @@ class BatchStream:
         self.notes: list[str] = []
 
     def __len__(self) -> int:
-        """Samples in an epoch."""
+        """Number of samples per epoch; may read the first epoch to count them.
+
+        Raises:
+            DataError: There are none.
+        """
         if self._samples is None:
             self._ahead = FirstEpoch(self._read())
             self._samples = self._ahead.samples
@@ -121,7 +127,7 @@ class BatchStream:
         return self._samples
 
     def changed(self, change: Change) -> BatchStream:
-        """The same batches, of each of which, as it is here, something else is made."""
+        """A stream of the same batches with `change` applied to each, after the present changes."""
         before = self._change
         both = change if before is None else lambda batch: change(before(batch))
         return BatchStream(self._read, self._samples, both)
@@ -131,13 +137,13 @@ class BatchStream:
     ) -> StreamEpoch:
         """The batches of one epoch.
 
-        A stream that shuffles itself does so anew in each reading: epochs before this one that were not
-        read yet, as where a run resumes, are read through first.
+        A stream that shuffles itself does so in each reading: earlier epochs that were not read yet, as
+        where a run resumes, are read and discarded first.
 
         Args:
-            number: from 0.
-            mark: a place in this epoch or before it, for streams that can be taken there.
-            mark_seconds: between two such places that the reading notes; None: it notes none.
+            number: index of the epoch, from 0.
+            mark: state in this epoch or before it, for streams that can return to one.
+            mark_seconds: seconds between two states that are kept while reading; None to keep none.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.batches is not None:
@@ -145,19 +151,19 @@ class BatchStream:
             if number == 0:
                 return StreamEpoch(ahead.batches, 0, None, mark_seconds=None, change=self._change)
         if mark is not None:
-            reading = self._reading(mark.epoch, mark, mark_seconds)
+            reading = self._open_epoch(mark.epoch, mark, mark_seconds)
             if reading.is_at_mark:
                 self._next_epoch = mark.epoch + 1
                 if mark.epoch == number:
                     return reading
-                _read_through(reading)
+                _discard(reading)
         while self._next_epoch < number:
-            _read_through(self._read())
+            _discard(self._read())
             self._next_epoch += 1
         self._next_epoch = number + 1
-        return self._reading(number, None, mark_seconds)
+        return self._open_epoch(number, None, mark_seconds)
 
-    def _reading(
+    def _open_epoch(
         self, epoch: int, mark: StreamState | None, mark_seconds: float | None
     ) -> StreamEpoch:
         return StreamEpoch(
@@ -165,45 +171,45 @@ class BatchStream:
         )
 
 
-def _read_through(batches: Iterable[Any]) -> None:
+def _discard(batches: Iterable[Any]) -> None:
     for _ in batches:
         pass
 
 
 def reader(value: Any) -> Callable[[], Iterable[Any]] | None:
-    """What begins an epoch of `value`, if it is something that gives batches again and again.
+    """A function that starts an epoch of `value`, if that can be iterated over again and again; else None.
 
-    That is an iterable that is no iterator, such as a `tf.data.Dataset` or a loader of torch; a Keras
+    That is an iterable that is no iterator, such as a `tf.data.Dataset` or a torch `DataLoader`; a Keras
     `PyDataset`; or a function that returns an iterator.
     """
     if hasattr(value, "as_numpy_iterator"):
-        return partial(_finite, value)
+        return partial(_tf_dataset_batches, value)
     if _is_keras_dataset(value):
-        return partial(_indexed, value)
+        return partial(_keras_batches, value)
     if isinstance(value, str | bytes | set | frozenset | type | Iterator):
         return None
     if callable(value) and not hasattr(value, "__iter__"):
-        return partial(_called, value)
+        return partial(_function_batches, value)
     if hasattr(value, "__iter__") and (is_loader(value) or not hasattr(value, "__getitem__")):
-        return partial(_itself, value)
+        return partial(_iterable_batches, value)
     return None
 
 
-def _itself(value: Any) -> Any:
-    """What gives batches whenever it is iterated over."""
+def _iterable_batches(value: Any) -> Any:
+    """The iterable itself."""
     return value
 
 
 def is_loader(value: Any) -> bool:
-    """Whether it makes batches of a data set, as torch's `DataLoader` does."""
+    """Whether the value makes batches of a data set, as torch's `DataLoader` does."""
     return all(hasattr(value, name) for name in ("dataset", "batch_sampler", "collate_fn"))
 
 
 def declared_samples(value: Any) -> int | None:
-    """The samples of an epoch, where a loader of torch tells them; None where it must be read for that.
+    """Number of samples per epoch that a torch `DataLoader` declares; None where it must be read for that.
 
-    Its sampler gives the position of each. A `batch_sampler` of a person's own says nothing of that, and a
-    `collate_fn` may leave some out.
+    It is the length of its sampler. A custom `batch_sampler` has no such length, and a custom `collate_fn`
+    may drop samples.
     """
     if not is_loader(value) or not isinstance(value.batch_size, int):
         return None
@@ -217,7 +223,7 @@ def declared_samples(value: Any) -> int | None:
 
 
 def loads_by_position(loader: Any) -> bool:
-    """Whether a loader's batches are samples of its data set by position, in no order of a person's own."""
+    """Whether a loader's batches are samples of its data set by index, in a standard order."""
     sampler = getattr(loader, "sampler", None)
     if loader.batch_size is None or type(sampler).__name__ not in _MAPPED_IN_ORDER:
         return False
@@ -225,23 +231,23 @@ def loads_by_position(loader: Any) -> bool:
 
 
 def _gives_each_once(sampler: Any, samples: Any) -> bool:
-    """Whether a random sampler of torch gives every sample, and none of them twice."""
+    """Whether torch's `RandomSampler` yields every sample exactly once."""
     return not sampler.replacement and sampler.num_samples == len(samples)
 
 
-def _called(function: Callable[[], Any]) -> Iterable[Any]:
-    """What has the batches that a function gives.
+def _function_batches(function: Callable[[], Any]) -> Iterable[Any]:
+    """The batches of the iterator or iterable that a function returns.
 
     Raises:
         DataError: It returns something else.
     """
-    given = function()
-    if isinstance(given, Iterator):
-        return given
-    read = reader(given)
+    batches = function()
+    if isinstance(batches, Iterator):
+        return batches
+    read = reader(batches)
     if read is None:
         raise DataError(
-            f"data: the function returned {type(given).__name__}, expected an iterator over batches;"
+            f"data: the function returned {type(batches).__name__}, expected an iterator over batches;"
             " for one that returns arrays, pass what it returns."
         )
     return read()
@@ -251,18 +257,18 @@ def _is_keras_dataset(value: Any) -> bool:
     return any(kind.__name__ == "PyDataset" for kind in type(value).__mro__)
 
 
-def _indexed(dataset: Any) -> Iterator[Any]:
-    """The batches of a Keras `PyDataset`, and the end of its epoch."""
+def _keras_batches(dataset: Any) -> Iterator[Any]:
+    """The batches of a Keras `PyDataset`; then calls its `on_epoch_end`."""
     for position in range(len(dataset)):
         yield dataset[position]
     dataset.on_epoch_end()
 
 
-def _finite(dataset: Any) -> Iterator[Any]:
-    """The batches of a `tf.data.Dataset`, as its own tensors.
+def _tf_dataset_batches(dataset: Any) -> Iterator[Any]:
+    """The batches of a `tf.data.Dataset`, as TensorFlow tensors.
 
     Raises:
-        DataError: It never ends.
+        DataError: It is infinite.
     """
     if int(dataset.cardinality()) == -1:
         raise DataError("data: the tf.data.Dataset never ends; leave out repeat(), or add take(n).")

@@ -1,0 +1,1 @@
+"""Streams of batches: reading, cutting to global batches, and their state in checkpoints."""

@@ -1,0 +1,131 @@
+"""Reading of one epoch of a stream, with stream states from which a later run can continue."""
+
+from __future__ import annotations
+
+import time
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+from isotrain.core.data.streaming.rebatch import next_sample
+from isotrain.core.data.streaming.stream_state import StreamState, StreamStateHandler
+from isotrain.core.errors import DataError
+
+Change = Callable[[Any], Any]
+
+
+class StreamEpoch:
+    """Iterator over the batches of one epoch of a stream, from its start or from a saved state.
+
+    Attributes:
+        is_at_mark: Whether the saved state could be loaded; else reading starts at the epoch's start.
+        given: Number of samples of the epoch in the batches so far.
+        mark: Latest state to which the stream can return; None before there is one.
+    """
+
+    def __init__(
+        self,
+        source: Iterable[Any],
+        epoch: int,
+        mark: StreamState | None,
+        *,
+        mark_seconds: float | None,
+        change: Change | None,
+    ) -> None:
+        """Starts an epoch, or continues one from a saved state.
+
+        Args:
+            source: Iterable over the batches of the epoch.
+            epoch: Index of the epoch, from 0.
+            mark: State in this epoch to continue from; None for its start.
+            mark_seconds: Seconds between two states that are kept, which may be large; None to keep none.
+            change: Function applied to each batch.
+        """
+        self._source = source
+        self._epoch = epoch
+        self._handler = StreamStateHandler.of(source)
+        self._load(mark)
+        self._batches = iter(source)
+        if self._handler is None:
+            self._handler = StreamStateHandler.of(self._batches)
+            self._load(mark)
+        self.is_at_mark = mark is not None and self._handler is not None
+        self.mark = mark if self.is_at_mark else None
+        self.given = 0 if self.mark is None else self.mark.given
+        self._expected_sample = None if self.mark is None else self.mark.next_sample
+        self._mark_seconds = mark_seconds
+        self._marked_at: float | None = None
+        self._change = change
+
+    def _load(self, mark: StreamState | None) -> None:
+        if mark is not None and self._handler is not None:
+            self._handler.load(mark.state)
+
+    def __iter__(self) -> Iterator[Any]:
+        return self
+
+    def __next__(self) -> Any:
+        """The next batch.
+
+        States are taken between two batches of an epoch, never at its ends: there, some streams mean the end
+        of the epoch and others the start of the next one.
+        """
+        state = self._state()
+        batch = next(self._batches)
+        if self._expected_sample is not None:
+            self._require_expected(batch)
+        if state is not None:
+            self.mark = StreamState(self._epoch, self.given, state, next_sample(batch))
+        self.given += rows_of(batch)
+        return batch if self._change is None else self._change(batch)
+
+    def _state(self) -> Any:
+        """The stream's state as JSON values, if one is due; after a warning, none is requested again."""
+        if self._handler is None or not self._is_mark_due():
+            return None
+        self._marked_at = time.monotonic()
+        try:
+            return self._handler.state()
+        except DataError as error:
+            self._handler = None
+            warnings.warn(str(error), stacklevel=2)
+            return None
+
+    def _is_mark_due(self) -> bool:
+        if self._mark_seconds is None or not self.given or self._expected_sample is not None:
+            return False  # right after loading, the state is that of the mark
+        at = self._marked_at
+        return at is None or time.monotonic() - at >= self._mark_seconds
+
+    def _require_expected(self, batch: Any) -> None:
+        """Checks that the stream continues with the sample that the mark names.
+
+        Raises:
+            DataError: It continues with another sample.
+        """
+        if next_sample(batch) != self._expected_sample:
+            raise DataError(
+                f"data: {type(self._source).__name__} did not return to its saved state: its next sample is"
+                " not the one that came next when the checkpoint was saved. Give a function that reads it (def"
+                " batches(): yield from loader): a run that resumes then reads the epoch again up to that"
+                " sample."
+            )
+        self._expected_sample = None
+
+
+def rows_of(batch: Any) -> int:
+    """The number of samples in a batch: the rows of its first array, of shape [n, ...].
+
+    Raises:
+        DataError: It is empty, or its first leaf is no array with rows.
+    """
+    while isinstance(batch, tuple | list | dict):
+        if not batch:
+            raise DataError("data: a batch of the stream is empty, expected (inputs, targets).")
+        batch = next(iter(batch.values())) if isinstance(batch, dict) else batch[0]
+    if not getattr(batch, "shape", ()):
+        raise DataError(
+            f"data: the stream gave {type(batch).__name__} where arrays with one row per sample are"
+            " expected. Make batches first: dataset.batch(n), or arrays of shape [n, ...]."
+        )
+    return int(batch.shape[0])
