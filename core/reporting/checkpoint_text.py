@@ -1,82 +1,87 @@
-"""What `isotrain checkpoint` found, as text."""
+"""Text of `isotrain checkpoint`."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from isotrain.core.reporting.tables import facts, number, paragraph, size, table, text_of
 
 
-def contents(found: Mapping[str, Any]) -> str:
-    """What is in a checkpoint."""
-    rows = [("checkpoint", found["location"])]
+def contents(report: Mapping[str, Any]) -> str:
+    """The contents of a checkpoint: facts, and a table of tensors."""
+    rows = [("checkpoint", report["location"])]
     rows += [
-        (name, text_of(found[name]))
+        (name, text_of(report[name]))
         for name in ("step", "backend", "replicas", "strategy", "versions")
-        if found[name]
+        if report[name]
     ]
     tensors = [
-        (section["name"], tensor["name"], *_kind(tensor["shape"], tensor["dtype"]), tensor)
-        for section in found["sections"]
+        (section["name"], tensor["name"], *_shape_and_dtype(tensor), tensor)
+        for section in report["sections"]
         for tensor in section["tensors"]
     ]
-    rows.append(("tensors", f"{len(tensors)}, {size(found['bytes'])}"))
+    rows.append(("tensors", f"{len(tensors)}, {size(report['bytes'])}"))
     cells = [(*row, size(tensor["bytes"]), str(tensor["parts"])) for *row, tensor in tensors]
     columns = ("section", "tensor", "shape", "dtype", "size", "parts")
     return "\n".join([facts(None, rows), table(columns, cells)])
 
 
-def differences(found: Mapping[str, Any]) -> str:
-    """In what two checkpoints differ."""
-    names = [each["location"] for each in found["checkpoints"]]
-    rows = [(f"{place}", name) for place, name in zip(("one", "other"), names, strict=True)]
-    differing = found["tensors"]
-    rows.append(("in both", f"{found['compared']} tensors, {len(differing)} of which differ"))
+def differences(report: Mapping[str, Any]) -> str:
+    """The differences between two checkpoints: facts, and a table of differing tensors."""
+    locations = [each["location"] for each in report["checkpoints"]]
+    rows = list(zip(("one", "other"), locations, strict=True))
+    differing = report["tensors"]
+    rows.append(("in both", f"{report['compared']} tensors, {len(differing)} of which differ"))
     parts = [facts(None, rows)]
     if differing:
         columns = ("section", "tensor", "numbers", "that differ", "by at most", "relative")
         parts.append(table(columns, [_difference(each) for each in differing]))
-    for end, name in (("only_in_one", "only in one"), ("only_in_other", "only in other")):
-        if found[end]:
-            parts.append(facts(name, [("-", each) for each in found[end]]))
+    for key, heading in (("only_in_one", "only in one"), ("only_in_other", "only in other")):
+        if report[key]:
+            parts.append(facts(heading, [("-", name) for name in report[key]]))
     return "\n".join(parts)
 
 
-def _difference(each: Mapping[str, Any]) -> tuple[str, ...]:
-    kinds = [
-        " of ".join(reversed(_kind(shape, dtype)))
-        for shape, dtype in zip(each["shapes"], each["dtypes"], strict=True)
+def _difference(tensor: Mapping[str, Any]) -> tuple[str, ...]:
+    types = [
+        f"{dtype} of {_shape(shape)}"
+        for shape, dtype in zip(tensor["shapes"], tensor["dtypes"], strict=True)
     ]
-    if each["numbers"] is None:
-        return each["section"], each["name"], " and ".join(kinds), "-", "-", "-"
-    count = number(each["differing"])
-    if kinds[0] != kinds[1]:
-        count += f" ({each['dtypes'][0]} and {each['dtypes'][1]})"
-    relative = "-" if each["relative"] is None else f"{each['relative']:.3g}"
-    largest = f"{each['largest']:.3g}"
-    return each["section"], each["name"], number(each["numbers"]), count, largest, relative
+    if tensor["numbers"] is None:
+        return tensor["section"], tensor["name"], " and ".join(types), "-", "-", "-"
+    count = number(tensor["differing"])
+    if types[0] != types[1]:
+        count += f" ({tensor['dtypes'][0]} and {tensor['dtypes'][1]})"
+    relative = "-" if tensor["relative"] is None else f"{tensor['relative']:.3g}"
+    largest = f"{tensor['largest']:.3g}"
+    return tensor["section"], tensor["name"], number(tensor["numbers"]), count, largest, relative
 
 
-def _kind(shape: Any, dtype: str) -> tuple[str, str]:
-    return "x".join(map(str, shape)) or "a number", dtype
+def _shape_and_dtype(tensor: Mapping[str, Any]) -> tuple[str, str]:
+    return _shape(tensor["shape"]), tensor["dtype"]
 
 
-def verified(found: Mapping[str, Any]) -> str:
-    """Which checkpoints are sound, one a line."""
+def _shape(shape: Sequence[int]) -> str:
+    return "x".join(map(str, shape)) or "a number"
+
+
+def verified(report: Mapping[str, Any]) -> str:
+    """Which checkpoints are sound, one per line."""
     return "".join(
         paragraph(f"{each['location']}: sound" if each["sound"] else f"damaged: {each['fault']}")
-        for each in found["checkpoints"]
+        for each in report["checkpoints"]
     )
 
 
-def pruned(found: Mapping[str, Any]) -> str:
-    """What was removed and what is left."""
+def pruned(report: Mapping[str, Any]) -> str:
+    """The steps whose checkpoints were removed, and those that are left."""
+    removed = f"steps {text_of(report['removed'])}" if report["removed"] else "nothing"
     return facts(
         None,
         [
-            ("folder", found["folder"]),
-            ("removed", f"steps {text_of(found['removed'])}" if found["removed"] else "nothing"),
-            ("left", f"steps {text_of(found['kept'])}"),
+            ("folder", report["folder"]),
+            ("removed", removed),
+            ("left", f"steps {text_of(report['kept'])}"),
         ],
     )

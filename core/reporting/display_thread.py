@@ -1,4 +1,4 @@
-"""Shows the events of a run on a thread of its own: a terminal or pipe that is stopped holds nobody else."""
+"""Displays a run on a separate thread, so that a stopped terminal or pipe blocks nothing else."""
 
 from __future__ import annotations
 
@@ -13,39 +13,39 @@ from isotrain.core.contracts.events import Event, LauncherNote, OnEvent, OnPlain
 from isotrain.core.contracts.reporter import MOST_BYTES, EventQueue, Item
 
 _INTERRUPTED_SECONDS = 2.0
-"""That the display has to show the rest when this program is interrupted."""
+"""Seconds that the display has for the remaining events when this program is interrupted."""
 
 Display = AbstractContextManager[Callable[[Item], None]]
-"""Gives what shows an event."""
+"""A context whose value is a function that shows one event."""
 
 
 @contextlib.contextmanager
 def threaded_display(display: Display[Event]) -> Iterator[OnEvent]:
-    """Shows events to a person, who does not see steps one by one."""
+    """Runs a display of event objects on a thread; `Steps` events are not shown."""
 
     def put(event: Event) -> None:
         if not isinstance(event, Steps):
-            aside.put(event, event.kind, vars(event))
+            thread.put(event, event.kind, vars(event))
 
-    aside = _DisplayThread[Event](display, _left_out)
-    with aside.showing():
+    thread = _DisplayThread[Event](display, _dropped_note)
+    with thread.running():
         yield put
 
 
 @contextlib.contextmanager
 def threaded_plain_display(display: Display[Mapping[str, Any]]) -> Iterator[OnPlainEvent]:
-    """Shows events as mappings."""
-    aside = _DisplayThread[Mapping[str, Any]](display, lambda text: _left_out(text).to_dict())
-    with aside.showing():
-        yield lambda event: aside.put(event, event["event"], event)
+    """Runs a display of events as mappings on a thread."""
+    thread = _DisplayThread[Mapping[str, Any]](display, lambda text: _dropped_note(text).to_dict())
+    with thread.running():
+        yield lambda event: thread.put(event, event["event"], event)
 
 
-def _left_out(text: str) -> LauncherNote:
+def _dropped_note(text: str) -> LauncherNote:
     return LauncherNote(time=time.time(), text=f"{text}; the run directory has them")
 
 
 class _DisplayThread(Generic[Item]):
-    """A display on its thread, and what it has not shown yet."""
+    """A display on its thread, with a bounded queue of events."""
 
     def __init__(
         self,
@@ -54,29 +54,29 @@ class _DisplayThread(Generic[Item]):
         most_bytes: int = MOST_BYTES,
     ) -> None:
         self._display = display
-        self._backlog = EventQueue(as_item, most_bytes)
+        self._queue = EventQueue(as_item, most_bytes)
         self._changed = threading.Condition()
-        self._is_over = False
+        self._is_closed = False
         self._fault: BaseException | None = None
         self._thread = threading.Thread(target=self._show, name="isotrain-display", daemon=True)
 
     def put(self, item: Item, kind: str, fields: Mapping[str, Any]) -> None:
-        """Has an event shown; waits only with one that must not be left out while too much waits already.
+        """Queues an event; waits only if the queue is full and the event must not be dropped.
 
         Raises:
-            BaseException: What the display has raised.
+            BaseException: The error of the display.
         """
         with self._changed:
             self._raise_fault()
-            while self._backlog.is_full and not EventQueue.is_droppable(kind):
+            while self._queue.is_full and not EventQueue.is_droppable(kind):
                 self._changed.wait()
                 self._raise_fault()
-            self._backlog.add(item, kind, fields)
+            self._queue.add(item, kind, fields)
             self._changed.notify_all()
 
     @contextlib.contextmanager
-    def showing(self) -> Iterator[None]:
-        """Starts the display; at the end, returns when all is shown."""
+    def running(self) -> Iterator[None]:
+        """Starts the thread; on exit, waits until all events are shown."""
         self._thread.start()
         try:
             yield
@@ -86,11 +86,11 @@ class _DisplayThread(Generic[Item]):
         self._finish(None)
         self._raise_fault()
 
-    def _finish(self, patience: float | None) -> None:
+    def _finish(self, timeout: float | None) -> None:
         with self._changed:
-            self._is_over = True
+            self._is_closed = True
             self._changed.notify_all()
-        self._thread.join(patience)
+        self._thread.join(timeout)
 
     def _raise_fault(self) -> None:
         if self._fault is not None:
@@ -109,7 +109,7 @@ class _DisplayThread(Generic[Item]):
     def _next(self) -> Item | None:
         """The next event, once there is one; None at the end."""
         with self._changed:
-            while (item := self._backlog.take()) is None and not self._is_over:
+            while (item := self._queue.take()) is None and not self._is_closed:
                 self._changed.wait()
             self._changed.notify_all()
             return item

@@ -1,4 +1,4 @@
-"""What there is to launch with, and who a process is, as text for people."""
+"""Text of `isotrain launchers`, `cluster-info` and `doctor --launcher`, and of submissions."""
 
 from __future__ import annotations
 
@@ -12,31 +12,33 @@ if TYPE_CHECKING:
     from isotrain.core.contracts.cluster_environment import ClusterInfo
 
 _LABELS = {
-    "variables_read": "told by",
+    "variables_read": "variables",
     "world_size": "processes",
     "job": "job",
     "hosts": "all hosts",
 }
 
 
-def cluster_info(found: ClusterInfo | None, tls: Mapping[str, Any]) -> str:
-    """A process's place, and whether it encrypts."""
-    if found is None:
-        return paragraph("No engine started this process: a run would be launched from here.")
+def cluster_info(info: ClusterInfo | None, tls: Mapping[str, Any]) -> str:
+    """The cluster info of a process, and whether it could use TLS."""
+    if info is None:
+        return paragraph(
+            "No scheduler or launcher started this process: a run would be launched from here."
+        )
     rows = [
-        (_LABELS.get(name, name.replace("_", " ")), value) for name, value in asdict(found).items()
+        (_LABELS.get(name, name.replace("_", " ")), value) for name, value in asdict(info).items()
     ]
     return facts(None, [*((name, _text(value)) for name, value in rows), ("TLS", _tls(tls))])
 
 
 def _text(value: Any) -> str:
-    return "not told" if value in (None, ()) else text_of(value)
+    return "not set" if value in (None, ()) else text_of(value)
 
 
 def launchers(
     launchers: Sequence[Mapping[str, Any]], environments: Sequence[Mapping[str, Any]]
 ) -> str:
-    """One row for each launcher and engine, one column for each backend; below, the reason for every no."""
+    """Tables of launchers and cluster environments by backend; below them the reason for every no."""
     reasons: dict[str, int] = {}
     parts = [
         pairs("launcher", launchers, reasons),
@@ -44,92 +46,98 @@ def launchers(
     ]
     if reasons:
         parts.append(facts("why not", [(f"({index})", text) for text, index in reasons.items()]))
-    missing = [
+    unavailable = [
         (each["name"], f"{each['reason']}; {each['hint']}")
         for each in launchers
         if not each.get("available", True)
     ]
-    if missing:
-        parts.append(facts("cannot start runs here", missing))
-    for heading, found in (("launchers", launchers), ("engines", environments)):
-        parts.append(facts(heading, [(each["name"], each["summary"] or "-") for each in found]))
+    if unavailable:
+        parts.append(facts("cannot start runs here", unavailable))
+    for heading, entries in (
+        ("launchers", launchers),
+        ("cluster environments", environments),
+    ):
+        parts.append(facts(heading, [(each["name"], each["summary"] or "-") for each in entries]))
     return "\n".join(parts)
 
 
-def launcher_report(found: Mapping[str, Any]) -> str:
-    """What there is to say of one launcher here."""
-    why = "; ".join(filter(None, (found["reason"], found["hint"])))
-    usable = "yes" if found["available"] else "no"
+def launcher_report(report: Mapping[str, Any]) -> str:
+    """The doctor's report of one launcher on this machine."""
+    why = "; ".join(filter(None, (report["reason"], report["hint"])))
+    available = "yes" if report["available"] else "no"
     rows = [
-        ("starts runs here", f"{usable}: {why}" if why else usable),
-        ("allocation", _allocation(found)),
-        ("this process", found["no_cluster_info"] or _rank(found["cluster_info"])),
-        ("TLS", _tls(found["tls"])),
-        ("options", text_of(found["options"])),
+        ("starts runs here", f"{available}: {why}" if why else available),
+        ("allocation", _allocation(report)),
+        ("this process", report["no_cluster_info"] or _rank(report["cluster_info"])),
+        ("TLS", _tls(report["tls"])),
+        ("options", text_of(report["options"])),
     ]
-    for name, pair in found["backends"].items():
+    for name, support in report["backends"].items():
         rows.append(
-            (name, "yes" if pair["supported"] else f"{_short_of_yes(pair)}: {pair['reason']}")
+            (
+                name,
+                "yes" if support["supported"] else f"{_limited(support)}: {support['reason']}",
+            )
         )
-    return facts(found["name"], rows)
+    return facts(report["name"], rows)
 
 
-def _tls(found: Mapping[str, Any]) -> str:
-    if found["problem"]:
-        return f"no: {found['problem']}"
-    if found["folder"]:
-        return f"yes: certificate in {found['folder']}, until {found['until']}"
+def _tls(tls: Mapping[str, Any]) -> str:
+    if tls["problem"]:
+        return f"no: {tls['problem']}"
+    if tls["folder"]:
+        return f"yes: certificate in {tls['folder']}, until {tls['until']}"
     return "no: ISOTRAIN_TLS names no folder with ca.crt, tls.crt and tls.key"
 
 
-def _rank(place: Mapping[str, Any]) -> str:
-    return f"rank {place['rank']} of {place['world_size']}, by {place['environment']}"
+def _rank(info: Mapping[str, Any]) -> str:
+    return f"rank {info['rank']} of {info['world_size']}, by {info['environment']}"
 
 
-def _allocation(found: Mapping[str, Any]) -> str:
-    if found["allocation"] is None:
-        return str(found["no_allocation"])
-    return ", ".join(map(_share, found["allocation"]))
+def _allocation(report: Mapping[str, Any]) -> str:
+    if report["allocation"] is None:
+        return str(report["no_allocation"])
+    return ", ".join(map(_host_resources, report["allocation"]))
 
 
-def _share(share: Mapping[str, Any]) -> str:
-    slots, devices = share["slots"], share["devices"]
+def _host_resources(host: Mapping[str, Any]) -> str:
+    slots, devices = host["slots"], host["devices"]
     processes = f"{slots} process{'' if slots == 1 else 'es'}"
     gpus = f", {devices} GPU{'' if devices == 1 else 's'}" if devices else ""
-    return f"{share['host'] or 'any host'} ({processes}{gpus})"
+    return f"{host['host'] or 'any host'} ({processes}{gpus})"
 
 
-def pairs(column: str, found: Sequence[Mapping[str, Any]], reasons: dict[str, int]) -> str:
-    """A table of which of these fits which backend.
+def pairs(column: str, entries: Sequence[Mapping[str, Any]], reasons: dict[str, int]) -> str:
+    """A table of which entries (launchers, strategies, ...) support which backend.
 
     Args:
-        column: The heading of the first column.
-        found: Each with its `name` and, by backend, whether it is `supported`, or the `reason`, and perhaps
-            whether a single process is, `alone`.
-        reasons: Numbered here; those that are new are added.
+        column: Heading of the first column.
+        entries: Entries with a `name` and, for each of their `backends`, whether it is `supported`, else the
+            `reason`, and optionally whether a single process is supported, `alone`.
+        reasons: Number of each reason; new reasons are added.
     """
-    names = list(found[0]["backends"]) if found else []
+    backends = list(entries[0]["backends"]) if entries else []
     rows = []
-    for each in found:
+    for each in entries:
         cells = [
             "yes"
-            if pair["supported"]
-            else f"{_short_of_yes(pair)} ({reasons.setdefault(pair['reason'], len(reasons) + 1)})"
-            for pair in each["backends"].values()
+            if support["supported"]
+            else f"{_limited(support)} ({reasons.setdefault(support['reason'], len(reasons) + 1)})"
+            for support in each["backends"].values()
         ]
         rows.append((each["name"], *cells))
-    return table((column, *names), rows)
+    return table((column, *backends), rows)
 
 
-def _short_of_yes(pair: Mapping[str, Any]) -> str:
-    return "1 process" if pair.get("alone") else "no"
+def _limited(support: Mapping[str, Any]) -> str:
+    return "1 process" if support.get("alone") else "no"
 
 
-def submission_preview(given: Mapping[str, Any]) -> str:
-    """What a run gives to its engine: commands, and files with their text; or nothing."""
-    if not given:
+def submission_preview(preview: Mapping[str, Any]) -> str:
+    """The commands of a submission, and its files with their text; empty without a scheduler."""
+    if not preview:
         return ""
-    submission = given["submission"]
+    submission = preview["submission"]
     parts = [f"\n{command}\n" for command in submission["commands"]]
     parts += [f"\n{path}:\n\n{text}" for path, text in submission["files"].items()]
     return "".join(parts)

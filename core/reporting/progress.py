@@ -1,4 +1,4 @@
-"""Shows a run while it goes on: a bar in a terminal, plain lines elsewhere, JSON lines, or nothing."""
+"""Progress displays of a run: a bar in a terminal, plain lines elsewhere, JSON lines, or nothing."""
 
 from __future__ import annotations
 
@@ -36,9 +36,9 @@ if TYPE_CHECKING:
 _PLAIN_SECONDS = 5.0
 _FRAMES_PER_SECOND = 5.0
 _WIDE = 110
-"""From this many columns on, the bar also shows the last epoch's metrics."""
+"""Terminal width from which the bar also shows the metrics of the last epoch."""
 _MEDIUM = 76
-"""From this many columns on, the bar's facts are written out."""
+"""Terminal width from which the bar spells out units."""
 _VALIDATION = "validation_"
 
 
@@ -50,7 +50,7 @@ def quiet() -> Iterator[OnPlainEvent]:
 
 @contextlib.contextmanager
 def json_lines(stream: IO[str] | None = None, line_prefix: str = "") -> Iterator[OnPlainEvent]:
-    """Prints every event as one line of JSON, behind a mark."""
+    """Prints every event as one line of JSON, after a prefix."""
     out = stream or sys.stdout
 
     def show(event: Mapping[str, Any]) -> None:
@@ -60,27 +60,27 @@ def json_lines(stream: IO[str] | None = None, line_prefix: str = "") -> Iterator
 
 
 def automatic(plan: Plan) -> contextlib.AbstractContextManager[OnEvent]:
-    """A progress bar when standard error is a terminal, else plain lines."""
+    """A progress bar if standard error is a terminal, else plain lines."""
     return bar(plan) if sys.stderr.isatty() else plain(plan)
 
 
 def _resumed(event: Resumed) -> str:
-    """Where the run goes on, and what is not as it was; a line each."""
+    """The step and checkpoint of a resumed run, and what changed or is lost; one line each."""
     changed = [f"  changed: {line}" for line in event.changes]
     lost = [f"  not taken over: {line}" for line in event.lost]
     return "\n".join([f"resumed after step {event.done} from {event.location}", *changed, *lost])
 
 
 class RunProgress:
-    """Follows the events of a run and puts them into words.
+    """The progress of a run, updated by its events.
 
     Attributes:
-        phase: What is going on.
-        done: Steps taken.
-        total: Steps of the run; None until known.
-        loss: Of the last reported step; None before.
-        samples_per_s: None until known.
-        metrics: Of the last epoch.
+        phase: Present phase, as text such as `evaluating` or `epoch 2/5`.
+        done: Number of steps done.
+        total: Number of steps of the run; None until known.
+        loss: Loss of the last reported step; None before.
+        samples_per_s: Throughput in samples per second; None until known.
+        metrics: Metrics of the last epoch.
     """
 
     def __init__(self, plan: Plan) -> None:
@@ -98,10 +98,10 @@ class RunProgress:
         self.metrics: Mapping[str, float] = {}
 
     def note(self, event: Event) -> str | None:
-        """Takes over what an event tells.
+        """Updates the progress by an event.
 
         Returns:
-            A line that should stay on the screen, if the event is worth one.
+            A line to print permanently, if the event calls for one.
         """
         match event:
             case Started():
@@ -123,14 +123,14 @@ class RunProgress:
             case Resumed():
                 return _resumed(event)
             case Restarted():
-                first = event.failure.partition("\n")[0]
-                return f"failed ({first}); starts again after step {event.from_step}"
+                reason = event.failure.partition("\n")[0]
+                return f"failed ({reason}); starts again after step {event.from_step}"
             case WorkerLost():
                 return f"worker lost: rank {event.lost_rank} {event.cause or event.reason}"
         return None
 
     def _note_warning(self, event: Warned) -> str | None:
-        """What a process warns of, once: others warn of the same."""
+        """The warning of a process, unless another process gave the same one."""
         if event.text in self._warned:
             return None
         self._warned.add(event.text)
@@ -143,10 +143,10 @@ class RunProgress:
 
     def _note_ready(self, event: Ready) -> None:
         self._ready.add(event.rank)
-        measured = event.plan
-        if measured and measured["total_steps"]:
-            self.total = measured["total_steps"]
-            per_epoch = measured["steps_per_epoch"]
+        plan = event.plan
+        if plan and plan["total_steps"]:
+            self.total = plan["total_steps"]
+            per_epoch = plan["steps_per_epoch"]
             self._epochs = -(-self.total // per_epoch) if per_epoch else None
         if len(self._ready) == len(self._plan.processes):
             self.phase = "first step"
@@ -168,14 +168,14 @@ class RunProgress:
 
 
 def title(plan: Plan) -> str:
-    """The run in a few words."""
+    """The run in a few words, such as `digits on torch-ddp:gloo, 2 replicas`."""
     collective = "" if plan.collective == "none" else f":{plan.collective}"
     plural = "" if plan.replicas == 1 else "s"
     return f"{plan.run} on {plan.backend}{collective}, {plan.replicas} replica{plural}"
 
 
 def epoch_facts(event: EpochEnded) -> str:
-    """An epoch's loss and metrics, and after them those of the evaluation."""
+    """Loss and metrics of an epoch, then those of its evaluation, as text."""
     metrics = dict(event.metrics)
     evaluated = {
         name.removeprefix(_VALIDATION): metrics.pop(name)
@@ -195,11 +195,11 @@ def _listed(metrics: Mapping[str, float]) -> str:
 
 
 def short(value: float) -> str:
-    """A number in six or seven characters, so that lines of them stand below each other."""
-    size = abs(value)
-    if size >= 1e4 or 0 < size < 1e-3:
+    """A number in six or seven characters, so that columns of numbers align."""
+    magnitude = abs(value)
+    if magnitude >= 1e4 or 0 < magnitude < 1e-3:
         return f"{value:.1e}"
-    decimals = 4 if size < 10 else 3 if size < 100 else 2 if size < 1000 else 1
+    decimals = 4 if magnitude < 10 else 3 if magnitude < 100 else 2 if magnitude < 1000 else 1
     return f"{value:.{decimals}f}"
 
 
@@ -207,12 +207,12 @@ def short(value: float) -> str:
 def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
     """Prints a line per phase, every few seconds of training, and at the end of every epoch."""
     out = stream or sys.stderr
-    story = RunProgress(plan)
-    last = time.monotonic()
+    state = RunProgress(plan)
+    last_printed = time.monotonic()
 
-    def say(line: str) -> None:
-        nonlocal last
-        last = time.monotonic()
+    def print_line(line: str) -> None:
+        nonlocal last_printed
+        last_printed = time.monotonic()
         print(line, file=out, flush=True)
 
     def show(event: Event) -> None:
@@ -220,73 +220,73 @@ def plain(plan: Plan, stream: IO[str] | None = None) -> Iterator[OnEvent]:
             sys.stdout.write(_output(event))
             sys.stdout.flush()
             return
-        before = story.phase
-        line = story.note(event)
+        phase_before = state.phase
+        line = state.note(event)
         if line:
-            say(line)
+            print_line(line)
         elif isinstance(event, Started | Ready):
-            if story.phase != before:
-                say(story.phase)
-        elif isinstance(event, Progress) and time.monotonic() - last > _PLAIN_SECONDS:
-            say(_progress_line(story))
+            if state.phase != phase_before:
+                print_line(state.phase)
+        elif isinstance(event, Progress) and time.monotonic() - last_printed > _PLAIN_SECONDS:
+            print_line(_progress_line(state))
 
-    say(title(plan))
-    say(story.phase)
+    print_line(title(plan))
+    print_line(state.phase)
     yield show
 
 
 def _output(event: Output) -> str:
-    """What a rank printed; lines of others than rank 0 say whose they are."""
+    """The output of a rank; lines of ranks other than 0 begin with their rank."""
     text = visible_output(event.text, colours=sys.stdout.isatty())
     if event.rank == 0:
         return text
     return "".join(f"rank {event.rank}: {line}" for line in text.splitlines(keepends=True))
 
 
-def _steps(story: RunProgress) -> str:
-    total = str(story.total)
-    return f"{story.done:>{len(total)}}/{total}"
+def _steps(state: RunProgress) -> str:
+    total = str(state.total)
+    return f"{state.done:>{len(total)}}/{total}"
 
 
-def _progress_line(story: RunProgress) -> str:
-    facts = [f"{story.phase}: step {_steps(story)}"]
-    if story.loss is not None:
-        facts.append(f"loss {short(story.loss)}")
-    if story.samples_per_s:
-        facts.append(f"{story.samples_per_s:,.0f} samples/s")
+def _progress_line(state: RunProgress) -> str:
+    facts = [f"{state.phase}: step {_steps(state)}"]
+    if state.loss is not None:
+        facts.append(f"loss {short(state.loss)}")
+    if state.samples_per_s:
+        facts.append(f"{state.samples_per_s:,.0f} samples/s")
     return ", ".join(facts)
 
 
 @contextlib.contextmanager
 def bar(plan: Plan) -> Iterator[OnEvent]:
-    """One progress bar with loss, metrics, samples per second and the time left; the rest above it."""
+    """A progress bar with loss, metrics, samples per second and time left; other lines go above it."""
     from rich.console import Console
     from rich.text import Text
 
     console = Console(stderr=True, highlight=False)
-    story = RunProgress(plan)
+    state = RunProgress(plan)
     console.print(Text(title(plan), style="bold"))
     with _progress(console) as progress:
-        task = progress.add_task(story.phase, total=None, start=False, steps="", facts="", speed="")
+        task = progress.add_task(state.phase, total=None, start=False, steps="", facts="", speed="")
 
         def show(event: Event) -> None:
             if isinstance(event, Output):
                 sys.stdout.write(_output(event))
                 return
-            line = story.note(event)
+            line = state.note(event)
             if line:
                 name, _, facts = line.partition(": ")
-                console.print(_hanging(name, facts))
-            if story.done and not progress.tasks[task].started:
+                console.print(_with_hanging_indent(name, facts))
+            if state.done and not progress.tasks[task].started:
                 progress.start_task(task)
             progress.update(
                 task,
-                description=story.phase,
-                total=story.total if story.done else None,
-                completed=story.done,
-                steps=_steps(story) if story.done else "",
-                facts=_bar_facts(story, console.width),
-                speed=_bar_speed(story, console.width),
+                description=state.phase,
+                total=state.total if state.done else None,
+                completed=state.done,
+                steps=_steps(state) if state.done else "",
+                facts=_bar_facts(state, console.width),
+                speed=_bar_speed(state, console.width),
             )
 
         try:
@@ -296,7 +296,7 @@ def bar(plan: Plan) -> Iterator[OnEvent]:
 
 
 def _progress(console: Console) -> ProgressBar:
-    """The bar: takes what is left of the width beside its facts."""
+    """The rich progress bar, which takes the width that its texts leave."""
     from rich.progress import BarColumn, ProgressColumn, Task, TextColumn
     from rich.progress import Progress as ProgressBar
     from rich.table import Column
@@ -306,7 +306,7 @@ def _progress(console: Console) -> ProgressBar:
         return Column(no_wrap=True)
 
     class TimeLeft(ProgressColumn):
-        """How long the rest will take; how long it took, in the end."""
+        """Estimated time left; at the end, the time taken."""
 
         max_refresh = 0.5
 
@@ -331,8 +331,8 @@ def _progress(console: Console) -> ProgressBar:
     )
 
 
-def _hanging(name: str, facts: str) -> Any:
-    """A line whose continuation is indented below its facts."""
+def _with_hanging_indent(name: str, facts: str) -> Any:
+    """A line whose continuation lines are indented to where `facts` begin."""
     from rich.table import Table
     from rich.text import Text
 
@@ -343,19 +343,19 @@ def _hanging(name: str, facts: str) -> Any:
     return grid
 
 
-def _bar_facts(story: RunProgress, width: int) -> str:
-    if story.loss is None:
+def _bar_facts(state: RunProgress, width: int) -> str:
+    if state.loss is None:
         return ""
-    shown = {"loss": story.loss}
+    metrics = {"loss": state.loss}
     if width >= _WIDE:
-        shown |= {k: v for k, v in story.metrics.items() if not k.startswith(_VALIDATION)}
-    return _listed(shown)
+        metrics |= {k: v for k, v in state.metrics.items() if not k.startswith(_VALIDATION)}
+    return _listed(metrics)
 
 
-def _bar_speed(story: RunProgress, width: int) -> str:
-    if not story.samples_per_s:
+def _bar_speed(state: RunProgress, width: int) -> str:
+    if not state.samples_per_s:
         return ""
-    return f"{story.samples_per_s:,.0f}" + (" samples/s" if width >= _MEDIUM else "/s")
+    return f"{state.samples_per_s:,.0f}" + (" samples/s" if width >= _MEDIUM else "/s")
 
 
 def _clock(seconds: float | None) -> str:

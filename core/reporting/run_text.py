@@ -1,4 +1,4 @@
-"""Runs that were recorded, as text for people."""
+"""Text of `isotrain runs`."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from typing import Any
 from isotrain.core.reporting.tables import facts, paragraph, table, text_of
 
 
-def runs(found: Sequence[Mapping[str, Any]]) -> str:
-    """The runs, one a row, and why some failed."""
-    if not found:
+def runs(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The runs, one per row, and why some failed."""
+    if not entries:
         return paragraph("There are no runs.")
     columns = (
         "run directory",
@@ -23,20 +23,20 @@ def runs(found: Sequence[Mapping[str, Any]]) -> str:
         "step",
         "loss",
     )
-    parts = [table(columns, [_run(run) for run in found])]
-    why = [(run["directory"], run["why"]) for run in found if run["why"]]
+    parts = [table(columns, [_run(run) for run in entries])]
+    why = [(run["directory"], run["why"]) for run in entries if run["why"]]
     return "\n".join([*parts, *([facts("why", why)] if why else [])])
 
 
 def _run(run: Mapping[str, Any]) -> tuple[str, ...]:
-    collective = run["collective"] in (None, "none")
+    has_no_collective = run["collective"] in (None, "none")
     total = f"/{run['total_steps']}" if run["total_steps"] else ""
     return (
         run["directory"],
         run["state"],
         "-"
         if run["backend"] is None
-        else run["backend"] + ("" if collective else f":{run['collective']}"),
+        else run["backend"] + ("" if has_no_collective else f":{run['collective']}"),
         text_of(run["launcher"]),
         text_of(run["replicas"]),
         "-"

@@ -1,4 +1,4 @@
-"""Tables for people: drawn in a terminal, Markdown or aligned text elsewhere; nothing is cut off."""
+"""Tables as text: drawn in a terminal, Markdown or aligned text elsewhere; no text is cut off."""
 
 from __future__ import annotations
 
@@ -35,9 +35,9 @@ def data_frame(rows: Sequence[Mapping[str, Any]]) -> Any:
 
 
 _NO_LIMIT = 100_000
-"""Characters in a line of output that no terminal shows."""
+"""Width, in characters, of output that goes to no terminal."""
 _GAP = 2
-"""Columns of a terminal between two columns of a table."""
+"""Characters between two columns of a table in a terminal."""
 _STYLES = {"yes": "green", "no": "red"}
 
 
@@ -45,51 +45,51 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
     """Renders a table; in a terminal that is too narrow, cells are folded.
 
     Args:
-        columns: Their headings.
-        rows: One text per column; `yes` and `no` are coloured.
+        columns: Headings of the columns.
+        rows: Rows with one text per column; `yes` and `no` are coloured.
     """
     rows = [[_one_line(cell) for cell in row] for row in rows]
     terminal = is_terminal()
-    drawn = Table(
+    grid = Table(
         box=box.SIMPLE_HEAD if terminal else box.MARKDOWN,
         header_style="bold",
         padding=(0, _GAP - 1, 0, 0) if terminal else (0, 1),
         pad_edge=not terminal,
     )
-    natural = _widths([columns, *rows])
-    room = _width() - _GAP * len(columns)
-    if sum(natural) > room:
+    widths = _widths([columns, *rows])
+    available = _width() - _GAP * len(columns)
+    if sum(widths) > available:
         columns = [column.replace("-", "-\n") for column in columns]
         words = [
             [max(cell.split(), key=len, default="") for cell in row] for row in [columns, *rows]
         ]
-        natural = _shared_out(room, natural, _widths(words))
-    for column, width in zip(columns, natural, strict=True):
-        drawn.add_column(column, overflow="fold", width=width)
+        widths = _fitted_widths(available, widths, _widths(words))
+    for column, width in zip(columns, widths, strict=True):
+        grid.add_column(column, overflow="fold", width=width)
     for row in rows:
-        drawn.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
-    return _rendered(drawn)
+        grid.add_row(*(Text(cell, style=_STYLES.get(cell, "")) for cell in row))
+    return _rendered(grid)
 
 
 def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
-    """The longest text of each column, in columns of a terminal."""
+    """The width of the longest text of each column, in terminal cells."""
     return [max(map(cell_len, cells)) for cells in zip(*rows, strict=True)]
 
 
-def _shared_out(room: int, natural: Sequence[int], least: Sequence[int]) -> list[int]:
-    """Widths of columns that do not all fit: whole words first, then what is left by need.
+def _fitted_widths(available: int, natural: Sequence[int], minimum: Sequence[int]) -> list[int]:
+    """Widths of columns that do not all fit: whole words first, then the rest where it lacks most.
 
     Args:
-        room: For all of them.
-        natural: What each would take.
-        least: What each needs to keep its words whole.
+        available: Width for all columns.
+        natural: Width of each column on one line.
+        minimum: Width of the longest word of each column.
     """
-    widths = list(least)
-    while sum(widths) > room and max(widths) > 1:
+    widths = list(minimum)
+    while sum(widths) > available and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1
-    while sum(widths) < room:
-        needs = [want - has for want, has in zip(natural, widths, strict=True)]
-        widths[needs.index(max(needs))] += 1
+    while sum(widths) < available:
+        lacking = [wanted - width for wanted, width in zip(natural, widths, strict=True)]
+        widths[lacking.index(max(lacking))] += 1
     return widths
 
 
@@ -112,7 +112,7 @@ def paragraph(text: str) -> str:
 
 
 def number(value: float | int | None) -> str:
-    """A number for people; `not counted` for None."""
+    """A number as text, with thousands separators from 10,000 on; `not counted` for None."""
     if value is None:
         return "not counted"
     if isinstance(value, int) or value.is_integer():
@@ -121,7 +121,7 @@ def number(value: float | int | None) -> str:
 
 
 def size(count: float | None) -> str:
-    """A number of bytes for people."""
+    """A number of bytes as text, such as `1.5 MiB`; `not counted` for None."""
     if count is None:
         return "not counted"
     amount, unit = float(count), "B"
@@ -133,7 +133,7 @@ def size(count: float | None) -> str:
 
 
 def text_of(value: Any) -> str:
-    """Any plain value in one line."""
+    """A plain value (number, text, mapping, list) on one line."""
     if value is None:
         return "-"
     if isinstance(value, Mapping):
@@ -150,7 +150,7 @@ def _one_line(cell: str) -> str:
 
 
 def is_terminal() -> bool:
-    """Whether tables are drawn for a terminal: with colours, and no wider than it is."""
+    """Whether standard output is a terminal, for which tables have colours and its width."""
     return sys.stdout.isatty()
 
 
@@ -158,8 +158,8 @@ def _width() -> int:
     return shutil.get_terminal_size().columns if is_terminal() else _NO_LIMIT
 
 
-def _rendered(drawn: Table | Text) -> str:
-    """Renders to text, so that writing it is the only thing that can fail."""
+def _rendered(content: Table | Text) -> str:
+    """Renders to text, so that only writing it can fail."""
     terminal = is_terminal()
     stream = io.StringIO()
     console = Console(
@@ -169,7 +169,7 @@ def _rendered(drawn: Table | Text) -> str:
         color_system="auto" if terminal else None,
         soft_wrap=False,
     )
-    console.print(drawn)
+    console.print(content)
     lines = stream.getvalue().splitlines()
     while lines and not lines[0].strip():
         lines.pop(0)

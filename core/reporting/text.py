@@ -1,13 +1,17 @@
-"""The command line's output for people: plans, results and listings as text."""
+"""Text of plans, results and listings, as the command line prints them without `--json`."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.reporting import pipeline_text
 from isotrain.core.reporting.launcher_text import pairs
 from isotrain.core.reporting.tables import facts, number, paragraph, size, table, text_of
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.plan import Plan
+    from isotrain.core.results.result import RunResult
 
 PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     "run": ("run", "strategy", "strategy_options", "precision", "loggers"),
@@ -51,9 +55,9 @@ PLAN_GROUPS: Mapping[str, Sequence[str]] = {
 _LABELS = {
     "run": "name",
     "strategy_options": "strategy options",
-    "requested_collective": "collective asked for",
+    "requested_collective": "requested collective",
     "launcher_options": "launcher options",
-    "extra_ports": "ports besides",
+    "extra_ports": "extra ports",
     "threads": "threads per replica",
     "local_batch_sizes": "local batches",
     "gradient_accumulation_steps": "micro-batches",
@@ -62,22 +66,22 @@ _LABELS = {
     "state_bytes": "memory per replica",
     "exchanged_bytes_per_step": "sent per replica",
     "steps_per_epoch": "steps per epoch",
-    "total_steps": "steps in all",
+    "total_steps": "total steps",
     "options": "backend options",
     "global_batch_size": "global batch",
 }
-_LEFT_OUT = ("stages", "notes")
-"""Groups of one field each that are not shown where they are empty."""
+_OPTIONAL_GROUPS = ("stages", "notes")
+"""Groups of one field each that are only shown if they are not empty."""
 _BYTES = ("gradient_bytes", "exchanged_bytes_per_step")
 
 
-def plan(found: Any) -> str:
-    """A plan, every field of it, in groups."""
-    fields = found.to_dict()
+def plan(plan: Plan) -> str:
+    """Every field of a plan, in groups."""
+    fields = plan.to_dict()
     parts = [
         facts(heading, [row for name in names for row in _plan_rows(name, fields[name])])
         for heading, names in PLAN_GROUPS.items()
-        if heading not in _LEFT_OUT or fields[heading]
+        if heading not in _OPTIONAL_GROUPS or fields[heading]
     ]
     return "\n".join(parts)
 
@@ -111,41 +115,48 @@ def _process(process: Mapping[str, Any]) -> str:
     replicas = process["replicas"]
     plural = "replica" if len(replicas) == 1 else "replicas"
     role = "" if process["role"] == "replica" else f"{process['role']}, "
-    held = f"{plural} {text_of(replicas)}" if replicas else "parameters"
-    return f"rank {process['rank']} on {process['host']}: {role}{held}"
+    contents = f"{plural} {text_of(replicas)}" if replicas else "parameters"
+    return f"rank {process['rank']} on {process['host']}: {role}{contents}"
 
 
-def differences(ends: Sequence[str], found: Sequence[tuple[str, Any, Any]]) -> str:
-    """What differs between two plans."""
-    if not found:
-        return paragraph(f"{ends[0]} and {ends[1]}: no difference")
-    rows = [(name, _value(name, one), _value(name, two)) for name, one, two in found]
-    return table(("field", *ends), rows)
+def differences(names: Sequence[str], changes: Sequence[tuple[str, Any, Any]]) -> str:
+    """The fields in which two plans differ.
+
+    Args:
+        names: Names of the two plans.
+        changes: Name of each field with its values in both plans.
+    """
+    if not changes:
+        return paragraph(f"{names[0]} and {names[1]}: no difference")
+    rows = [
+        (field, _value(field, first), _value(field, second)) for field, first, second in changes
+    ]
+    return table(("field", *names), rows)
 
 
 def _value(name: str, value: Any) -> str:
     if name == "processes" and value is not None:
         return "; ".join(_process(process) for process in value)
-    counts = name in _BYTES or name.startswith("state_bytes.")
-    return size(value) if counts and value is not None else text_of(value)
+    is_bytes = name in _BYTES or name.startswith("state_bytes.")
+    return size(value) if is_bytes and value is not None else text_of(value)
 
 
-def result(found: Any) -> str:
-    """A run's result in a few lines."""
-    timings = found.timings
-    rows = [("final loss", _decimal(found.final_loss))]
-    rows += [(name.replace("_", " "), _decimal(value)) for name, value in found.metrics.items()]
+def result(result: RunResult) -> str:
+    """The result of a run in a few lines."""
+    timings = result.timings
+    rows = [("final loss", _decimal(result.final_loss))]
+    rows += [(name.replace("_", " "), _decimal(value)) for name, value in result.metrics.items()]
     if "samples_per_s" in timings:
         rows.append(("samples/s", f"{timings['samples_per_s']:,.0f}"))
     rows.append(("time", _time(timings)))
     measured = {
         name.replace("_", " "): value
-        for name, value in found.strategy_report.items()
+        for name, value in result.strategy_report.items()
         if not isinstance(value, Mapping)
     }
     if measured:
-        rows.append((found.plan["strategy"], text_of(measured)))
-    rows.append(("run directory", str(found.run_directory)))
+        rows.append((result.plan["strategy"], text_of(measured)))
+    rows.append(("run directory", str(result.run_directory)))
     return facts(None, rows)
 
 
@@ -160,8 +171,8 @@ def _decimal(value: float) -> str:
     return f"{value:.6g}"
 
 
-def backends(found: Sequence[Mapping[str, Any]]) -> str:
-    """The backends, one a row, and why some are not usable."""
+def backends(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The backends, one per row, and why some are not installed."""
     rows = [
         (
             backend["name"],
@@ -170,12 +181,12 @@ def backends(found: Sequence[Mapping[str, Any]]) -> str:
             ", ".join(backend["collectives"]),
             backend["summary"] or "-",
         )
-        for backend in found
+        for backend in entries
     ]
     columns = ("backend", "installed", "version", "collectives", "what it is")
     missing = [
         (backend["name"], f"{backend['reason']}; {backend['hint']}")
-        for backend in found
+        for backend in entries
         if not backend["available"]
     ]
     parts = [table(columns, rows)]
@@ -184,18 +195,18 @@ def backends(found: Sequence[Mapping[str, Any]]) -> str:
     return "\n".join(parts)
 
 
-def strategies(found: Sequence[Mapping[str, Any]]) -> str:
-    """One row per strategy, one column per backend, and below it the reason for every no."""
+def strategies(entries: Sequence[Mapping[str, Any]]) -> str:
+    """A table of strategies by backend; below it the reason for every no, and the summaries."""
     reasons: dict[str, int] = {}
-    parts = [pairs("strategy", found, reasons)]
+    parts = [pairs("strategy", entries, reasons)]
     if reasons:
         parts.append(facts("no", [(f"({index})", text) for text, index in reasons.items()]))
-    what = [(strategy["name"], strategy["summary"] or "-") for strategy in found]
-    return "\n".join([*parts, facts("strategies", what)])
+    summaries = [(strategy["name"], strategy["summary"] or "-") for strategy in entries]
+    return "\n".join([*parts, facts("strategies", summaries)])
 
 
-def plugins(found: Sequence[Mapping[str, Any]]) -> str:
-    """The plugins, one a row, and below them what is wrong or worth knowing."""
+def plugins(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The plugins, one per row; below them what they registered, faults and notes."""
     rows = [
         (
             plugin["name"],
@@ -205,31 +216,33 @@ def plugins(found: Sequence[Mapping[str, Any]]) -> str:
             plugin["api"] or "-",
             f"{plugin['import_s']:.2f} s" if plugin["status"] == "loaded" else "-",
         )
-        for plugin in found
+        for plugin in entries
     ]
     parts = [table(("plugin", "status", "source", "package or module", "API", "import"), rows)]
-    for plugin in found:
-        facts_of = [(kind, text_of(names)) for kind, names in plugin["registered"].items()]
-        events = [hook for hook in plugin["hooks"] if "_register_" not in hook]
-        facts_of += [("hooks", text_of(events))] if events else []
-        facts_of += [("left out", plugin["fault"])] if plugin["fault"] else []
-        facts_of += [("note", note) for note in plugin["notes"]]
-        if facts_of:
-            parts.append(facts(plugin["name"], facts_of))
+    for plugin in entries:
+        details = [(kind, text_of(names)) for kind, names in plugin["registered"].items()]
+        event_hooks = [hook for hook in plugin["hooks"] if "_register_" not in hook]
+        details += [("hooks", text_of(event_hooks))] if event_hooks else []
+        details += [("left out", plugin["fault"])] if plugin["fault"] else []
+        details += [("note", note) for note in plugin["notes"]]
+        if details:
+            parts.append(facts(plugin["name"], details))
     return "\n".join(parts)
 
 
-def doctor(found: Mapping[str, Any]) -> str:
-    """What the doctor found: machine, frameworks, backends and their collectives."""
-    machine = [(name.replace("_", " "), text_of(value)) for name, value in found["machine"].items()]
-    machine.append(("executable", found["python"]["executable"]))
-    if found["proxies"]:
-        direct = f"{', '.join(found['proxies'])}; ranks connect to each other without them"
-        machine.append(("proxies", direct))
+def doctor(report: Mapping[str, Any]) -> str:
+    """The doctor's report: machine, frameworks, backends and their collectives."""
+    machine = [
+        (name.replace("_", " "), text_of(value)) for name, value in report["machine"].items()
+    ]
+    machine.append(("executable", report["python"]["executable"]))
+    if report["proxies"]:
+        proxies = f"{', '.join(report['proxies'])}; ranks connect to each other without them"
+        machine.append(("proxies", proxies))
     columns = ("", "available", "version", "why not, and what to do")
-    frameworks = [_row(each, each["name"]) for each in found["frameworks"]]
+    frameworks = [_row(each, each["name"]) for each in report["frameworks"]]
     rows = []
-    for backend in found["backends"]:
+    for backend in report["backends"]:
         rows.append(_row(backend, backend["name"]))
         if backend["available"]:
             rows += [
@@ -240,8 +253,8 @@ def doctor(found: Mapping[str, Any]) -> str:
         table(("framework", *columns[1:]), frameworks),
         table(("backend", *columns[1:]), rows),
     ]
-    if found["plugin_faults"]:
-        parts.append(facts("plugins left out", list(found["plugin_faults"].items())))
+    if report["plugin_faults"]:
+        parts.append(facts("plugins left out", list(report["plugin_faults"].items())))
     return "\n".join(parts)
 
 
@@ -255,5 +268,5 @@ def _row(each: Mapping[str, Any], name: str) -> tuple[str, str, str, str]:
     )
 
 
-def _yes_or_no(usable: bool) -> str:
-    return "yes" if usable else "no"
+def _yes_or_no(value: bool) -> str:
+    return "yes" if value else "no"

@@ -629,5 +629,5 @@ def test_states_that_no_checkpoint_holds_are_refused(value: object) -> None:
     ids=str,
 )
 def test_states_that_were_made_to_do_harm_are_refused(harm: object) -> None:
-    with pytest.raises(DataError, match="not as isotrain wrote it"):
+    with pytest.raises(DataError, match="not written by isotrain"):
         from_json([harm])

@@ -106,9 +106,9 @@ class StreamEpoch:
         if next_sample(batch) != self._expected_sample:
             raise DataError(
                 f"data: {type(self._source).__name__} did not return to its saved state: its next sample is"
-                " not the one that came next when the checkpoint was saved. Give a function that reads it (def"
-                " batches(): yield from loader): a run that resumes then reads the epoch again up to that"
-                " sample."
+                " not the one that came next when the checkpoint was saved. Give a function that reads it"
+                " (def batches(): yield from loader): a run that resumes then reads the epoch again up to"
+                " that sample."
             )
         self._expected_sample = None
 
