@@ -381,7 +381,7 @@ def test_of_an_epoch_too_large_to_keep_it_is_said(monkeypatch: pytest.MonkeyPatc
 
 def test_a_stream_that_may_never_end_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_epoch, "SILENT_SECONDS", -1.0)
-    with pytest.warns(match=r"count its samples, 3 until now.*itertools.islice") as told:
+    with pytest.warns(match=r"count its samples, 3 so far.*itertools.islice") as told:
         assert len(as_source(Uneven())) == 20
     assert [warning.filename for warning in told] == [streams.__file__]  # ours, which events tell
 
