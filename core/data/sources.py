@@ -129,7 +129,7 @@ def as_source(value: Any) -> AnySource:
     if isinstance(value, tuple | list):
         return ArraySource(*as_inputs_and_targets(value, "data"))
     if isinstance(value, Mapping) or hasattr(value, "__array__") or hasattr(value, "numpy"):
-        return ArraySource(value)  # before Source: tensors have a gather of their own
+        return ArraySource(value)  # before Source: tensors have a `gather` method too
     if isinstance(value, Source | ShardedStream | BatchStream):
         return value
     if is_loader(value) and loads_by_position(value):

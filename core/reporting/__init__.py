@@ -1,1 +1,1 @@
-"""How things are shown to people: tables, texts, progress, pieces of HTML."""
+"""Output for users: text, tables, progress displays and HTML."""

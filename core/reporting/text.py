@@ -11,7 +11,6 @@ from isotrain.core.reporting.tables import facts, number, paragraph, size, table
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.plan import Plan
-    from isotrain.core.results.result import RunResult
 
 PLAN_GROUPS: Mapping[str, Sequence[str]] = {
     "run": ("run", "strategy", "strategy_options", "precision", "loggers"),
@@ -141,8 +140,8 @@ def _value(name: str, value: Any) -> str:
     return size(value) if is_bytes and value is not None else text_of(value)
 
 
-def result(result: RunResult) -> str:
-    """The result of a run in a few lines."""
+def result(result: Any) -> str:
+    """A `RunResult` in a few lines."""
     timings = result.timings
     rows = [("final loss", _decimal(result.final_loss))]
     rows += [(name.replace("_", " "), _decimal(value)) for name, value in result.metrics.items()]

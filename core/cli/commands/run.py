@@ -232,7 +232,7 @@ def _add_resume_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
         "--spec",
         metavar="SPEC",
-        help="what to train instead of the run's own spec (default: the run's)",
+        help="what to train instead of the run's spec",
     )
     add_override_arguments(command)
     add_backend_arguments(command, required=False, default="the run's")
