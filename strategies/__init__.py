@@ -1,1 +1,1 @@
-"""Strategies: how replicas cooperate. They import no framework."""
+"""Built-in strategies: how replicas cooperate. They import no framework."""

@@ -1,1 +1,1 @@
-"""The command line."""
+"""The command line: parser, commands, and their output."""

@@ -1,1 +1,1 @@
-"""From a person's data to global batches in a fixed order."""
+"""Data: from user data to global batches in a fixed order."""
