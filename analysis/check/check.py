@@ -70,7 +70,7 @@ def check(
     """
     given = load_spec(spec)
     if strategy is not None:
-        given = given.under(strategy)
+        given = given.with_strategy(strategy)
     cast = ResolvedSpec(given, plugin_manager(given.plugins))
     names = [backends] if isinstance(backends, str) else list(backends)
     counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)

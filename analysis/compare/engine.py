@@ -154,7 +154,7 @@ class ComparisonEngine:
         shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
         try:
             raw = self._runner.run(
-                self._spec.under(target.strategy),
+                self._spec.with_strategy(target.strategy),
                 target.backend,
                 target.replicas,
                 self._settings.measurement(evaluate=not cell.repeats),

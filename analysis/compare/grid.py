@@ -86,7 +86,7 @@ def _planned(
     strategy: StrategyChoice,
     runner: Runner,
 ) -> PlannedCell:
-    own = spec.under(strategy)
+    own = spec.with_strategy(strategy)
     python = runner.interpreter_of(backend)
     plan: Mapping[str, Any] = {}
     refusal = None

@@ -61,7 +61,7 @@ def parity_targets(
     if replicas is None and launcher.name == LOCAL:
         replicas = (1,)
     for choice in map(StrategyChoice.of, strategies):
-        own = spec.under(choice)
+        own = spec.with_strategy(choice)
         for asked in (None,) if replicas is None else replicas:
             for backend in backends:
                 count = asked or _replicas_there(own, host, backend, launcher)

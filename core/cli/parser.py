@@ -114,10 +114,10 @@ def _spec_field(option: str) -> str | None:
     """The spec field with the name of this option, such as `optimizer.lr` for `--lr`; None without one."""
     from isotrain.core.spec.optimizers import AdamW, Sgd  # slow to import: only on an error
     from isotrain.core.spec.training_spec import TrainingSpec
-    from isotrain.core.spec.validation import ELSEWHERE
+    from isotrain.core.spec.validation import OTHER_TOOLS_NAMES
 
     word = option.lstrip("-").replace("-", "_")
-    name = ELSEWHERE.get(word, word)
+    name = OTHER_TOOLS_NAMES.get(word, word)
     if name in TrainingSpec.model_fields:
         return name
     return f"optimizer.{name}" if name in {*Sgd.model_fields, *AdamW.model_fields} else None

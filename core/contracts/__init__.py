@@ -1,1 +1,1 @@
-"""What plugins fulfil and are given: adapters, replica groups, strategies, launchers, loggers, plans."""
+"""The contracts: what plugins implement and receive (adapters, groups, strategies, launchers, loggers)."""

@@ -224,7 +224,7 @@ class Adapter(ABC):
         return None
 
     def capabilities_for(self, parallel_layout: str) -> Capabilities:
-        """What its replica groups support under the parallel layout of this name."""
+        """Capabilities of its replica groups under the parallel layout of this name."""
         return self.capabilities.get(parallel_layout, Capabilities())
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:

@@ -1,1 +1,1 @@
-"""Finding plugins, checking them, and what they registered."""
+"""Plugins: discovery, validation, registries and the plugin manager."""

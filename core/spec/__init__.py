@@ -1,1 +1,1 @@
-"""What to train: the training spec, its parts, its files and the references in it."""
+"""The training spec: its sections, file formats, validation and import strings."""

@@ -1,4 +1,4 @@
-"""The parts of the spec that say when checkpoints are saved, which are kept, and when training ends early."""
+"""Spec sections for checkpoints (when to save, which to keep) and early stopping."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _SMALLER_IS_BETTER = (
 
 
 class MonitoredMetric(SpecModel):
-    """A metric of the epochs, and in which direction it becomes better."""
+    """An epoch metric and its better direction."""
 
     metric: Text = Field(
         default="validation_loss",
@@ -45,7 +45,7 @@ class MonitoredMetric(SpecModel):
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """A name that does not tell the direction needs the mode."""
+        """Requires `mode` for metrics whose name does not imply the direction."""
         metric = fields.get("metric", "validation_loss")
         if fields.get("mode") is None and isinstance(metric, str) and _direction(metric) is None:
             hint = f"whether a larger {metric!r} is better is not known"
@@ -53,20 +53,20 @@ class MonitoredMetric(SpecModel):
 
     @property
     def larger_is_better(self) -> bool:
-        """The direction, as given or as the name says."""
+        """Whether larger values are better, by `mode` or the metric's name."""
         return (self.mode or _direction(self.metric)) == "max"
 
 
 def _direction(metric: str) -> Literal["min", "max"] | None:
-    """Which value of a metric of this name is better; None where its last words do not tell."""
-    last = f"_{metric.rstrip('0123456789').rstrip('_')}"
-    if last.endswith(_SMALLER_IS_BETTER):
+    """Better direction of a metric, by the end of its name; None if unknown."""
+    name = f"_{metric.rstrip('0123456789').rstrip('_')}"
+    if name.endswith(_SMALLER_IS_BETTER):
         return "min"
-    return "max" if last.endswith(_LARGER_IS_BETTER) else None
+    return "max" if name.endswith(_LARGER_IS_BETTER) else None
 
 
 class KeepBest(MonitoredMetric):
-    """Which checkpoint counts as the best."""
+    """The metric by which one checkpoint is the best."""
 
     restore: Switch = Field(
         default=False, description="Whether the run ends with the weights of the best checkpoint."
@@ -74,7 +74,7 @@ class KeepBest(MonitoredMetric):
 
 
 class EarlyStopping(MonitoredMetric):
-    """When training ends before its last step."""
+    """Early stopping: ends training when a metric stops improving."""
 
     patience: Count = Field(
         default=3, description="Evaluated epochs without a better value after which training ends."
@@ -84,13 +84,13 @@ class EarlyStopping(MonitoredMetric):
     )
 
 
-def watched(value: Any) -> Any:
-    """Accepts a metric's name for {metric: ...}."""
+def metric_shorthand(value: Any) -> Any:
+    """Accepts the name of a metric for `{metric: NAME}`."""
     return {"metric": value} if isinstance(value, str) else value
 
 
 class CheckpointPolicy(SpecModel):
-    """When checkpoints are saved, besides at the end and when a signal asks for one; and which stay."""
+    """When checkpoints are saved, besides at the end and on a signal; and how many are kept."""
 
     every_steps: Count | None = Field(default=None, description="Interval in steps.")
     every_epochs: Count | None = Field(default=None, description="Interval in epochs.")
@@ -103,7 +103,7 @@ class CheckpointPolicy(SpecModel):
     keep_last: Count | None = Field(
         default=2, description="How many of the newest are kept; null for all."
     )
-    keep_best: Annotated[KeepBest | None, BeforeValidator(watched)] = Field(
+    keep_best: Annotated[KeepBest | None, BeforeValidator(metric_shorthand)] = Field(
         default=None,
         description="A metric's name, or {metric, mode, restore}: also saves one at each epoch that is "
         "better than all before, and keeps the best.",

@@ -1,4 +1,4 @@
-"""The kinds of values that fields of the spec hold: numbers, references, losses and metrics."""
+"""Types of spec fields: numbers, import strings, losses and metrics, with their validators."""
 
 from __future__ import annotations
 
@@ -18,8 +18,8 @@ from pydantic_core import PydanticCustomError
 
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.validation import (
+    ExpectedText,
     Problem,
-    Words,
     as_python_number,
     raise_all,
 )
@@ -64,7 +64,7 @@ Options = dict[Text, Any]
 FolderName = Annotated[
     str,
     Field(strict=True, pattern=r"^[A-Za-z0-9_][A-Za-z0-9._-]{0,99}$"),
-    Words("1 to 100 letters, digits and . _ - that start with a letter, a digit or _"),
+    ExpectedText("1 to 100 letters, digits and . _ - that start with a letter, a digit or _"),
 ]
 
 
@@ -76,11 +76,11 @@ class Component:
     """A loss or a metric: a Keras name, an import reference or a callable, with options.
 
     Attributes:
-        name: What it is; a text with a colon is an import reference.
+        name: Keras name, import string (a text with a colon) or callable.
         options: Keyword arguments: of the constructor for a Keras name, of each call otherwise.
-        order: Of the arguments of a callable, where the spec says it (`{call: ..., order: ...}`).
-        output: Of the model's several outputs the one that a metric measures; None for what the model gives.
-        weighted: Whether sample weights count in a metric.
+        order: Order of a callable's arguments, if the spec states it (`{call: ..., order: ...}`).
+        output: Model output that a metric measures; None for all outputs.
+        weighted: Whether a metric uses sample weights.
     """
 
     name: Any
@@ -91,31 +91,31 @@ class Component:
 
     @property
     def fields(self) -> dict[str, Any]:
-        """It in the form that it has in a file, its values as they are."""
-        measured = {"output": self.output, "weighted": self.weighted or None}
-        measured = {name: value for name, value in measured.items() if value is not None}
+        """The component in its form in a spec file, with unchanged values."""
+        metric_fields = {"output": self.output, "weighted": self.weighted or None}
+        metric_fields = {name: value for name, value in metric_fields.items() if value is not None}
         if self.order is not None:
-            return {"call": self.name, "order": self.order, **measured, **self.options}
-        return {"name": self.name, **measured, **self.options}
+            return {"call": self.name, "order": self.order, **metric_fields, **self.options}
+        return {"name": self.name, **metric_fields, **self.options}
 
     def shown(self, name: str) -> str:
-        """The name under which a metric of that name is given, with that of its output as Keras has it."""
-        own = f"weighted_{name}" if self.weighted else name
-        return own if self.output is None else f"{self.output}_{own}"
+        """Reported name of a metric, as Keras has it: `OUTPUT_weighted_NAME` without the absent parts."""
+        metric = f"weighted_{name}" if self.weighted else name
+        return metric if self.output is None else f"{self.output}_{metric}"
 
     @property
     def is_reference(self) -> bool:
-        """Whether `name` is a callable or names one to import, rather than a Keras name."""
+        """Whether `name` is a callable or an import string, rather than a Keras name."""
         return not import_strings.is_bare_name(self.name)
 
     @property
     def label(self) -> str:
-        """The name to print."""
+        """Name for messages."""
         return import_strings.describe(self.name)
 
 
 def _reference(value: Any, info: ValidationInfo) -> Any:
-    """Checks a callable or an import reference; file references become absolute."""
+    """Validates a callable or an import string; file paths become absolute."""
     if isinstance(value, str):
         return _reference_text(value, info)
     if not callable(value):
@@ -124,28 +124,27 @@ def _reference(value: Any, info: ValidationInfo) -> Any:
 
 
 def _reference_text(value: str, info: ValidationInfo) -> Any:
-    """Checks an import reference; one of this very script, which no rank could import, is resolved."""
+    """Validates an import string; one of the running script is resolved, because no rank could import it."""
     context = info.context or {}
-    form = import_strings.syntax_problem(value)
-    if form is not None:
+    if import_strings.syntax_problem(value) is not None:
         raise Problem(import_strings.SYNTAX, received=value).error()
-    found = import_strings.absolute(value, context.get("folder") or Path.cwd())
-    wrong = import_strings.problem(found) if context.get("check_imports") else None
-    if wrong is not None:
-        raise Problem("an import path that exists", received=value, hint=wrong).error()
-    is_of_script = context.get("check_imports") and found.startswith("__main__:")
-    return import_strings.resolve(found) if is_of_script else found
+    reference = import_strings.absolute(value, context.get("folder") or Path.cwd())
+    fault = import_strings.problem(reference) if context.get("check_imports") else None
+    if fault is not None:
+        raise Problem("an import path that exists", received=value, hint=fault).error()
+    is_of_script = context.get("check_imports") and reference.startswith("__main__:")
+    return import_strings.resolve(reference) if is_of_script else reference
 
 
 def _model(value: Any, info: ValidationInfo) -> Any:
-    """Accepts the name of a registered model, whose existence is the plan's to check."""
+    """Accepts the name of a registered model; the plan checks that it is registered."""
     if isinstance(value, str) and re.fullmatch(_NAME, value):
         return value
     return _per_framework(_builder)(value, info)
 
 
 def _builder(value: Any, info: ValidationInfo) -> Any:
-    """Refuses a model itself: every process builds its own, in its own framework."""
+    """Refuses a model instance: every process builds its own, in its framework."""
     has_weights = any(hasattr(value, name) for name in ("trainable_variables", "state_dict"))
     if has_weights and not isinstance(value, type | str):
         raise Problem(
@@ -163,15 +162,15 @@ def _plugins(value: Any, info: ValidationInfo) -> tuple[str, ...]:
 
 
 def _plugin(value: Any, info: ValidationInfo) -> str:
-    """Checks the name of a module or file; the path of a file becomes absolute."""
+    """Validates a module name or file; the path of a file becomes absolute."""
     context = info.context or {}
     if not isinstance(value, str):
         raise Problem('"package.module" or "path/to/file.py"', received=value).error()
-    found = import_strings.absolute_module(value, context.get("folder") or Path.cwd())
-    wrong = import_strings.module_problem(found) if context.get("check_imports") else None
-    if wrong is not None:
-        raise Problem("a module or file that exists", received=value, hint=wrong).error()
-    return found
+    module = import_strings.absolute_module(value, context.get("folder") or Path.cwd())
+    fault = import_strings.module_problem(module) if context.get("check_imports") else None
+    if fault is not None:
+        raise Problem("a module or file that exists", received=value, hint=fault).error()
+    return module
 
 
 def _data(value: Any, info: ValidationInfo) -> Any:
@@ -183,7 +182,7 @@ def _data(value: Any, info: ValidationInfo) -> Any:
 
 
 def _is_plain(value: Any) -> bool:
-    """Whether a value is made of nothing but what a text file can hold."""
+    """Whether a value consists of JSON values only."""
     if isinstance(value, Mapping):
         return all(_is_plain(part) for part in value.values())
     if isinstance(value, list | tuple):
@@ -213,47 +212,51 @@ def _component(value: Any, info: ValidationInfo) -> Component:
 
 
 def _call(value: Mapping[str, Any], info: ValidationInfo) -> Component:
-    """Accepts a callable whose order of arguments is said."""
+    """Accepts `{call: ..., order: ...}`, a callable with its order of arguments."""
     if value.get("order") not in get_args(ArgumentOrder):
         expected = " or ".join(get_args(ArgumentOrder))
         raise Problem(expected, ("order",), received=value.get("order")).error()
     rest = {key: option for key, option in value.items() if key not in ("call", "order")}
-    found = _component({"name": value["call"], **rest}, info)
-    if not found.is_reference:
+    component = _component({"name": value["call"], **rest}, info)
+    if not component.is_reference:
         raise Problem(
             f"{import_strings.SYNTAX} or a callable", ("call",), received=value["call"]
         ).error()
-    return replace(found, order=value["order"])
+    return replace(component, order=value["order"])
 
 
 def _each(
-    values: Mapping[Any, Any], one: Callable[[Any, ValidationInfo], Any], info: ValidationInfo
+    values: Mapping[Any, Any],
+    validator: Callable[[Any, ValidationInfo], Any],
+    info: ValidationInfo,
 ) -> dict[Any, Any]:
-    """Validates every value, and reports the problems of all of them at their keys."""
-    good: dict[Any, Any] = {}
+    """Validates every value; reports all problems, each at its key."""
+    validated: dict[Any, Any] = {}
     problems: list[Problem] = []
     for key, value in values.items():
         try:
-            good[key] = one(value, info)
+            validated[key] = validator(value, info)
         except PydanticCustomError as error:
             problems.append(Problem.of(error).below(key))
     raise_all("values", problems, values)
-    return good
+    return validated
 
 
-def _per_framework(one: Callable[[Any, ValidationInfo], Any]) -> Callable[..., Any]:
+def _per_framework(validator: Callable[[Any, ValidationInfo], Any]) -> Callable[..., Any]:
+    """Validator that also accepts a table `{framework: value}`."""
+
     def validate(value: Any, info: ValidationInfo) -> Any:
         if not isinstance(value, Mapping) or "name" in value or "call" in value:
-            return one(value, info)
+            return validator(value, info)
         if not value or not all(isinstance(name, str) and name for name in value):
             raise Problem("a table {framework: ...} with a name each", received=value).error()
-        return _each(value, one, info)
+        return _each(value, validator, info)
 
     return validate
 
 
 def _is_table(value: Any) -> bool:
-    """Whether a loss or metrics are given by name: of a framework or an output."""
+    """Whether losses or metrics are a table by framework or output."""
     return isinstance(value, Mapping) and "name" not in value and "call" not in value
 
 
@@ -273,22 +276,22 @@ def _each_loss(value: Any, info: ValidationInfo) -> Any:
 
 def _metrics(value: Any, info: ValidationInfo) -> tuple[Component, ...]:
     if _is_table(value):
-        listed = {output: _metrics_of(output, given, info) for output, given in value.items()}
-        return tuple(metric for metrics in listed.values() for metric in metrics)
+        by_output = {output: _metrics_of(output, each, info) for output, each in value.items()}
+        return tuple(metric for metrics in by_output.values() for metric in metrics)
     if not isinstance(value, list | tuple):
         expected = "a list of metrics, or a table {output: [metrics]}"
         raise Problem(expected, received=value).error()
     return tuple(_each(dict(enumerate(value)), _metric, info).values())
 
 
-def _metrics_of(output: Any, given: Any, info: ValidationInfo) -> list[Component]:
-    """The metrics of one output, of which there may be one."""
-    several = given if isinstance(given, list | tuple) else [given]
-    return [replace(_metric(metric, info), output=str(output)) for metric in several]
+def _metrics_of(output: Any, value: Any, info: ValidationInfo) -> list[Component]:
+    """Metrics of one output, given as a list or a single metric."""
+    metrics = value if isinstance(value, list | tuple) else [value]
+    return [replace(_metric(metric, info), output=str(output)) for metric in metrics]
 
 
 def _metric(value: Any, info: ValidationInfo) -> Component:
-    """A metric, which may say of which output it is, and whether sample weights count in it."""
+    """Metric with the optional fields `output` and `weighted`."""
     fields = value.fields if isinstance(value, Component) else value
     if not isinstance(fields, Mapping):
         return _component(fields, info)
@@ -300,7 +303,7 @@ def _metric(value: Any, info: ValidationInfo) -> Component:
 
 
 def _code(value: Any, info: ValidationInfo) -> str:
-    """Checks the form; which codes there are, `isotrain check` knows."""
+    """Validates the form of a code; `isotrain check` checks that it exists."""
     if not (isinstance(value, str) and re.fullmatch(_CODE, value)):
         raise Problem(
             "a code of isotrain check, such as 'ISO101', or the start of a group's, such as 'ISO4'",
@@ -379,13 +382,14 @@ Codes = Annotated[
 
 
 def require_name(schema: dict[str, Any]) -> None:
+    """Makes the field `name` required in a JSON Schema."""
     schema["required"] = ["name", *schema.get("required", [])]
 
 
 def one_of_schema(*groups: tuple[str, ...]) -> dict[str, Any]:
-    """JSON Schema for: of each group, exactly one field is given and is not null."""
+    """JSON Schema that requires exactly one field of each group to be set, and not null."""
 
-    def given(name: str) -> dict[str, Any]:
+    def is_set(name: str) -> dict[str, Any]:
         return {"required": [name], "properties": {name: {"not": {"type": "null"}}}}
 
-    return {"allOf": [{"oneOf": [given(name) for name in group]} for group in groups]}
+    return {"allOf": [{"oneOf": [is_set(name) for name in group]} for group in groups]}

@@ -1,4 +1,4 @@
-"""Import references: "package.module:name", "path/to/file.py:name", or the object itself."""
+"""Import strings: "package.module:name" or "path/to/file.py:name"; most functions also accept objects."""
 
 from __future__ import annotations
 
@@ -27,60 +27,57 @@ _IMPORT_LOCK = threading.RLock()
 
 
 def is_bare_name(value: Any) -> bool:
-    """Whether a value is a name that something is known by, and no reference to import."""
+    """Whether a value is a plain name, such as a Keras name, rather than an import string or an object."""
     return isinstance(value, str) and ":" not in value
 
 
 def resolve(reference: Any) -> Any:
-    """Imports what a reference names.
+    """Imports the object that an import string names.
 
     Args:
-        reference: A reference string, or the object itself, which is returned unchanged.
-
-    Returns:
-        The object that the reference names.
+        reference: Import string, or the object itself, which is returned unchanged.
 
     Raises:
-        SpecError: The syntax, the module, the file or the name is wrong, or the import failed.
+        SpecError: The syntax is wrong, the module, file or name does not exist, or the import failed.
     """
     if not isinstance(reference, str):
         return reference
-    where, names = _split(reference)
-    found: Any = load_module(where)
+    module, names = _split(reference)
+    value: Any = load_module(module)
     for name in names.split("."):
         try:
-            found = getattr(found, name)
+            value = getattr(value, name)
         except AttributeError:
             raise SpecError(
-                f"reference {reference!r}: {where!r} has no {name!r}.{did_you_mean(name, dir(found))}"
+                f"reference {reference!r}: {module!r} has no {name!r}.{did_you_mean(name, dir(value))}"
             ) from None
-    return found
+    return value
 
 
-def load_module(where: str) -> ModuleType:
-    """Imports a module by its dotted name, or by the path of its file when that ends in `.py`.
+def load_module(module: str) -> ModuleType:
+    """Imports a module by its dotted name, or by the path of its `.py` file.
 
     Raises:
-        SpecError: There is none, or the import failed.
+        SpecError: The module does not exist, or the import failed.
     """
-    return _import_file(Path(where)) if where.endswith(".py") else _import_module(where)
+    return _import_file(Path(module)) if module.endswith(".py") else _import_module(module)
 
 
-def module_problem(where: str) -> str | None:
-    """Says why `load_module` would not find anything, or None; it looks, and imports nothing."""
-    if where.endswith(".py"):
-        return _missing_file(Path(where))
-    if not all(part.isidentifier() for part in where.split(".")):
-        return f"{where!r} is neither a dotted module name nor a file that ends in .py"
-    found = where in sys.modules or _find_module(where) is not None or _makes_modules(where)
-    return None if found else _missing_module(where)
+def module_problem(module: str) -> str | None:
+    """Why `load_module` would not find a module, or None; imports nothing."""
+    if module.endswith(".py"):
+        return _missing_file(Path(module))
+    if not all(part.isidentifier() for part in module.split(".")):
+        return f"{module!r} is neither a dotted module name nor a file that ends in .py"
+    exists = module in sys.modules or _find_module(module) is not None or _makes_modules(module)
+    return None if exists else _missing_module(module)
 
 
 def describe(reference: Any) -> str:
-    """Names an object in one line that does not change from process to process.
+    """Description of an object in one line, equal in all processes.
 
-    A callable that has a name becomes "module:qualname" (or "file.py:qualname" when it was
-    imported from a file reference), anything else the name of its type.
+    A callable with a name becomes "module:qualname" (or "file.py:qualname" if it was imported from a
+    file), any other object the name of its type.
     """
     if isinstance(reference, str):
         return reference
@@ -94,7 +91,7 @@ def describe(reference: Any) -> str:
 
 
 def is_importable(reference: Any) -> bool:
-    """Whether a fresh process finds this very object again by module and qualified name."""
+    """Whether a fresh process can import this very object by its module and qualified name."""
     name = getattr(reference, "__qualname__", None)
     module = getattr(reference, "__module__", None)
     if not isinstance(name, str) or not isinstance(module, str):
@@ -108,39 +105,39 @@ def is_importable(reference: Any) -> bool:
 
 
 def is_file(reference: str) -> bool:
-    """Whether a reference string names a Python file rather than a module."""
+    """Whether an import string names a Python file rather than a module."""
     return reference.rpartition(":")[0].endswith(".py")
 
 
-def may_be_one(one: Any, other: Any) -> bool:
-    """Whether two references may be of one function: of files or modules named alike, or of the script."""
+def may_be_same(one: Any, other: Any) -> bool:
+    """Whether two import strings may name the same function: same name, and module or file of one name."""
     if not all(isinstance(each, str) and ":" in each for each in (one, other)):
         return False
-    (where, _, name), (other_where, _, other_name) = one.rpartition(":"), other.rpartition(":")
-    modules = {_own_name(where), _own_name(other_where)} - {"__main__"}
+    (module, _, name), (other_module, _, other_name) = one.rpartition(":"), other.rpartition(":")
+    modules = {_last_name(module), _last_name(other_module)} - {"__main__"}
     return name == other_name and len(modules) <= 1
 
 
-def _own_name(where: str) -> str:
-    """What a module or the file of one is called, wherever it lies."""
-    return Path(where).stem if where.endswith(".py") else where.rpartition(".")[2]
+def _last_name(module: str) -> str:
+    """Last part of a module's dotted name, or the stem of its file."""
+    return Path(module).stem if module.endswith(".py") else module.rpartition(".")[2]
 
 
 def absolute(reference: str, folder: Path) -> str:
-    """Makes the path of a file reference absolute, relative to `folder`; leaves others alone."""
+    """Import string with the path of its file, if any, made absolute relative to `folder`."""
     if not is_file(reference):
         return reference
-    where, names = _split(reference)
-    return f"{absolute_module(where, folder)}:{names}"
+    module, names = _split(reference)
+    return f"{absolute_module(module, folder)}:{names}"
 
 
-def absolute_module(where: str, folder: Path) -> str:
-    """Makes the path of a file absolute, relative to `folder`; leaves dotted names alone."""
-    return str((folder / Path(where).expanduser()).resolve()) if where.endswith(".py") else where
+def absolute_module(module: str, folder: Path) -> str:
+    """Path of a `.py` file made absolute relative to `folder`; dotted names unchanged."""
+    return str((folder / Path(module).expanduser()).resolve()) if module.endswith(".py") else module
 
 
 def syntax_problem(reference: str) -> str | None:
-    """Says what is wrong with the form of a reference string, or None."""
+    """Why a text is not an import string, or None."""
     try:
         _split(reference)
     except SpecError as error:
@@ -149,29 +146,28 @@ def syntax_problem(reference: str) -> str | None:
 
 
 def problem(reference: str) -> str | None:
-    """Says why a reference cannot be imported, or None; it looks, and imports nothing.
+    """Why an import string cannot be resolved, or None; imports nothing.
 
-    The module is searched for without importing its parents, and the name is searched for in the
-    parsed source. What cannot be decided that way (compiled modules, star imports, modules that
-    make their names at run time) counts as right.
+    The module is searched for without importing its parents, and the name in the parsed source. Where that
+    cannot decide (compiled modules, star imports, names made at run time), the answer is None.
     """
-    form = syntax_problem(reference)
-    if form is not None:
-        return form
-    where, names = _split(reference)
+    syntax = syntax_problem(reference)
+    if syntax is not None:
+        return syntax
+    module, names = _split(reference)
     name = names.split(".")[0]
     if is_file(reference):
-        return _file_problem(Path(where), name)
-    return _module_problem(where, name)
+        return _file_problem(Path(module), name)
+    return _module_problem(module, name)
 
 
 def _split(reference: str) -> tuple[str, str]:
-    where, colon, names = reference.rpartition(":")
-    if not colon or not where or not all(part.isidentifier() for part in names.split(".")):
+    module, colon, names = reference.rpartition(":")
+    if not colon or not module or not all(part.isidentifier() for part in names.split(".")):
         raise SpecError(f"reference {reference!r} is not of the form {SYNTAX}")
-    if not where.endswith(".py") and not all(part.isidentifier() for part in where.split(".")):
+    if not module.endswith(".py") and not all(part.isidentifier() for part in module.split(".")):
         raise SpecError(f"reference {reference!r} is not of the form {SYNTAX}")
-    return where, names
+    return module, names
 
 
 def _import_module(name: str) -> ModuleType:
@@ -236,22 +232,22 @@ def _import_failed(what: str, error: BaseException) -> str:
     return f"importing {what} failed: {type(error).__name__}: {error}"
 
 
-def _module_problem(where: str, name: str) -> str | None:
-    if where in sys.modules:
-        return _loaded_problem(sys.modules[where], where, name)
-    spec = _find_module(where)
+def _module_problem(module: str, name: str) -> str | None:
+    if module in sys.modules:
+        return _loaded_problem(sys.modules[module], module, name)
+    spec = _find_module(module)
     if spec is None:
-        return None if _makes_modules(where) else _missing_module(where)
+        return None if _makes_modules(module) else _missing_module(module)
     locations = spec.submodule_search_locations
     if locations is not None and name in _submodules(locations):
         return None
     if not isinstance(spec.loader, importlib.machinery.SourceFileLoader):
         return None
-    return _source_problem(Path(spec.loader.path), f"module {where!r}", name)
+    return _source_problem(Path(spec.loader.path), f"module {module!r}", name)
 
 
 def _makes_modules(name: str) -> bool:
-    """Whether a parent package may add modules or folders to itself when it runs."""
+    """Whether a parent package may add submodules or search paths when it is imported."""
     for end in range(1, name.count(".") + 1):
         spec = _find_module(name.rsplit(".", end)[0])
         if spec is not None:
@@ -261,17 +257,17 @@ def _makes_modules(name: str) -> bool:
     return False
 
 
-def _loaded_problem(module: ModuleType, where: str, name: str) -> str | None:
-    known = vars(module)
-    if name in known or "__getattr__" in known:
+def _loaded_problem(module: ModuleType, module_name: str, name: str) -> str | None:
+    attributes = vars(module)
+    if name in attributes or "__getattr__" in attributes:
         return None
-    if where == "__main__":
+    if module_name == "__main__":
         return (
             f"the script that runs now has no {name!r}. Name the file that has it, as"
             f" path/to/script.py:{name}, or pass the spec that was run: spec=..., or --spec on the"
             " command line."
         )
-    return f"module {where!r} has no {name!r}.{did_you_mean(name, known)}"
+    return f"module {module_name!r} has no {name!r}.{did_you_mean(name, attributes)}"
 
 
 def _file_problem(path: Path, name: str) -> str | None:
@@ -281,8 +277,8 @@ def _file_problem(path: Path, name: str) -> str | None:
 def _missing_file(path: Path) -> str | None:
     if path.is_file():
         return None
-    beside = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
-    return f"there is no file {str(path)!r}.{did_you_mean(path.name, beside)}"
+    siblings = [entry.name for entry in path.parent.glob("*.py")] if path.parent.is_dir() else []
+    return f"there is no file {str(path)!r}.{did_you_mean(path.name, siblings)}"
 
 
 def _source_problem(path: Path, what: str, name: str) -> str | None:
@@ -300,16 +296,16 @@ def _source_problem(path: Path, what: str, name: str) -> str | None:
 
 
 def _missing_module(name: str) -> str:
-    """Says which part of a dotted name is missing, and the nearest name beside it."""
+    """Message with the missing part of a dotted name and the most similar existing name."""
     parts = name.split(".")
-    known: Sequence[str] | None = None
+    locations: Sequence[str] | None = None
     for end in range(1, len(parts) + 1):
         spec = _find_module(".".join(parts[:end]))
         if spec is None:
             inside = f" in {'.'.join(parts[: end - 1])!r}" if end > 1 else ""
-            hint = did_you_mean(parts[end - 1], _submodules(known))
+            hint = did_you_mean(parts[end - 1], _submodules(locations))
             return f"there is no module {parts[end - 1]!r}{inside}.{hint}"
-        known = spec.submodule_search_locations or []
+        locations = spec.submodule_search_locations or []
     return f"there is no module {name!r}."
 
 
@@ -319,29 +315,29 @@ def _submodules(locations: Iterable[str] | None) -> set[str]:
 
 
 def _find_module(name: str, loaded: bool = True) -> importlib.machinery.ModuleSpec | None:
-    """Finds a module as the import system would, without importing its parent packages.
+    """Finds a module's spec as the import system would, without importing its parent packages.
 
     Args:
-        name: The dotted name.
-        loaded: Whether the specification of a module that is already imported counts.
+        name: Dotted name.
+        loaded: Whether to use the spec of a module that is already imported.
     """
     path: Sequence[str] | None = None
-    found = None
+    spec = None
     parts = name.split(".")
     for end in range(1, len(parts) + 1):
-        found = _find_one(".".join(parts[:end]), path, loaded)
-        if found is None:
+        spec = _find_spec(".".join(parts[:end]), path, loaded)
+        if spec is None:
             return None
-        path = list(found.submodule_search_locations or [])
-    return found
+        path = list(spec.submodule_search_locations or [])
+    return spec
 
 
-def _find_one(
+def _find_spec(
     name: str, path: Sequence[str] | None, loaded: bool
 ) -> importlib.machinery.ModuleSpec | None:
-    known = getattr(sys.modules.get(name), "__spec__", None) if loaded else None
-    if isinstance(known, importlib.machinery.ModuleSpec):
-        return known
+    loaded_spec = getattr(sys.modules.get(name), "__spec__", None) if loaded else None
+    if isinstance(loaded_spec, importlib.machinery.ModuleSpec):
+        return loaded_spec
     for finder in sys.meta_path:
         spec = finder.find_spec(name, path)
         if spec is not None:
@@ -350,23 +346,23 @@ def _find_one(
 
 
 def _bound_names(tree: ast.Module) -> set[str] | None:
-    """The names a module binds at its top level, or None when only running it could tell."""
+    """Names that a module binds at its top level, or None if only running it could tell."""
     names: set[str] = set()
-    for node in _own_nodes(tree):
+    for node in _nodes_in_scope(tree):
         if isinstance(node, ast.Name) and node.id in {"globals", "exec", "vars", "setattr"}:
             return None
         names.update(_bindings(node))
     return None if names & {"*", "__getattr__"} else names
 
 
-def _own_nodes(node: ast.AST) -> Iterator[ast.AST]:
-    """Every node below `node` that runs in its scope: not the bodies of functions and classes."""
+def _nodes_in_scope(node: ast.AST) -> Iterator[ast.AST]:
+    """All nodes below a node in the same scope, without the bodies of functions and classes."""
     for child in ast.iter_child_nodes(node):
         yield child
         if not isinstance(
             child, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef | ast.Lambda
         ):
-            yield from _own_nodes(child)
+            yield from _nodes_in_scope(child)
 
 
 def _bindings(node: ast.AST) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""The part of the spec that says what weights a run starts with."""
+"""Spec section for the initial weights of a run: where they come from, and which are frozen."""
 
 from __future__ import annotations
 
@@ -17,11 +17,13 @@ from isotrain.core.spec.validation import Problem, SpecModel
 from isotrain.core.spec.weight_name_map import read_maps
 from isotrain.core.system.files import is_url
 
-_SOURCE = "a file, a run, a checkpoint, or a function that gives names and arrays or a Keras model"
+_SOURCE = (
+    "a file, a run, a checkpoint, or a function that returns names and arrays or a Keras model"
+)
 
 
 def _source(value: Any, info: ValidationInfo) -> Any:
-    """A path, absolute; or a callable, or the reference of one."""
+    """Absolute path, URL, callable or import string."""
     value = getattr(value, "run_directory", getattr(value, "location", value))
     if callable(value) or value is None:
         return value
@@ -33,12 +35,12 @@ def _source(value: Any, info: ValidationInfo) -> Any:
     return text if is_url(text) else str((folder / Path(text).expanduser()).resolve())
 
 
-def _listed(value: Any) -> Any:
+def _as_list(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
 
 
 def _map(value: Any, info: ValidationInfo) -> Any:
-    """A name map, or the absolute path of the file that has it."""
+    """Name map, or absolute path of the file with it."""
     if isinstance(value, str | os.PathLike):
         folder = (info.context or {}).get("folder") or Path.cwd()
         value = str((folder / Path(value).expanduser()).resolve())
@@ -53,13 +55,13 @@ Names = Annotated[Any, AfterValidator(_map), WithJsonSchema({"type": ["string", 
 _TEXT = {"type": "string"}
 Patterns = Annotated[
     tuple[Text, ...],
-    BeforeValidator(_listed),
+    BeforeValidator(_as_list),
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}),
 ]
 
 
 class InitialWeights(SpecModel):
-    """What weights a run starts with, and which of them it does not train."""
+    """Initial weights of a run, and the weights that are frozen."""
 
     source: Annotated[Any, AfterValidator(_source), WithJsonSchema({"type": "string"})] = Field(
         default=None,
@@ -81,17 +83,17 @@ class InitialWeights(SpecModel):
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """What is loaded needs a source."""
+        """Requires a source, except to freeze weights only."""
         if fields.get("source") is None:
-            given = [name for name in ("include", "exclude", "map") if fields.get(name)]
-            if given or not fields.get("freeze"):
+            needs_source = any(fields.get(name) for name in ("include", "exclude", "map"))
+            if needs_source or not fields.get("freeze"):
                 yield Problem(_SOURCE, ("source",))
 
     def is_wanted(self, name: str) -> bool:
-        """Whether the weight of a name is to be loaded."""
+        """Whether `include` and `exclude` select a weight for loading."""
         return (not self.include or matches(name, self.include)) and not matches(name, self.exclude)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name fits one of the patterns: `*` stands for any text, also with slashes and dots."""
+    """Whether a name matches one of the glob patterns; `*` also matches slashes and dots."""
     return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)

@@ -17,25 +17,25 @@ from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.field_types import Component
 from isotrain.core.spec.sections import (
-    OPTIMIZERS_ALONE,
-    SCHEDULES_ALONE,
+    OPTIMIZERS_WITH_DEFAULTS,
+    SCHEDULES_WITH_DEFAULTS,
     StrategyChoice,
     StrategyLike,
-    keeps_own,
+    keeps_options,
 )
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.validation import SpecModel, as_spec_error
 
 SpecLike = TrainingSpec | Mapping[str, Any] | str | PathLike[str]
-"""What a spec can be given as."""
+"""Forms in which `load_spec` accepts a spec."""
 
-_LOOKED_UP: weakref.WeakValueDictionary[int, TrainingSpec] = weakref.WeakValueDictionary()
-"""Specs whose imports were looked up, by identity: a changed copy, which may name others, is none."""
+_IMPORTS_CHECKED: weakref.WeakValueDictionary[int, TrainingSpec] = weakref.WeakValueDictionary()
+"""Specs whose imports were checked, by identity: a changed copy may have other imports."""
 
 _SCRIPT = re.compile(r"\.py:[^:/]+$")
 _VARIABLE = "env:"
-"""Before the name of a variable that has the JSON of a spec."""
-_MOST_LEVELS = 100
+"""Prefix of the name of an environment variable with a spec in JSON."""
+_MAX_LEVELS = 100
 _SHORTHANDS = {
     "loss": "name",
     "metrics": "name",
@@ -55,102 +55,104 @@ def load_spec(
     loggers: Sequence[Mapping[str, Any] | str] = (),
     check_imports: bool = True,
 ) -> TrainingSpec:
-    """Reads and validates a spec; imports nothing that the spec names.
+    """Reads and validates a spec, without importing what its import strings name.
 
     Args:
-        source: A path (.yaml, .yml, .toml or .json), `path/to/script.py:name`, `env:NAME`, a mapping of
-            fields, or a spec. The script is imported; the name is a spec, a mapping, or a function that
-            returns one. The variable has JSON.
-        overrides: Changes like "optimizer.lr=0.05"; values are YAML, an empty one is null.
-        strategy: In the place of the spec's own, of which the bare name keeps its options.
-        loggers: Besides the spec's own.
-        check_imports: Whether to look for the modules and names that references name.
+        source: Path (.yaml, .yml, .toml or .json), `path/to/script.py:name`, `env:NAME`, mapping of fields,
+            or spec. A script is imported; the name in it is a spec, a mapping, or a function that returns
+            one. An environment variable holds JSON.
+        overrides: Changes such as "optimizer.lr=0.05"; values are YAML, an empty one is null.
+        strategy: Strategy to replace the spec's; the bare name of the spec's own keeps its options.
+        loggers: Additional loggers.
+        check_imports: Whether to check that the modules and names of import strings exist.
 
     Returns:
-        The spec; one that was loaded before as it is. File references of a spec file are relative to its
-        folder.
+        The spec; an unchanged spec that was loaded before is returned as it is. Paths in a spec file are
+        relative to its folder.
 
     Raises:
-        SpecError: The file cannot be read, or lists every problem of the spec.
+        SpecError: The file cannot be read, or the spec is invalid; the message lists every problem.
     """
     if isinstance(source, str) and _SCRIPT.search(source):
-        source = _of_script(source)
+        source = _spec_in_script(source)
     is_changed = bool(overrides or loggers) or strategy is not None
-    if not is_changed and _LOOKED_UP.get(id(source)) is source:
+    if not is_changed and _IMPORTS_CHECKED.get(id(source)) is source:
         return source
-    fields, what, folder = _given(source)
+    fields, title, folder = _read_source(source)
     for override in overrides:
         fields = _override(fields, override)
     if strategy is not None:
-        fields["strategy"] = _chosen(strategy, fields.get("strategy"))
+        fields["strategy"] = _merge_strategy(strategy, fields.get("strategy"))
     if loggers:
-        fields["loggers"] = [*_in_list(fields.get("loggers")), *loggers]
+        fields["loggers"] = [*_logger_list(fields.get("loggers")), *loggers]
     fields.pop("$schema", None)
-    with as_spec_error(what):
+    with as_spec_error(title):
         spec = TrainingSpec.model_validate(
             fields, context={"folder": folder, "check_imports": check_imports}
         )
     if check_imports:
-        _LOOKED_UP[id(spec)] = spec
+        _IMPORTS_CHECKED[id(spec)] = spec
     return spec
 
 
-def _given(source: SpecLike) -> tuple[dict[str, Any], str, Path]:
-    """The fields of a spec as they were given, what messages call it, and where its files are."""
+def _read_source(source: SpecLike) -> tuple[dict[str, Any], str, Path]:
+    """Unvalidated fields of a spec, its name in messages, and the folder that its paths are relative to."""
     if isinstance(source, str) and source.startswith(_VARIABLE):
-        return _of_variable(source), source, Path.cwd()
+        return _read_variable(source), source, Path.cwd()
     if isinstance(source, str | PathLike):
         path = Path(source).expanduser()
-        return _read(path), str(path), path.absolute().parent
+        return _read_file(path), str(path), path.absolute().parent
     if not isinstance(source, Mapping | TrainingSpec):
         kind = type(source).__name__
         raise SpecError(f"a spec is a path, a mapping or a TrainingSpec; got {kind}")
     return _as_fields(source), "the spec", Path.cwd()
 
 
-def _chosen(strategy: StrategyLike, own: Any) -> Any:
-    """A strategy in the place of a spec's own."""
+def _merge_strategy(strategy: StrategyLike, current: Any) -> Any:
+    """Field `strategy` with another strategy; the bare name of the current one keeps its options."""
     choice = StrategyChoice.of(strategy)
-    name = own.get("name") if isinstance(own, Mapping) else own
-    return own if keeps_own(choice, name) else _as_fields(choice)
+    name = current.get("name") if isinstance(current, Mapping) else current
+    return current if keeps_options(choice, name) else _as_fields(choice)
 
 
-def _in_list(loggers: Any) -> Sequence[Any]:
-    """The loggers of a spec, of which one alone may be given without a list."""
+def _logger_list(loggers: Any) -> Sequence[Any]:
+    """Field `loggers` as a list; a single logger may be given without one."""
     if isinstance(loggers, list | tuple):
         return loggers
     return [] if loggers is None else [loggers]
 
 
-def _of_script(reference: str) -> TrainingSpec | Mapping[str, Any]:
-    """What a script has under a name. Its folder is on the path, and its functions travel, as if it was run.
+def _spec_in_script(reference: str) -> TrainingSpec | Mapping[str, Any]:
+    """Spec of a name in a script.
+
+    As if the script was run, its folder is put on `sys.path` and its functions are pickled by value.
 
     Raises:
-        SpecError: It cannot be imported, or that is no spec.
+        SpecError: The script cannot be imported, or the name is not a spec.
     """
     import cloudpickle
 
-    where, _, _ = reference.rpartition(":")
-    folder = str(Path(where).expanduser().resolve().parent)
+    script, _, _ = reference.rpartition(":")
+    folder = str(Path(script).expanduser().resolve().parent)
     if folder not in sys.path:
         sys.path.insert(0, folder)
-    found = import_strings.resolve(reference)
-    cloudpickle.register_pickle_by_value(import_strings.load_module(where))
-    if callable(found) and not isinstance(found, TrainingSpec):
-        found = found()
-    if not isinstance(found, TrainingSpec | Mapping):
+    spec = import_strings.resolve(reference)
+    cloudpickle.register_pickle_by_value(import_strings.load_module(script))
+    if callable(spec) and not isinstance(spec, TrainingSpec):
+        spec = spec()
+    if not isinstance(spec, TrainingSpec | Mapping):
         raise SpecError(
-            f"{reference}: it is a {type(found).__name__!r}; expected a TrainingSpec, a mapping of its"
+            f"{reference}: it is a {type(spec).__name__!r}; expected a TrainingSpec, a mapping of its"
             " fields, or a function without arguments that returns one of these."
         )
-    return found
+    return spec
 
 
-def _of_variable(reference: str) -> dict[str, Any]:
-    """What a variable of this process has.
+def _read_variable(reference: str) -> dict[str, Any]:
+    """Fields of a spec in an environment variable, as JSON.
 
     Raises:
-        SpecError: It is not set, or is no JSON object.
+        SpecError: The variable is not set, or is not a JSON object.
     """
     name = reference.removeprefix(_VARIABLE)
     text = os.environ.get(name)
@@ -158,16 +160,16 @@ def _of_variable(reference: str) -> dict[str, Any]:
         raise SpecError(
             f"{reference}: the variable {name} is not set; expected a spec in it, as JSON."
         )
-    return _fields_of(_read_json(Path(reference), text), reference)
+    return _require_table(_read_json(Path(reference), text), reference)
 
 
 def json_schema() -> dict[str, Any]:
-    """The JSON Schema (draft 2020-12) of spec files, shorthands included."""
+    """JSON Schema (draft 2020-12) of spec files, including shorthands."""
     schema = TrainingSpec.model_json_schema()
     fields = schema["properties"]
     for name, choices in (
-        ("optimizer", OPTIMIZERS_ALONE),
-        ("schedule", SCHEDULES_ALONE),
+        ("optimizer", OPTIMIZERS_WITH_DEFAULTS),
+        ("schedule", SCHEDULES_WITH_DEFAULTS),
         ("strategy", ()),
         ("scaling", ("none",)),
         ("initial_weights", ()),
@@ -185,7 +187,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _with_shorthand(schema: dict[str, Any], choices: Sequence[str]) -> dict[str, Any]:
-    """Also accepts a bare name: one of `choices`, or any when there are none."""
+    """Schema that also accepts a bare name: one of `choices`, or any name if there are none."""
     outer = {key: schema[key] for key in schema if key in ("default", "description", "title")}
     inner = {key: value for key, value in schema.items() if key not in outer}
     name: dict[str, Any] = {"type": "string"}
@@ -195,7 +197,7 @@ def _with_shorthand(schema: dict[str, Any], choices: Sequence[str]) -> dict[str,
 
 
 def _as_fields(value: Any) -> Any:
-    """The parts of a spec in the form they have in a file; callables and data stay as they are."""
+    """Value of a spec in its form in a spec file; callables and data are unchanged."""
     if isinstance(value, SpecModel):
         names = [n for n in type(value).model_fields if n in value.model_fields_set or n == "name"]
         return {name: _as_fields(getattr(value, name)) for name in names}
@@ -227,7 +229,15 @@ def _override(fields: dict[str, Any], override: str) -> dict[str, Any]:
 
 
 def _put(value: Any, keys: Sequence[str], new: Any, shorthand: str | None, override: str) -> Any:
-    """A copy of `value` in which the place `keys` holds `new`."""
+    """Copy of a nested value with one entry replaced.
+
+    Args:
+        value: Table, list or other value.
+        keys: Path of the entry: keys of tables and indices of lists.
+        new: New value of the entry.
+        shorthand: Key for which a bare name in place of a table stands; None for none.
+        override: Override in the form of the user, for messages.
+    """
     if not keys:
         return new
     key, rest = keys[0], keys[1:]
@@ -251,41 +261,41 @@ def _put(value: Any, keys: Sequence[str], new: Any, shorthand: str | None, overr
     raise SpecError(f"override {override!r}: {key!r} is below {value!r}, which is not a table")
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_file(path: Path) -> dict[str, Any]:
     reader = _READERS.get(path.suffix.lower())
     if reader is None:
-        known = ", ".join(_READERS)
-        named = f"; of a script the name of the spec in it, {path.name}:NAME" * (
+        suffixes = ", ".join(_READERS)
+        hint = f"; for a script, add the name of the spec in it: {path.name}:NAME" * (
             path.suffix == ".py"
         )
-        raise SpecError(f"spec {str(path)!r}: expected a file that ends in one of {known}{named}")
-    return _fields_of(reader(path, _text(path)), path)
+        raise SpecError(f"spec {str(path)!r}: expected a file that ends in one of {suffixes}{hint}")
+    return _require_table(reader(path, _read_text(path)), path)
 
 
-def _fields_of(found: Any, where: Path | str) -> dict[str, Any]:
-    """What was read, if it is a table; nothing is an empty one."""
-    if found is None:
+def _require_table(value: Any, source: Path | str) -> dict[str, Any]:
+    """The value, if it is a table that is not nested too deeply; an empty table for None."""
+    if value is None:
         return {}
-    if not isinstance(found, dict):
-        kind = type(found).__name__
-        raise SpecError(f"{where}: expected a table of fields at the top, got a {kind}")
-    if _levels(found) > _MOST_LEVELS:
-        raise _too_deep(where)
-    return found
+    if not isinstance(value, dict):
+        kind = type(value).__name__
+        raise SpecError(f"{source}: expected a table of fields at the top, got a {kind}")
+    if _levels(value) > _MAX_LEVELS:
+        raise _too_deep(source)
+    return value
 
 
-def _text(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         return path.read_text(encoding="utf-8-sig")
     except FileNotFoundError:
-        raise SpecError(f"there is no spec file {str(path)!r}.{_near_file(path)}") from None
+        raise SpecError(f"there is no spec file {str(path)!r}.{_file_suggestion(path)}") from None
     except UnicodeDecodeError as error:
         raise SpecError(f"{path}: not UTF-8 text (byte {error.start})") from None
     except OSError as error:
         raise SpecError(f"{path}: cannot be read: {error.strerror}") from None
 
 
-def _near_file(path: Path) -> str:
+def _file_suggestion(path: Path) -> str:
     if not path.parent.is_dir():
         return f" There is no folder {str(path.parent)!r} either."
     names = [entry.name for entry in path.parent.iterdir() if entry.suffix in _READERS]
@@ -309,12 +319,12 @@ def _read_toml(path: Path, text: str) -> Any:
     try:
         return tomllib.loads(text)
     except tomllib.TOMLDecodeError as error:
-        place = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
-        if place is None:
+        position = re.search(r"\(at line (\d+), column (\d+)\)", str(error))
+        if position is None:
             last = text.count("\n") + 1
             raise _parse_error(path, last, len(text.rsplit("\n", 1)[-1]) + 1, error) from None
-        reason = str(error)[: place.start()].strip()
-        raise _parse_error(path, int(place[1]), int(place[2]), reason) from None
+        reason = str(error)[: position.start()].strip()
+        raise _parse_error(path, int(position[1]), int(position[2]), reason) from None
     except ValueError as error:
         raise SpecError(f"{path}: {error}") from None
     except RecursionError:
@@ -332,14 +342,14 @@ def _read_json(path: Path, text: str) -> Any:
         raise _too_deep(path) from None
 
 
-def _too_deep(where: Path | str) -> SpecError:
-    return SpecError(f"{where}: it is nested too deeply; a spec needs no {_MOST_LEVELS} levels")
+def _too_deep(source: Path | str) -> SpecError:
+    return SpecError(f"{source}: it is nested too deeply; a spec needs no {_MAX_LEVELS} levels")
 
 
 def _levels(value: Any) -> int:
-    """How deeply tables and lists are nested, as far as it matters."""
+    """Nesting depth of tables and lists, counted up to just above the limit."""
     levels, level = 0, [value]
-    while level and levels <= _MOST_LEVELS:
+    while level and levels <= _MAX_LEVELS:
         inner = [each.values() if isinstance(each, dict) else each for each in level]
         level = [part for each in inner for part in each if isinstance(part, dict | list)]
         levels += 1

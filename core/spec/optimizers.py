@@ -1,6 +1,6 @@
-"""The optimizers of the spec: their options, and what there is to know of each, said once.
+"""The optimizers of the spec: options, slots and properties of each.
 
-The names of slots are those of portable models' named state.
+Slot names are those in the named state of portable models.
 """
 
 from __future__ import annotations
@@ -23,11 +23,11 @@ from isotrain.core.spec.validation import Problem, SpecModel
 
 
 class _Optimizer(SpecModel, json_schema_extra=require_name):
-    """What the optimizers with a name share.
+    """Base of the built-in optimizers.
 
     Attributes:
-        is_adaptive: Whether the size of a step hardly depends on that of the gradients.
-        decay_is_decoupled: Whether weight decay is decoupled in every implementation, and not only in Keras'.
+        is_adaptive: Whether step sizes hardly depend on the scale of the gradients, as with Adam.
+        decay_is_decoupled: Whether weight decay is decoupled in every framework, and not only in Keras.
     """
 
     is_adaptive: ClassVar[bool] = False
@@ -45,12 +45,12 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
 
     @property
     def slots(self) -> tuple[str, ...]:
-        """The tensors that it keeps beside each weight."""
+        """Names of the optimizer state tensors of a weight's size."""
         return ()
 
     @property
     def is_plain(self) -> bool:
-        """Whether no option is on that changes the form of the update."""
+        """Whether all options that change the update rule, such as momentum, are off."""
         return not any(getattr(self, variant) for variant in self._variants)
 
 
@@ -69,7 +69,7 @@ class Sgd(_Optimizer):
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """Nesterov's form needs a momentum."""
+        """Requires a momentum for Nesterov momentum."""
         if fields.get("nesterov") is True and fields.get("momentum", 0) == 0:
             yield Problem("a momentum > 0 with nesterov", ("momentum",), fields.get("momentum", 0))
 
@@ -109,7 +109,7 @@ class AdamW(Adam):
 
 
 class Lamb(_AdamLike):
-    """Lamb: Adam with a rate per layer, for large batches."""
+    """LAMB: Adam with layer-wise trust ratios, for large batches."""
 
     name: Literal["lamb"] = "lamb"
     lr: Positive = Field(default=1e-3, description="Learning rate.")
@@ -150,7 +150,7 @@ class Adagrad(_Optimizer):
 
 
 class CustomOptimizer(SpecModel):
-    """An optimizer that a callable of yours builds; of what it does, nothing is known."""
+    """Custom optimizer, built by your own callable; isotrain knows nothing of its update rule."""
 
     is_adaptive: ClassVar[bool] = False
     decay_is_decoupled: ClassVar[bool] = False

@@ -1,4 +1,4 @@
-"""The parts of the spec: schedules, clipping and the like, and what chooses an optimizer."""
+"""Sections of the spec: optimizer choice, schedules, scaling, clipping, evaluation, strategy, loggers."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ class _Schedule(SpecModel):
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """The warm-up is counted in one unit."""
+        """Refuses a warm-up in both steps and epochs."""
         yield from at_most_one(fields, "warmup_steps", "warmup_epochs")
 
 
 class ConstantSchedule(_Schedule):
-    """The same rate throughout, after the warm-up."""
+    """Constant learning rate after the warm-up."""
 
     name: Literal["constant"] = "constant"
 
@@ -72,7 +72,7 @@ def _step_schema(schema: dict[str, Any]) -> None:
 
 
 class StepSchedule(_Schedule, json_schema_extra=_step_schema):
-    """The rate is multiplied by a factor at regular intervals."""
+    """Step decay: the learning rate is multiplied by a factor at regular intervals."""
 
     name: Literal["step"] = "step"
     every_epochs: Count | None = Field(default=None, description="Interval in epochs.")
@@ -81,7 +81,7 @@ class StepSchedule(_Schedule, json_schema_extra=_step_schema):
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """The interval is given once."""
+        """Requires one interval, in epochs or steps."""
         yield from super().rules(fields)
         yield from exactly_one(fields, "every_epochs", "every_steps")
 
@@ -94,35 +94,36 @@ class _DecaySchedule(_Schedule, json_schema_extra=require_name):
 
 
 class CosineSchedule(_DecaySchedule):
-    """The rate falls along half a cosine."""
+    """Cosine decay of the learning rate."""
 
     name: Literal["cosine"] = "cosine"
 
 
 class PolynomialSchedule(_DecaySchedule):
-    """The rate falls along a power of the remaining fraction of the run."""
+    """Polynomial decay: the learning rate follows a power of the remaining fraction of the run."""
 
     name: Literal["polynomial"] = "polynomial"
     power: Positive = Field(default=1.0, description="Exponent; 1 is a straight line.")
 
 
-def _tag(kind: type[SpecModel]) -> Tag:
-    """By which one of several forms is told: its name."""
-    return Tag(f"{BRANCH}{getattr(kind, 'name', None) or kind.model_fields['name'].default}")
+def _tag(section: type[SpecModel]) -> Tag:
+    """Tag of a union member for pydantic's discriminator: its name."""
+    return Tag(f"{BRANCH}{getattr(section, 'name', None) or section.model_fields['name'].default}")
 
 
-def _names(forms: Any, *, alone: bool = False) -> tuple[str, ...]:
-    """The names of those among several forms that are chosen by one; `alone`: that need nothing else."""
-    kinds = [get_args(each)[0].model_fields for each in get_args(forms)]
+def _names(union: Any, *, without_required: bool = False) -> tuple[str, ...]:
+    """Names of a union's members; `without_required`: only those without required fields."""
+    members = [get_args(each)[0].model_fields for each in get_args(union)]
     return tuple(
         fields["name"].default
-        for fields in kinds
-        if "name" in fields and not (alone and any(f.is_required() for f in fields.values()))
+        for fields in members
+        if "name" in fields
+        and not (without_required and any(field.is_required() for field in fields.values()))
     )
 
 
 def _named(kind: str, names: tuple[str, ...], default: str | None) -> Callable[[Any], Any]:
-    """Accepts a bare name for {name: ...} and settles which of `names` is meant."""
+    """Validator that accepts a bare name for `{name: NAME}`, and only names among `names`."""
 
     def validate(value: Any) -> Any:
         if isinstance(value, SpecModel):
@@ -165,9 +166,10 @@ _Schedules = (
 )
 OPTIMIZERS = _names(_Optimizers)
 SCHEDULES = _names(_Schedules)
-OPTIMIZERS_ALONE = _names(_Optimizers, alone=True)
-"""Those that a bare name chooses."""
-SCHEDULES_ALONE = _names(_Schedules, alone=True)
+OPTIMIZERS_WITH_DEFAULTS = _names(_Optimizers, without_required=True)
+"""Optimizers that a bare name selects, with all defaults."""
+SCHEDULES_WITH_DEFAULTS = _names(_Schedules, without_required=True)
+"""Schedules that a bare name selects, with all defaults."""
 Optimizer = Annotated[
     _Optimizers,
     Discriminator(_branch),
@@ -181,7 +183,7 @@ Schedule = Annotated[
 
 
 class Scaling(SpecModel):
-    """How the rate follows the global batch: the spec's rate is for `base_batch_size`."""
+    """Scaling of the learning rate with the global batch size; the spec's rate is for `base_batch_size`."""
 
     rule: Literal["none", "linear", "sqrt"] = Field(
         default="none",
@@ -193,12 +195,12 @@ class Scaling(SpecModel):
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """A rule that scales needs the batch it scales from."""
+        """Requires `base_batch_size` for rules that scale."""
         if fields.get("rule") in ("linear", "sqrt") and fields.get("base_batch_size") is None:
             yield Problem("the global batch that lr is for, in samples", ("base_batch_size",))
 
     def factor(self, global_batch_size: int) -> float:
-        """What the spec's rate is multiplied by for a global batch of so many samples."""
+        """Factor on the spec's learning rate for a global batch size in samples."""
         if self.rule == "none" or self.base_batch_size is None:
             return 1.0
         ratio = global_batch_size / self.base_batch_size
@@ -216,7 +218,7 @@ class Clip(SpecModel, json_schema_extra=one_of_schema(("value", "norm", "global_
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """One kind of clipping."""
+        """Requires exactly one kind of clipping."""
         yield from exactly_one(fields, "value", "norm", "global_norm")
 
 
@@ -230,7 +232,7 @@ class LossScale(SpecModel):
 
 
 class Evaluation(SpecModel):
-    """When and how the model is evaluated."""
+    """Evaluation: interval and batch size."""
 
     every_epochs: CountOrZero = Field(default=1, description="Interval in epochs; 0 for never.")
     batch: Count | None = Field(
@@ -239,9 +241,9 @@ class Evaluation(SpecModel):
     )
 
 
-def keeps_own(choice: StrategyChoice, own: Any) -> bool:
-    """Whether a choice only names the strategy that there is, whose own options then stay."""
-    return choice.name == own and not choice.options
+def keeps_options(choice: StrategyChoice, current_name: Any) -> bool:
+    """Whether a choice is the bare name of the current strategy, so that its options stay."""
+    return choice.name == current_name and not choice.options
 
 
 class StrategyChoice(SpecModel):
@@ -251,19 +253,19 @@ class StrategyChoice(SpecModel):
     options: Options = Field(default={}, description="Options of that strategy.")
 
     @classmethod
-    def of(cls, given: StrategyLike) -> Self:
-        """The choice that a name, or a table of name and options, stands for.
+    def of(cls, strategy: StrategyLike) -> Self:
+        """Choice of a strategy's name, or of a table of name and options.
 
         Raises:
-            SpecError: The table has another form.
+            SpecError: The table has other fields.
         """
-        if isinstance(given, cls):
-            return given
-        return cls(**({"name": given} if isinstance(given, str) else dict(given)))
+        if isinstance(strategy, cls):
+            return strategy
+        return cls(**({"name": strategy} if isinstance(strategy, str) else dict(strategy)))
 
     @property
     def label(self) -> str:
-        """The form it has on the command line: `NAME[,OPTION=VALUE...]`."""
+        """The choice in command-line form: `NAME[,OPTION=VALUE...]`."""
         options = (
             f"{name}={value if isinstance(value, str) else json.dumps(value, default=str)}"
             for name, value in self.options.items()
@@ -275,14 +277,14 @@ StrategyLike = StrategyChoice | Mapping[str, Any] | str
 
 
 class LoggerChoice(SpecModel):
-    """A logger that writes down how the run goes."""
+    """A logger and its options."""
 
     name: Text = Field(description="Name of a registered logger.")
     options: Options = Field(default={}, description="Options of that logger.")
 
 
 class Timeouts(SpecModel):
-    """When a process counts as lost, in seconds."""
+    """Timeouts in seconds, after which a process counts as lost."""
 
     silence: Positive = Field(default=10.0, description="Seconds without a heartbeat.")
     start: Positive = Field(

@@ -1,4 +1,4 @@
-"""A spec as plain values that another interpreter makes the same spec of."""
+"""Serialization of a spec as JSON values, from which another interpreter loads the same spec."""
 
 from __future__ import annotations
 
@@ -13,26 +13,26 @@ from isotrain.core.spec.validation import SpecModel
 
 
 def as_plain(spec: TrainingSpec) -> dict[str, Any]:
-    """Gives the spec's plain values.
+    """The spec as JSON values.
 
     Raises:
-        PlanError: It holds what can only be told by name, and is not found again by that name.
+        PlanError: A field is an object that cannot be imported by its name.
     """
-    stuck = list(_stuck(spec, ""))
-    if stuck:
+    unserializable = list(_unserializable_fields(spec, ""))
+    if unserializable:
         raise PlanError(
-            f"{', '.join(stuck)}: given as an object, which another interpreter cannot be told. Give"
-            f" {import_strings.SYNTAX}, or a function of a module that it can import too."
+            f"{', '.join(unserializable)}: expected {import_strings.SYNTAX}, or a function that other"
+            " processes can import; received an object, which cannot be sent to another interpreter."
         )
     return spec.to_dict()
 
 
-def _stuck(value: Any, path: str) -> Iterator[str]:
-    """Names the fields that no text can hold."""
+def _unserializable_fields(value: Any, path: str) -> Iterator[str]:
+    """Paths of the fields whose values cannot be written as text."""
     parts = _parts(value)
     if parts is not None:
         for name, part in parts.items():
-            yield from _stuck(part, f"{path}.{name}" if path else name)
+            yield from _unserializable_fields(part, f"{path}.{name}" if path else name)
     elif value is None or isinstance(value, str | int | float):
         return
     elif not (callable(value) and import_strings.is_importable(value)):

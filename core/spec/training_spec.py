@@ -1,4 +1,4 @@
-"""The training spec: what to train, frozen and validated once."""
+"""The training spec: model, data, loss, optimizer and the rest, frozen and validated once."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from pydantic import (
 
 from isotrain.core.errors import SpecError, unknown_name
 from isotrain.core.spec import import_strings
-from isotrain.core.spec.checkpoint_policy import CheckpointPolicy, EarlyStopping, watched
+from isotrain.core.spec.checkpoint_policy import CheckpointPolicy, EarlyStopping, metric_shorthand
 from isotrain.core.spec.field_types import (
     Codes,
     Component,
@@ -46,17 +46,17 @@ from isotrain.core.spec.sections import (
     StrategyChoice,
     StrategyLike,
     Timeouts,
-    keeps_own,
+    keeps_options,
 )
 from isotrain.core.spec.validation import (
+    ExpectedText,
     Problem,
     SpecModel,
-    Words,
     as_python_number,
     exactly_one,
 )
 
-_LOGGERS = Words("a list of logger names, or of {name: ..., options: {...}}")
+_LOGGERS = ExpectedText("a list of logger names, or of {name: ..., options: {...}}")
 
 
 def _strategy(value: Any) -> Any:
@@ -64,23 +64,23 @@ def _strategy(value: Any) -> Any:
 
 
 def _loggers(value: Any) -> Any:
-    """Accepts one logger for a list of it, and a bare name for {name: ...}."""
-    listed = [value] if isinstance(value, str | Mapping) else value
-    if not isinstance(listed, list | tuple):
-        return listed
-    return [{"name": each} if isinstance(each, str) else each for each in listed]
+    """Accepts a single logger for a list of one, and a bare name for `{name: NAME}`."""
+    loggers = [value] if isinstance(value, str | Mapping) else value
+    if not isinstance(loggers, list | tuple):
+        return loggers
+    return [{"name": each} if isinstance(each, str) else each for each in loggers]
 
 
 def _initial_weights(value: Any) -> Any:
-    is_whole = value is None or isinstance(value, Mapping | InitialWeights)
-    return value if is_whole else {"source": value}
+    is_complete = value is None or isinstance(value, Mapping | InitialWeights)
+    return value if is_complete else {"source": value}
 
 
 def _scaling(value: Any) -> Any:
     return {"rule": value} if isinstance(value, str) else value
 
 
-def _none(value: Any) -> Any:
+def _null_as_empty(value: Any) -> Any:
     return () if value is None else value
 
 
@@ -90,9 +90,9 @@ class TrainingSpec(
         ("loss", "objective"), ("global_batch_size", "local_batch_size"), ("epochs", "steps")
     ),
 ):
-    """What to train: the same under every backend."""
+    """Training spec: what to train and how, equal under every backend."""
 
-    if TYPE_CHECKING:  # every field also takes its form in a file, such as optimizer="adam"
+    if TYPE_CHECKING:  # fields also accept their form in spec files, such as optimizer="adam"
 
         def __init__(self, **fields: Any) -> None: ...
 
@@ -109,7 +109,7 @@ class TrainingSpec(
     data_args: Options = Field(default={}, description="Keyword arguments of the data callable.")
     validation_split: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = Field(
         default=None,
-        description="How much of the training data, from its end, to validate on; null where the data "
+        description="Fraction of the training data, from its end, to validate on; null where the data "
         "have a validation part, or for none.",
     )
     transform: Reference | None = Field(
@@ -118,8 +118,8 @@ class TrainingSpec(
     )
     initial_weights: Annotated[InitialWeights | None, BeforeValidator(_initial_weights)] = Field(
         default=None,
-        description="What the weights start as in place of what the model makes: a file, a run, a checkpoint "
-        "or a callable, or {source: ..., include: ..., exclude: ..., map: ..., freeze: ...}.",
+        description="Initial weights in place of the model's own: a file, a run, a checkpoint or a "
+        "callable, or {source: ..., include: ..., exclude: ..., map: ..., freeze: ...}.",
     )
     loss: Losses | None = Field(
         default=None,
@@ -128,11 +128,11 @@ class TrainingSpec(
     )
     loss_weights: dict[Text, Number] | None = Field(
         default=None,
-        description="By which the losses of several outputs are multiplied in their sum: {output: number}.",
+        description="Factors of the losses of several outputs in their sum: {output: number}.",
     )
     class_weight: dict[int, NotNegative] | None = Field(
         default=None,
-        description="By which the loss of training samples is multiplied: {class: number}; others count 1.",
+        description="Factors of the loss of training samples: {class: number}; other classes have 1.",
     )
     objective: References | None = Field(
         default=None,
@@ -185,31 +185,31 @@ class TrainingSpec(
     )
     capture: Switch = Field(
         default=True,
-        description="Whether steps of a portable model on torch are replayed from a record of what Keras "
-        "does, where that is possible; false: Keras' own Python computes every step.",
+        description="Whether steps of a portable model on torch are captured once and replayed, where "
+        "possible; false: Keras' own Python computes every step.",
     )
-    recompute: Annotated[Patterns, BeforeValidator(_none)] = Field(
+    recompute: Annotated[Patterns, BeforeValidator(_null_as_empty)] = Field(
         default=(),
-        description="Patterns of the names of layers whose results are computed again in the backward pass "
-        "rather than kept, such as block_*; * for every layer; null for none.",
+        description="Patterns of the names of layers whose activations are recomputed in the backward pass "
+        "(activation checkpointing), such as block_*; * for every layer; null for none.",
     )
     compile: Switch = Field(
         default=False,
-        description="Whether the framework's compiler translates the model: the first steps take longer, "
-        "later ones often less, and all round otherwise.",
+        description="Whether the framework's compiler compiles the model: the first steps take longer, "
+        "later ones often less, and results are rounded differently.",
     )
     evaluation: Evaluation = Field(default=Evaluation(), description="When and how to evaluate.")
     checkpoint: CheckpointPolicy | None = Field(
         default=None, description="When checkpoints are saved, and which are kept; null for none."
     )
-    early_stopping: Annotated[EarlyStopping | None, BeforeValidator(watched)] = Field(
+    early_stopping: Annotated[EarlyStopping | None, BeforeValidator(metric_shorthand)] = Field(
         default=None,
-        description="Ends training when a metric, or {metric, mode, patience, min_delta}, gets no better; "
-        "null: it never does.",
+        description="Early stopping: a metric, or {metric, mode, patience, min_delta}; null for none.",
     )
     min_replicas: Count | None = Field(
         default=None,
-        description="With how few replicas a run may go on after failures; null: with all it had.",
+        description="Smallest number of replicas with which a run may continue after failures; null: it "
+        "needs them all.",
     )
     device: Literal["auto", "cpu", "gpu"] = Field(
         default="auto", description="Kind of device to use."
@@ -229,10 +229,10 @@ class TrainingSpec(
     )
     loggers: Annotated[tuple[LoggerChoice, ...], BeforeValidator(_loggers), _LOGGERS] = Field(
         default=(),
-        description="What writes down how the run goes: names, or {name: ..., options: {...}}.",
+        description="Loggers: names, or {name: ..., options: {...}}.",
     )
     on_nan: Literal["stop", "warn", "ignore"] = Field(
-        default="stop", description="What to do when a loss is NaN: not a number."
+        default="stop", description="What to do when a loss is NaN."
     )
     timeouts: Timeouts = Field(default=Timeouts(), description="When a process counts as lost.")
     ignore: Codes = Field(
@@ -243,10 +243,10 @@ class TrainingSpec(
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """The pairs of which exactly one is given, and what does not go with each other."""
+        """Validates pairs of which exactly one is required, and combinations that are not supported."""
         yield from exactly_one(fields, "loss", "objective")
         if fields.get("loss_weights") is not None and not isinstance(fields.get("loss"), Mapping):
-            hint = "for a single loss there is nothing to weigh"
+            hint = "a single loss has no weight"
             yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
         yield from exactly_one(fields, "global_batch_size", "local_batch_size")
         yield from exactly_one(fields, "epochs", "steps")
@@ -263,27 +263,27 @@ class TrainingSpec(
             yield Problem("precision float16 with loss_scale", ("precision",), precision, hint)
 
     def silences(self, code: str) -> bool:
-        """Whether `ignore` has a code, or the group that it is in."""
-        return any(code.startswith(given) for given in self.ignore)
+        """Whether `ignore` has a code of `isotrain check`, or its group."""
+        return any(code.startswith(ignored) for ignored in self.ignore)
 
     @property
     def loss_scaling(self) -> LossScale | None:
-        """The loss scale in force: null unless the precision is float16."""
+        """Loss scaling to use: for float16 the field or its defaults, else None."""
         return (self.loss_scale or LossScale()) if self.precision == "float16" else None
 
     def is_frozen(self, name: str) -> bool:
-        """Whether the weight of a name stays as it is; no adapter trains or moves it."""
+        """Whether the weight of a name is frozen: neither trained nor updated by forward passes."""
         return self.initial_weights is not None and matches(name, self.initial_weights.freeze)
 
     def recomputed(self, names: Collection[str], separator: str) -> list[str]:
-        """The layers that are computed again in the backward pass, but for those inside of such layers.
+        """Names of the layers to recompute in the backward pass, without layers nested in such layers.
 
         Args:
-            names: Of a model's layers; what is inside of a layer is called by that layer's name first.
-            separator: Between the name of a layer and that of what is inside.
+            names: Names of the model's layers; nested layers have the outer layer's name as prefix.
+            separator: Separator between the names of an outer and a nested layer.
 
         Raises:
-            SpecError: A pattern fits no name.
+            SpecError: A pattern matches no layer.
         """
         for pattern in self.recompute:
             if not any(matches(name, (pattern,)) for name in names):
@@ -291,22 +291,22 @@ class TrainingSpec(
                     f"recompute: {pattern!r} fits none of the model's layers, which are"
                     f" {', '.join(names) or 'none'}."
                 )
-        found = [name for name in names if matches(name, self.recompute)]
-        starts = tuple(f"{name}{separator}" for name in found)
-        return [name for name in found if not name.startswith(starts)]
+        selected = [name for name in names if matches(name, self.recompute)]
+        prefixes = tuple(f"{name}{separator}" for name in selected)
+        return [name for name in selected if not name.startswith(prefixes)]
 
     def resolve_global_batch_size(self, replicas: int) -> int:
-        """The samples of one step over so many replicas."""
+        """Samples per step over this number of replicas."""
         if self.global_batch_size is not None:
             return self.global_batch_size
         assert self.local_batch_size is not None
         return self.local_batch_size * replicas
 
     def for_framework(self, field_name: str, framework: str) -> Any:
-        """The value of `model`, `loss` or `objective` for one framework.
+        """Value of a field such as `model`, `loss` or `objective` for one framework.
 
         Raises:
-            SpecError: The field is a table that has no entry for the framework.
+            SpecError: The field is a table without an entry for the framework.
         """
         value = getattr(self, field_name)
         if not isinstance(value, Mapping):
@@ -316,20 +316,20 @@ class TrainingSpec(
         return value[framework]
 
     def losses(self, framework: str) -> dict[str | None, Component]:
-        """The losses for one framework, by the output of the model that they are of; None for what it gives.
+        """Losses for one framework: model output to loss; the key None for a loss of all outputs.
 
-        A table is one by framework where it has the name of this one, or of one that has a model; else it is
-        one by output.
+        A table is by framework if it has this framework's name, or that of one with a model of its own; else
+        it is by output.
 
         Raises:
-            SpecError: There is none for the framework; or `loss_weights` has other names.
+            SpecError: There is no loss for the framework, or `loss_weights` names other outputs.
         """
-        given = self.loss
-        if isinstance(given, Mapping):
+        loss = self.loss
+        if isinstance(loss, Mapping):
             models = self.model if isinstance(self.model, Mapping) else ()
-            by_framework = bool({framework, *models} & set(given))
-            given = self.for_framework("loss", framework) if by_framework else given
-        losses = given if isinstance(given, Mapping) else {} if given is None else {None: given}
+            by_framework = bool({framework, *models} & set(loss))
+            loss = self.for_framework("loss", framework) if by_framework else loss
+        losses = loss if isinstance(loss, Mapping) else {} if loss is None else {None: loss}
         if self.loss_weights is not None and set(self.loss_weights) != set(losses):
             raise SpecError(
                 f"loss_weights: given for {', '.join(self.loss_weights)}; expected one for each output of"
@@ -338,32 +338,32 @@ class TrainingSpec(
         return dict(losses)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, validated as a whole.
+        """Validated copy with some fields changed.
 
         Raises:
-            SpecError: The changed spec is wrong.
+            SpecError: The changed spec is invalid.
         """
-        given = {name: getattr(self, name) for name in self.model_fields_set}
-        return type(self)(**{**given, **changes})
+        fields = {name: getattr(self, name) for name in self.model_fields_set}
+        return type(self)(**{**fields, **changes})
 
-    def under(self, strategy: StrategyLike) -> Self:
-        """The same under a strategy; its own strategy's bare name keeps its own options.
+    def with_strategy(self, strategy: StrategyLike) -> Self:
+        """Copy with another strategy; the bare name of the current strategy keeps its options.
 
         Raises:
-            SpecError: The strategy is given in a wrong form.
+            SpecError: The strategy is not a name or a table of name and options.
         """
         choice = StrategyChoice.of(strategy)
-        return self if keeps_own(choice, self.strategy.name) else self.replace(strategy=choice)
+        return self if keeps_options(choice, self.strategy.name) else self.replace(strategy=choice)
 
     def to_dict(self) -> dict[str, Any]:
-        """The whole spec as plain JSON values; callables and objects are described by name."""
+        """The spec as JSON values; callables and objects are described by name."""
         fields = jsonable(self)
         assert isinstance(fields, dict)
         return fields
 
 
 def jsonable(value: Any) -> Any:
-    """A value of the spec in the form it has in a file; what no file can hold is described."""
+    """A value of the spec in its form in a spec file; objects that no file can hold are described."""
     value = as_python_number(value)
     if isinstance(value, SpecModel):
         names = sorted(type(value).model_fields, key=lambda name: name != "name")

@@ -1,4 +1,4 @@
-"""Every problem of a training spec, gathered into one SpecError, and the model that does so."""
+"""Validation of the training spec: a pydantic model that reports all problems in one SpecError."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from pydantic_core import InitErrorDetails, PydanticCustomError
 from isotrain.core.errors import SpecError, nearest, whether_meant
 from isotrain.core.spec.import_strings import describe
 
-BRANCH = "\x1f"  # starts the label of a union's branch, which no person should see
+BRANCH = "\x1f"  # prefix of the label of a union's branch, which is left out of messages
 _KIND = "isotrain"
 _ABSENT = object()
-_WORDS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
+_KIND_TEXTS = {int: "an integer", float: "a finite number", bool: "true or false", str: "text"}
 _ERRORS = {"model_type": "a table", "dict_type": "a table", "string_type": "text"}
-ELSEWHERE = {
+OTHER_TOOLS_NAMES = {
     "accumulate_grad_batches": "gradient_accumulation_steps",
     "batch_size": "global_batch_size",
     "bf16": "bfloat16",
@@ -53,18 +53,18 @@ ELSEWHERE = {
     "scheduler": "schedule",
     "train_batch_size": "global_batch_size",
 }
-"""What fields and values are called in other tools, where no likeness of letters leads to our name."""
+"""Names of fields and values in other tools to isotrain's names, where these are spelled differently."""
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))
 
 
 @dataclass(frozen=True)
 class Problem:
-    """One thing that is wrong.
+    """One problem of a spec.
 
     Attributes:
-        expected: What would be right, in words that follow "expected".
-        at: Where, relative to the value that is being validated.
-        received: The value there; nothing when it is missing.
+        expected: Expected value, in words that follow "expected".
+        at: Path of the field, relative to the value that is being validated.
+        received: Received value; left out if it is missing.
         hint: What was probably meant, or what to do.
     """
 
@@ -75,31 +75,32 @@ class Problem:
 
     @staticmethod
     def of(error: PydanticCustomError) -> Problem:
-        """The problem that `error` was made from."""
+        """Problem of an error that `Problem.error` made."""
         context = error.context or {}
-        found = context["problem"]
-        assert isinstance(found, Problem)
-        return found
+        problem = context["problem"]
+        assert isinstance(problem, Problem)
+        return problem
 
     def below(self, key: str | int) -> Problem:
-        """The same problem seen from one level up."""
+        """The problem with a path from one level up."""
         return replace(self, at=(key, *self.at))
 
     def error(self) -> PydanticCustomError:
-        """The problem as an error for a validator to raise."""
+        """Pydantic error for a validator to raise."""
         return PydanticCustomError(
             _KIND, "{expected}", {"problem": self, "expected": self.expected}
         )
 
     def text(self, path: tuple[str | int, ...] = ()) -> str:
-        """One line: field path, value received, what was expected, what was probably meant."""
-        where = ".".join(str(part) for part in (*path, *self.at)) or "spec"
-        got = "missing" if self.received is _ABSENT else f"got {short(self.received)}"
-        return f"{where}: {got}; expected {self.expected}{f'; {self.hint}' if self.hint else ''}"
+        """Message in one line: field path, received and expected value, hint."""
+        field = ".".join(str(part) for part in (*path, *self.at)) or "spec"
+        received = "missing" if self.received is _ABSENT else f"got {short(self.received)}"
+        hint = f"; {self.hint}" if self.hint else ""
+        return f"{field}: {received}; expected {self.expected}{hint}"
 
 
 class SpecModel(BaseModel):
-    """A frozen part of the spec that reports all of its problems at once."""
+    """Frozen section of the spec that reports all of its problems at once."""
 
     model_config = ConfigDict(
         frozen=True,
@@ -113,18 +114,18 @@ class SpecModel(BaseModel):
         """Validates the fields.
 
         Raises:
-            SpecError: Lists every field that is wrong.
+            SpecError: Some fields are invalid; the message lists all of them.
         """
         with as_spec_error(type(self).__name__):
             self.__pydantic_validator__.validate_python(fields, self_instance=self)
 
-    # pydantic builds nested parts without __init__ when it is marked like its own; their problems
-    # then join those of the whole.
+    # pydantic builds nested sections without __init__ when it is marked like its own; their problems
+    # then join those of the outer section.
     __init__.__pydantic_base_init__ = True  # type: ignore[attr-defined]
 
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """What is wrong between the fields, seen before they are validated."""
+        """Problems of combinations of fields, checked before the fields are validated."""
         yield from ()
 
     @model_validator(mode="wrap")
@@ -139,61 +140,61 @@ class SpecModel(BaseModel):
             if name not in cls.model_fields
         ]
         problems += cls.rules(fields)
-        known = {name: field for name, field in fields.items() if name in cls.model_fields}
+        known_fields = {name: field for name, field in fields.items() if name in cls.model_fields}
         try:
-            part = handler(known)
+            section = handler(known_fields)
         except ValidationError as error:
             raise combined(cls, problems, error, value) from None
         raise_all(cls.__name__, problems, value)
-        return part
+        return section
 
 
 def as_python_number(value: Any) -> Any:
-    """A NumPy scalar as the Python number it stands for; anything else unchanged."""
+    """Python number of a NumPy scalar; other values unchanged."""
     if type(value).__module__ == "numpy" and getattr(value, "shape", None) == ():
         return value.item()
     return value
 
 
 def exactly_one(fields: Mapping[str, Any], *names: str) -> Iterator[Problem]:
-    """The problem that not exactly one of the fields `names` is given, if so."""
+    """Problem if not exactly one of the fields is set."""
     if all(fields.get(name) is None for name in names):
         yield Problem("exactly one of them", (" or ".join(names),))
     yield from at_most_one(fields, *names)
 
 
 def at_most_one(fields: Mapping[str, Any], *names: str) -> Iterator[Problem]:
-    """The problem that more than one of the fields `names` is given, if so."""
-    given = {name: fields[name] for name in names if fields.get(name) is not None}
-    if len(given) > 1:
-        hint = f"leave all but one out, or set them to null (--set {[*given][-1]}=null)"
-        yield Problem("only one of them", (" and ".join(given),), given, hint)
+    """Problem if more than one of the fields is set."""
+    present = {name: fields[name] for name in names if fields.get(name) is not None}
+    if len(present) > 1:
+        hint = f"leave all but one out, or set them to null (--set {[*present][-1]}=null)"
+        yield Problem("only one of them", (" and ".join(present),), present, hint)
 
 
-def near(name: object, known: Iterable[str]) -> str:
-    """The hint that names what other tools call so, or the nearest right name, or nothing."""
+def suggest(name: object, known: Iterable[str]) -> str:
+    """Hint with the known name that was probably meant; empty for none."""
     names = list(known)
-    own = ELSEWHERE.get(str(name).lower())
-    meant = own if own in names else nearest(str(name), names)
+    translated = OTHER_TOOLS_NAMES.get(str(name).lower())
+    meant = translated if translated in names else nearest(str(name), names)
     return whether_meant(meant, "did")
 
 
 def unknown_choice(name: object, known: Iterable[str], at: tuple[str | int, ...]) -> Problem:
-    """A name that is none of the `known` ones."""
+    """Problem of a name that is not among the known ones."""
     names = list(known)
-    return Problem(f"one of {', '.join(names)}", at, name, near(name, names))
+    return Problem(f"one of {', '.join(names)}", at, name, suggest(name, names))
 
 
 def unknown_field(name: str, value: Any, known: Iterable[str]) -> Problem:
-    """A field that does not exist beside the `known` ones."""
+    """Problem of a field that is not among the known ones."""
     names = list(known)
-    hint = near(name, names)
+    hint = suggest(name, names)
     expected = "a field that exists" if hint else f"one of the fields {', '.join(names)}"
     return Problem(expected, (name,), value, hint)
 
 
 def short(value: Any) -> str:
-    """A value in at most about 80 characters."""
+    """Text of a value, at most about 80 characters."""
     if isinstance(value, BaseModel) or not isinstance(
         value, str | int | float | list | tuple | dict | NoneType
     ):
@@ -203,8 +204,8 @@ def short(value: Any) -> str:
 
 
 def raise_all(title: str, problems: Iterable[Problem], value: Any) -> None:
-    """Raises one validation error for all `problems`, if there are any."""
-    details = [_detail(found, (), value) for found in problems]
+    """Raises one validation error for all problems, if there are any."""
+    details = [_detail(problem, (), value) for problem in problems]
     if details:
         raise ValidationError.from_exception_data(title, details)
 
@@ -212,15 +213,15 @@ def raise_all(title: str, problems: Iterable[Problem], value: Any) -> None:
 def combined(
     model: type[BaseModel], problems: Iterable[Problem], error: ValidationError, value: Any
 ) -> ValidationError:
-    """Adds `problems` to an error of `model`, and puts its field errors into our words."""
-    details = [_detail(found, (), value) for found in problems]
-    details += [_from_pydantic(model, found) for found in error.errors(include_url=False)]
+    """Pydantic error with more problems, and with isotrain's texts for field errors."""
+    details = [_detail(problem, (), value) for problem in problems]
+    details += [_from_pydantic(model, each) for each in error.errors(include_url=False)]
     return ValidationError.from_exception_data(model.__name__, details)
 
 
 @contextmanager
 def as_spec_error(what: str) -> Iterator[None]:
-    """Turns a pydantic error into the SpecError that lists every problem of `what`."""
+    """Context that converts a pydantic error to a SpecError with all problems of `what`."""
     try:
         yield
     except ValidationError as error:
@@ -228,67 +229,67 @@ def as_spec_error(what: str) -> Iterator[None]:
 
 
 def spec_error(what: str, texts: Iterable[str]) -> SpecError:
-    """The SpecError that lists `texts`, each once."""
+    """SpecError that lists texts, each once."""
     lines = list(dict.fromkeys(texts))
     count = "1 problem" if len(lines) == 1 else f"{len(lines)} problems"
     return SpecError("\n".join([f"{count} in {what}:", *(f"  {line}" for line in lines)]))
 
 
-class Words(str):
-    """What a field accepts, in words, where kind and bounds do not say it; goes in Annotated."""
+class ExpectedText(str):
+    """Text for what a field accepts, where type and bounds do not say it; used in `Annotated`."""
 
 
 def expected_of(field: FieldInfo) -> str:
-    """What a field accepts, in words: kind, bounds and whether it may be absent."""
+    """Text for what a field accepts: type, bounds and whether it may be null."""
     for item in field.metadata:
-        if isinstance(item, Words):
+        if isinstance(item, ExpectedText):
             return str(item)
     kinds, optional = _kinds(field.annotation)
     bounds = [*_bounds(field.metadata)]
     for kind in kinds:
         bounds += _bounds(getattr(kind, "__metadata__", ()))
-    words = " or ".join(_word(kind) for kind in kinds)
+    words = " or ".join(_kind_text(kind) for kind in kinds)
     text = f"{words} {' and '.join(bounds)}" if bounds else words
     return f"{text}, or null" if optional else text
 
 
 def _texts(error: ValidationError) -> Iterator[str]:
-    for found in error.errors(include_url=False):
-        path = tuple(p for p in found["loc"] if not str(p).startswith(BRANCH))
-        own = _own_problem(found)
-        yield (own or Problem(found["msg"], (), found["input"])).text(path)
+    for details in error.errors(include_url=False):
+        path = tuple(part for part in details["loc"] if not str(part).startswith(BRANCH))
+        problem = _problem_of(details)
+        yield (problem or Problem(details["msg"], (), details["input"])).text(path)
 
 
-def _own_problem(found: Mapping[str, Any]) -> Problem | None:
-    return found["ctx"]["problem"] if found["type"] == _KIND else None
+def _problem_of(details: Mapping[str, Any]) -> Problem | None:
+    return details["ctx"]["problem"] if details["type"] == _KIND else None
 
 
-def _detail(found: Problem, loc: tuple[int | str, ...], value: Any) -> InitErrorDetails:
-    return InitErrorDetails(type=found.error(), loc=loc, input=value)
+def _detail(problem: Problem, loc: tuple[int | str, ...], value: Any) -> InitErrorDetails:
+    return InitErrorDetails(type=problem.error(), loc=loc, input=value)
 
 
-def _from_pydantic(model: type[BaseModel], found: Mapping[str, Any]) -> InitErrorDetails:
-    loc: tuple[int | str, ...] = found["loc"]
-    return _detail(_own_problem(found) or _translate(model, found), loc, found["input"])
+def _from_pydantic(model: type[BaseModel], details: Mapping[str, Any]) -> InitErrorDetails:
+    loc: tuple[int | str, ...] = details["loc"]
+    return _detail(_problem_of(details) or _translate(model, details), loc, details["input"])
 
 
-def _translate(model: type[BaseModel], found: Mapping[str, Any]) -> Problem:
-    loc, value = found["loc"], found["input"]
+def _translate(model: type[BaseModel], details: Mapping[str, Any]) -> Problem:
+    loc, value = details["loc"], details["input"]
     field = model.model_fields.get(str(loc[0])) if loc else None
     if loc and loc[-1] == "[key]":
         return Problem("text as the key", (), value)
     if field is None or len(loc) > 1:
-        return Problem(_word_of_error(found), (), value)
-    if found["type"] == "missing":
+        return Problem(_error_text(details), (), value)
+    if details["type"] == "missing":
         return Problem(expected_of(field))
-    if found["type"] == "literal_error":
+    if details["type"] == "literal_error":
         choices = [str(choice) for kind in _kinds(field.annotation)[0] for choice in get_args(kind)]
-        return Problem(expected_of(field), (), value, near(value, choices))
+        return Problem(expected_of(field), (), value, suggest(value, choices))
     return Problem(expected_of(field), (), value)
 
 
-def _word_of_error(found: Mapping[str, Any]) -> str:
-    return str(_ERRORS.get(found["type"], found["msg"]))
+def _error_text(details: Mapping[str, Any]) -> str:
+    return str(_ERRORS.get(details["type"], details["msg"]))
 
 
 def _kinds(annotation: Any) -> tuple[list[Any], bool]:
@@ -298,11 +299,11 @@ def _kinds(annotation: Any) -> tuple[list[Any], bool]:
     return [kind for kind in kinds if kind is not NoneType], NoneType in kinds
 
 
-def _word(kind: Any) -> str:
+def _kind_text(kind: Any) -> str:
     bare = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
     if get_origin(bare) is Literal:
         return f"one of {', '.join(str(choice) for choice in get_args(bare))}"
-    return _WORDS.get(bare, "a table")
+    return _KIND_TEXTS.get(bare, "a table")
 
 
 def _bounds(metadata: Iterable[Any]) -> Iterator[str]:

@@ -1,4 +1,4 @@
-"""Which tensor of one model is which of another: names, and the order of their axes."""
+"""Maps of weight names between models of two frameworks, and the order of the weights' axes."""
 
 from __future__ import annotations
 
@@ -18,20 +18,20 @@ if TYPE_CHECKING:
 
 MapLike = Mapping[str, Any] | str | os.PathLike[str]
 _FORM = (
-    "expected, per framework or backend, a table from the model's own names to common names:"
+    "expected, per framework or backend, a table from the model's names to common names:"
     ' {tensorflow: {"dense/kernel": fc.weight}}, or to {name: fc.weight, axes: "IO->OI"}'
 )
 
 
 @dataclass(frozen=True)
 class MappedTensor:
-    """What a model's own tensor is called in common, and how its axes are brought in order.
+    """Common name of a model's tensor, and the conversion of its axes to the common order.
 
     Attributes:
-        name: The common name.
-        axes: Such as `HWIO->OIHW`: own order, common order, one letter an axis. Letters in
-            parentheses share an axis: `(HWC)O->O(CHW)`. None for the same order.
-        sizes: The length of letters in parentheses; one in each pair of them may be left out.
+        name: Common name.
+        axes: Axis orders such as `HWIO->OIHW`: the model's and the common one, one letter per axis.
+            Letters in parentheses share an axis: `(HWC)O->O(CHW)`. None for equal orders.
+        sizes: Lengths of letters in parentheses; one of each pair of parentheses may be left out.
     """
 
     name: str
@@ -39,73 +39,77 @@ class MappedTensor:
     sizes: Mapping[str, int] | None = None
 
     def to_common(self, array: np.ndarray) -> np.ndarray:
-        """Brings a tensor in its own order of axes into the common one."""
-        return array if self.axes is None else self._rearranged(array, *_sides(self.axes))
+        """Converts an array from the model's axis order to the common one; any dtype."""
+        return array if self.axes is None else self._rearrange(array, *_sides(self.axes))
 
     def to_model(self, array: np.ndarray) -> np.ndarray:
-        """The inverse of `to_common`."""
-        return array if self.axes is None else self._rearranged(array, *_sides(self.axes)[::-1])
+        """Inverse of `to_common`."""
+        return array if self.axes is None else self._rearrange(array, *_sides(self.axes)[::-1])
 
-    def _rearranged(self, array: np.ndarray, given: list[str], wanted: list[str]) -> np.ndarray:
-        if len(given) != array.ndim:
+    def _rearrange(self, array: np.ndarray, source: list[str], target: list[str]) -> np.ndarray:
+        if len(source) != array.ndim:
             raise SpecError(
-                f"map: {self.name}: axes {self.axes!r} speak of {len(given)} axes where the tensor has"
+                f"map: {self.name}: axes {self.axes!r} name {len(source)} axes, but the tensor has"
                 f" the shape {tuple(array.shape)}."
             )
         sizes = dict(self.sizes or {})
-        for letters, extent in zip(given, array.shape, strict=True):
-            self._complete(sizes, letters, extent)
-        order = [letter for letters in given for letter in letters]
-        open_array = array.reshape([sizes[letter] for letter in order])
-        turned = open_array.transpose([order.index(letter) for letter in "".join(wanted)])
-        return turned.reshape([math.prod(sizes[letter] for letter in side) for side in wanted])
+        for letters, extent in zip(source, array.shape, strict=True):
+            self._complete_sizes(sizes, letters, extent)
+        order = [letter for letters in source for letter in letters]
+        split = array.reshape([sizes[letter] for letter in order])
+        transposed = split.transpose([order.index(letter) for letter in "".join(target)])
+        return transposed.reshape([math.prod(sizes[letter] for letter in side) for side in target])
 
-    def _complete(self, sizes: dict[str, int], letters: str, extent: int) -> None:
-        """Works out the one letter of an axis whose length is not given."""
-        unknown = [letter for letter in letters if letter not in sizes]
-        known = math.prod(sizes[letter] for letter in letters if letter in sizes)
-        if len(unknown) == 1 and known and extent % known == 0:
-            sizes[unknown[0]] = extent // known
-        elif unknown or known != extent:
+    def _complete_sizes(self, sizes: dict[str, int], letters: str, extent: int) -> None:
+        """Computes the length of the one letter of an axis that has none."""
+        missing = [letter for letter in letters if letter not in sizes]
+        product = math.prod(sizes[letter] for letter in letters if letter in sizes)
+        if len(missing) == 1 and product and extent % product == 0:
+            sizes[missing[0]] = extent // product
+        elif missing or product != extent:
             raise SpecError(
                 f"map: {self.name}: the axis ({letters}) has length {extent}; give `sizes` for its"
-                f" letters whose product is that. Given: {dict(self.sizes or {})}."
+                f" letters whose product is that. Received: {dict(self.sizes or {})}."
             )
 
 
 @dataclass(frozen=True)
 class NameMap:
-    """From a model's own names to common ones; names that are not in it are common already."""
+    """Map from a model's weight names to common names; missing names are equal in both.
+
+    Attributes:
+        targets: Weight name in the model to its common name and axes.
+    """
 
     targets: Mapping[str, MappedTensor]
 
     def common(self, name: str) -> str:
-        """The common name of a tensor."""
+        """Common name of a tensor."""
         return self.targets[name].name if name in self.targets else name
 
     def to_common(self, name: str, array: np.ndarray) -> np.ndarray:
-        """A tensor in the common order of axes."""
+        """Array of a tensor, converted from the model's axis order to the common one."""
         return self.targets[name].to_common(array) if name in self.targets else array
 
     def to_model(self, name: str, array: np.ndarray) -> np.ndarray:
-        """A tensor, given in the common order of axes, in the model's own."""
+        """Array of a tensor, converted from the common axis order to the model's."""
         return self.targets[name].to_model(array) if name in self.targets else array
 
 
 def map_of(maps: Mapping[str, NameMap], *owners: str) -> NameMap:
-    """The map of the first of a backend and its framework that has one; else one that renames nothing."""
+    """Map of the first owner (backend, framework) that has one; else an empty map."""
     return next((maps[owner] for owner in owners if owner in maps), NameMap({}))
 
 
-def read_maps(given: MapLike | None) -> dict[str, NameMap]:
-    """Reads name maps, by framework or backend, from a mapping or a YAML or JSON file.
+def read_maps(source: MapLike | None) -> dict[str, NameMap]:
+    """Reads name maps from a mapping or a YAML or JSON file; returns framework or backend to map.
 
     Raises:
-        SpecError: The file cannot be read, or the form is wrong.
+        SpecError: The file cannot be read, or the map is invalid.
     """
-    if given is None:
+    if source is None:
         return {}
-    fields = _read(Path(given)) if isinstance(given, str | os.PathLike) else given
+    fields = _read(Path(source)) if isinstance(source, str | os.PathLike) else source
     if not isinstance(fields, Mapping):
         raise SpecError(f"map: {_FORM}; received {type(fields).__name__}.")
     return {str(owner): _name_map(str(owner), table) for owner, table in fields.items()}
@@ -124,28 +128,28 @@ def _read(path: Path) -> Any:
 def _name_map(owner: str, table: Any) -> NameMap:
     if not isinstance(table, Mapping):
         raise SpecError(f"map: {owner}: {_FORM}; received {table!r:.80}.")
-    targets = {str(name): _target(f"{owner}: {name}", given) for name, given in table.items()}
+    targets = {str(name): _target(f"{owner}: {name}", target) for name, target in table.items()}
     names = [target.name for target in targets.values()]
-    double = sorted({name for name in names if names.count(name) > 1})
-    if double:
-        raise SpecError(f"map: {owner}: more than one tensor becomes {', '.join(double)}.")
+    duplicates = sorted({name for name in names if names.count(name) > 1})
+    if duplicates:
+        raise SpecError(f"map: {owner}: more than one tensor becomes {', '.join(duplicates)}.")
     return NameMap(targets)
 
 
-def _target(where: str, given: Any) -> MappedTensor:
-    if isinstance(given, str):
-        return MappedTensor(given)
-    if not isinstance(given, Mapping) or "name" not in given:
-        raise SpecError(f"map: {where}: {_FORM}; received {given!r:.80}.")
-    unknown = sorted(set(given) - {"name", "axes", "sizes"})
+def _target(entry: str, value: Any) -> MappedTensor:
+    if isinstance(value, str):
+        return MappedTensor(value)
+    if not isinstance(value, Mapping) or "name" not in value:
+        raise SpecError(f"map: {entry}: {_FORM}; received {value!r:.80}.")
+    unknown = sorted(set(value) - {"name", "axes", "sizes"})
     if unknown:
-        raise SpecError(f"map: {where}: unknown {', '.join(unknown)}; known: name, axes, sizes.")
-    target = MappedTensor(**given)
+        raise SpecError(f"map: {entry}: unknown {', '.join(unknown)}; known: name, axes, sizes.")
+    target = MappedTensor(**value)
     if target.axes is not None:
-        own, common = _sides(target.axes)
-        if sorted("".join(own)) != sorted("".join(common)):
+        model_axes, common_axes = _sides(target.axes)
+        if sorted("".join(model_axes)) != sorted("".join(common_axes)):
             raise SpecError(
-                f"map: {where}: axes {target.axes!r} must have the same letters on both sides."
+                f"map: {entry}: axes {target.axes!r} must have the same letters on both sides."
             )
     return target
 
@@ -154,22 +158,29 @@ def _sides(axes: str) -> tuple[list[str], list[str]]:
     """Splits `HWIO->OIHW` into the letters of each axis on both sides."""
     if not re.fullmatch(r"((\w|\(\w+\))+)->((\w|\(\w+\))+)", axes):
         raise SpecError(f'map: axes {axes!r}: expected such as "HWIO->OIHW" or "(HWC)O->O(CHW)".')
-    own, common = (re.findall(r"\w|\(\w+\)", side) for side in axes.split("->"))
-    return [a.strip("()") for a in own], [a.strip("()") for a in common]
+    model_axes, common_axes = (re.findall(r"\w|\(\w+\)", side) for side in axes.split("->"))
+    return [each.strip("()") for each in model_axes], [each.strip("()") for each in common_axes]
 
 
-def require_counterparts(own: Sequence[str], common: Sequence[str], names: NameMap) -> None:
-    """Checks that every trainable weight of a model is one of the reference's.
+def require_counterparts(
+    names: Sequence[str], reference_names: Sequence[str], name_map: NameMap
+) -> None:
+    """Checks that a model and a reference model have the same trainable weights.
+
+    Args:
+        names: Names of the model's trainable weights.
+        reference_names: Common names of the reference's trainable weights.
+        name_map: Map from the model's names to common names.
 
     Raises:
-        IsotrainError: One is not, or the reference has one that this model lacks.
+        IsotrainError: Either has a weight that the other lacks.
     """
-    translated = {names.common(name) for name in own}
-    extra, lacking = sorted(translated - set(common)), sorted(set(common) - translated)
-    if extra or lacking:
+    common = {name_map.common(name) for name in names}
+    extra, missing = sorted(common - set(reference_names)), sorted(set(reference_names) - common)
+    if extra or missing:
         raise IsotrainError(
             "the model's weights are not the reference's."
             f" Only here: {', '.join(extra) or 'none'}. Only in the reference:"
-            f" {', '.join(lacking) or 'none'}. Say which is which with --map FILE (map= in Python):"
+            f" {', '.join(missing) or 'none'}. Map the names with --map FILE (map= in Python):"
             f" {_FORM}."
         )

@@ -1,4 +1,4 @@
-"""YAML as specs use it: safe, with the scalars of YAML 1.2, no key twice."""
+"""Safe YAML loader for specs: scalars of YAML 1.2, no duplicate keys, bounded size."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ class TextError(Exception):
     """Text that is not YAML.
 
     Attributes:
-        line: Where, from 1.
-        column: Where, from 1.
-        reason: Why.
+        line: Line of the error, from 1.
+        column: Column of the error, from 1.
+        reason: Reason, without the position.
     """
 
     def __init__(self, line: int, column: int, reason: object) -> None:
@@ -25,13 +25,13 @@ class TextError(Exception):
 
 
 def load(text: str) -> Any:
-    """Reads one document.
+    """Value of one YAML document; None for an empty one.
 
     Raises:
-        TextError: Says where and why it is not YAML.
+        TextError: The text is not YAML.
     """
     try:
-        return _constructed(_Loader(text))
+        return _construct(_Loader(text))
     except RecursionError:
         raise TextError(1, 1, "it is nested too deeply") from None
     except yaml.MarkedYAMLError as error:
@@ -45,16 +45,16 @@ def load(text: str) -> Any:
         raise TextError(before.count("\n") + 1, column, error.reason) from None
 
 
-_MOST_VALUES = 100_000
-"""Of a document, each alias counted as all that it stands for: a few lines can stand for billions."""
-_MOST_DIGITS = 1000
+_MAX_VALUES = 100_000
+"""Largest number of values in a document, aliases expanded: a few lines can stand for billions."""
+_MAX_DIGITS = 1000
 
 
-def _constructed(loader: _Loader) -> Any:
-    """The one document's value; its aliases are looked at first.
+def _construct(loader: _Loader) -> Any:
+    """Value of a document, whose aliases are checked first.
 
     Raises:
-        yaml.MarkedYAMLError: It is not YAML, contains itself, or stands for too many values.
+        yaml.MarkedYAMLError: The text is not YAML, contains itself, or has too many values.
     """
     try:
         node = loader.get_single_node()
@@ -66,26 +66,26 @@ def _constructed(loader: _Loader) -> Any:
         loader.dispose()
 
 
-def _count_values(node: Any, known: dict[int, int]) -> int:
-    """How many values a node stands for.
+def _count_values(node: Any, counts: dict[int, int]) -> int:
+    """Number of values in a node, aliases expanded.
 
     Args:
-        node: A node of the document.
-        known: The counts of nodes by identity; 0 while one is being counted.
+        node: Node of the document.
+        counts: Node identity to its count; 0 while it is being counted.
     """
-    if (found := known.get(id(node))) is not None:
-        if found:
-            return found
+    if (count := counts.get(id(node))) is not None:
+        if count:
+            return count
         text = "a YAML alias refers to a value that contains it"
         raise yaml.composer.ComposerError(None, None, text, node.start_mark)
-    known[id(node)] = 0
+    counts[id(node)] = 0
     parts = node.value if isinstance(node, yaml.CollectionNode) else ()
     inner = [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
-    total = 1 + sum(_count_values(each, known) for each in inner)
-    if total > _MOST_VALUES:
-        text = f"with its aliases it stands for more than {_MOST_VALUES:,} values"
+    total = 1 + sum(_count_values(each, counts) for each in inner)
+    if total > _MAX_VALUES:
+        text = f"with its aliases it stands for more than {_MAX_VALUES:,} values"
         raise yaml.composer.ComposerError(None, None, text, node.start_mark)
-    known[id(node)] = total
+    counts[id(node)] = total
     return total
 
 
@@ -99,7 +99,7 @@ _FLOAT = re.compile(
 
 
 class _Loader(yaml.SafeLoader):
-    """Safe YAML with the scalars of YAML 1.2 (1e-3 is a number, `on` is text), no key twice."""
+    """Safe loader with the scalars of YAML 1.2 (1e-3 is a number, `on` is text) and no duplicate keys."""
 
     yaml_implicit_resolvers = {}
 
@@ -110,17 +110,17 @@ class _Loader(yaml.SafeLoader):
             if not isinstance(key, yaml.ScalarNode):
                 continue
             if key.value in seen:
-                twice = f"the key {key.value!r} is given twice"
-                raise yaml.composer.ComposerError(None, None, twice, key.start_mark)
+                text = f"the key {key.value!r} is given twice"
+                raise yaml.composer.ComposerError(None, None, text, key.start_mark)
             seen.add(key.value)
         return node
 
 
 def _int_of(loader: Any, node: Any) -> int:
     text = loader.construct_scalar(node)
-    if len(text) > _MOST_DIGITS:
-        told = f"a whole number of {len(text):,} digits"
-        raise yaml.constructor.ConstructorError(None, None, told, node.start_mark)
+    if len(text) > _MAX_DIGITS:
+        reason = f"a whole number of {len(text):,} digits"
+        raise yaml.constructor.ConstructorError(None, None, reason, node.start_mark)
     return int(text, 0) if text[:2] in ("0o", "0x") else int(text)
 
 

@@ -17,7 +17,7 @@ from isotrain.core.errors import SpecError
 from isotrain.core.spec.field_types import Component
 from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.core.spec.validation import BRANCH, ELSEWHERE
+from isotrain.core.spec.validation import BRANCH, OTHER_TOOLS_NAMES
 
 BASE: dict[str, Any] = {
     "model": "shop.models:Net",
@@ -287,8 +287,8 @@ def test_one_problem(changes: dict[str, Any], part: str) -> None:
 def test_names_of_other_tools_lead_to_names_that_exist() -> None:
     fields = {*TrainingSpec.model_fields, *Adam.model_fields}
     choices = {"gpu", "float16", "bfloat16", "float32", "float64"}
-    assert set(ELSEWHERE.values()) <= fields | choices
-    assert not set(ELSEWHERE) & (fields | choices)
+    assert set(OTHER_TOOLS_NAMES.values()) <= fields | choices
+    assert not set(OTHER_TOOLS_NAMES) & (fields | choices)
 
 
 def test_all_problems_at_once() -> None:
@@ -341,15 +341,15 @@ def test_scaling_factor(rule: str, factor: float) -> None:
 
 def test_a_spec_under_another_strategy() -> None:
     spec = make(strategy={"name": "local-sgd", "options": {"every": 4}})
-    assert spec.under("local-sgd") is spec
-    assert spec.under("gossip").strategy.options == {}
+    assert spec.with_strategy("local-sgd") is spec
+    assert spec.with_strategy("gossip").strategy.options == {}
     other = {"name": "local-sgd", "options": {"every": 8, "graph": "ring", "of": [1, 2]}}
-    changed = spec.under(other)
+    changed = spec.with_strategy(other)
     assert changed.strategy.options == other["options"]
     assert changed.strategy.label == "local-sgd,every=8,graph=ring,of=[1, 2]"
     assert name_with_options(changed.strategy.label) == other
     with pytest.raises(SpecError, match="nam: got 'gossip'; expected a field"):
-        spec.under({"nam": "gossip"})
+        spec.with_strategy({"nam": "gossip"})
 
 
 def test_loss_scaling_only_under_float16() -> None:

@@ -165,7 +165,7 @@ def _print_differences(spec: TrainingSpec, options: argparse.Namespace) -> None:
 
 
 def _plan_target(spec: TrainingSpec, target: PlanTarget, options: argparse.Namespace) -> Plan:
-    spec = spec.under(target.strategy) if target.strategy else spec
+    spec = spec.with_strategy(target.strategy) if target.strategy else spec
     return _plan(spec, target.backend, target.replicas or options.replicas, options)
 
 

@@ -150,7 +150,7 @@ def _breaks(
 ) -> bool:
     """Whether a difference means that the checkpoint belongs to a different run."""
     field = name.partition(".")[0]
-    if field in _REFERENCES and import_strings.may_be_one(old, new):
+    if field in _REFERENCES and import_strings.may_be_same(old, new):
         return False  # the same function elsewhere: the project was moved, a script became a module
     if field == "optimizer":  # its rate and other numbers may change, its kinds of state may not
         kinds = ("name", "custom")
