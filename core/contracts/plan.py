@@ -164,8 +164,8 @@ class Plan:
         """Summary in one line; `isotrain plan` and `to_dict` show everything."""
         collective = "" if self.collective == "none" else f":{self.collective}"
         plural = "" if self.replicas == 1 else "s"
-        where = f"{self.backend}{collective}, {self.replicas} replica{plural}"
-        return f"<Plan of {self.run} on {where}, {self.strategy}, global batch {self.global_batch_size}>"
+        target = f"{self.backend}{collective}, {self.replicas} replica{plural}"
+        return f"<Plan of {self.run} on {target}, {self.strategy}, global batch {self.global_batch_size}>"
 
     @property
     def backend_config(self) -> BackendConfig:

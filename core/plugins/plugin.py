@@ -127,17 +127,17 @@ def registration_hook(kind: str) -> str:
     return f"{hookspecs.PROJECT}_register_{kind}"
 
 
-def as_plugin(thing: object) -> object:
+def as_plugin(value: object) -> object:
     """Plugin that registers a class, if the argument is a subclass of a contract; otherwise the argument."""
     for kind, make_register in REGISTRIES.items():
         contract = make_register().contract
-        if contract is not object and isinstance(thing, type) and issubclass(thing, contract):
+        if contract is not object and isinstance(value, type) and issubclass(value, contract):
             plugin = types.SimpleNamespace()
-            setattr(plugin, API_ATTRIBUTE, getattr(thing, API_ATTRIBUTE, None))
-            implementation = hookspecs.hookimpl(lambda register: register.add(thing))
+            setattr(plugin, API_ATTRIBUTE, getattr(value, API_ATTRIBUTE, None))
+            implementation = hookspecs.hookimpl(lambda register: register.add(value))
             setattr(plugin, registration_hook(kind), implementation)
             return plugin
-    return thing
+    return value
 
 
 def timed_load(load: Callable[[], object]) -> tuple[object, float]:

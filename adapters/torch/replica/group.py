@@ -454,12 +454,12 @@ class TorchReplicaGroup(ReplicaGroup):
     def copy_state(
         self,
         kinds: Sequence[StateKind],
-        kept: dict[str, np.ndarray],
+        buffers: dict[str, np.ndarray],
         *,
         replica: int | None = None,
     ) -> Callable[[], Mapping[str, np.ndarray]]:
         self.local_index(replica)
-        return self._state.copy(kinds, kept)
+        return self._state.copy(kinds, buffers)
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.local_index(replica)

@@ -62,25 +62,27 @@ class NamedState:
         return {name: to_numpy(tensor) for name, tensor in self._tensors(kinds)}
 
     def copy(
-        self, kinds: Sequence[StateKind], kept: dict[str, np.ndarray]
+        self, kinds: Sequence[StateKind], buffers: dict[str, np.ndarray]
     ) -> Callable[[], Mapping[str, np.ndarray]]:
         """Copies state into reused arrays, in part later.
 
         Args:
             kinds: Kinds of state.
-            kept: Arrays of the last copy by name, which are filled again; updated.
+            buffers: Arrays of the last copy by name, which are filled again; updated.
 
         Returns:
             Function that copies what only weight updates change, and returns all arrays by name.
         """
         updated = [kind for kind in _UPDATED_KINDS if kind in kinds]
         later = {n: local_shard(each.detach()) for n, each in self._tensors(updated) if each.dim()}
-        now = {n: copied(each, kept.get(n)) for n, each in self._tensors(kinds) if n not in later}
+        now = {
+            n: copied(each, buffers.get(n)) for n, each in self._tensors(kinds) if n not in later
+        }
 
         def finished() -> dict[str, np.ndarray]:
-            arrays = now | {name: copied(each, kept.get(name)) for name, each in later.items()}
-            kept.clear()
-            kept.update(arrays)
+            arrays = now | {name: copied(each, buffers.get(name)) for name, each in later.items()}
+            buffers.clear()
+            buffers.update(arrays)
             return arrays
 
         return self._snapshot_guard.hold_for(later, finished)
