@@ -1,4 +1,4 @@
-"""Registers the backends that come with isotrain, by the hook that a third party uses."""
+"""Registers isotrain's own backends, by the hook that third-party plugins use."""
 
 from __future__ import annotations
 
