@@ -23,8 +23,8 @@ TESTS = str(Path(__file__).resolve().parent)
 
 if TESTS not in sys.path:
     sys.path.insert(0, TESTS)
-from shared import FOLDER  # noqa: E402  # found by the path above
-from shared_templates import share_fork_servers  # noqa: E402
+from helpers.shared_fork_servers import share_fork_servers  # noqa: E402
+from helpers.shared_results import FOLDER  # noqa: E402
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
@@ -46,7 +46,7 @@ share_fork_servers(
     besides=(
         "isotrain.testing.pytest_suite",
         "numpy.random",
-        "rarely_collected",
+        "helpers.infrequent_gc",
     ),  # as most runs of tests do
     beside=_BESIDE,
     # Frameworks are told their number of threads, and NumPy's is set below; TensorFlow makes its
@@ -88,9 +88,9 @@ LONG = (
     "integration/test_sharded.py",
     "integration/test_pipeline.py",
     "integration/test_examples.py",
-    "integration/test_going_on.py",
+    "integration/test_exact_resume.py",
     "integration/test_new_plugin.py",
-    "integration/test_joining.py",
+    "integration/test_rendezvous.py",
     "conformance/test_strategies.py",
     "integration/test_report_in_browser.py",
     "integration/test_parity.py",
@@ -101,10 +101,10 @@ LONG = (
     "integration/test_start_methods.py",
     "integration/test_compare.py",
     "integration/test_sample_weights.py",
-    "integration/test_exporting.py",
+    "integration/test_export.py",
     "integration/test_tensorflow_group.py",
-    "integration/test_recorded.py",
-    "integration/test_buckets.py",
+    "integration/test_graph_capture.py",
+    "integration/test_s3_checkpoints.py",
     "integration/test_parameter_server.py",
     "integration/test_without_keras.py",
     "conformance/test_kit_on_strategies.py",
@@ -113,14 +113,14 @@ LONG = (
     "integration/test_loaders.py",
     "integration/test_coming_from.py",
     "integration/test_horovod_group.py",
-    "launchers/test_pages.py",
-    "launchers/test_endings.py",
-    "launchers/test_joined.py",
-    "launchers/test_driven.py",
+    "launchers/test_doc_commands.py",
+    "launchers/test_lost_ranks.py",
+    "launchers/test_external_launch.py",
+    "launchers/test_scheduler_runs.py",
     "launchers/test_lost_hosts.py",
     "launchers/test_requeue.py",
-    "launchers/test_recorded.py",
-    "launchers/test_links.py",
+    "launchers/test_recorded_environments.py",
+    "launchers/test_link_traffic.py",
 )
 """The files that take longest, in that order: begun first, so that test processes end together."""
 
@@ -166,14 +166,14 @@ def digits_at_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
     Gives the folder with what is imported instead.
     """
-    with in_place_of_sklearn("standins", monkeypatch) as folder:
+    with in_place_of_sklearn("helpers/digits_only", monkeypatch) as folder:
         yield folder
 
 
 @pytest.fixture
 def few_digits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
     """Some of them."""
-    with in_place_of_sklearn("few_digits", monkeypatch):
+    with in_place_of_sklearn("helpers/few_digits", monkeypatch):
         yield
 
 

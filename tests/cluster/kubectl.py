@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from cluster import jobset
+from cluster import jobset_schema
 
 STATE = Path("/run/kubectl")
 """Of each host its own: a folder for each Job, in it one for each pod."""
@@ -47,7 +47,7 @@ def read(manifest: str) -> dict[str, dict[str, Any]]:
     """The parts of a manifest by their kinds, if they are as they should be."""
     parts = {part["kind"]: part for part in yaml.safe_load_all(Path(manifest).read_text())}
     for part in parts.values():
-        jobset.validate(part)
+        jobset_schema.validate(part)
     return parts
 
 

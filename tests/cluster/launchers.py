@@ -9,8 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.bed import SLOTS, TwoHostCluster
-from cluster.engines import HOSTS, Started
+from cluster.external_launchers import HOSTS, Started
+from cluster.two_hosts import SLOTS, TwoHostCluster
 
 from isotrain.core.launching.scheduler import scheduler_run
 from isotrain.launchers.horovodrun import HorovodrunLauncher

@@ -8,8 +8,8 @@ from dataclasses import replace
 from typing import Any
 
 import numpy as np
-from conformance import wire
-from conformance.strategy_bench import StrategyCheckContext
+from conformance import tcp_counters
+from conformance.strategy_check_context import StrategyCheckContext
 
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.session.session import Session
@@ -279,11 +279,11 @@ def measured(context: StrategyCheckContext, work: Callable[[], Any]) -> float:
     """Bytes that a replica sends in it, the mean over all; one call before makes the connections."""
     work()
     context.group.barrier()
-    before = wire.bytes_sent()
+    before = tcp_counters.bytes_sent()
     context.board.all_gather({})
     work()
     context.group.barrier()
-    sent = np.array([wire.bytes_sent() - before], dtype=float)
+    sent = np.array([tcp_counters.bytes_sent() - before], dtype=float)
     return float(np.mean(context.board.all_gather_rows([sent])))
 
 
@@ -354,10 +354,10 @@ def only_the_first_of_a_host_sends_to_others(context: StrategyCheckContext) -> N
 
     reduce()
     context.group.barrier()
-    before = wire.sent_to(context.board, n)
+    before = tcp_counters.sent_to(context.board, n)
     reduce()
     context.group.barrier()
-    sent = wire.sent_to(context.board, n) - before
+    sent = tcp_counters.sent_to(context.board, n) - before
     rows = np.stack(context.board.all_gather_rows([sent]))
     between = rows[np.ix_((0, 1), (2, 3))] + rows[np.ix_((2, 3), (0, 1))].T
     expected = np.array([[2 * 8 * size, 0], [0, 0]])

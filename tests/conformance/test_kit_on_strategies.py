@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from conformance import in_turn
+from conformance import strategy_sessions
 
 from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import plugin_manager
@@ -22,7 +22,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
         "reference",
         tuple(
             name
-            for name in in_turn.STRATEGIES
+            for name in strategy_sessions.STRATEGIES
             if name not in ("compressed, bf16", "sharded, stage 3", "pipeline")
         ),
     ),
@@ -34,7 +34,7 @@ TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
 In stages, a replica has two processes.
 """
 EXPECTED: dict[str, set[str]] = {
-    **{name: set() for name in in_turn.SOUND},
+    **{name: set() for name in strategy_sessions.SOUND},
     "broken-undeclared": {"declares_what_it_uses"},
     "broken-wrong-loss": {"loss_is_of_the_global_batch", "survives_empty_replicas"},
     "broken-never-averages": {"replicas_are_equal"},
@@ -61,7 +61,7 @@ EXPECTED: dict[str, set[str]] = {
 }
 """Strategy to the checks that fail on it; all others pass or are not asked."""
 
-GOING_ON = (*in_turn.SOUND, "broken-keeps-to-itself")
+GOING_ON = (*strategy_sessions.SOUND, "broken-keeps-to-itself")
 """Those that go on from another run; the other broken ones would end it."""
 
 ASKED = {
@@ -83,8 +83,8 @@ def returned(backend: str, names: tuple[str, ...], replicas: int) -> list[dict[s
     trials = [
         i for i, trial in enumerate(strategy.STRATEGY_RUNS) if (trial.replicas or 2) == replicas
     ]
-    specs = in_turn.specs(names, backend, trials)
-    return launched_in_turn(specs, in_turn.tried, backend, replicas)
+    specs = strategy_sessions.specs(names, backend, trials)
+    return launched_in_turn(specs, strategy_sessions.tried, backend, replicas)
 
 
 def of_one(backend: str, names: tuple[str, ...], name: str, trial: int) -> Run:
@@ -98,7 +98,7 @@ def of_one(backend: str, names: tuple[str, ...], name: str, trial: int) -> Run:
 def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
     """What is wrong with each that goes on from another run: of two runs for all of them."""
     specs = {
-        name: resume_checks.strategy_resume_case(*in_turn.STRATEGIES[name], backend)
+        name: resume_checks.strategy_resume_case(*strategy_sessions.STRATEGIES[name], backend)
         for name in names
         if name in GOING_ON
     }
@@ -120,7 +120,7 @@ def gone_on(backend: str, names: tuple[str, ...]) -> dict[str, str]:
 def test_exactly_the_expected_checks_fail(backend: str, names: tuple[str, ...], name: str) -> None:
     adapter, tried = (
         plugin_manager().backend(backend),
-        plugin_manager().strategy(*in_turn.STRATEGIES[name]),
+        plugin_manager().strategy(*strategy_sessions.STRATEGIES[name]),
     )
     outcomes = [outcome_of(strategy.DECLARATIONS, tried)]
     for number, trial in enumerate(strategy.STRATEGY_RUNS):
@@ -140,4 +140,4 @@ def test_exactly_the_expected_checks_fail(backend: str, names: tuple[str, ...], 
 def test_every_check_is_seen_to_fail() -> None:
     assert set.union(*EXPECTED.values()) == {check.name for check in strategy.CHECKS}
     tried = {name for _, names in TOGETHER for name in names}
-    assert set(in_turn.STRATEGIES) == set(EXPECTED) == tried
+    assert set(strategy_sessions.STRATEGIES) == set(EXPECTED) == tried

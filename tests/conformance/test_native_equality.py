@@ -5,9 +5,9 @@ from __future__ import annotations
 import functools
 
 import pytest
-from conformance import runs
+from conformance import trained_cases
 from conformance.backends import param
-from conformance.hands import by_hand
+from conformance.run_handwritten import by_hand
 
 from isotrain.testing.native_equality import assert_native_equality
 
@@ -43,4 +43,4 @@ def cells() -> list[object]:
 def test_weights_are_bit_equal(script: str, backend: str, case: str, replicas: int) -> None:
     """All of them, after two epochs."""
     loop = functools.partial(by_hand, script, backend, replicas, case)
-    assert_native_equality(runs.trained(backend, replicas, case), loop)
+    assert_native_equality(trained_cases.trained(backend, replicas, case), loop)

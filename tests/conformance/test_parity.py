@@ -6,9 +6,9 @@ import itertools
 
 import numpy as np
 import pytest
-from conformance import runs
+from conformance import trained_cases
 from conformance.backends import BACKENDS
-from conformance.nearness import EXACT, NEAR, assert_equal_runs
+from conformance.tolerances import EXACT, NEAR, assert_equal_runs
 
 PAIRS = list(itertools.combinations(BACKENDS, 2))
 
@@ -18,19 +18,21 @@ pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_backends_agree(one: str, other: str) -> None:
     """In float64, to the rounding of sums."""
-    here, there = (runs.trained(name, 2, runs.FLOAT64) for name in (one, other))
+    here, there = (trained_cases.trained(name, 2, trained_cases.FLOAT64) for name in (one, other))
     assert_equal_runs(here, there, EXACT)
 
 
 def test_two_replicas_agree_with_one() -> None:
     """In float64; the other backends follow by their agreement with this one."""
-    alone, two = (runs.trained("torch-ddp", replicas, runs.FLOAT64) for replicas in (1, 2))
+    alone, two = (
+        trained_cases.trained("torch-ddp", replicas, trained_cases.FLOAT64) for replicas in (1, 2)
+    )
     assert_equal_runs(two, alone, EXACT)
 
 
 def test_training_gets_somewhere() -> None:
     """The comparison means something: the loss falls, and every weight moves."""
-    alone = runs.trained("torch-ddp", 1, runs.FLOAT64)
+    alone = trained_cases.trained("torch-ddp", 1, trained_cases.FLOAT64)
     assert alone["loss"][-2] < alone["loss"][0]
     still = [n for n, v in alone["weights"].items() if np.array_equal(v, alone["start"][n])]
     assert not still
@@ -39,7 +41,9 @@ def test_training_gets_somewhere() -> None:
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_backends_start_alike(one: str, other: str) -> None:
     """From initial weights that are equal to the bit."""
-    here, there = (runs.trained(name, 2, runs.FLOAT64)["start"] for name in (one, other))
+    here, there = (
+        trained_cases.trained(name, 2, trained_cases.FLOAT64)["start"] for name in (one, other)
+    )
     assert set(here) == set(there)
     for name, value in here.items():
         assert np.array_equal(value, there[name]), name
@@ -48,11 +52,14 @@ def test_two_backends_start_alike(one: str, other: str) -> None:
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_backends_are_near_in_float32(one: str, other: str) -> None:
     """A few steps of float32 stay together, with and without samples."""
-    here, there = (runs.trained(name, 2, runs.SMALL) for name in (one, other))
+    here, there = (trained_cases.trained(name, 2, trained_cases.SMALL) for name in (one, other))
     assert_equal_runs(here, there, NEAR)
 
 
 def test_two_frameworks_are_near_in_float32() -> None:
     """So do those of every kind of layer."""
-    here, there = (runs.trained(name, 2, runs.FLOAT32) for name in ("torch-ddp", "tf-mirrored"))
+    here, there = (
+        trained_cases.trained(name, 2, trained_cases.FLOAT32)
+        for name in ("torch-ddp", "tf-mirrored")
+    )
     assert_equal_runs(here, there, NEAR)

@@ -6,7 +6,7 @@ import functools
 from typing import Any
 
 import pytest
-from conformance import check_strategies, strategy_bench
+from conformance import check_strategies, strategy_check_context
 from conformance.backends import BACKENDS, param
 
 from isotrain.testing.launching import Run, try_run
@@ -31,7 +31,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference")]
 def checked(backend: str, replicas: int) -> Run:
     """What every process found; a run that fails does so once."""
     work = functools.partial(check_strategies.run_checks, names=CELLS[backend, replicas])
-    return try_run(work, strategy_bench.spec(backend), backend, replicas)
+    return try_run(work, strategy_check_context.spec(backend), backend, replicas)
 
 
 def cells() -> list[Any]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from plugins.parting_backends import DIVERGING
+from plugins.diverging_backends import DIVERGING
 
 import isotrain
 from isotrain.analysis.parity.trace import Trace

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from conformance import wire
+from conformance import tcp_counters
 from integration.checkpoint_reads import restore_own
 from integration.recomputed_models import most_bytes, peak_of_tensorflow
 
@@ -504,7 +504,7 @@ PARTED: Mapping[str, Any] = {
 
 def _joined_by_layers(session: Session) -> dict[str, Any]:
     """What a TensorFlow process keeps, takes besides and sends in a step; and what layers it serves."""
-    from integration import parted_layers, parted_modules
+    from integration import sharded_layers, sharded_modules
 
     group, state = session.group, session.plan.state_bytes
     assert state is not None
@@ -532,11 +532,11 @@ def _joined_by_layers(session: Session) -> dict[str, Any]:
         return found
     return {
         **found,
-        "unusual": parted_layers.unusual(session.spec),
-        "refusals": parted_layers.refusals(session.spec),
-        "in bfloat16": parted_layers.in_bfloat16(session.spec),
-        "modules, unusual": parted_modules.unusual(session.spec),
-        "modules, refusals": parted_modules.refusals(),
+        "unusual": sharded_layers.unusual(session.spec),
+        "refusals": sharded_layers.refusals(session.spec),
+        "in bfloat16": sharded_layers.in_bfloat16(session.spec),
+        "modules, unusual": sharded_modules.unusual(session.spec),
+        "modules, refusals": sharded_modules.refusals(),
     }
 
 
@@ -877,13 +877,13 @@ def _sent(session: Session, steps: int = 3) -> dict[str, Any]:
     batch, processes = next(session.batches()), len(session.plan.processes)
     board = FileExchange(session.run_directory, session.rank, processes)
     session.barrier()
-    before, to_each = wire.bytes_sent(), wire.sent_to(board, processes)
+    before, to_each = tcp_counters.bytes_sent(), tcp_counters.sent_to(board, processes)
     for _ in range(steps):
         session.strategy.step(session.group, batch, 0.0)
     session.group.synchronize_device()
-    sent = wire.bytes_sent() - before
+    sent = tcp_counters.bytes_sent() - before
     return {
         "sent": sent / steps,
-        "to each": (wire.sent_to(board, processes) - to_each) / steps,
+        "to each": (tcp_counters.sent_to(board, processes) - to_each) / steps,
         "to be sent": session.plan.exchanged_bytes_per_step,
     }

@@ -18,7 +18,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from in_process import script
+from helpers.in_process import script
 
 from benchmarks import batches, checkpoints, kills, restarts, stall, steps
 from benchmarks.peers import __main__ as program

@@ -10,12 +10,12 @@ import sys
 from pathlib import Path
 
 import pytest
-from in_process import script
+from helpers.in_process import script
 
 from isotrain.core.launching.processes.ports import Ports
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "coming-from.md"
-STANDINS = Path(__file__).resolve().parents[1] / "standins"
+STANDINS = Path(__file__).resolve().parents[1] / "helpers" / "digits_only"
 BLOCKS: list[tuple[str, str]] = re.findall(
     r"<!-- (\w+) -->\n```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), re.DOTALL
 )

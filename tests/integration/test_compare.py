@@ -18,8 +18,8 @@ from typing import Any
 
 import psutil
 import pytest
-from in_process import command
-from interrupts import heed_signals
+from helpers.in_process import command
+from helpers.signals import heed_signals
 
 import isotrain
 from isotrain.analysis.compare.result import Comparison, read_comparison

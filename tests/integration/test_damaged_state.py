@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import run_isolated
-from integration import native_going_on
+from helpers.isolated import run_isolated
+from integration import native_resume_models
 
 import isotrain
 from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
@@ -79,7 +79,7 @@ def try_all(session: isotrain.Session, *, folder: Path) -> dict[str, Any]:
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     folder = tmp_path_factory.mktemp("damaged")
     work = functools.partial(try_all, folder=folder)
-    spec = native_going_on.spec()
+    spec = native_resume_models.spec()
     return dict(run_isolated(work, spec, "torch-ddp", tmp_path_factory.mktemp("runs") / "run"))
 
 

@@ -15,7 +15,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from alone import run_isolated
+from helpers.isolated import run_isolated
 
 import isotrain
 from isotrain.core.errors import IsotrainError

@@ -11,15 +11,15 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import jax_aside
 import numpy as np
 import pytest
-from alone import run_isolated
-from conformance import check_strategies, runs, variety
-from conformance.nearness import EXACT, assert_equal_runs, distance
-from integration import sharded_cases, test_exporting
+from conformance import check_strategies, spec_variety, trained_cases
+from conformance.tolerances import EXACT, assert_equal_runs, distance
+from helpers import jax_install
+from helpers.isolated import run_isolated
+from integration import sharded_cases, test_export
 from plugins import example_backend_runs, example_sharded_runs
-from plugins.own_tests import EXAMPLES
+from plugins.example_plugin_tests import EXAMPLES
 
 import isotrain
 from isotrain.testing import backend, strategy
@@ -61,9 +61,9 @@ def with_jax(installed: Variables, tmp_path_factory: pytest.TempPathFactory) -> 
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
         "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "-1",
-        "XLA_FLAGS": " ".join(jax_aside.QUICK_TO_COMPILE),
+        "XLA_FLAGS": " ".join(jax_install.QUICK_TO_COMPILE),
     }
-    return {**with_path(installed, jax_aside.folder()), **kept}
+    return {**with_path(installed, jax_install.folder()), **kept}
 
 
 def with_path(variables: Variables, folder: Path) -> Variables:
@@ -91,9 +91,9 @@ def exported(session: isotrain.Session, *, folder: Path, samples: np.ndarray) ->
 def found(with_jax: Variables, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     """What runs on the backend found; and Keras on its framework, of what another one has exported."""
     folder = tmp_path_factory.mktemp("found")
-    np.save(folder / example_backend_runs.SAMPLES, test_exporting.IMAGES)
-    work = functools.partial(exported, folder=folder, samples=test_exporting.IMAGES)
-    inside = run_isolated(work, test_exporting.spec(), "torch-ddp", folder / "exporting")
+    np.save(folder / example_backend_runs.SAMPLES, test_export.IMAGES)
+    work = functools.partial(exported, folder=folder, samples=test_export.IMAGES)
+    inside = run_isolated(work, test_export.spec(), "torch-ddp", folder / "exporting")
     program = ("-m", "plugins.example_backend_runs", "jax-mesh", str(folder))
     python({**with_jax, "ISOTRAIN_TEST_BACKEND": "jax-mesh"}, *program)
     found = json.loads((folder / "found.json").read_text(encoding="utf-8"))
@@ -163,7 +163,7 @@ def test_workers_of_a_parameter_server_can_be_of_the_backend(found: dict[str, An
 def test_frameworks_agree(found: dict[str, Any], other: str) -> None:
     """One spec, three frameworks: in float64, to the rounding of sums."""
     here = {"loss": found["losses"], "weights": found["weights"]}
-    assert_equal_runs(here, runs.trained(other, 2, example_backend_runs.CASE), EXACT)
+    assert_equal_runs(here, trained_cases.trained(other, 2, example_backend_runs.CASE), EXACT)
 
 
 def trained_on_torch(session: isotrain.Session, name: str, saved: str) -> dict[str, Any]:
@@ -171,13 +171,15 @@ def trained_on_torch(session: isotrain.Session, name: str, saved: str) -> dict[s
     if name in (GONE_ON, GONE_ON_FROM_SHARES):
         besides = example_sharded_runs.SHARES if name == GONE_ON_FROM_SHARES else ""
         return example_sharded_runs.gone_on(session, saved + besides)
-    return example_sharded_runs.ended(session) if name == WHOLE else variety.train(session, name)
+    return (
+        example_sharded_runs.ended(session) if name == WHOLE else spec_variety.train(session, name)
+    )
 
 
 @pytest.fixture(scope="module")
 def varied(found: dict[str, Any]) -> dict[str, Any]:
     """What another framework makes of some choices of a spec, and in the place of a sharded run."""
-    specs = {name: variety.SPECS[name] for name in example_backend_runs.VARIED}
+    specs = {name: spec_variety.SPECS[name] for name in example_backend_runs.VARIED}
     parallel = example_sharded_runs.spec(sharded_cases.PARALLEL)
     specs |= dict.fromkeys((WHOLE, GONE_ON, GONE_ON_FROM_SHARES), parallel)
     work = functools.partial(trained_on_torch, saved=str(found["folder"] / "sharded"))

@@ -19,7 +19,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import command, script
+from helpers.in_process import command, script
 
 import isotrain
 from isotrain.core.cli.app import parser

@@ -19,9 +19,9 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from interrupts import heed_signals
-from leftovers import no_leftover_processes
-from waiting import wait_until
+from helpers.leftover_processes import no_leftover_processes
+from helpers.signals import heed_signals
+from helpers.waiting import wait_until
 
 import isotrain
 from isotrain.core.errors import RunFailedError

@@ -14,8 +14,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 import pytest
-from in_process import command
-from plugins.own_tests import EXAMPLES
+from helpers.in_process import command
+from plugins.example_plugin_tests import EXAMPLES
 
 from isotrain.core.errors import PluginError
 from isotrain.core.plugins.scaffold import make_plugin
@@ -103,7 +103,7 @@ def test_strategies_pass_their_own_tests(installed: Installed) -> None:
     """
     folders = (installed.folder / "isotrain-tidy-averaging", EXAMPLES / "plugin_strategy_slowmo")
     told = call(
-        *("-m", "plugins.own_tests", *map(str, folders)),
+        *("-m", "plugins.example_plugin_tests", *map(str, folders)),
         folder=installed.folder,
         variables=installed.variables | {"ISOTRAIN_TEST_BACKEND": "reference"},
     )

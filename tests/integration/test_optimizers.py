@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import run_isolated
+from helpers.isolated import run_isolated
 from integration import sgd_updates
 
 import isotrain

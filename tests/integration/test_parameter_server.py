@@ -19,8 +19,8 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from leftovers import no_leftover_processes
-from waiting import wait_until
+from helpers.leftover_processes import no_leftover_processes
+from helpers.waiting import wait_until
 
 import isotrain
 from isotrain.core.contracts.process import from_variables

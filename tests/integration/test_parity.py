@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import command
+from helpers.in_process import command
 from integration import parity_cases as cases
 
 import isotrain
@@ -40,7 +40,7 @@ PLANTED = {
 def planted() -> dict[str, RunTrace]:
     """The run as it is and with each fault in float64, and as it is in float32; in one launch."""
     spec = {**cases.faulty_spec("float64"), "timeouts": LONG_TIMEOUTS}
-    with selection.using(["plugins.parting_backends"], []):
+    with selection.using(["plugins.diverging_backends"], []):
         run = try_run(cases.trace_faults, spec, "torch-ddp", 2)
     assert run.failure is None, run.failure
     ranks = run.returned
@@ -118,7 +118,7 @@ def test_a_difference_is_confirmed_in_float64_and_told(tmp_path: Path) -> None:
     bad = "parting-epsilon-elsewhere"
     done = command(
         *("parity", "spec.yaml", "--backend", "torch-ddp", "--backend", bad, "--steps", "3"),
-        *("--plugin", "plugins.parting_backends", "--output", "out", "--json"),
+        *("--plugin", "plugins.diverging_backends", "--output", "out", "--json"),
         folder=tmp_path,
     )
     assert done.returncode == 6, done.stderr

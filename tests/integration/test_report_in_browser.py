@@ -8,11 +8,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
-import browser
 import pytest
 from axe_playwright_python.sync_playwright import Axe
+from helpers import browser
 from playwright.sync_api import Browser, Page, ViewportSize, sync_playwright
-from unit import comparison_samples as samples
+from unit.analysis import comparison_samples as samples
 
 from isotrain.analysis.compare.report.html import render
 

@@ -19,9 +19,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from in_process import command, script
-from integration.killing import Killer, Moment, moments
-from interrupts import heed_signals
+from helpers.in_process import command, script
+from helpers.signals import heed_signals
+from integration.random_kills import Killer, Moment, moments
 
 import isotrain
 from isotrain import sources

@@ -12,12 +12,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import jax_aside
 import numpy as np
 import pytest
-from integration import killed_in_turn, pair_runs
-from integration.killing import Killer
-from integration.pair_runs import EXACT
+from helpers import jax_install
+from integration import backend_pair_runs, strategy_kills
+from integration.backend_pair_runs import EXACT
+from integration.random_kills import Killer
 
 import isotrain
 from isotrain.core.checkpoints.folder import checkpoint_at
@@ -169,12 +169,12 @@ def assert_killed_ones_end_alike(
     specs: Mapping[str, Any], tmp_path: Path, backend: str, replicas: int
 ) -> None:
     """One launch, whose processes start again after each kill."""
-    killed_in_turn.killers(specs, tmp_path, SEEDS[backend])
+    strategy_kills.killers(specs, tmp_path, SEEDS[backend])
     first = next(iter(specs.values()))
     given = {**first, "checkpoint": None, "timeouts": LONG_TIMEOUTS}
     events: list[Any] = []
     processes = isotrain.launch(
-        functools.partial(killed_in_turn.trained, specs=specs, folder=tmp_path),
+        functools.partial(strategy_kills.trained, specs=specs, folder=tmp_path),
         given,
         backend=backend,
         replicas=replicas,
@@ -184,7 +184,7 @@ def assert_killed_ones_end_alike(
     )
     assert sum(event["event"] == "restarted" for event in events) == len(specs)
     ranks = range(len(processes))
-    told = [killed_in_turn.difference(tmp_path, name, rank) for name in specs for rank in ranks]
+    told = [strategy_kills.difference(tmp_path, name, rank) for name in specs for rank in ranks]
     assert not any(told), "\n".join(filter(None, told))
 
 
@@ -226,8 +226,8 @@ JAX = "jax-mesh"
 def with_jax(folder: Path) -> None:
     """Runs the example of a backend, which only a process of its own may import, and takes long to."""
     example = Path(__file__).resolve().parents[2] / "examples/plugin_backend_jax"
-    path = os.pathsep.join([str(jax_aside.folder()), str(example), os.environ["PYTHONPATH"]])
-    variables = {"PYTHONPATH": path, "XLA_FLAGS": " ".join(jax_aside.QUICK_TO_COMPILE)}
+    path = os.pathsep.join([str(jax_install.folder()), str(example), os.environ["PYTHONPATH"]])
+    variables = {"PYTHONPATH": path, "XLA_FLAGS": " ".join(jax_install.QUICK_TO_COMPILE)}
     program = f"""
 from pathlib import Path
 from integration import pair_runs
@@ -259,7 +259,7 @@ class Pairs:
     def of_all(cls, folder: Path) -> Pairs:
         """Runs all of them; one that fails leaves the others alone."""
         pairs = cls({"first": {}, "rest": {}}, {})
-        natives = [name for name in pair_runs.BACKENDS if name != JAX]
+        natives = [name for name in backend_pair_runs.BACKENDS if name != JAX]
         for name in natives:
             pairs._run("first", name, folder)
         pairs._run("both", JAX, folder)
@@ -269,7 +269,7 @@ class Pairs:
 
     def _run(self, part: str, backend: str, folder: Path) -> None:
         try:
-            with_jax(folder) if backend == JAX else pair_runs.run(part, backend, folder)
+            with_jax(folder) if backend == JAX else backend_pair_runs.run(part, backend, folder)
         except AssertionError as fault:
             self.faults[backend] = str(fault)
             return
@@ -290,13 +290,13 @@ BOUNDS = {"loss scale": 1e-3}
 """Half precision is rounded at other places in each framework; all else is float64."""
 
 
-@pytest.mark.parametrize("backend", pair_runs.BACKENDS)
+@pytest.mark.parametrize("backend", backend_pair_runs.BACKENDS)
 def test_every_backend_goes_on_from_every_other(pairs: Pairs, backend: str) -> None:
     """With another number of replicas, in two cases or three: as the other would have gone on itself."""
     assert backend not in pairs.faults, pairs.faults[backend]
     others, rest = pairs.found["first"], pairs.found["rest"][backend]
-    assert set(pair_runs.BACKENDS) - others.keys() <= pairs.faults.keys()
-    for other, case in pair_runs.GOES_ON[backend].items():
+    assert set(backend_pair_runs.BACKENDS) - others.keys() <= pairs.faults.keys()
+    for other, case in backend_pair_runs.GOES_ON[backend].items():
         if other not in others:  # it has a fault, which its own test tells
             continue
         expected, found = others[other][case], rest[case][other]

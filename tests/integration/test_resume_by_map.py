@@ -10,7 +10,7 @@ from unittest import mock
 
 import numpy as np
 import pytest
-from integration.pair_runs import EXACT
+from integration.backend_pair_runs import EXACT
 
 import isotrain
 from isotrain.core.checkpoints.checkpoint import Checkpoint

@@ -15,9 +15,9 @@ from pathlib import Path
 from typing import IO, Any
 
 import pytest
+from helpers.waiting import wait_until
 from integration.slow_reader_program import PRINTED_EACH, SPEC, STEPS
-from integration.test_joining import torchrun
-from waiting import wait_until
+from integration.test_rendezvous import torchrun
 
 from isotrain.core.contracts.events import Steps
 from isotrain.core.launching.run_directory.run_directory import STEPS_FILE, read_events

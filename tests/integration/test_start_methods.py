@@ -20,8 +20,8 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from alone import run_isolated
-from waiting import wait_until
+from helpers.isolated import run_isolated
+from helpers.waiting import wait_until
 
 import isotrain
 from isotrain.analysis.compare.measure import Measurement

@@ -10,7 +10,7 @@ from typing import TypeVar
 
 import pytest
 from cluster import hosts
-from cluster.bed import TwoHostCluster, two_hosts
+from cluster.two_hosts import TwoHostCluster, two_hosts
 
 REQUIRED_VARIABLE = "ISOTRAIN_LAUNCHERS_REQUIRED"
 """Where it is set, no test may be skipped: neither for want of an engine or of a right, nor otherwise."""

@@ -10,10 +10,10 @@ from pathlib import Path
 
 import psutil
 import pytest
-from cluster.bed import TwoHostCluster
 from cluster.hosts import end
 from cluster.network import Network, sent_bytes
-from waiting import wait_until
+from cluster.two_hosts import TwoHostCluster
+from helpers.waiting import wait_until
 
 _PING = """
 import socket, sys

@@ -11,14 +11,14 @@ from dataclasses import dataclass
 from typing import Any
 
 import pytest
-from cluster.bed import TwoHostCluster, two_hosts
 from cluster.hosts import end
-from integration import driven_job
-from waiting import wait_until
+from cluster.two_hosts import TwoHostCluster, two_hosts
+from helpers.waiting import wait_until
+from integration import scheduler_job
 
 import isotrain
 
-SPEC = driven_job.SLOW | {
+SPEC = scheduler_job.SLOW | {
     "name": "fewer",
     "epochs": 6,
     "min_replicas": 2,
@@ -169,7 +169,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
     """The losses of one replica on this machine."""
     local = {name: value for name, value in SPEC.items() if name != "checkpoint"}
     result = isotrain.run(
-        {**local, "data": "integration.driven_job:data"},
+        {**local, "data": "integration.scheduler_job:data"},
         backend="reference",
         run_directory=tmp_path_factory.mktemp("local") / "run",
         on_event=lambda event: None,

@@ -7,13 +7,13 @@ import re
 from pathlib import Path
 
 import pytest
-from cluster.bed import TwoHostCluster
-from integration import driven_job
-from waiting import wait_until
+from cluster.two_hosts import TwoHostCluster
+from helpers.waiting import wait_until
+from integration import scheduler_job
 
 import isotrain
 
-SPEC = driven_job.SLOW | {
+SPEC = scheduler_job.SLOW | {
     "name": "long",
     "epochs": 45,
     "min_replicas": 2,
@@ -76,7 +76,7 @@ def test_a_job_saves_when_told_and_goes_on_when_requeued_and_when_its_time_runs_
     found = isotrain.read_result(start)
     local = {name: SPEC[name] for name in SPEC.keys() - {"checkpoint", "min_replicas"}}
     expected = isotrain.run(
-        {**local, "data": "integration.driven_job:data"},
+        {**local, "data": "integration.scheduler_job:data"},
         backend="reference",
         run_directory=folder / "local",
         on_event=lambda event: None,

@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from cluster.bed import TwoHostCluster
-from cluster.jobset import validate
+from cluster.jobset_schema import validate
 from cluster.launchers import (
     LAUNCHERS,
     ProgramCommand,
@@ -18,6 +17,7 @@ from cluster.launchers import (
     require_rank_variables,
     start,
 )
+from cluster.two_hosts import TwoHostCluster
 from jsonschema import ValidationError
 
 from isotrain.launchers.kubernetes import KubernetesLauncher

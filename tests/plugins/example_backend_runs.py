@@ -18,12 +18,11 @@ from typing import Any
 
 import numpy as np
 import psutil
-import rarely_collected  # noqa: F401  # in this process too, which computes as those of its runs do
-from conformance import check_strategies, runs, strategy_bench, variety
+from conformance import check_strategies, spec_variety, strategy_check_context, trained_cases
+from helpers.shared_fork_servers import share_fork_servers
 from integration import exported_models
 from plugins import example_sharded_runs
-from plugins.own_tests import EXAMPLES, said
-from shared_templates import share_fork_servers
+from plugins.example_plugin_tests import EXAMPLES, said
 
 import isotrain
 from isotrain.core.plugins.manager import plugin_manager
@@ -33,7 +32,7 @@ from isotrain.testing.launching import Run, try_run
 from isotrain.testing.scorecard import outcome_of
 from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
-CASE = runs.FLOAT64
+CASE = trained_cases.FLOAT64
 """A convolutional network and a transformer."""
 VARIED = ("adamw", "bfloat16", "float16-clipped")
 """Choices of a spec that the backend's own code has a hand in."""
@@ -115,9 +114,9 @@ def loss_and_expectation(backend: str, penalty: float) -> tuple[float, float]:
 def save_varied(backend: str, folder: Path) -> None:
     """Trains a small model with each of these choices, in this process; one file for each."""
     for name in VARIED:
-        spec = variety.SPECS[name]
+        spec = spec_variety.SPECS[name]
         with isotrain.open_session(spec, backend=backend, replicas=1) as session:
-            np.savez(folder / f"{name}.npz", **variety.train(session, name))  # type: ignore[arg-type]
+            np.savez(folder / f"{name}.npz", **spec_variety.train(session, name))  # type: ignore[arg-type]
 
 
 def specs_of_trials(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
@@ -188,7 +187,7 @@ def in_turn(session: isotrain.Session) -> dict[str, Any]:
     for place, spec in specs_of_trials(session.plan.backend, 2).items():
         with next_session(session, f"trial-{place}", spec) as session:
             tried[place] = strategy.STRATEGY_RUNS[int(place)].work(session)
-    with next_session(session, "case", runs.SPECS[CASE]) as session:
+    with next_session(session, "case", trained_cases.SPECS[CASE]) as session:
         found["case"] = native_equality.train(session)
     with next_session(session, "epoch", {**EPOCH, "strategy": IN_HOSTS}) as session:
         metrics = fit(session)
@@ -211,14 +210,14 @@ def served_epoch(backend: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Makes all of them."""
-    share_fork_servers(besides=("rarely_collected", "compiled_for_all"))
+    share_fork_servers(besides=("helpers.infrequent_gc", "helpers.jax_compilation_cache"))
     backend, folder = sys.argv[1], Path(sys.argv[2])
     found: dict[str, Any] = {
         "threads of imports": threads_of_imports(backend),
         "own tests": said(EXAMPLES / "plugin_backend_jax"),
         "tests of the strategy": said(EXAMPLES / "plugin_strategy_slowmo", "-k", "is_momentum"),
     }
-    spec = {**strategy_bench.spec(backend), "timeouts": LONG_TIMEOUTS}
+    spec = {**strategy_check_context.spec(backend), "timeouts": LONG_TIMEOUTS}
     saved = str(folder / "sharded")
     found["sharded"] = example_sharded_runs.found(backend, saved)
     found["gone on"] = example_sharded_runs.gone_on_by_four(backend, saved)

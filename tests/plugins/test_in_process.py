@@ -7,7 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from in_process import command
+from helpers.in_process import command
 
 SCRIPT = """\
 import sys

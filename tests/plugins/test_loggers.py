@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from alone import run_isolated
+from helpers.isolated import run_isolated
 
 import isotrain
 from isotrain.core.contracts.events import EpochEnded, Event, Ready, Started, Steps

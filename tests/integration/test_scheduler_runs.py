@@ -1,0 +1,508 @@
+"""A run that an engine starts is followed from here: its events, its result, its errors, and its end."""
+
+from __future__ import annotations
+
+import errno
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, ClassVar
+
+import numpy as np
+import psutil
+import pytest
+from helpers.waiting import wait_until
+from integration import scheduler_job
+
+import isotrain
+from isotrain.analysis.compare import runner, store, text
+from isotrain.analysis.compare.measure import Measurement
+from isotrain.analysis.compare.runner import Runner
+from isotrain.analysis.parity import trace_runner as parity_tracer
+from isotrain.analysis.parity.targets import ParityTarget
+from isotrain.analysis.parity.trace import Trace
+from isotrain.analysis.parity.trace_runner import TraceRunner
+from isotrain.core.cli.internal_work import parse_internal_work
+from isotrain.core.contracts.events import CommandFailed, Ready
+from isotrain.core.contracts.launcher import LauncherChoice
+from isotrain.core.launching.scheduler import scheduler_process
+from isotrain.core.launching.scheduler.scheduler_run import WORK
+from isotrain.core.plugins import selection
+from isotrain.core.plugins.manager import plugin_manager
+from isotrain.core.spec.weight_name_map import MappedTensor, NameMap
+from isotrain.plugin import Allocation, HostSlots, RankCommand, SchedulerLauncher, Submission
+
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
+SPEC = {
+    "name": "Driven_run",
+    "model": "integration.scheduler_job:model",
+    "data": "integration.scheduler_job:data",
+    "loss": "mean_squared_error",
+    "optimizer": {"name": "sgd", "lr": 0.125},
+    "global_batch_size": 4,
+    "epochs": 2,
+    "precision": "float64",
+}
+HEEDFUL = """
+import pathlib, signal, sys
+signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
+signal.alarm(120)
+pathlib.Path(sys.argv[1], "waits").touch()
+signal.sigwait([signal.SIGTERM])
+pathlib.Path(sys.argv[1], "asked").touch()
+"""
+"""A command that ends when it is asked to; by itself after what any test takes."""
+DEAF = """
+import pathlib, signal, sys, time
+signal.signal(signal.SIGTERM, signal.SIG_IGN)
+pathlib.Path(sys.argv[1], "waits").touch()
+time.sleep(120)
+"""
+"""One that does not."""
+KILLED = """
+import os, signal, subprocess, sys, time
+from isotrain.core.launching.processes.orphan_guard import OrphanGuard
+program, folder, seconds = sys.argv[1:]
+command = [sys.executable, "-I", "-S", "-c", program, folder]
+engine = subprocess.Popen(command, start_new_session=True)
+guard = OrphanGuard(float(seconds), [["touch", folder + "/last"]])
+guard.watch(engine.pid)
+while not os.path.exists(folder + "/waits"):
+    time.sleep(0.01)
+os.kill(os.getpid(), signal.SIGKILL)
+"""
+"""A process that starts such a command, and is killed."""
+
+
+class Engine(SchedulerLauncher):
+    """Starts one rank here, by a program between."""
+
+    name = "engine"
+    summary = "for tests"
+    program: ClassVar[tuple[str, ...]] = ("env",)
+
+    def allocation(self) -> Allocation:
+        return Allocation((HostSlots(1),))
+
+    def submission(self, command: RankCommand) -> Submission:
+        return Submission(((*self.program, *command.arguments),), files={"seen.txt": command.name})
+
+
+class Far(SchedulerLauncher):
+    """Starts two ranks, whose run directory is not the one that it is told: this process does not see it.
+
+    Attributes:
+        folder: Where each run has one of its own.
+    """
+
+    name = "far"
+    summary = "for tests"
+    program = 'for RANK in 0 1; do export RANK LOCAL_RANK=$RANK; "$@" & done; wait $!'
+    folder: ClassVar[str] = ""
+
+    def allocation(self) -> Allocation:
+        return Allocation((HostSlots(2),))
+
+    def submission(self, command: RankCommand) -> Submission:
+        folder = f"{self.folder}/{command.name}"
+        there = command.on_host(sys.executable, f"env:{command.spec_variable}", folder)
+        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2"}
+        elastic = {"TORCHELASTIC_RUN_ID": command.name, "TORCHELASTIC_USE_AGENT_STORE": "True"}
+        told = {"WORLD_SIZE": "2", **meeting, **elastic}
+        return Submission((("sh", "-c", self.program, "far", *there),), told)
+
+
+@pytest.fixture
+def engine() -> Any:
+    before = selection.current()
+    isotrain.register(Engine)
+    isotrain.register(Far)
+    yield
+    selection.set_current(before)
+
+
+def run(folder: Path, launcher: str = "engine", **changes: Any) -> isotrain.RunResult:
+    events = changes.pop("events", [])
+    return isotrain.run(
+        {**SPEC, **changes},
+        backend="reference",
+        replicas=1,
+        launcher=launcher,
+        run_directory=folder / launcher,
+        on_event=events.append,
+    )
+
+
+def test_the_result_and_the_files_are_those_of_a_local_run(tmp_path: Path) -> None:
+    events: list[Any] = []
+    driven = run(tmp_path, events=events, checkpoint={"every_steps": 4})
+    local = run(tmp_path, "local", checkpoint={"every_steps": 4})
+    assert driven.history.loss == local.history.loss
+    for name, weights in local.weights.items():
+        np.testing.assert_array_equal(driven.weights[name], weights)
+    left = [{file.name for file in (tmp_path / each).iterdir()} for each in ("local", "engine")]
+    assert left[1] - left[0] == {"launcher"}
+    assert left[0] - left[1] == set()
+    assert {"started", "ready", "steps", "finished"} <= {event["event"] for event in events}
+    given = tmp_path / "engine" / "launcher"
+    assert (given / "seen.txt").read_text().startswith("isotrain-driven-run-")
+    assert (given / "seen.txt").stat().st_mode & 0o077 == 0
+
+
+def test_all_comes_here_from_where_the_folder_is_another_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The ranks wait until what one of them has printed is here."""
+    gate, there = tmp_path / "gate", tmp_path / "there"
+    monkeypatch.setenv(scheduler_job.GATE, str(gate))
+    monkeypatch.setattr(Far, "folder", str(there))
+    shown: list[Any] = []
+
+    def on_event(event: Any) -> None:
+        if event["event"] == "output":
+            shown.append(event)
+            if event["rank"] == 1:
+                gate.touch()
+
+    driven = isotrain.run(
+        {**SPEC, "data": "integration.scheduler_job:data_behind_a_gate"},
+        backend="reference",
+        launcher="far",
+        run_directory=tmp_path / "far",
+        ranks=[1],
+        on_event=on_event,
+    )
+    local = run(tmp_path, "local")
+    assert driven.history.loss == pytest.approx(local.history.loss, rel=1e-12)
+    for name, weights in local.weights.items():
+        np.testing.assert_allclose(driven.weights[name], weights, rtol=1e-12)
+    left = {file.name for file in (tmp_path / "far").iterdir()}
+    assert left - {file.name for file in (tmp_path / "local").iterdir()} == {
+        "launcher",
+        "rank-1.log",
+    }
+    assert {event["rank"] for event in shown} == {1}
+    assert (tmp_path / "far" / "rank-1.log").read_text().count("rank 1 waits\n") == 1
+    assert "rank 1 waits" not in (tmp_path / "far" / "rank-0.log").read_text()
+    assert [*there.glob("*/weights.safetensors")]
+
+
+def test_what_is_raised_there_is_raised_here(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.NotANumberError, match="step 0"):
+        run(tmp_path, data="integration.scheduler_job:data_not_finite")
+
+
+def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.RunFailedError, match=r"rank 0 .*SIGKILL"):
+        run(tmp_path, data="integration.scheduler_job:data_of_a_killed_process")
+
+
+def test_a_run_is_started_again_from_its_checkpoint(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(scheduler_job.KilledOnce.MARK, str(tmp_path / "mark"))
+    local = run(tmp_path, "local")
+    spec = {
+        **SPEC,
+        "data": "integration.scheduler_job:KilledOnce",
+        "checkpoint": {"every_steps": 2},
+    }
+    events: list[Any] = []
+    driven = isotrain.run(
+        spec,
+        backend="reference",
+        replicas=1,
+        launcher="engine",
+        max_restarts=1,
+        run_directory=tmp_path / "engine",
+        on_event=events.append,
+    )
+    assert (tmp_path / "mark").exists()
+    assert driven.history.loss == local.history.loss
+    (restarted,) = (event for event in events if event["event"] == "restarted")
+    assert restarted["from_step"] in (2, 4)
+
+
+def test_an_engine_that_ends_without_a_word(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Engine, "program", ("ls",))
+    with pytest.raises(
+        isotrain.RunFailedError, match=r"engine ended with exit code 2(.|\n)*unrecognized option"
+    ):
+        run(tmp_path)
+
+
+def test_an_engine_that_waits_for_ever_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lost = "rank 1 on far is lost"
+    told = CommandFailed(error="RunFailedError", message=lost, exit_code=1).to_dict()
+    text = (
+        "import sys, time; mark = sys.argv[sys.argv.index('--line-prefix') + 1];"
+        f" print('[0]<stdout>:' + mark, {json.dumps(told)!r}, flush=True); time.sleep(1000)"
+    )
+    monkeypatch.setattr(Engine, "program", (sys.executable, "-c", text))
+    monkeypatch.setattr(scheduler_process, "END_SECONDS", 1.0)
+    with pytest.raises(isotrain.RunFailedError, match=lost):
+        run(tmp_path)
+
+
+def test_what_a_rank_prints_is_not_taken_for_what_isotrain_says(tmp_path: Path) -> None:
+    events: list[Any] = []
+    local = run(tmp_path, "local")
+    driven = run(tmp_path, data="integration.scheduler_job:data_that_print", events=events)
+    assert driven.history.loss == local.history.loss
+    shown = "".join(event["text"] for event in events if event["event"] == "output")
+    for line in scheduler_job.LIKE_EVENTS:
+        assert line in shown
+
+
+def test_an_engine_one_of_whose_commands_fails_is_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others wait for it, and what is to end them fails too."""
+
+    def submission(self: Engine, command: RankCommand) -> Submission:
+        waiting = (sys.executable, "-c", "import time; time.sleep(1000)")
+        return Submission((("false",), waiting), cleanup_commands=(("no-such-program",),))
+
+    monkeypatch.setattr(Engine, "submission", submission)
+    monkeypatch.setattr(scheduler_process, "END_SECONDS", 1.0)
+    with pytest.raises(isotrain.RunFailedError, match="engine ended with exit code 1"):
+        run(tmp_path)
+    running = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+    assert not [command for command in running if "import time; time.sleep(1000)" in command]
+
+
+def test_an_engine_that_was_killed_has_left_what_it_had_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ended = tmp_path / "ended"
+
+    def submission(self: Engine, command: RankCommand) -> Submission:
+        return Submission(
+            (("sh", "-c", "kill -KILL $$"),), cleanup_commands=(("touch", str(ended)),)
+        )
+
+    monkeypatch.setattr(Engine, "submission", submission)
+    with pytest.raises(isotrain.RunFailedError, match="engine ended by signal 9"):
+        run(tmp_path)
+    assert ended.exists()
+
+
+def end_with_its_run(program: str, folder: Path, seconds: float) -> None:
+    """Returns when the command is gone, for its output ends then."""
+    killed = [sys.executable, "-c", KILLED, program, str(folder), str(seconds)]
+    subprocess.run(killed, stdout=subprocess.PIPE, timeout=60, check=False)
+
+
+def test_an_engine_whose_run_was_killed_is_asked_to_end(tmp_path: Path) -> None:
+    """All that it has started elsewhere ends with it then."""
+    end_with_its_run(HEEDFUL, tmp_path, 60.0)
+    wait_until((tmp_path / "last").exists, 60)
+    assert {"waits", "asked", "last"} == {file.name for file in tmp_path.iterdir()}
+
+
+def test_an_engine_that_does_not_heed_it_is_killed(tmp_path: Path) -> None:
+    end_with_its_run(DEAF, tmp_path, 0.1)
+    assert (tmp_path / "waits").exists()
+
+
+def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(isotrain.PlanError, match="model: given as an object"):
+        run(tmp_path, model=lambda: None)
+    with pytest.raises(
+        isotrain.PlanError, match="interface: all processes of this run are on this"
+    ):
+        isotrain.run(SPEC, backend="reference", run_directory=tmp_path / "b", interface="lo")
+    assert not (tmp_path / "b").exists()
+    with pytest.raises(isotrain.PlanError, match="your own loop"):
+        isotrain.launch(
+            print, SPEC, backend="reference", launcher="engine", run_directory=tmp_path / "a"
+        )
+    names = NameMap({f"dense-{number}": MappedTensor(f"fc{number}") for number in range(4000)})
+    with pytest.raises(isotrain.PlanError, match=r"work 'trace' has \d{6} bytes .* at most 120000"):
+        isotrain.launch(
+            Trace(2, names),
+            SPEC,
+            backend="reference",
+            launcher="engine",
+            run_directory=tmp_path / "c",
+        )
+
+
+def test_an_interrupt_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It comes once the engine is heard: before, there may be nothing to end."""
+    program = (sys.executable, "-uc", "import time; print('here'); time.sleep(1000)")
+    monkeypatch.setattr(Engine, "program", program)
+    interrupting = SimpleNamespace(append=lambda event: signal.raise_signal(signal.SIGINT))
+    with pytest.raises(KeyboardInterrupt):
+        run(tmp_path, events=interrupting)
+    running = [child.cmdline() for child in psutil.Process().children(recursive=True)]
+    assert not [command for command in running if program[-1] in command]
+
+
+@pytest.fixture
+def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its plots take longer than a run."""
+    monkeypatch.setattr(store, "REPORT_PACKAGES", ("no_such_package",))
+
+
+@pytest.mark.usefixtures("no_report")
+def test_cells_of_a_comparison_go_by_a_launcher(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Far, "folder", str(tmp_path / "there"))
+    found = isotrain.compare(
+        {**SPEC, "checkpoint": {"every_steps": 1}},
+        backends=["reference", "tf-mirrored"],
+        repeats=1,
+        run_limit=0.05,
+        steps=3,
+        output=tmp_path / "found",
+        launcher="far",
+    )
+    (cell, other) = found.cells
+    assert (cell.name, cell.status) == ("reference@2", "finished"), cell.reason
+    assert (other.name, other.status) == ("tf-mirrored@2", "skipped")
+    assert "launcher 'far' does not start backend 'tf-mirrored'" in str(other.reason)
+    assert cell.losses == pytest.approx(run(tmp_path, "local").history.loss[:3], rel=1e-12)
+    assert (cell.plan["launcher"], cell.plan["launcher_options"]) == ("far", {})
+    assert found.settings["launcher"] == {"name": "far", "options": {}}
+    assert found.settings["replicas"] == [2]
+    assert "All runs were started by launcher far." in text.result(found)
+    (repeat,) = cell.repeats
+    assert len(repeat.peak_memory_bytes) == 2
+    assert 0 < repeat.first_step_s < repeat.run_s
+
+
+def test_the_clock_of_another_host_does_not_count(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That of rank 0 goes by hours wrong, and shows two seconds from when it was ready."""
+
+    def run_job(*_: Any, on_event: Any, **__: Any) -> list[dict[str, Any]]:
+        on_event(Ready(rank=1, time=5.0))
+        on_event(Ready(rank=0, time=1000.0))
+        on_event(Ready(rank=2, time=5000.0))
+        return [{"first_step_at": -1.0, "first_step_time": 1002.0}, {"first_step_at": -2.0}]
+
+    monkeypatch.setattr(runner, "run_job", run_job)
+    measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.1, seconds=0.1)
+    began = time.monotonic()
+    spec, chosen = isotrain.load_spec(SPEC), LauncherChoice("engine")
+    raw = Runner({}, chosen).run(spec, "reference", 1, measurement, tmp_path / "run")
+    passed = time.monotonic() - began
+    for rank in raw["ranks"]:
+        assert 2.0 <= rank["first_step_at"] - raw["started"] <= 2.0 + passed
+    monkeypatch.setattr(runner, "run_job", lambda *_, **__: [{"first_step_at": -1.0}])
+    with pytest.raises(isotrain.RunFailedError, match="did not say when it was ready"):
+        Runner({}, chosen).run(spec, "reference", 1, measurement, tmp_path / "silent")
+
+
+WANTED = ParityTarget(
+    "reference",
+    1,
+    "data-parallel",
+    "reference@1",
+    isotrain.load_spec(SPEC),
+    LauncherChoice("engine"),
+)
+
+
+def tracer_of(output: Path | None) -> TraceRunner:
+    return TraceRunner(plugin_manager(()), WANTED, 2, {}, output, None)
+
+
+def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
+    """The second starts from what the first has left, in another precision."""
+    tracer, spec = tracer_of(tmp_path / "kept"), WANTED.spec
+    with tracer.running():
+        first = tracer.trace(WANTED, spec.replace(precision="float32"), "the reference")
+        second = tracer.trace(WANTED, spec, "again")
+    assert first.plan["launcher"] == second.plan["launcher"] == "engine"
+    assert second.start == first.start != second.initializer_start
+    assert [step.loss for step in second.steps] == pytest.approx(
+        [step.loss for step in first.steps], rel=1e-5
+    )
+    assert len(sorted((tmp_path / "kept" / "fingerprints").iterdir())) == 2
+
+
+def test_a_folder_for_parity_that_cannot_be_written_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(path: Path) -> None:
+        raise OSError(errno.ENOSPC, f"no space for {path.name}")
+
+    with monkeypatch.context() as patched:
+        patched.setattr(Path, "touch", full)
+        refused = pytest.raises(isotrain.PlanError, match=r"no space for seen.*Give --output")
+        with refused, tracer_of(tmp_path / "kept").running():
+            pass
+    assert not [*(tmp_path / "kept").iterdir()]
+    gone = tmp_path / "gone"
+    gone.mkdir()
+    monkeypatch.chdir(gone)
+    gone.rmdir()
+    refused = pytest.raises(isotrain.PlanError, match="the current folder cannot be written")
+    with refused, tracer_of(None).running():
+        pass
+
+
+@pytest.mark.parametrize("error", [isotrain.RunFailedError, isotrain.PlanError])
+def test_what_a_failed_run_of_parity_has_left_is_kept(
+    error: type[isotrain.IsotrainError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def run_job(*args: Any) -> None:
+        (args[-1].path / "rank-0.log").write_text("said last")
+        raise error("failed")
+
+    monkeypatch.setattr(parity_tracer, "run_job", run_job)
+    tracer = tracer_of(tmp_path)
+    with pytest.raises(error, match="failed"), tracer.running():
+        tracer.trace(WANTED, WANTED.spec, "")
+    (log,) = tmp_path.glob("isotrain-parity-*/1/rank-0.log")
+    assert log.read_text() == "said last"
+
+
+@pytest.mark.usefixtures("no_report")
+def test_what_cannot_go_with_a_launcher_is_refused_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(isotrain.PlanError, match=r"--python .*launcher 'engine'"):
+        isotrain.compare(SPEC, interpreters={"reference": sys.executable}, launcher="engine")
+    with pytest.raises(isotrain.IsotrainError, match="unknown launcher 'engin'"):
+        isotrain.compare(SPEC, backends=["reference"], launcher="engin")
+    unlike = {"backends": ["reference"], "replicas": [2, 3], "launcher": "engine"}
+    with pytest.raises(isotrain.PlanError, match="2 were requested, and engine has started 1"):
+        isotrain.parity(SPEC, **unlike)
+    strategies = {"backends": ["reference"], "strategies": ["data-parallel", "gossip"]}
+
+    def refuse(self: Engine, command: RankCommand) -> Submission:
+        raise isotrain.PlanError("hosts are not alike")
+
+    monkeypatch.setattr(Engine, "submission", refuse)
+    with pytest.raises(isotrain.PlanError, match="not alike"):
+        isotrain.parity(SPEC, **strategies, launcher="engine", output=tmp_path / "refused")
+    monkeypatch.setattr(Engine, "starts", False)
+    for command in (isotrain.parity, isotrain.compare):
+        with pytest.raises(isotrain.PlanError, match="starts nothing"):
+            command(SPEC, **strategies, launcher="engine", output=tmp_path / "refused")
+    assert not (tmp_path / "refused").exists()
+
+
+def test_ranks_do_no_work_that_they_do_not_know(tmp_path: Path) -> None:
+    names = NameMap({"dense": MappedTensor("fc", "(HW)O->O(HW)", {"H": 2})})
+    trace = Trace(3, names, "initial.npz", True, str(tmp_path / "seen"))
+    told = parse_internal_work(json.dumps({WORK: trace.name, **trace.fields()}))
+    assert told == trace
+    with pytest.raises(isotrain.PlanError, match=rf"does not see {tmp_path}, where"):
+        told(None)
+    for other in ('{"work": "dance"}', '{"work": "measure"}', '{"work": "trace"}', "[]", "measure"):
+        with pytest.raises(isotrain.PlanError, match="--internal-work: expected the JSON"):
+            parse_internal_work(other)

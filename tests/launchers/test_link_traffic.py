@@ -1,0 +1,40 @@
+"""Over slow links between hosts travel the bytes that plans predict, by the kernel's counters."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.two_hosts import TwoHostCluster
+
+from benchmarks import links
+
+MBIT = 100
+HEADERS = 0.03
+"""Of Ethernet, IP and TCP, acknowledgements, and what the run itself says: a part of what is sent."""
+
+
+@pytest.fixture(scope="module")
+def rows(bed: TwoHostCluster) -> dict[str, links.Row]:
+    """By strategy."""
+    bed.network.shape(MBIT)
+    try:
+        found = links.measured(bed.network, 2, links.STRATEGIES, links.Sizes(steps=8))
+    finally:
+        bed.network.unshape()
+    return {row.strategy: row for row in found}
+
+
+@pytest.mark.parametrize("strategy", links.STRATEGIES)
+def test_what_leaves_a_host_is_what_the_plan_says(
+    rows: dict[str, links.Row], strategy: str
+) -> None:
+    row = rows[strategy]
+    assert row.predicted is not None
+    assert row.predicted < row.sent < (1 + HEADERS) * row.predicted
+    assert row.seconds > 0.9 * row.sent * 8 / (MBIT * 1e6)
+
+
+def test_fewer_bytes_leave_a_host_than_with_data_parallel(rows: dict[str, links.Row]) -> None:
+    """Of four replicas in a ring each sends 1.5 times the gradients, of two first ones as much as these."""
+    each, first, rarely = (rows[strategy].sent for strategy in links.STRATEGIES)
+    assert each / first == pytest.approx(1.5, rel=HEADERS)
+    assert each / rarely == pytest.approx(8, rel=HEADERS)

@@ -1,0 +1,19 @@
+"""What the detectors of environments are tested on is what the engines really set."""
+
+from __future__ import annotations
+
+import pytest
+from cluster.external_launchers import EXTERNAL_LAUNCHERS
+from cluster.record_environments import RECORDED, form, hosts, record, recorded
+from cluster.two_hosts import TwoHostCluster
+
+
+@pytest.mark.parametrize("name", EXTERNAL_LAUNCHERS)
+def test_an_engine_sets_what_was_recorded(bed: TwoHostCluster, name: str) -> None:
+    found, before = record(bed, EXTERNAL_LAUNCHERS[name]), recorded(name)
+    assert hosts(found) == hosts(before)
+    assert form(found) == form(before)
+
+
+def test_every_recorded_engine_is_started_here() -> None:
+    assert {file.stem for file in RECORDED.glob("*.json")} == {*EXTERNAL_LAUNCHERS}

@@ -1,0 +1,532 @@
+"""Every code of the check has a spec that triggers it and one that does not; nothing is started."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import jsonschema
+import pytest
+
+from isotrain.analysis.check import check as checking
+from isotrain.analysis.check import codes_in_docs, machine_rules, text
+from isotrain.analysis.check.check import check
+from isotrain.analysis.check.codes import GROUPS, RULES
+from isotrain.analysis.check.findings import CheckResult
+from isotrain.analysis.check.rule import Severity
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
+from isotrain.core.contracts.device_mesh import DeviceMesh
+from isotrain.core.contracts.replica_group import LayerTrait, Trait
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.errors import (
+    IsotrainError,
+    PlanError,
+    RunFailedError,
+    SpecError,
+    UnsupportedError,
+)
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.loading import json_schema
+from isotrain.core.spec.training_spec import TrainingSpec
+
+PAGE = Path(__file__).parents[3] / "docs" / "check.md"
+CORES = 4
+MEMORY, GPU_MEMORY = 130, 125
+"""Bytes of the machine, and of a GPU."""
+
+
+class First(Adapter):
+    """An adapter that declares and never starts; its wire works between CPUs, its beam never."""
+
+    name = "first"
+    framework = "one"
+    summary = "for tests"
+    collectives = {"auto": "picks wire", "wire": "a wire", "beam": "between GPUs"}
+    replicas_per_process = "one"
+    capabilities = {
+        "replicated": Capabilities(
+            frozenset({Capability.SYNCHRONOUS_STEP, Capability.LOCAL_STEP, Capability.COMPUTE}),
+            {Capability.SUBGROUPS: "not built"},
+        ),
+        "sharded": Capabilities(
+            frozenset(
+                {
+                    Capability.REDUCE_SCATTER_GRADIENTS,
+                    Capability.COMPUTE,
+                    Capability.UPDATE_SHARD,
+                }
+            )
+        ),
+    }
+    options = {"size": "of a bucket"}
+    gpus = 0
+
+    def availability(self) -> Availability:
+        return Availability(True, "1.0")
+
+    def examine(self) -> Examination:
+        return Examination(self.availability())
+
+    def accelerators(self) -> int:
+        return self.gpus
+
+    def resolve_collective(self, requested: str | None, *, device: Any, replicas: int) -> str:
+        if requested == "beam":
+            raise UnsupportedError("beam exchanges between GPUs")
+        return "wire"
+
+    def environment_variables(self, **resolved: Any) -> dict[str, str]:
+        return {}
+
+    def start(self, spec: Any, backend_config: Any, context: Any) -> Any:
+        raise AssertionError("a check starts nothing here")
+
+
+class Synchronising(First):
+    name = "synchronising"
+    sync_batchnorm_devices = frozenset({"cpu"})  # type: ignore[assignment]
+
+
+class Second(First):
+    name = "second"
+    framework = "two"
+
+
+class Missing(First):
+    name = "missing"
+
+    def availability(self) -> Availability:
+        return Availability(False, None, "it is not installed", "install it")
+
+
+class WithGPUs(First):
+    name = "with-gpus"
+    gpus = 2
+    capabilities = {
+        **First.capabilities,
+        "sharded": Capabilities(First.capabilities["sharded"].has | {Capability.SUBGROUPS}),
+        "pipeline": Capabilities(frozenset({Capability.PIPELINE_STEP})),
+        "fully-sharded": Capabilities(
+            frozenset({Capability.SYNCHRONOUS_STEP, Capability.UNSHARD_WEIGHTS})
+        ),
+    }
+
+    def check_layout(self, spec: Any, parallel_layout: str) -> list[str]:
+        return ["weights are joined early"] if parallel_layout == "fully-sharded" else []
+
+
+class Remarking(First):
+    name = "remarking"
+
+    def check(self, spec: Any, options: Any, *, replicas: int) -> list[str]:
+        return ["it rounds"]
+
+
+class _Local(Strategy):
+    name = "alone"
+    summary = "for tests"
+    requires = frozenset({Capability.LOCAL_STEP})
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        raise AssertionError("a check takes no step")
+
+
+class _Agreeing(_Local):
+    name = "agreeing"
+    equals_data_parallel = True
+
+
+class _Rounding(_Local):
+    name = "rounding"
+    requires = frozenset({Capability.SYNCHRONOUS_STEP})
+
+
+class _Demanding(_Local):
+    name = "demanding"
+    requires = frozenset({Capability.SUBGROUPS})
+
+
+def own_metric(targets: Any, predictions: Any) -> Any:
+    return targets
+
+
+def other(*given: Any) -> Any:
+    return given
+
+
+@dataclass
+class Scene:
+    """What is checked: the spec's fields, where, and what a process would see.
+
+    Attributes:
+        fields: Of the spec, besides those of a sound one.
+        backends: Asked for.
+        replicas: Asked for.
+        traits: Of the one layer that the model has.
+        samples: In the data; None for a stream.
+        fails: Whether the process that looks at data and model fails.
+        fault: What goes wrong in a first step.
+        refused: What several replicas are refused for.
+        weights: The bytes of each.
+        refuses_single_sample: The layer that takes no slice of one sample.
+    """
+
+    fields: Mapping[str, Any] = field(default_factory=dict)
+    backends: tuple[str, ...] = ("first",)
+    replicas: tuple[int, ...] = (1, 2)
+    traits: tuple[Trait, ...] = ()
+    samples: int | None = 96
+    fails: bool = False
+    fault: str | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
+    weights: tuple[int, ...] = ()
+    refuses_single_sample: str | None = None
+
+
+Check = Callable[..., CheckResult]
+
+
+@pytest.fixture
+def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
+    """Checks a scene under adapters that never start."""
+    host = PluginManager(entry_points=False)
+    for adapter in (First, Synchronising, Second, Missing, WithGPUs, Remarking):
+        host.backends.add(adapter)
+    host.models.add(TABLE, name="registered")
+    for strategy in (_Local, _Agreeing, _Rounding, _Demanding):
+        host.strategies.add(strategy)
+    monkeypatch.setattr(checking, "plugin_manager", lambda of_spec: host)
+    monkeypatch.setattr(machine_rules.hardware, "cores", lambda: CORES)
+    monkeypatch.setattr(machine_rules.hardware, "memory_bytes", lambda: MEMORY)
+    monkeypatch.setattr(machine_rules.hardware, "gpu_memory_bytes", lambda: GPU_MEMORY)
+
+    def run(scene: Scene, **options: Any) -> CheckResult:
+        def look(work: Any, cast: ResolvedSpec, backend: str) -> dict[str, Any]:
+            assert not cast.spec.drop_remainder
+            if scene.fails:
+                raise RunFailedError("no such layer")
+            traits = [{"trait": str(t), "layer": "dense/x", "kind": "X"} for t in scene.traits]
+            model = {"weights": scene.weights, "fixed": 0, "slots": 2}
+            seen = {"samples": scene.samples, "traits": traits, "model": model}
+            seen |= {"fault": scene.fault, "refused": scene.refused, "notes": []}
+            return {**seen, "refuses_single_sample": scene.refuses_single_sample}
+
+        monkeypatch.setattr(checking, "probe_run", look)
+        return check(
+            spec(**scene.fields), backends=scene.backends, replicas=scene.replicas, **options
+        )
+
+    return run
+
+
+def spec(**fields: Any) -> TrainingSpec:
+    sound = {
+        "name": "sound",
+        "model": dict,
+        "data": dict,
+        "loss": "mean_squared_error",
+        "metrics": ["accuracy"],
+        "optimizer": {"name": "sgd", "lr": 0.5},
+        "global_batch_size": 24,
+        "epochs": 3,
+    }
+    return TrainingSpec(**{k: v for k, v in {**sound, **fields}.items() if v is not None})
+
+
+def scaled(rule: str, batch: int = 24, **fields: Any) -> dict[str, Any]:
+    """Fields of a spec whose rate is for 3 samples unless it says otherwise."""
+    return {"scaling": {"rule": rule, "base_batch_size": 3}, "global_batch_size": batch, **fields}
+
+
+ADAM = {"name": "adam", "lr": 0.1}
+WARM = {"name": "constant", "warmup_epochs": 1}
+BOTH = ("first", "second")
+TABLE = {"one": dict, "two": other}
+OWN = {"one": "mse", "two": "mae"}
+DECAY = {"name": "sgd", "lr": 0.1, "weight_decay": 0.1}
+DECOUPLED = {"name": "adamw", "lr": 0.1}
+SUMMED = {"name": "mean_squared_error", "reduction": "sum"}
+MEAN = {"name": "mean_squared_error", "reduction": "sum_over_batch_size"}
+LOCAL = (Trait.LOCAL_STATISTICS,)
+GLOBAL = (Trait.GLOBAL_STATISTICS,)
+RANDOM = (Trait.RANDOM,)
+CASES: dict[str, tuple[Scene, Scene]] = {
+    "ISO101": (Scene(traits=LOCAL), Scene(traits=LOCAL, replicas=(1,))),
+    "ISO102": (Scene(traits=RANDOM), Scene(traits=RANDOM, replicas=(1,))),
+    "ISO103": (Scene(traits=RANDOM, backends=BOTH), Scene(traits=RANDOM)),
+    "ISO104": (Scene(traits=GLOBAL), Scene(traits=GLOBAL, backends=("synchronising",))),
+    "ISO105": (Scene(traits=(Trait.LOWER_PRECISION,)), Scene(traits=LOCAL)),
+    "ISO106": (Scene({"model": TABLE}, BOTH), Scene({"model": TABLE})),
+    "ISO107": (Scene(traits=(Trait.HIDDEN,)), Scene(traits=LOCAL)),
+    "ISO108": (Scene({"gradient_accumulation_steps": 2}, traits=LOCAL), Scene(traits=LOCAL)),
+    "ISO109": (Scene(traits=(Trait.CUSTOM_TRAINING,)), Scene(traits=LOCAL)),
+    "ISO110": (Scene(traits=(Trait.WITHOUT_GRADIENT,)), Scene(traits=LOCAL)),
+    "ISO201": (Scene({"global_batch_size": None, "local_batch_size": 8}), Scene()),
+    "ISO202": (Scene(scaled("none")), Scene(scaled("none", 3), replicas=(1,))),
+    "ISO203": (Scene(scaled("linear")), Scene(scaled("linear", schedule=WARM))),
+    "ISO204": (Scene(scaled("linear", optimizer=ADAM)), Scene(scaled("sqrt", optimizer=ADAM))),
+    "ISO205": (Scene({"global_batch_size": 25}), Scene({"global_batch_size": 25}, replicas=(1, 5))),
+    "ISO206": (Scene(samples=1), Scene(samples=2)),
+    "ISO207": (
+        Scene({"gradient_accumulation_steps": 5}),
+        Scene({"gradient_accumulation_steps": 3}),
+    ),
+    "ISO208": (
+        Scene({"gradient_accumulation_steps": 13}),
+        Scene({"gradient_accumulation_steps": 12}),
+    ),
+    "ISO209": (Scene(samples=97), Scene({"drop_remainder": True}, samples=97)),
+    "ISO210": (Scene(samples=None), Scene(samples=None, replicas=(1,))),
+    "ISO211": (Scene({"epochs": None, "steps": 5}), Scene({"epochs": None, "steps": 8})),
+    "ISO212": (Scene(samples=23), Scene(samples=24)),
+    "ISO213": (Scene({"drop_remainder": True}, samples=23), Scene(samples=23)),
+    "ISO214": (Scene({"shuffle": False}), Scene()),
+    "ISO215": (
+        Scene({"shuffle": False, "drop_remainder": True}, samples=97),
+        Scene({"drop_remainder": True}, samples=97),
+    ),
+    "ISO216": (
+        Scene(samples=99, refuses_single_sample="norm (N)"),
+        Scene({"drop_remainder": True}, samples=99, refuses_single_sample="norm (N)"),
+    ),
+    "ISO217": (Scene(traits=LOCAL, samples=97), Scene(traits=LOCAL, samples=100)),
+    "ISO218": (
+        Scene(refused={"ISO218": "others"}),
+        Scene(refused={"ISO218": "others"}, replicas=(1,)),
+    ),
+    "ISO301": (Scene({"loss": SUMMED}), Scene({"loss": MEAN})),
+    "ISO302": (Scene({"metrics": [own_metric]}), Scene({"metrics": ["mae"]})),
+    "ISO303": (Scene({"loss": OWN}, BOTH), Scene({"loss": {"one": "mse", "two": "mse"}}, BOTH)),
+    "ISO304": (
+        Scene({"model": TABLE, "optimizer": DECAY}, BOTH),
+        Scene({"model": TABLE, "optimizer": DECOUPLED}, BOTH),
+    ),
+    "ISO305": (Scene({"strategy": "rounding"}), Scene({"strategy": "agreeing"})),
+    "ISO401": (Scene(backends=("first", "missing")), Scene()),
+    "ISO402": (Scene(backends=("first:beam",)), Scene(backends=("first:wire",))),
+    "ISO403": (Scene(backends=("with-gpus",), replicas=(3,)), Scene(backends=("with-gpus",))),
+    "ISO404": (Scene(replicas=(CORES + 1,)), Scene(replicas=(CORES,))),
+    "ISO405": (Scene({"threads": 3}), Scene({"threads": 2})),
+    "ISO406": (
+        Scene({"device": "gpu"}, ("with-gpus",), replicas=(3,)),
+        Scene({"device": "gpu"}, ("with-gpus",)),
+    ),
+    "ISO407": (Scene(weights=(10, 10)), Scene(weights=(10, 10), replicas=(1,))),
+    "ISO501": (Scene({"strategy": "demanding"}), Scene()),
+    "ISO502": (Scene(fails=True), Scene()),
+    "ISO503": (Scene(backends=("remarking",)), Scene()),
+    "ISO504": (Scene(fault="the loss returned None"), Scene()),
+}
+
+
+def found(result: CheckResult) -> set[str]:
+    return {finding.code for finding in result}
+
+
+def test_every_code_has_a_case() -> None:
+    assert list(CASES) == list(RULES)
+    assert {rule.group for rule in RULES.values()} == set(GROUPS)
+
+
+@pytest.mark.parametrize("code", CASES)
+def test_a_spec_triggers_the_code_and_another_does_not(checked: Check, code: str) -> None:
+    wrong, right = CASES[code]
+    assert code in found(checked(wrong))
+    assert code not in found(checked(right))
+
+
+def test_what_does_not_fit_is_told_with_the_strategy_that_makes_it_fit(checked: Check) -> None:
+    (told,) = [
+        finding.detail for finding in checked(Scene(weights=(10, 10))) if finding.code == "ISO407"
+    ]
+    assert told.startswith("2 replicas take 1.49e-07 GiB, and this machine has 1.21e-07; ")
+    assert told.endswith("--strategy sharded,stage=1 or sharded,stage=2 would fit")
+    (none,) = [f.detail for f in checked(Scene(weights=(20, 20))) if f.targets == ("first@2",)]
+    assert none.endswith("no strategy would fit")
+
+
+def too_large(checked: Check, replicas: int, strategy: Any = None) -> list[str]:
+    """What is told of runs on two GPUs, of which each is too small for the model and its training."""
+    fields = {"strategy": strategy} if strategy else {}
+    scene = Scene(fields, ("with-gpus",), replicas=(replicas,), weights=(20, 20))
+    return [finding.detail for finding in checked(scene) if finding.code == "ISO407"]
+
+
+def test_each_gpu_has_to_hold_its_own(checked: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert too_large(checked, 2) == [
+        "each GPU would have to hold 1.49e-07 GiB, and has 1.16e-07; --strategy sharded,stage=1 or"
+        " sharded,stage=2 or sharded,stage=3 would fit (sharded,stage=3: weights are joined early)"
+    ]
+    (alone,) = too_large(checked, 1)
+    assert alone.endswith("; --strategy pipeline,stages=2 would fit"), (
+        "of four stages there are two"
+    )
+    hybrid = {"name": "sharded", "options": {"hybrid": True, "host_size": 1}}
+    assert len(too_large(checked, 2, hybrid)) == 1, "each host has all slots"
+    assert not too_large(checked, 2, {"name": "sharded", "options": {"stage": 1}})
+    monkeypatch.setattr(machine_rules.hardware, "gpu_memory_bytes", lambda: None)
+    assert not too_large(checked, 2)
+
+
+def test_a_registered_model_is_looked_at_as_one_in_the_spec(checked: Check) -> None:
+    assert "ISO106" in found(checked(Scene({"model": "registered"}, BOTH)))
+
+
+def test_a_strategy_of_one_replica_has_nothing_to_be_told_of(checked: Check) -> None:
+    assert not found(checked(Scene({"strategy": "alone"}, replicas=(1,))))
+
+
+def test_a_sound_spec_has_no_findings(checked: Check) -> None:
+    result = checked(Scene(backends=BOTH))
+    assert not len(result)
+    assert result.targets == ("first@1", "first@2", "second@1", "second@2")
+    words = "sound on first@1, first@2, second@1, second@2: nothing found\n"
+    assert text.result(result) == words
+    assert "nothing found" in result._repr_html_()
+
+
+def test_a_finding_names_the_targets_it_holds_for(checked: Check) -> None:
+    result = checked(Scene({"global_batch_size": 25}, BOTH, (1, 2, 3), traits=LOCAL))
+    by_case = {(each.code, each.detail): each.targets for each in result}
+    several = ("first@2", "first@3", "second@2", "second@3")
+    assert by_case["ISO101", "1 layer"] == several
+    assert by_case["ISO205", "25 samples over 2 replicas"] == ("first@2", "second@2")
+    assert by_case["ISO205", "25 samples over 3 replicas"] == ("first@3", "second@3")
+
+
+def test_findings_come_most_severe_first(checked: Check) -> None:
+    fields = {"shuffle": False, "gradient_accumulation_steps": 13}
+    result = checked(Scene(fields, ("missing", "first"), traits=LOCAL))
+    order = [each.severity for each in result]
+    assert order == sorted(order, key=list(Severity).index)
+    assert {*order} == {*Severity}
+    shown = text.result(result)
+    assert shown.startswith("ISO401 error: the backend cannot be used here\n")
+    assert shown.index("ISO101 warning") < shown.index("ISO214 note")
+    assert "model  1 layer: dense/x (X)\n" in shown
+    assert shown.endswith("1 error, 4 warnings, 3 notes\n")
+
+
+@pytest.mark.parametrize("where", ["spec", "call"])
+@pytest.mark.parametrize("given", ["ISO214", "ISO2"])
+def test_a_code_or_its_group_is_silenced(checked: Check, where: str, given: str) -> None:
+    fields: dict[str, Any] = {"shuffle": False}
+    options: dict[str, Any] = {}
+    if where == "spec":
+        fields["ignore"] = [given]
+    else:
+        options["ignore"] = [given]
+    result = checked(Scene(fields, traits=LOCAL), **options)
+    assert found(result) == {"ISO101"}
+    assert result.silenced == {"ISO214": 1}
+    assert "silenced: ISO214" in text.result(result)
+
+
+def test_an_unknown_code_is_an_error_with_the_nearest(checked: Check) -> None:
+    with pytest.raises(PlanError, match=r"ignore: unknown code 'ISO299'\. Did you mean 'ISO"):
+        checked(Scene(), ignore=["ISO299"])
+    with pytest.raises(SpecError, match=r"ignore: unknown code 'ISO299'\. Did you mean 'ISO"):
+        checked(Scene({"ignore": ["ISO299"]}))
+
+
+@pytest.mark.parametrize("code", ["ISO999x", "iso214", "ISO21", 101])
+def test_a_spec_takes_nothing_else_for_a_code(code: Any) -> None:
+    with pytest.raises(SpecError, match=r"ignore.0: got .*expected a code of isotrain check"):
+        spec(ignore=[code])
+    with pytest.raises(SpecError, match="a list of codes"):
+        spec(ignore="ISO101")
+
+
+def test_the_schema_knows_the_form_of_codes() -> None:
+    schema = json_schema()
+    text = {"model": "a:b", "data": "a:b", "loss": "mse", "optimizer": "adam"}
+    sound = {**text, "global_batch_size": 8, "epochs": 1, "ignore": ["ISO101", "ISO4"]}
+    jsonschema.validate(sound, schema)
+    with pytest.raises(jsonschema.ValidationError):
+        jsonschema.validate({**sound, "ignore": ["ISO21"]}, schema)
+
+
+def test_the_result_is_json(checked: Check) -> None:
+    result = checked(Scene({"shuffle": False, "ignore": ["ISO214"]}, traits=RANDOM))
+    fields = json.loads(result.to_json())
+    assert fields == json.loads(json.dumps(result.to_dict()))
+    assert fields["format"] == 1
+    assert fields["counts"] == {"error": 0, "warning": 1, "note": 0}
+    assert fields["silenced"] == {"ISO214": 1}
+    (finding,) = fields["findings"]
+    assert finding["layers"] == ["dense/x (X)"]
+    assert finding["targets"] == ["first@2"]
+    assert finding["reason"] == RULES["ISO102"].reason
+
+
+def test_a_notebook_shows_a_table(checked: Check) -> None:
+    shown = checked(Scene({"metrics": [own_metric]}))._repr_html_()
+    assert ">ISO302</td>" in shown
+    assert "<table>" in shown
+    assert "<lambda>" not in checked(Scene({"metrics": [lambda t, p: t]}))._repr_html_()
+
+
+def test_what_needs_the_model_is_left_out_without_measuring(checked: Check) -> None:
+    result = checked(Scene({"shuffle": False}, traits=LOCAL, fails=True), measure=False)
+    assert found(result) == {"ISO214"}
+    assert not result.measured
+    assert "--no-measure" in text.result(result)
+
+
+def test_a_failure_to_look_is_told_beside_the_rest(checked: Check) -> None:
+    result = checked(Scene({"shuffle": False}, fails=True))
+    assert found(result) == {"ISO502", "ISO214"}
+    assert result.with_severity(Severity.ERROR)[0].detail == "no such layer"
+
+
+@pytest.mark.parametrize(
+    ("scene", "words"),
+    [
+        (Scene(backends=("frst",)), "Did you mean 'first'"),
+        (Scene(backends=("first:wir",)), "Did you mean 'wire'"),
+        (Scene(backends=()), "at least one backend"),
+        (Scene(replicas=(0,)), "at least 1"),
+        (Scene({"strategy": "lone"}), "'alone'"),
+    ],
+)
+def test_wrong_questions_are_errors(checked: Check, scene: Scene, words: str) -> None:
+    with pytest.raises(IsotrainError, match=words):
+        checked(scene)
+
+
+def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) -> None:
+    scene = Scene(replicas=(2,))
+    checked(scene)
+    traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
+    seen = {"samples": 96, "traits": traits, "model": {"weights": ()}}
+    seen |= {"fault": None, "refused": {}, "notes": [], "refuses_single_sample": None}
+    monkeypatch.setattr(checking, "probe_run", lambda *given: seen)
+    (finding,) = check(spec(), backends="first", replicas=2)
+    assert len(finding.layers) == 7
+    assert finding.case.endswith("drop4 (X) and 2 more")
+
+
+def test_the_page_has_every_code_as_declared() -> None:
+    page = PAGE.read_text(encoding="utf-8")
+    again = "python -m isotrain.analysis.check.codes_in_docs docs/check.md"
+    assert codes_in_docs.updated(page) == page, again
+    in_one_line = " ".join(page.split())
+    for rule in RULES.values():
+        assert rule.reason in in_one_line
+        assert rule.fix in in_one_line
+
+
+def test_every_stage_is_counted_where_cores_are(checked: Check) -> None:
+    plan = SimpleNamespace(
+        device="cpu", replicas=2, threads=1, device_mesh=DeviceMesh({"data": 2, "stage": CORES})
+    )
+    spec = SimpleNamespace(device="cpu")
+    subject: Any = SimpleNamespace(targets=[SimpleNamespace(plan=plan, label="x")], spec=spec)
+    (hit,) = machine_rules.devices(subject)
+    assert (hit.code, hit.detail) == ("ISO404", f"{2 * CORES} stages of 2 replicas, {CORES} cores")

@@ -1,0 +1,232 @@
+"""The parts of `parity` that need no run: fingerprints, names, the noise floor, the verdict's text."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+import isotrain
+from isotrain.analysis.parity import tensor_sketch, text
+from isotrain.analysis.parity.divergence import SHRUNK, judge
+from isotrain.analysis.parity.noise_floor import MARGIN, NoiseFloor, NoiseRun
+from isotrain.analysis.parity.records import NoiseRecord, RunRecord, StepRecord
+from isotrain.analysis.parity.result import Parity
+from isotrain.analysis.parity.run_trace import RunTrace, StepTrace
+from isotrain.analysis.parity.tensor_sketch import difference, fingerprint
+from isotrain.analysis.parity.trace import steps_to_trace
+from isotrain.core.errors import IsotrainError, SpecError
+from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.spec.weight_name_map import MappedTensor, read_maps, require_counterparts
+
+EXAMPLES = Path(__file__).parents[3] / "examples"
+
+
+@pytest.mark.parametrize("apart", [1e-12, 1e-6, 0.1])
+@pytest.mark.parametrize("shape", [(7,), (40, 50), (300, 4, 4, 3)])
+def test_fingerprints_tell_how_far_apart_tensors_are(shape: tuple[int, ...], apart: float) -> None:
+    generator = np.random.default_rng(1)
+    estimates = []
+    for _ in range(20):
+        one = generator.normal(size=shape)
+        other = one + apart * np.linalg.norm(one) * _unit(generator.normal(size=shape))
+        estimates.append(difference(fingerprint(one), fingerprint(other)) / apart)
+    assert np.mean(estimates) == pytest.approx(1.0, abs=0.15)
+    assert min(estimates) > 0.4
+    assert max(estimates) < 1.8
+
+
+def _unit(array: np.ndarray) -> np.ndarray:
+    return np.asarray(array / np.linalg.norm(array))
+
+
+def test_fingerprints_see_a_low_rank_difference() -> None:
+    """One row and one column: what a sketch of regular blocks would miss."""
+    one = np.zeros((64, 64))
+    for place in (np.s_[5, :], np.s_[:, 5], np.s_[::32, 0]):
+        other = one.copy()
+        other[place] = 1.0
+        assert difference(fingerprint(one), fingerprint(other)) > 0.5
+
+
+def test_fingerprints_are_linear() -> None:
+    generator = np.random.default_rng(2)
+    arrays = [generator.normal(size=(30, 30)) for _ in range(3)]
+    combined = tensor_sketch.mean([fingerprint(array) for array in arrays])
+    assert difference(combined, fingerprint(np.mean(arrays, axis=0))) < 1e-14
+
+
+def test_fingerprints_travel_as_json() -> None:
+    for array in (np.arange(5), np.linspace(0, 1, 100, dtype="float32"), np.array(3.5)):
+        taken = fingerprint(array)
+        assert tensor_sketch.from_list(json.loads(json.dumps(taken.to_list()))) == taken
+
+
+def test_numbers_that_are_not_finite() -> None:
+    one, lost = fingerprint(np.ones(100)), fingerprint(np.full(100, math.nan))
+    assert difference(one, lost) == math.inf
+    assert difference(lost, lost) == 0.0
+    assert difference(fingerprint(np.zeros(3)), fingerprint(np.zeros(3))) == 0.0
+
+
+def test_axes_are_brought_in_order_and_back() -> None:
+    kernel = np.arange(3 * 4 * 2 * 5).reshape(3, 4, 2, 5)
+    target = MappedTensor("x", "HWIO->OIHW")
+    assert np.array_equal(target.to_common(kernel), kernel.transpose(3, 2, 0, 1))
+    assert np.array_equal(target.to_model(target.to_common(kernel)), kernel)
+
+
+def test_flattened_axes_are_brought_in_order_and_back() -> None:
+    target = MappedTensor("x", "(HWC)O->O(CHW)", {"H": 3, "W": 4})
+    dense = np.arange(3 * 4 * 2 * 5).reshape(3 * 4 * 2, 5)
+    expected = dense.reshape(3, 4, 2, 5).transpose(3, 2, 0, 1).reshape(5, -1)
+    assert np.array_equal(target.to_common(dense), expected)
+    assert np.array_equal(target.to_model(expected), dense)
+
+
+@pytest.mark.parametrize(
+    ("given", "problem"),
+    [
+        ([], "expected, per framework"),
+        ({"torch": 3}, "expected, per framework"),
+        ({"torch": {"a": {"axes": "AB->BA"}}}, "torch: a"),
+        ({"torch": {"a": {"name": "x", "axis": "AB->BA"}}}, "unknown axis"),
+        ({"torch": {"a": {"name": "x", "axes": "AB->AC"}}}, "same letters"),
+        ({"torch": {"a": {"name": "x", "axes": "AB"}}}, "expected such as"),
+        ({"torch": {"a": "x", "b": "x"}}, "more than one tensor becomes x"),
+        ("no/such/file.yaml", "cannot be read"),
+    ],
+)
+def test_wrong_maps_are_refused(given: Any, problem: str) -> None:
+    with pytest.raises(SpecError, match=problem):
+        read_maps(given)
+
+
+def test_a_shape_that_does_not_fit_the_axes_is_refused() -> None:
+    with pytest.raises(SpecError, match="speak of 4 axes"):
+        MappedTensor("x", "HWIO->OIHW").to_common(np.zeros((2, 2)))
+    with pytest.raises(SpecError, match=r"axis \(HWC\) has length 10"):
+        MappedTensor("x", "(HWC)O->O(CHW)", {"H": 3, "W": 4}).to_common(np.zeros((10, 2)))
+
+
+def test_weights_without_counterpart_are_named() -> None:
+    names = read_maps(EXAMPLES / "digits_native_names.yaml")["tensorflow"]
+    weights = [f"{layer}.{kind}" for layer in (2, 4, 8, 10) for kind in ("weight", "bias")]
+    require_counterparts(list(names.targets), weights, names)
+    with pytest.raises(IsotrainError, match=r"Only here: 10.bias. Only in the reference: other"):
+        require_counterparts(list(names.targets), [*weights[:-1], "other"], names)
+
+
+@pytest.mark.parametrize(
+    ("samples", "total", "expected"),
+    [(40, 10, [0, 1, 2, 3]), (60, 16, [0, 1, 2, 7]), (64, 16, [0, 1, 2, 3]), (60, 6, [0, 1, 2, 3])],
+)
+def test_the_first_smaller_batch_is_traced(samples: int, total: int, expected: list[int]) -> None:
+    plan: Any = SimpleNamespace(
+        samples=samples, global_batch_size=8, steps_per_epoch=-(-samples // 8), total_steps=total
+    )
+    assert steps_to_trace(plan, 4) == expected
+
+
+def traced(weight: np.ndarray, precision: str = "float32", loss: float = 1.0) -> RunTrace:
+    """A run of one step in which only a weight and the loss can differ."""
+    gradient = {"w": fingerprint(np.ones(80))}
+    tensors: Any = {"gradient": gradient, "reduced": gradient, "slot": {}, "state": {}}
+    tensors["weight"] = {"w": fingerprint(weight)}
+    copies = {stage: [own] for stage, own in tensors.items()}
+    step = StepTrace(0, 8, [8], True, loss, 0.1, copies, tensors)
+    start: Any = {"weight": {"w": fingerprint(np.zeros(80))}, "slot": {}, "state": {}}
+    plan = {"precision": precision}
+    return RunTrace("run", precision, 1, [step], start, start, gradient, 1.0, plan)
+
+
+RIGHT = np.linspace(1, 2, 80)
+SPEC = TrainingSpec(
+    model=len,
+    data=len,
+    loss="mse",
+    optimizer={"name": "sgd", "lr": 0.1},
+    global_batch_size=8,
+    steps=1,
+    name="unit",
+)
+
+
+def in_float64(apart: float) -> Any:
+    """What a second look finds: runs that are so far apart in float64."""
+    reference = traced(RIGHT, "float64")
+    floor = NoiseFloor(reference, [NoiseRun(traced(RIGHT * (1 + 1e-7)), 2.0**-29)])
+    return lambda: (traced(RIGHT * (1 + apart), "float64"), reference, floor)
+
+
+@pytest.mark.parametrize(
+    ("apart", "left", "status"),
+    [
+        (0.0, None, "equal"),
+        (4e-6, None, "rounding"),
+        (1e-4, 1e-12, "rounding"),
+        (1e-4, 1e-4, "difference"),
+        (1e-4, 1e-4 * SHRUNK * 0.5, "rounding"),
+    ],
+)
+def test_float64_tells_rounding_from_a_difference(
+    apart: float, left: float | None, status: str
+) -> None:
+    reference = traced(RIGHT)
+    floor = NoiseFloor(reference, [NoiseRun(traced(RIGHT * (1 + 5e-7), "float64"), 1.0)])
+    again = in_float64(left) if left is not None else lambda: pytest.fail("looked twice")
+    found = judge(SPEC, traced(RIGHT * (1 + apart)), reference, floor, None, again)
+    assert found.status == status, found
+    if status == "difference":
+        assert found.first is not None
+        assert (found.first.stage, found.first.precision) == ("weight", "float64")
+        assert [cause.code for cause in found.causes] == ["learning-rate"]
+
+
+def test_the_floor_is_a_multiple_of_what_was_seen() -> None:
+    reference = traced(RIGHT)
+    floor = NoiseFloor(reference, [NoiseRun(traced(RIGHT * (1 + 1e-3)), 1.0)])
+    assert floor.at(0, "weight", "w") == pytest.approx(MARGIN * 1e-3, rel=0.5)
+    assert floor.at(0, "gradient", "w") == MARGIN * 4 * 2.0**-23
+
+
+def small_parity() -> Parity:
+    steps = [StepRecord(0, 8, 1.0, None, 1e-6, 2.0)]
+    others = [StepRecord(0, 8, 1.5, 0.3, 1e-6, 2.0, {"weight": 0.5}, {"weight": 9.0})]
+    runs = [
+        RunRecord("a@1", "a", 1, "data-parallel", "reference", "", steps=steps),
+        RunRecord("b@1", "b", 1, "data-parallel", "difference", "it <parts>", steps=others),
+        RunRecord("c@1", "c", 1, "data-parallel", "failed", "process 0 died"),
+    ]
+    noise = [NoiseRecord("other precision", "float64", failed="no such thing")]
+    return Parity(
+        "unit", "difference", "b@1 does not", {}, "a@1", 0.0, [0], noise, runs, {}, {"python": "3"}
+    )
+
+
+def test_a_result_reads_well_everywhere() -> None:
+    found = small_parity()
+    lines = text.result(found).splitlines()
+    assert lines[0] == "DIFFERENCE: b@1 does not"
+    assert any("process 0 died" in line for line in lines)
+    assert json.loads(found.to_json())["format"] == 1
+    assert "it &lt;parts&gt;" in found.to_html()
+    assert found._repr_html_() in found.to_html()
+    assert found.run("b@1").status == "difference"
+
+
+def test_one_run_alone_is_refused() -> None:
+    with pytest.raises(isotrain.PlanError, match="nothing to compare"):
+        isotrain.parity(SPEC, backends=["torch-ddp"])
+
+
+def test_to_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pandas", None)
+    with pytest.raises(IsotrainError, match="pip install pandas"):
+        small_parity().to_pandas()

@@ -1,0 +1,152 @@
+"""The environments that come with isotrain: variables as the engines set them, and the places they tell."""
+
+from __future__ import annotations
+
+import builtins
+import io
+import json
+import os
+import re
+import socket
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+from unit.environments.environment_cases import CASES, HALVES, WRONG
+
+from isotrain.core.contracts.cluster_environment import ClusterEnvironment, ClusterInfo
+from isotrain.core.errors import ClusterInfoError
+from isotrain.core.planning.cluster_environment import cluster_info_of
+from isotrain.core.plugins.manager import PluginManager
+
+HOST = PluginManager(entry_points=False)
+RECORDED = sorted((Path(__file__).parents[2] / "launchers" / "recorded").glob("*.json"))
+_FIRST = ("node1", "10.77.0.1")
+ENGINES: dict[str, tuple[str | None, ...]] = {
+    **dict.fromkeys(("srun", "sbatch", "srun-heterogeneous"), ("slurm", *_FIRST)),
+    **dict.fromkeys(("torchrun", "torchrun-under-srun", "ray"), ("torchrun", *_FIRST)),
+    **dict.fromkeys(("mpirun", "mpirun-in-sbatch", "horovodrun-mpi"), ("openmpi", *_FIRST)),
+    "horovodrun": ("horovod", *_FIRST),
+    "hydra": ("mpich", None),
+}
+"""By what was recorded: the environment that knows it, and what it may say of the host of rank 0."""
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_place_is_as_the_engine_says(case: str) -> None:
+    variables, expected = CASES[case]
+    found = cluster_info_of(variables, HOST)
+    assert (found and replace(found, variables_read=())) == expected
+    assert found is None or set(found.variables_read) <= set(variables)
+
+
+@pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
+def test_every_rank_of_a_real_engine_finds_its_place(file: Path) -> None:
+    ranks = json.loads(file.read_text(encoding="utf-8"))
+    places = [cluster_info_of(rank["variables"], HOST) for rank in ranks]
+    if file.stem == "sbatch-script":
+        assert places == [None]
+        return
+    hosts = [rank["host"] for rank in ranks]
+    for index, (place, host) in enumerate(zip(places, hosts, strict=True)):
+        assert place is not None
+        assert (place.rank, place.world_size) == (index, len(ranks))
+        assert (place.local_rank, place.local_world_size) == (
+            hosts[:index].count(host),
+            hosts.count(host),
+        )
+        assert place.host in (None, host)
+        assert place.node_rank in (None, sorted(set(hosts)).index(host))
+        assert place.coordinator in ENGINES[file.stem][1:]
+    assert {place and place.environment for place in places} == {ENGINES[file.stem][0]}
+    assert len({place and place.job for place in places}) == 1
+
+
+def test_ranks_of_open_mpi_share_a_secret() -> None:
+    host = PluginManager(entry_points=False)
+    told = json.loads((RECORDED[0].parent / "mpirun.json").read_text())[0]["variables"]
+    assert host.environment("openmpi").secret(told) == "secret"  # in the place of what it was
+    assert host.environment("slurm").secret(told) is None
+
+
+def test_every_recorded_engine_is_known_here() -> None:
+    assert {file.stem for file in RECORDED} == {*ENGINES, "sbatch-script"}
+
+
+@pytest.mark.parametrize(
+    ("engine", "missing"),
+    [(engine, name) for engine, (_, names) in HALVES.items() for name in names],
+)
+def test_what_an_engine_never_leaves_out_is_named_when_it_is_missing(
+    engine: str, missing: str
+) -> None:
+    variables = {name: text for name, text in HALVES[engine][0].items() if name != missing}
+    with pytest.raises(ClusterInfoError, match=rf"^{engine}: .* set, but not .*\b{missing}\b.*;"):
+        HOST.environment(engine).cluster_info(variables)
+    with pytest.raises(ClusterInfoError, match=rf"\b{missing}\b"):
+        cluster_info_of(variables, HOST)
+
+
+def test_every_environment_has_half_set_variables_here() -> None:
+    assert {*HALVES, "tf_config"} == set(HOST.environments.names())
+
+
+def test_every_environment_claims_a_process_here() -> None:
+    found = {place.environment for _, place in CASES.values() if place is not None}
+    assert found == set(HOST.environments.names())
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_what_cannot_be_is_an_error_that_names_it(case: str) -> None:
+    variables, message = WRONG[case]
+    with pytest.raises(ClusterInfoError, match=re.escape(message)):
+        cluster_info_of(variables, HOST)
+
+
+@given(some.data())
+def test_whatever_is_set_is_a_place_or_an_error_that_says_so(data: some.DataObject) -> None:
+    """Variables of any engines, with some missing and some wrong, never raise anything else."""
+    cases = data.draw(some.lists(some.sampled_from(sorted(CASES)), min_size=1, max_size=2))
+    variables = {name: text for case in cases for name, text in CASES[case][0].items()}
+    for name in data.draw(some.lists(some.sampled_from(sorted(variables)), max_size=3)):
+        wrong = data.draw(some.sampled_from(["", "-1", "x", "7", "n[", '{"cluster": 1}', '["a"]']))
+        variables[name] = wrong
+    place, fault = None, ""
+    try:
+        place = cluster_info_of(variables, HOST)
+    except ClusterInfoError as error:
+        fault = str(error)
+    assert place is None or 0 <= place.rank < place.world_size
+    assert not fault or any(name in fault for name in variables)
+
+
+def answer(environment: ClusterEnvironment, variables: dict[str, str]) -> ClusterInfo | None:
+    """An engine that says a part may be one that another has started."""
+    try:
+        return environment.cluster_info(variables)
+    except ClusterInfoError:
+        return None
+
+
+def test_environments_look_at_nothing_but_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+    environments = [HOST.environment(name) for name in HOST.environments.names()]
+
+    def refuse(*_: Any, **__: Any) -> Any:
+        raise AssertionError("an environment looked beyond its variables")
+
+    class Refusing(dict[str, str]):
+        __getitem__ = get = __contains__ = __iter__ = keys = items = refuse  # type: ignore[assignment]
+
+    with monkeypatch.context() as blocked:
+        blocked.setattr(os, "environ", Refusing())
+        for module, name in (
+            *((os, name) for name in ("getenv", "open", "stat", "listdir", "uname")),
+            *((builtins, "open"), (io, "open"), (socket, "socket"), (socket, "gethostname")),
+        ):
+            blocked.setattr(module, name, refuse)
+        asked = [(each, variables) for each in environments for variables, _ in CASES.values()]
+        found = [answer(each, variables) for each, variables in asked]
+    assert {place.environment for place in found if place} == {each.name for each in environments}

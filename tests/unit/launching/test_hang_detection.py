@@ -1,0 +1,149 @@
+"""Processes that lack a processor are slow and not lost; those that hang are lost on a busy machine too."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from helpers.waiting import wait_until
+
+from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
+from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
+from isotrain.core.launching.supervision.hang_detection import CpuStarvation, HangDetector
+from isotrain.core.system import deadline
+from isotrain.core.system.deadline import Deadline
+from isotrain.core.system.process_activity import waits
+
+SPIN = "print(flush=True)\nwhile True: pass"
+SLEEP = "import time; print(flush=True); time.sleep(600)"
+TURNS_SECONDS = 0.2
+"""A wait is counted when it is over: a process may have waited for so long before it was asked about."""
+
+
+@pytest.fixture
+def on_one_processor() -> Iterator[list[int]]:
+    """Two processes that compute on one processor, and one beside them that sleeps."""
+    own = min(os.sched_getaffinity(0))
+    with ExitStack() as ending:
+        pids = []
+        for program in (SPIN, SPIN, SLEEP):
+            process = ending.enter_context(
+                subprocess.Popen([sys.executable, "-c", program], stdout=subprocess.PIPE)
+            )
+            ending.callback(process.kill)
+            os.sched_setaffinity(process.pid, {own})
+            assert process.stdout is not None
+            process.stdout.readline()
+            pids.append(process.pid)
+        yield pids
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
+def test_who_computes_beside_others_waits_and_who_sleeps_does_not(
+    on_one_processor: list[int],
+) -> None:
+    def seen(pid: int) -> Any:
+        return type("Seen", (), {"waits": property(lambda self: waits(pid))})()
+
+    wait_until(lambda: max(waits(on_one_processor[0]).values()) > 2 * TURNS_SECONDS, 60)
+    starvation = CpuStarvation([seen(pid) for pid in on_one_processor])
+    began = time.monotonic()
+    before = starvation.of(0, call=began)
+    assert before <= time.monotonic() - began + TURNS_SECONDS  # nothing from before the question
+    wait_until(lambda: starvation.of(0, call=began) >= 2 * TURNS_SECONDS, 60)
+    assert starvation.of(0, call=began) <= time.monotonic() - began + TURNS_SECONDS
+    assert starvation.of(2, call=began) < starvation.of(0, call=began) / 2
+
+
+LIMIT = 10.0
+
+
+def judged(*processes: tuple[str, float, float], starved: tuple[float, ...]) -> list[str | None]:
+    """What processes are lost for, each given its call, how long that takes, and at which step it is.
+
+    Args:
+        processes: By rank.
+        starved: For how long each of two threads of rank 1 has lacked a processor since the first look.
+    """
+    now = 1000.0
+    found: list[Any] = [
+        SimpleNamespace(
+            peer=SimpleNamespace(rank=rank, role="replica"),
+            status=Status(int(step), now - took, call),
+            is_gone=False,
+            waits={},
+        )
+        for rank, (call, took, step) in enumerate(processes)
+    ]
+    watched = [
+        RankStatus(process, last_heard=now, last_active=now, started=True) for process in found
+    ]
+    stagnation = HangDetector(watched, {"start": LIMIT, "progress": LIMIT})
+    stagnation.find(now - max(took for _, took, _ in processes) + 0.75 * LIMIT)
+    found[1].waits = dict(enumerate(starved))
+    stagnation.find(now)
+    return [each.lost for each in watched]
+
+
+@pytest.mark.parametrize("call", ["step", BETWEEN_CALLS])
+@pytest.mark.parametrize(
+    ("took", "starved", "is_lost"),
+    [
+        (15, (), True),
+        (15, (4.0, 4.0), True),
+        (15, (1.0, 6.0), False),
+        (35, (26.0,), False),
+        (45, (44.0,), True),
+        (9, (), False),
+    ],
+)
+def test_the_one_that_others_wait_for_is_excused_within_bounds(
+    call: str, took: float, starved: tuple[float, ...], is_lost: bool
+) -> None:
+    first, second = judged(("step", took, 4), (call, took, 3), starved=starved)
+    assert first is None
+    assert (second is not None) is is_lost
+
+
+def test_a_starved_rank_excuses_nobody_else() -> None:
+    first, second = judged(("step", 15, 3), ("step", 15, 4), starved=(9.0,))
+    assert first is not None
+    assert "made no progress for 15 s" in first
+    assert second is None
+
+
+@pytest.mark.parametrize(("seconds", "is_lost"), [(0.0, True), (8.0, False)])
+def test_a_call_is_excused_while_the_launcher_stood_still(seconds: float, is_lost: bool) -> None:
+    """Or the whole machine, and with it whoever is in the call."""
+    now = time.monotonic()
+    process: Any = SimpleNamespace(
+        peer=SimpleNamespace(rank=0, role="replica"),
+        status=Status(3, now - 15, "step"),
+        is_gone=False,
+        waits={},
+    )
+    watched = RankStatus(process, last_heard=now, last_active=now, started=True)
+    stagnation = HangDetector([watched], {"start": LIMIT, "progress": LIMIT})
+    stagnation.excuse(seconds)
+    stagnation.find(now)
+    assert (watched.lost is not None) is is_lost
+
+
+def test_a_machine_that_stands_still_costs_little_of_the_patience_with_others(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    now = [0.0]
+    monkeypatch.setattr(deadline, "time", SimpleNamespace(monotonic=lambda: now[0]))
+    waiting = Deadline(2.0)
+    for moment in (0.2, 60.2, 60.4, 60.8, 61.2):
+        now[0] = moment
+        assert not waiting.is_over
+    now[0] = 61.6
+    assert waiting.is_over

@@ -1,0 +1,255 @@
+"""What run directories and logs tell: lists of runs, and output as it comes."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from helpers.waiting import wait_until
+
+from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.cli.main import main
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Event,
+    Finished,
+    Output,
+    Ready,
+    RunFailed,
+    Started,
+    Steps,
+)
+from isotrain.core.errors import PlanError
+from isotrain.core.launching.run_directory import run_listing
+from isotrain.core.launching.run_directory.rank_output import shown_ranks
+from isotrain.core.launching.run_directory.run_directory import (
+    RunDirectory,
+    last_weights_file,
+    rank_log,
+)
+from isotrain.core.launching.run_directory.run_listing import runs_in, summarize_run
+
+PLAN = {
+    "run": "digits",
+    "backend": "torch-ddp",
+    "collective": "gloo",
+    "strategy": "data-parallel",
+    "launcher": "local",
+    "replicas": 2,
+    "total_steps": None,
+}
+
+
+def directory(path: Path, *events: Event, plan: dict[str, Any] = PLAN) -> RunDirectory:
+    """The directory of a run that has told these events."""
+    made = RunDirectory.create("digits", path)
+    made.write("spec.json", {})
+    made.write("plan.json", plan)
+    for event in events:
+        made.append_event(event)
+    return made
+
+
+def steps(first: int, *losses: float) -> Steps:
+    return Steps(first=first, losses=losses, learning_rates=[0.1] * len(losses))
+
+
+def test_a_run_tells_how_far_it_came(tmp_path: Path) -> None:
+    told = (
+        Started(pid=1, time=100.0),
+        Ready(plan={"total_steps": 8}, time=101.0),
+        steps(0, 3.0, 2.0),
+        steps(2, 1.5),
+    )
+    run = directory(tmp_path / "run", *told)
+    with run.locked():
+        found = summarize_run(run.path)
+        assert (found.state, found.done, found.total_steps, found.loss) == ("running", 3, 8, 1.5)
+        assert (found.started, found.why) == (100.0, None)
+    assert summarize_run(run.path).state == "stopped"
+    run.append_event(RunFailed(time=102.0, message="rank 1 died\nits traceback"))
+    failed = summarize_run(run.path)
+    assert (failed.state, failed.why) == ("failed", "rank 1 died")
+    run.append_event(Finished(time=103.0))
+    assert summarize_run(run.path).state == "finished"
+
+
+def test_a_result_means_that_it_finished(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run")
+    run.write("result.json", {})
+    found = summarize_run(run.path)
+    assert (found.state, found.done, found.loss, found.started) == ("finished", 0, None, None)
+
+
+def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run", steps(0, 3.0, 2.0))
+    with (run.path / "steps.jsonl").open("a") as stream:
+        stream.write('{"event": "steps", "first": 2, "los')
+    assert (summarize_run(run.path).done, summarize_run(run.path).loss) == (2, 2.0)
+
+
+def test_the_last_line_of_a_long_file_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_listing, "CHUNK_BYTES", 7)
+    blocks = [steps(first, float(first), first + 0.5) for first in range(0, 40, 2)]
+    run = directory(tmp_path / "run", *blocks)
+    assert (summarize_run(run.path).done, summarize_run(run.path).loss) == (40, 38.5)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("plan.json", "{"),
+        ("events.jsonl", "what\n"),
+        ("steps.jsonl", "{}\n"),
+        ("steps.jsonl", '{"event": "finished"}\n'),
+    ],
+)
+def test_what_is_damaged_hides_no_other(tmp_path: Path, name: str, text: str) -> None:
+    directory(tmp_path / "sound", Started(pid=1, time=5.0))
+    directory(tmp_path / "torn")
+    (tmp_path / "torn" / name).write_text(text)
+    (tmp_path / "no run").mkdir()
+    sound, torn = runs_in(tmp_path)
+    assert (sound.directory.name, sound.state) == ("sound", "stopped")
+    assert (torn.directory.name, torn.state) == ("torn", "damaged")
+    assert torn.why
+
+
+def test_runs_are_listed_as_they_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["runs"]) == ExitCode.USAGE
+    assert "there is no folder runs" in capsys.readouterr().err
+    directory(Path("runs/b"), Started(pid=1, time=100.0), steps(0, 2.0))
+    directory(
+        Path("runs/a"), Started(pid=1, time=200.0), RunFailed(time=201.0, message="it broke\nthere")
+    )
+    assert main(["runs", "--json"]) == ExitCode.OK
+    first, second = json.loads(capsys.readouterr().out)["runs"]
+    assert (first["directory"], first["step"], first["loss"]) == ("runs/b", 1, 2.0)
+    assert (first["backend"], first["launcher"], first["replicas"]) == ("torch-ddp", "local", 2)
+    assert (second["state"], second["why"]) == ("failed", "it broke")
+    assert main(["runs"]) == ExitCode.OK
+    text = capsys.readouterr().out
+    assert "| runs/b        | stopped | torch-ddp:gloo | local    | 2 " in text
+    assert "runs/a  it broke" in text
+    assert main(["runs", "runs/a"]) == ExitCode.OK
+    assert "runs/b" not in capsys.readouterr().out
+
+
+def test_someone_who_looks_keeps_no_run_from_starting(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run")
+    with run.locked(), pytest.raises(PlanError, match="a run is still running in"), run.locked():
+        pass
+    assert not run.is_locked()
+    with run.locked():
+        assert run.is_locked()
+
+
+def test_a_log_is_printed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    run = directory(tmp_path / "run")
+    rank_log(run.path, 0).write_text("zero\n")
+    rank_log(run.path, 3).write_text("three\nunfinished")
+    assert main(["logs", str(run.path), "--rank", "3", "--follow"]) == ExitCode.OK
+    assert capsys.readouterr().out == "three\nunfinished\n"
+    assert main(["logs", str(run.path), "--json"]) == ExitCode.OK
+    assert json.loads(capsys.readouterr().out) == {"event": "output", "rank": 0, "text": "zero\n"}
+    assert main(["logs", str(run.path), "--rank", "1"]) == ExitCode.USAGE
+    assert "has no output of this rank. Available: 0, 3." in capsys.readouterr().err
+    assert main(["logs", str(tmp_path)]) == ExitCode.USAGE
+    assert "is no run directory" in capsys.readouterr().err
+
+
+def test_chosen_ranks_are_shown_as_they_print(tmp_path: Path) -> None:
+    rank_log(tmp_path, 2).write_text("of an earlier run\n")
+    seen: list[Event] = []
+    with shown_ranks(tmp_path, [2, 3], seen.append) as show:
+        show(Output(text="of rank 0\n"))
+        show(EpochEnded(epoch=0, done=1, loss=None, metrics={}))
+        with rank_log(tmp_path, 2).open("a") as log:
+            log.write("now\nand unfin")
+        wait_until(lambda: len(seen) == 2, 60)
+        with rank_log(tmp_path, 2).open("a") as log:
+            log.write("ished\nlast")
+        wait_until(lambda: len(seen) == 3, 60)
+        rank_log(tmp_path, 3).write_text("at the end\n")
+    told = [each for each in seen if isinstance(each, Output)]
+    assert [(each.rank, each.text) for each in told[:2]] == [(2, "now\n"), (2, "and unfinished\n")]
+    assert sorted((each.rank, each.text) for each in told[2:]) == [
+        (2, "last\n"),
+        (3, "at the end\n"),
+    ]
+
+
+def test_rank_0_alone_is_shown_unless_others_are_chosen(tmp_path: Path) -> None:
+    seen: list[Event] = []
+    with shown_ranks(tmp_path, [0], seen.append) as show:
+        show(Output(text="of rank 0\n"))
+    assert seen == [Output(text="of rank 0\n", rank=0)]
+
+
+def line(kind: type[Event], **fields: Any) -> str:
+    """What no run writes, of an event that there is."""
+    return json.dumps({"event": kind.kind, **fields}) + "\n"
+
+
+WRONG: dict[str, Any] = {
+    "backend": {"plan.json": json.dumps({**PLAN, "backend": 5})},
+    "replicas": {"plan.json": json.dumps({**PLAN, "replicas": "two"})},
+    "steps": {"plan.json": json.dumps({**PLAN, "total_steps": [1]})},
+    "plan": {"plan.json": "[]"},
+    "nested": {"plan.json": "[" * 100_000},
+    "digits": {"plan.json": "1" * 5000},
+    "event": {"events.jsonl": "[1]\n"},
+    "time": {"events.jsonl": line(Started, pid=1, rank=0, time="noon")},
+    "year": {"events.jsonl": line(Started, pid=1, rank=0, time=1e300)},
+    "measured": {"events.jsonl": line(Ready, rank=0, time=1.0, plan=[3])},
+    "message": {"events.jsonl": line(RunFailed, time=1.0, message=4)},
+    "losses": {"steps.jsonl": line(Steps, first=0, losses=[{}], learning_rates=[1])},
+    "first": {"steps.jsonl": line(Steps, first="a", losses=[1], learning_rates=[1])},
+}
+
+
+def test_files_of_any_kind_spoil_no_list(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    directory(tmp_path / "sound", Started(pid=1, time=100.0))
+    for name, files in WRONG.items():
+        made = directory(tmp_path / name)
+        for file, text in files.items():
+            (made.path / file).write_text(text, encoding="utf-8")
+    found = {run.directory.name: run for run in runs_in(tmp_path)}
+    assert found.pop("sound").state == "stopped"
+    assert {name: run.state for name, run in found.items()} == dict.fromkeys(WRONG, "damaged")
+    assert all(run.why for run in found.values())
+    assert main(["runs", str(tmp_path)]) == 0
+    assert "damaged" in capsys.readouterr().out
+
+
+def test_files_with_names_of_others_are_passed_over(tmp_path: Path) -> None:
+    run = directory(tmp_path / "run")
+    for name in ("rank-x.log", "weights-after-many-steps.safetensors"):
+        (run.path / name).touch()
+    assert last_weights_file(run.path) is None
+    assert main(["logs", str(run.path)]) == ExitCode.USAGE
+
+
+PRINTED = "\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\t10 %\r20 %\r\nend\x08\n"
+SHOWN = "{}red{} \\x1b]0;title\\x07\\x1b[2J\t10 %\n20 %\nend\\x08\n"
+
+
+def test_what_a_rank_prints_gives_the_terminal_no_orders(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run = directory(tmp_path / "run")
+    rank_log(run.path, 0).write_bytes(PRINTED.encode())
+    assert main(["logs", str(run.path)]) == 0
+    assert capsys.readouterr().out == SHOWN.format("", "")
+    monkeypatch.setattr("sys.stdout.isatty", lambda: True, raising=False)
+    assert main(["logs", str(run.path)]) == 0
+    assert capsys.readouterr().out == SHOWN.format("\x1b[31m", "\x1b[0m")

@@ -1,0 +1,352 @@
+"""From spec, backend and replicas to a plan; nothing is started."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from unittest import mock
+
+import pytest
+
+from isotrain.adapters.horovod.torch_adapter import HorovodTorch
+from isotrain.core import api
+from isotrain.core.contracts import adapter as contract
+from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
+from isotrain.core.contracts.cluster_environment import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.job import PluginChoice
+from isotrain.core.contracts.plan import Plan, differences, split_backend
+from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.errors import (
+    BackendUnavailableError,
+    IsotrainError,
+    PlanError,
+    UnsupportedError,
+)
+from isotrain.core.launching.run_directory.run_directory import RunDirectory
+from isotrain.core.launching.scheduler.scheduler_run import rank_command
+from isotrain.core.parameter_server.layout import ParameterServerLayout
+from isotrain.core.planning.cluster_resources import ClusterResources
+from isotrain.core.planning.model_stats import ModelStats, complete_plan
+from isotrain.core.planning.planner import make_plan, missing_capabilities
+from isotrain.core.planning.resources import Devices
+from isotrain.core.plugins.manager import PluginManager
+from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.run.start import PreviousRun
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+class Declared(Adapter):
+    """An adapter that declares and never starts."""
+
+    name = "declared"
+    framework = "none"
+    summary = "for tests"
+    collectives = {"auto": "picks wire", "wire": "a wire", "pigeon": "cannot work"}
+    replicas_per_process = "one"
+    capabilities = {
+        "replicated": Capabilities(
+            frozenset({Capability.SYNCHRONOUS_STEP}), {Capability.COMPUTE: "not built"}
+        )
+    }
+    options = {"size": "of a bucket"}
+    gpus = 0
+    installed = True
+
+    def availability(self) -> Availability:
+        if self.installed:
+            return Availability(True, "1.0")
+        return Availability(False, None, "it is not installed", "install it")
+
+    def examine(self) -> Examination:
+        return Examination(self.availability())
+
+    def accelerators(self) -> int:
+        return self.gpus
+
+    def resolve_collective(
+        self, requested: str | None, *, device: contract.DeviceKind, replicas: int
+    ) -> str:
+        name = self.collective_or_default(requested)
+        return "wire" if name == "auto" else name
+
+    def environment_variables(
+        self, *, device: contract.DeviceKind, threads: int, replicas: int
+    ) -> dict[str, str]:
+        return {"THREADS": str(threads)}
+
+    def start(self, spec: Any, backend_config: Any, context: Any) -> Any:
+        raise AssertionError("a plan starts nothing")
+
+
+class InOneProcess(Declared):
+    name = "in-one-process"
+    replicas_per_process = "all"
+
+
+class Missing(Declared):
+    name = "missing"
+    installed = False
+
+
+class WithGPUs(Declared):
+    name = "with-gpus"
+    gpus = 2
+
+
+class Compiling(Declared):
+    name = "compiling"
+    compiler = "a compiler"
+
+
+class Steplss(Declared):
+    name = "stepless"
+    capabilities = {"replicated": Capabilities.none("nothing works")}
+
+
+@pytest.fixture
+def host() -> Iterator[PluginManager]:
+    host = PluginManager(entry_points=False)
+    for adapter in (Declared, InOneProcess, Missing, WithGPUs, Compiling, Steplss):
+        host.backends.add(adapter)
+    return host
+
+
+def spec(**fields: Any) -> TrainingSpec:
+    return TrainingSpec(
+        **{
+            "model": dict,
+            "data": dict,
+            "loss": "mse",
+            "optimizer": {"name": "sgd", "lr": 0.5},
+            "global_batch_size": 10,
+            "epochs": 3,
+            **fields,
+        }
+    )
+
+
+def plan(
+    host: PluginManager, backend: str = "declared", replicas: int | None = 3, **fields: Any
+) -> Plan:
+    return make_plan(ResolvedSpec(spec(**fields), host), backend=backend, replicas=replicas)
+
+
+def test_local_batches_add_up_and_processes_hold_one_replica(host: PluginManager) -> None:
+    found = plan(host)
+    assert found.local_batch_sizes == (4, 3, 3)
+    assert [process.replicas for process in found.processes] == [(0,), (1,), (2,)]
+    assert found.collective == "wire"
+
+
+def test_one_process_may_hold_every_replica(host: PluginManager) -> None:
+    found = plan(host, "in-one-process")
+    assert [process.replicas for process in found.processes] == [(0, 1, 2)]
+
+
+def test_one_replica_has_no_collective(host: PluginManager) -> None:
+    assert plan(host, replicas=1).collective == "none"
+
+
+def test_threads_share_the_cores_unless_given(host: PluginManager) -> None:
+    assert plan(host, threads=5).environment_variables["THREADS"] == "5"
+    assert plan(host, replicas=1000).threads == 1
+
+
+def test_local_batch_and_linear_scaling(host: PluginManager) -> None:
+    found = plan(
+        host,
+        global_batch_size=None,
+        local_batch_size=8,
+        scaling={"rule": "linear", "base_batch_size": 8},
+    )
+    assert found.global_batch_size == 24
+    assert (found.optimizer, found.learning_rate) == ("sgd", 1.5)
+
+
+def test_measures_complete_the_plan(host: PluginManager) -> None:
+    made = plan(host)
+    found = complete_plan(
+        made,
+        ResolvedSpec(spec(), host),
+        ModelStats(samples=25, parameters=6, gradient_bytes=24, weight_shapes=[(2, 3)]),
+    )
+    assert (found.steps_per_epoch, found.total_steps) == (3, 9)
+    assert found.exchanged_bytes_per_step == pytest.approx(2 * 2 / 3 * 24)
+
+
+def test_horovods_compression_halves_the_bytes(host: PluginManager) -> None:
+    made = replace(plan(host), parameters=6, gradient_bytes=24, replicas=2)
+    compressed = replace(made, options={"compression": "fp16"})
+    asked = ResolvedSpec(spec(), host).spec_with_model
+    assert HorovodTorch().exchanged_bytes(made, asked) == 24
+    assert HorovodTorch().exchanged_bytes(compressed, asked) == 12
+
+
+def test_plans_diff_by_field(host: PluginManager) -> None:
+    found = {
+        name: (one, two)
+        for name, one, two in differences(plan(host), plan(host, "declared:pigeon"))
+    }
+    assert found == {"collective": ("wire", "pigeon"), "requested_collective": (None, "pigeon")}
+
+
+def test_gpus_are_used_when_there_are_enough(host: PluginManager) -> None:
+    assert plan(host, "with-gpus", None).replicas == 2
+    assert plan(host, "with-gpus", 2).device == "gpu"
+    assert plan(host, "with-gpus", 2, device="cpu").device == "cpu"
+    too_few = plan(host, "with-gpus", 3)
+    assert too_few.device == "cpu"
+    assert "too few" in too_few.notes[0]
+
+
+def test_a_plan_says_that_the_model_is_compiled(host: PluginManager) -> None:
+    assert plan(host, "compiling").notes == ()
+    assert "compile: a compiler compiles" in plan(host, "compiling", compile=True).notes[0]
+
+
+def test_a_plan_says_which_options_no_backend_takes(host: PluginManager) -> None:
+    options = {"declard": {"size": 1}, "stepless": {}}
+    (note,) = plan(host, "declared", backend_options=options).notes
+    assert note.startswith("backend_options.declard: unknown backend")
+    assert "Did you mean 'declared'?" in note
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas", "fields", "kind", "words"),
+    [
+        ("declared", 1, {"compile": True}, UnsupportedError, "'declared' has no compiler"),
+        ("declard", 1, {}, IsotrainError, "Did you mean 'declared'"),
+        ("declared:wir", 2, {}, UnsupportedError, "Did you mean 'wire'"),
+        ("declared", 0, {}, PlanError, "at least 1"),
+        ("missing", 1, {}, BackendUnavailableError, "install it"),
+        ("stepless", 2, {}, UnsupportedError, "nothing works"),
+        ("with-gpus", 3, {"device": "gpu"}, PlanError, "can use 2 GPUs"),
+        ("declared", 1, {"strategy": "data-paralel"}, IsotrainError, "'data-parallel'"),
+        ("declared", 1, {"backend_options": {"declared": {"siz": 1}}}, PlanError, "'size'"),
+        (
+            "declared",
+            1,
+            {"strategy": {"name": "data-parallel", "options": {"k": 1}}},
+            IsotrainError,
+            "unknown option of the strategy",
+        ),
+    ],
+)
+def test_what_does_not_fit_is_refused_with_words(
+    host: PluginManager,
+    backend: str,
+    replicas: int,
+    fields: dict[str, Any],
+    kind: type[Exception],
+    words: str,
+) -> None:
+    with pytest.raises(kind, match=words):
+        plan(host, backend, replicas, **fields)
+
+
+class Wanting(Strategy):
+    name = "wanting"
+    summary = "asks for more than a backend declares"
+    requires = frozenset({Capability.SYNCHRONOUS_STEP, Capability.COMPUTE, Capability.SUBGROUPS})
+
+    def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
+        raise AssertionError("a plan takes no step")
+
+
+class Serving(Wanting):
+    name = "serving"
+    parallel_layout = ParameterServerLayout()
+
+
+def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginManager) -> None:
+    assert devices_there(host, "declared", "gpu", 1) == Devices("gpu", 2, [])
+    planned = devices_there(host, "declared", "auto", 1)
+    assert planned.kind == "cpu"
+    assert "each process that there starts checks for itself" in planned.notes[0]
+    assert devices_there(host, "declared", "cpu", 1).notes == []
+    with pytest.raises(PlanError, match="takes 1 GPUs on a host; a process sees 0"):
+        devices_there(host, "declared", "gpu", 0)
+
+
+@pytest.mark.parametrize(
+    ("backend", "device", "kind", "words"),
+    [
+        ("declared", "gpu", "gpu", "1 or more on each are assumed; a host with fewer ends the run"),
+        ("with-gpus", "auto", "gpu", "as many as on this machine are planned"),
+        ("declared", "auto", "cpu", "so CPUs are planned; each process that it starts checks"),
+    ],
+)
+def test_what_is_taken_for_granted_of_hosts_that_nobody_tells_of_is_said(
+    host: PluginManager, backend: str, device: str, kind: str, words: str
+) -> None:
+    found = devices_there(host, backend, device, None)
+    (note,) = found.notes
+    assert found.kind == kind
+    assert note.startswith("there does not say which GPUs its hosts have")
+    assert words in note
+    assert devices_there(host, backend, "cpu", None) == Devices("cpu", 2, [])
+
+
+def devices_there(host: PluginManager, backend: str, device: str, gpus: int | None) -> Devices:
+    """What two processes on hosts elsewhere compute on, by a plan that is made here."""
+    layout = ClusterLayout("there", (ProcessSlot("a", 0), ProcessSlot("b", 0)), cores=1, gpus=gpus)
+    cast = ResolvedSpec(spec(device=device), host)
+    ground = ClusterResources(layout, options={})
+    return ground.devices(cast.spec, host.backend(backend), cast.strategy, None)
+
+
+def test_what_a_backend_does_not_declare_it_lacks(host: PluginManager) -> None:
+    adapter = host.backend("declared")
+    assert missing_capabilities(Wanting, adapter) == [
+        "it has no compute: not built",
+        "it has no subgroups: the backend does not declare it",
+    ]
+
+
+def test_capabilities_are_asked_of_the_placement(host: PluginManager) -> None:
+    (undeclared,) = missing_capabilities(Serving, host.backend("declared"))
+    assert undeclared.startswith(
+        "in parameter-server runs it has no compute, subgroups, synchronous-step:"
+    )
+    (missing,) = missing_capabilities(Serving, host.backend("torch-ddp"))
+    assert missing.startswith(
+        "in parameter-server runs it has no compute, subgroups: one process holds"
+    )
+    assert not missing_capabilities(Wanting, host.backend("torch-ddp"))
+
+
+def test_backend_and_collective_are_split() -> None:
+    assert split_backend("a-b:c") == ("a-b", "c")
+    assert split_backend("a-b") == ("a-b", None)
+
+
+@pytest.mark.parametrize("backend", ["torch-ddp", "torch-ddp:gloo"])
+def test_a_run_goes_on_and_ranks_begin_under_the_backend_that_was_asked_for(
+    backend: str, host: PluginManager, tmp_path: Path
+) -> None:
+    """Also where workers are served over what is none of its collectives."""
+    given = spec(model="m:model", data="m:data", strategy="parameter-server")
+    made = make_plan(ResolvedSpec(given, host), backend=backend, replicas=2)
+    assert made.collective == "tcp"
+    directory = RunDirectory.create("a run", tmp_path / "run")
+    directory.write_start(given, made, {})
+    assert PreviousRun.of(directory.path).backend == backend
+    command = rank_command(given, made, PluginChoice(), directory.path, None)
+    assert command.options[:2] == ("--backend", backend)
+
+
+def test_a_resumed_run_may_have_other_options_of_its_launcher(
+    host: PluginManager, tmp_path: Path
+) -> None:
+    given, own = spec(model="builtins:dict", data="builtins:dict"), {"hosts": "old:1", "port": 5000}
+    made = replace(plan(host), launcher="torchrun", launcher_options=own)
+    directory = RunDirectory.create("a run", tmp_path / "run")
+    directory.write_start(given, made, {})
+    with mock.patch.object(api, "execute") as execute:
+        api.resume(directory.path, launcher_options={"hosts": "new:1"})
+    _, _, _, options, _ = execute.call_args.args
+    assert options["launcher"] == "torchrun"
+    assert options["launcher_options"] == {"hosts": "new:1", "port": 5000}
