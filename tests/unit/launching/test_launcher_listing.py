@@ -128,7 +128,7 @@ def test_the_commands_print_them(
     assert "all hosts         n02, n03, n04\n" in capsys.readouterr().out
     monkeypatch.setattr("os.environ", {})
     assert main(["cluster-info"]) == ExitCode.OK
-    assert capsys.readouterr().out.startswith("No engine started this process")
+    assert capsys.readouterr().out.startswith("No scheduler or launcher started this process")
     monkeypatch.setattr("os.environ", {"PMI_RANK": "0"})
     assert main(["cluster-info"]) == ExitCode.USAGE
     assert "PMI_RANK is set, but not PMI_SIZE" in capsys.readouterr().err
