@@ -1,1 +1,1 @@
-"""Launchers that have an engine start a run's processes: SLURM, MPI, torchrun, Ray, Kubernetes and so on."""
+"""Launchers that use other tools: SLURM, MPI, torchrun, horovodrun, Ray, Kubernetes."""

@@ -1,4 +1,4 @@
-"""Registers the launchers that come with isotrain, by the hook that a third party uses."""
+"""Registers isotrain's own launchers, by the same hook as third parties."""
 
 from __future__ import annotations
 
@@ -16,6 +16,6 @@ _LAUNCHERS = {
 
 @hookimpl
 def isotrain_register_launchers(register: LauncherRegistry) -> None:
-    """Registers each launcher by reference, so that none is imported before it is used."""
+    """Registers each launcher by reference; it is imported on first use."""
     for name, reference in _LAUNCHERS.items():
         register.add(reference, name=name)

@@ -1,4 +1,4 @@
-"""horovodrun: Horovod's own launcher, by Gloo or by MPI."""
+"""horovodrun: Horovod's own launcher, with Gloo or MPI."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from isotrain.plugin import Allocation, Availability, RankCommand, SchedulerLaun
 
 
 class HorovodrunLauncher(SchedulerLauncher):
-    """Has horovodrun start the ranks, over SSH on other hosts.
+    """Starts the ranks by horovodrun, over SSH on other hosts.
 
-    It writes all variables of this process on the command lines of `ssh`, and of the shells that start ranks
-    here, where everybody can read them. So it is told the file that has the key: the user's own where there
-    is one, which each host has then, else one beside the run's other files.
+    horovodrun writes all environment variables on the command lines of `ssh` and of local shells, where
+    other users can read them. So the ranks read the key from a file: the user's key file if there is one,
+    which each host must then have, else a file in the run directory.
     """
 
     name = "horovodrun"
@@ -31,16 +31,16 @@ class HorovodrunLauncher(SchedulerLauncher):
         gpus_per_host: int | None = None,
         controller: Literal["gloo", "mpi"] = "gloo",
     ) -> None:
-        """Takes where to start.
+        """Keeps the options.
 
         Args:
-            hosts: `node1:2,node2:2`: where, and how many processes; left out: on the hosts of the job of
-                SLURM, PBS or LSF that this process is in, else on this machine.
-            processes: On this machine, where no hosts are given.
-            gpus_per_host: Where they cannot be looked at from here.
-            controller: What starts and connects the ranks: `gloo`, or `mpi`, which is mpirun.
+            hosts: Hosts with their numbers of processes, `node1:2,node2:2`; left out: the hosts of the job
+                of SLURM, PBS or LSF that this process is in, else this machine.
+            processes: Number of processes on this machine, without `hosts`.
+            gpus_per_host: GPUs of each host, if they differ from this machine's.
+            controller: Horovod controller: `gloo`, or `mpi`, which uses mpirun.
         """
-        self._where = HostOptions(self.name, hosts, processes, gpus_per_host)
+        self._host_options = HostOptions(self.name, hosts, processes, gpus_per_host)
         self._controller = controller
 
     def availability(self) -> Availability:
@@ -50,10 +50,10 @@ class HorovodrunLauncher(SchedulerLauncher):
         return Availability(True)
 
     def allocation(self) -> Allocation:
-        return self._where.allocation(os.environ)
+        return self._host_options.allocation(os.environ)
 
     def without(self, host: str) -> Mapping[str, Any]:
-        return self._where.without(host)
+        return self._host_options.without(host)
 
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
@@ -61,15 +61,15 @@ class HorovodrunLauncher(SchedulerLauncher):
         if allocation.hosts:
             size += ["-H", as_text(allocation)]
         run = (sys.executable, "-m", "horovod.runner.launch", f"--{self._controller}", *size)
-        told, files = rendezvous_variables(allocation, command), {}
-        if not _has_own_key(command):
+        variables, files = rendezvous_variables(allocation, command), {}
+        if not _has_key_file(command):
             files = {"key": command.key}
-            told |= {command.key_file_variable: str(command.spec.with_name("key"))}
+            variables |= {command.key_file_variable: str(command.spec.with_name("key"))}
         run = (*run, *command.arguments)
-        return Submission((run,), told, files, key_in_environment=False)
+        return Submission((run,), variables, files, key_in_environment=False)
 
 
-def _has_own_key(command: RankCommand) -> bool:
-    """Whether hosts are taken to have a key, as this one has."""
+def _has_key_file(command: RankCommand) -> bool:
+    """Whether this host has a key file; the other hosts are assumed to have it too."""
     is_named = command.key_file_variable in command.variables
     return is_named or Path(os.path.expanduser(command.key_file)).exists()

@@ -1,4 +1,4 @@
-"""The options of launchers that are told where to go: `hosts`, or `processes`, and `gpus_per_host`."""
+"""Options of launchers that take a list of hosts: `hosts` or `processes`, and `gpus_per_host`."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isotrain.launchers.batch_job import allocated
+from isotrain.launchers.batch_job import batch_allocation
 from isotrain.plugin import Allocation, HostSlots, PlanError, RankCommand, visible_gpus
 
 _HOST = re.compile(r"(?P<host>[\w.-]+)(?::(?P<slots>[1-9]\d*))?")
@@ -17,14 +17,14 @@ _HOST = re.compile(r"(?P<host>[\w.-]+)(?::(?P<slots>[1-9]\d*))?")
 
 @dataclass(frozen=True)
 class HostOptions:
-    """Where to start, as it was asked for.
+    """Requested hosts and processes.
 
     Attributes:
-        launcher: Its name, for messages.
-        hosts: `HOST:SLOTS` between commas; a host without slots gives one. None: those of the job of SLURM,
-            PBS or LSF that this process is in, else this machine.
-        processes: On this machine; None where hosts are given, or those of the job are meant.
-        gpus: Of each host; None: as this machine has, or the job says, if it does.
+        launcher: Name of the launcher, for messages.
+        hosts: `HOST:SLOTS` separated by commas; a host without slots has one. None: the hosts of the job of
+            SLURM, PBS or LSF that this process is in, else this machine.
+        processes: Number of processes on this machine; None: as `hosts` or the job say.
+        gpus: GPUs of each host; None: as this machine has, or as the job says.
     """
 
     launcher: str
@@ -33,15 +33,15 @@ class HostOptions:
     gpus: int | None = None
 
     def __post_init__(self) -> None:
-        """Refuses what contradicts itself.
+        """Validates the options.
 
         Raises:
-            PlanError: Processes of this machine are asked for as well as hosts, or none.
+            PlanError: Both `processes` and `hosts` are set, or `processes` is below 1.
         """
         if self.processes is not None and self.hosts is not None:
             raise PlanError(
-                f"{self.launcher}: processes: it is of this machine, and hosts say how many each of them"
-                f" runs: {self.hosts!r}. Leave one of the two out."
+                f"{self.launcher}: processes: it is for this machine, and hosts has numbers for each host:"
+                f" {self.hosts!r}. Leave one of the two out."
             )
         if self.processes is not None and self.processes < 1:
             raise PlanError(
@@ -49,44 +49,46 @@ class HostOptions:
             )
 
     def allocation(self, variables: Mapping[str, str]) -> Allocation:
-        """What they ask for.
+        """The requested allocation.
 
         Args:
-            variables: Of this process.
+            variables: Environment variables of this process.
 
         Raises:
-            PlanError: They say something else, or the job's hosts cannot be told.
+            PlanError: `hosts` is invalid, or the job's hosts are unknown.
         """
         if self.hosts is not None:
-            shares = tuple(self._share(part.strip()) for part in self.hosts.split(","))
+            host_slots = tuple(self._parse_host(part.strip()) for part in self.hosts.split(","))
         else:
-            job = allocated(variables) if self.processes is None else None
-            here = HostSlots(self.processes or 1, devices=visible_gpus(variables))
-            shares = (here,) if job is None else job.host_slots
+            job = batch_allocation(variables) if self.processes is None else None
+            local = HostSlots(self.processes or 1, devices=visible_gpus(variables))
+            host_slots = (local,) if job is None else job.host_slots
         if self.gpus is None:
-            return Allocation(shares)
-        return Allocation(tuple(replace(share, devices=self.gpus) for share in shares))
+            return Allocation(host_slots)
+        return Allocation(tuple(replace(each, devices=self.gpus) for each in host_slots))
 
     def without(self, host: str) -> dict[str, Any]:
-        """The options that change for a start without one of the hosts.
+        """Changed options for a restart that excludes a host.
 
         Args:
-            host: The one to leave out, as it calls itself: a domain does not matter.
+            host: Name of the host, as it calls itself, with or without its domain.
 
         Raises:
-            PlanError: It is none of them, or the only one.
+            PlanError: It is not one of the hosts, or the only one.
         """
-        shares = self.allocation(os.environ).host_slots
-        left = tuple(share for share in shares if _short(share.host or "") != _short(host))
-        if len(left) in (0, len(shares)):
+        host_slots = self.allocation(os.environ).host_slots
+        remaining = tuple(each for each in host_slots if _short(each.host or "") != _short(host))
+        if len(remaining) in (0, len(host_slots)):
             raise PlanError(
-                f"{self.launcher}: hosts: {host} cannot be left out of {as_text(Allocation(shares))}."
+                f"{self.launcher}: hosts: {host} cannot be left out of"
+                f" {as_text(Allocation(host_slots))}."
             )
-        devices = {share.devices for share in left}
-        known = {} if len(devices) > 1 or None in devices else {"gpus_per_host": devices.pop()}
-        return {"hosts": as_text(Allocation(left)), **known}
+        devices = {each.devices for each in remaining}
+        is_known = len(devices) == 1 and None not in devices
+        gpus = {"gpus_per_host": devices.pop()} if is_known else {}
+        return {"hosts": as_text(Allocation(remaining)), **gpus}
 
-    def _share(self, text: str) -> HostSlots:
+    def _parse_host(self, text: str) -> HostSlots:
         match = _HOST.fullmatch(text)
         if match is None:
             raise PlanError(
@@ -97,21 +99,19 @@ class HostOptions:
 
 
 def as_text(allocation: Allocation) -> str:
-    """The hosts as an option, which mpirun and horovodrun write alike."""
-    return ",".join(
-        f"{share.host or 'this machine'}:{share.slots}" for share in allocation.host_slots
-    )
+    """The hosts as `HOST:SLOTS,...`, the host list format of mpirun and horovodrun."""
+    return ",".join(f"{each.host or 'this machine'}:{each.slots}" for each in allocation.host_slots)
 
 
 def rendezvous_variables(
     allocation: Allocation, command: RankCommand, first: str | None = None
 ) -> dict[str, str]:
-    """Says where ranks meet, for engines that do not tell, or tell where they were started themselves.
+    """Environment variables with the rendezvous host, for launchers that do not set the host of rank 0.
 
     Args:
-        allocation: Has the hosts.
-        command: Of a rank.
-        first: The host of rank 0; None: the first one.
+        allocation: Allocation with the hosts.
+        command: Command of a rank.
+        first: Host of rank 0; None: the first one.
     """
     if not allocation.hosts:
         return {}
@@ -119,9 +119,9 @@ def rendezvous_variables(
 
 
 def local_host(allocation: Allocation) -> str | None:
-    """Which of the hosts this process is on, by the name that it has there; Open MPI begins with it."""
-    own = _short(socket.gethostname())
-    return next((host for host in allocation.hosts if _short(host) == own), None)
+    """The allocation's name for this host, on which Open MPI starts rank 0; None: not among the hosts."""
+    hostname = _short(socket.gethostname())
+    return next((host for host in allocation.hosts if _short(host) == hostname), None)
 
 
 def _short(host: str) -> str:

@@ -1,4 +1,4 @@
-"""Kubernetes: an Indexed Job, or a JobSet, with a rank in each pod."""
+"""Kubernetes: an Indexed Job, or a JobSet, with one rank in each pod."""
 
 from __future__ import annotations
 
@@ -33,7 +33,10 @@ _JOB = "ranks"
 
 
 class KubernetesLauncher(SchedulerLauncher):
-    """Has `kubectl` create the spec, the key, and a Job of which each pod is a rank; follows the first."""
+    """Starts the ranks as pods of a Job by `kubectl`, and follows the pod of rank 0.
+
+    The spec is in a ConfigMap, the key in a Secret.
+    """
 
     name = "kubernetes"
     summary = "pods of an Indexed Job or a JobSet, by kubectl"
@@ -48,18 +51,18 @@ class KubernetesLauncher(SchedulerLauncher):
         tls: str = "",
         kubectl: str = "kubectl",
     ) -> None:
-        """Takes what the pods are to be.
+        """Keeps the options.
 
         Args:
-            image: With isotrain, the backend's packages and the modules that the spec names.
-            pods: How many, each of which is a rank.
-            gpus: NVIDIA GPUs of each.
-            kind: `job`, or `jobset` where its controller is installed.
-            volume: The PersistentVolumeClaim that keeps run directories, at /runs in each pod; left out:
-                they go with the pods.
-            tls: The Secret with `ca.crt`, `tls.crt` and `tls.key` by which the ranks encrypt what they tell
-                each other; left out: they do not.
-            kubectl: The program, with its options: `kubectl --context lab --namespace me`.
+            image: Image with isotrain, the backend's packages and the modules that the spec names.
+            pods: Number of pods, each of which is a rank.
+            gpus: NVIDIA GPUs of each pod.
+            kind: `job`, or `jobset` in clusters with the JobSet controller.
+            volume: PersistentVolumeClaim for run directories, mounted at /runs in each pod; left out: run
+                directories are deleted with the pods.
+            tls: Secret with `ca.crt`, `tls.crt` and `tls.key`, to encrypt the connections between ranks;
+                left out: no encryption.
+            kubectl: Command with options: `kubectl --context lab --namespace me`.
         """
         if kind not in ("job", "jobset"):
             raise PlanError(f"kubernetes: kind: expected job or jobset, received {kind!r}.")
@@ -73,7 +76,7 @@ class KubernetesLauncher(SchedulerLauncher):
 
     def availability(self) -> Availability:
         if shutil.which(self._kubectl[0]) is None:
-            hint = "install kubectl, or give the manifest to it elsewhere"
+            hint = "install kubectl, or use it with the manifest on another machine"
             return Availability(False, None, f"there is no {self._kubectl[0]}", hint)
         return Availability(True)
 
@@ -83,11 +86,11 @@ class KubernetesLauncher(SchedulerLauncher):
     def without(self, host: str) -> Mapping[str, Any]:
         if self._pods == 1:
             raise PlanError(f"kubernetes: no pod is left without {host}.")
-        return {"pods": self._pods - 1}  # which are placed anew: a pod is not tied to its host
+        return {"pods": self._pods - 1}  # new pods are scheduled on the remaining hosts
 
     def submission(self, command: RankCommand) -> Submission:
         if not self._image:
-            raise PlanError("kubernetes: image: name the image that the pods are made of.")
+            raise PlanError("kubernetes: image: name the image of the pods.")
         if _TLS_VARIABLE in command.variables and not self._tls:
             raise PlanError(
                 f"kubernetes: tls: {_TLS_VARIABLE} is set here, to a folder that pods do not have. Name the"
@@ -107,28 +110,28 @@ class KubernetesLauncher(SchedulerLauncher):
 
     def _job(self, command: RankCommand) -> dict[str, Any]:
         name = command.name
-        known = {
+        variables = {
             "JOB_COORDINATOR": f"{name}-0.{name}",
             "JOB_UID": _label("batch.kubernetes.io/controller-uid"),
         }
-        pod = {"subdomain": name, **self._pod(command, known)}
+        pod = {"subdomain": name, **self._pod(command, variables)}
         return _object("batch/v1", "Job", name, spec=self._indexed(pod))
 
     def _job_set(self, command: RankCommand) -> dict[str, Any]:
         name = command.name
-        known = {
+        variables = {
             "JOB_COORDINATOR": f"{name}-{_JOB}-0-0.{name}",
             "JOB_UID": _label("jobset.sigs.k8s.io/jobset-uid"),
             "JOBSET_RESTARTS": _label("jobset.sigs.k8s.io/restart-attempt"),
         }
-        job = {"spec": self._indexed(self._pod(command, known))}
+        job = {"spec": self._indexed(self._pod(command, variables))}
         jobs = [{"name": _JOB, "replicas": 1, "template": job}]
         network = {"enableDNSHostnames": True, "publishNotReadyAddresses": True}
         spec = {"network": network, "failurePolicy": {"maxRestarts": 0}, "replicatedJobs": jobs}
         return _object("jobset.x-k8s.io/v1alpha2", "JobSet", name, spec=spec)
 
     def _indexed(self, pod: Mapping[str, Any]) -> dict[str, Any]:
-        """A Job whose pods are numbered; one that fails ends the others."""
+        """Spec of an Indexed Job; a pod that fails ends the others."""
         count = {"completions": self._pods, "parallelism": self._pods}
         return {
             "completionMode": "Indexed",
@@ -137,25 +140,25 @@ class KubernetesLauncher(SchedulerLauncher):
             "template": {"spec": pod},
         }
 
-    def _pod(self, command: RankCommand, known: Mapping[str, Any]) -> dict[str, Any]:
+    def _pod(self, command: RankCommand, job_variables: Mapping[str, Any]) -> dict[str, Any]:
         key = {"valueFrom": {"secretKeyRef": {"name": command.name, "key": "key"}}}
-        own = {
+        variables: dict[str, Any] = {
             name: text for name, text in command.variables.items() if name.startswith("ISOTRAIN_")
         }
         if self._tls:
-            own[_TLS_VARIABLE] = _TLS
-        known = {**own, "JOB_COMPLETIONS": str(self._pods), **known}
+            variables[_TLS_VARIABLE] = _TLS
+        variables |= {"JOB_COMPLETIONS": str(self._pods), **job_variables}
         run = command.on_host("python", f"{_MOUNT}/{_SPEC}", f"{_RUNS}/{command.name}")
         container: dict[str, Any] = {
             "name": "rank",
             "image": self._image,
             "command": list(run),
             "env": [
-                *(_variable(*each) for each in known.items()),
+                *(_variable(*each) for each in variables.items()),
                 {"name": command.key_variable, **key},
             ],
             "volumeMounts": [
-                {"name": name, "mountPath": where} for name, where, _ in self._volumes(command)
+                {"name": name, "mountPath": path} for name, path, _ in self._volumes(command)
             ],
         }
         if self._gpus:
@@ -163,21 +166,21 @@ class KubernetesLauncher(SchedulerLauncher):
         return {
             "restartPolicy": "Never",
             "containers": [container],
-            "volumes": [{"name": name, **what} for name, _, what in self._volumes(command)],
+            "volumes": [{"name": name, **source} for name, _, source in self._volumes(command)],
         }
 
     def _volumes(self, command: RankCommand) -> list[tuple[str, str, dict[str, Any]]]:
-        """Name, place in the pods, and what it is."""
-        found = [
+        """Name, mount path and source of each volume."""
+        volumes = [
             ("spec", _MOUNT, {"configMap": {"name": command.name}}),
-            ("runs", _RUNS, self._kept()),
+            ("runs", _RUNS, self._runs_source()),
         ]
         if self._tls:
             secret = {"secretName": self._tls, "defaultMode": _READABLE_BY_OWNERS}
-            found.append(("tls", _TLS, {"secret": secret}))
-        return found
+            volumes.append(("tls", _TLS, {"secret": secret}))
+        return volumes
 
-    def _kept(self) -> dict[str, Any]:
+    def _runs_source(self) -> dict[str, Any]:
         if self._volume:
             return {"persistentVolumeClaim": {"claimName": self._volume}}
         return {"emptyDir": {}}
@@ -196,7 +199,7 @@ def _config_map(command: RankCommand) -> dict[str, Any]:
 
 
 def _service(name: str) -> dict[str, Any]:
-    """Gives each pod a name, before it is ready too: the ranks look for each other to become so."""
+    """Headless service: a DNS name for each pod, before it is ready too, as its rendezvous comes first."""
     selected = {"batch.kubernetes.io/job-name": name}
     spec = {"clusterIP": "None", "publishNotReadyAddresses": True, "selector": selected}
     return _object("v1", "Service", name, spec=spec)
@@ -207,5 +210,5 @@ def _label(name: str) -> dict[str, Any]:
 
 
 def _variable(name: str, value: str | dict[str, Any]) -> dict[str, Any]:
-    told = {"value": value} if isinstance(value, str) else {"valueFrom": value}
-    return {"name": name, **told}
+    source = {"value": value} if isinstance(value, str) else {"valueFrom": value}
+    return {"name": name, **source}

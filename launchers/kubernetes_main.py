@@ -1,7 +1,7 @@
-"""Has Kubernetes run a Job, and follows its first pod: the program that the launcher `kubernetes` starts.
+"""Program of the launcher `kubernetes`: creates a Job, and follows the pod of rank 0.
 
-It speaks with the cluster by `kubectl` alone. What the pod of rank 0 says comes out of it, and it ends with
-that pod's exit status. What it has created is deleted when it ends, also by SIGTERM.
+It talks to the cluster by `kubectl` only, prints the log of rank 0, and exits with the exit code of rank 0.
+When it ends, also by SIGTERM, it deletes what it has created.
 """
 
 from __future__ import annotations
@@ -17,48 +17,48 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-_LOOK_SECONDS = 1.0
+_POLL_SECONDS = 1.0
 _DELETE_SECONDS = 10
-"""So long the end of the pods is waited for."""
-_PATIENCE = 30
-"""How often a question is asked that the cluster does not answer."""
+"""Seconds to wait for the end of the pods."""
+_MAX_ATTEMPTS = 30
+"""Attempts of a query that the cluster does not answer."""
 _LAST_LINES = 30
 _UNKNOWN = 1
-"""The exit status where that of the pod cannot be told."""
+"""Exit code if the pod's is unknown."""
 
 
 class Kubectl:
-    """Runs `kubectl`."""
+    """Runs `kubectl` commands."""
 
     def __init__(self, command: Sequence[str]) -> None:
-        """Takes the program, with its options."""
+        """Keeps the program with its options."""
         self._command = command
 
     def __call__(self, *arguments: str) -> str:
-        """Runs it to its end; what it printed.
+        """Runs a command to its end; returns its output.
 
         Raises:
-            CalledProcessError: It has failed, and has said why.
+            CalledProcessError: It has failed, with a message on standard error.
         """
         command = [*self._command, *arguments]
         return subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True).stdout
 
-    def found(self, *what: str) -> dict[str, Any]:
-        """A list of objects, as the cluster has them now."""
+    def get(self, *arguments: str) -> dict[str, Any]:
+        """Current list of objects (`kubectl get`)."""
         failures = 0
         while True:
             try:
-                found: dict[str, Any] = json.loads(self("get", *what, "--output=json"))
+                objects: dict[str, Any] = json.loads(self("get", *arguments, "--output=json"))
             except subprocess.CalledProcessError:
                 failures += 1
-                if failures == _PATIENCE:
+                if failures == _MAX_ATTEMPTS:
                     raise
-                time.sleep(_LOOK_SECONDS)
+                time.sleep(_POLL_SECONDS)
             else:
-                return found
+                return objects
 
     def lines(self, *arguments: str) -> Iterator[str]:
-        """What it prints, as it comes."""
+        """Output lines of a command, while it runs."""
         with subprocess.Popen(
             [*self._command, *arguments], stdout=subprocess.PIPE, text=True, errors="replace"
         ) as process:
@@ -70,72 +70,70 @@ class Kubectl:
 
 
 class Job:
-    """A Job of which each pod is a rank."""
+    """A Job in the cluster, each of whose pods is a rank."""
 
     def __init__(self, kubectl: Kubectl, name: str) -> None:
         self._kubectl = kubectl
         self._name = name
         self._pods = f"--selector=batch.kubernetes.io/job-name={name}"
-        self._said = 0
-        """Lines of rank 0 that were passed on."""
+        self._printed = 0
+        """Number of printed log lines of rank 0."""
 
     def follow(self) -> int:
-        """Passes on what rank 0 says until it ends; gives its exit status."""
-        status = self._follow() if self._has_begun() else _UNKNOWN
+        """Prints the log of rank 0 until it ends; returns its exit code."""
+        status = self._follow() if self._wait_for_start() else _UNKNOWN
         if status:
             with contextlib.suppress(subprocess.CalledProcessError):
                 last = self._kubectl("logs", self._pods, "--prefix", f"--tail={_LAST_LINES}")
                 print(last, file=sys.stderr)
         return status
 
-    def _has_begun(self) -> bool:
-        """Whether rank 0 runs, or ever has, once that is known."""
-        told = ""
-        while (why := _why_not_begun(self._first())) is not None:
+    def _wait_for_start(self) -> bool:
+        """Waits until rank 0 has started; returns False if the Job has failed before."""
+        printed = ""
+        while (reason := _waiting_reason(self._first_pod())) is not None:
             failure = self._failure()
             if failure:
                 print(f"job {self._name} has failed: {failure}", file=sys.stderr)
                 return False
-            if why not in ("", told):
-                print(f"the pod of rank 0 waits: {why}", flush=True)
-                told = why
-            time.sleep(_LOOK_SECONDS)
+            if reason not in ("", printed):
+                print(f"the pod of rank 0 waits: {reason}", flush=True)
+                printed = reason
+            time.sleep(_POLL_SECONDS)
         return True
 
     def _follow(self) -> int:
         while True:
-            pod = self._first()
-            status = _status(pod)
+            pod = self._first_pod()
+            status = _exit_code(pod)
             if pod is not None:
-                self._pass_on(pod["metadata"]["name"])
+                self._print_log(pod["metadata"]["name"])
             if status is not None:
                 return status
-            time.sleep(_LOOK_SECONDS)
+            time.sleep(_POLL_SECONDS)
 
-    def _pass_on(self, pod: str) -> None:
-        """Reads from the beginning: the connection to one that still runs may have been lost."""
+    def _print_log(self, pod: str) -> None:
+        """Prints new lines of a log; reads it from its start, as an earlier connection may have broken."""
         for number, line in enumerate(self._kubectl.lines("logs", "--follow", pod), start=1):
-            if number > self._said:
+            if number > self._printed:
                 print(line, end="", flush=True)
-                self._said = number
+                self._printed = number
 
-    def _first(self) -> dict[str, Any] | None:
+    def _first_pod(self) -> dict[str, Any] | None:
         """The pod of rank 0, if there is one now."""
         first = f"{self._pods},batch.kubernetes.io/job-completion-index=0"
-        pods: list[dict[str, Any]] = self._kubectl.found("pods", first)["items"]
+        pods: list[dict[str, Any]] = self._kubectl.get("pods", first)["items"]
         return pods[0] if pods else None
 
     def _failure(self) -> str:
-        """Why it has failed; empty: it has not."""
-        (job,) = self._kubectl.found("jobs", f"--field-selector=metadata.name={self._name}")[
-            "items"
-        ]
+        """Why the Job has failed; empty: it has not."""
+        (job,) = self._kubectl.get("jobs", f"--field-selector=metadata.name={self._name}")["items"]
         conditions = job["status"].get("conditions", [])
         return next((each["message"] for each in conditions if each["type"] == "Failed"), "")
 
 
-def _why_not_begun(pod: Mapping[str, Any] | None) -> str | None:
-    """What a pod waits for, as far as that is told; None: it waits no more."""
+def _waiting_reason(pod: Mapping[str, Any] | None) -> str | None:
+    """What a pod waits for, empty if unknown; None: it has started."""
     if pod is None:
         return ""
     status = pod["status"]
@@ -143,12 +141,12 @@ def _why_not_begun(pod: Mapping[str, Any] | None) -> str | None:
         return None
     waiting = [each["state"].get("waiting", {}) for each in status.get("containerStatuses", [])]
     scheduled = [each for each in status.get("conditions", []) if each["status"] == "False"]
-    told = [(each.get("reason"), each.get("message")) for each in (*waiting, *scheduled)]
-    return next((": ".join(filter(None, each)) for each in told if any(each)), "")
+    reasons = [(each.get("reason"), each.get("message")) for each in (*waiting, *scheduled)]
+    return next((": ".join(filter(None, each)) for each in reasons if any(each)), "")
 
 
-def _status(pod: Mapping[str, Any] | None) -> int | None:
-    """The exit status of a pod; None while it runs."""
+def _exit_code(pod: Mapping[str, Any] | None) -> int | None:
+    """The exit code of a pod; None while it runs."""
     if pod is None:
         return _UNKNOWN
     for each in pod["status"].get("containerStatuses", []):
@@ -165,26 +163,26 @@ def _arguments() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def _end(*_: object) -> None:
+def _exit_on_signal(*_: object) -> None:
     sys.exit(128 + signal.SIGTERM)
 
 
 def main() -> int:
-    """Runs the Job; gives the exit status."""
-    asked = _arguments()
-    kubectl = Kubectl(asked.kubectl)
-    signal.signal(signal.SIGTERM, _end)
+    """Runs the Job; returns the exit code."""
+    arguments = _arguments()
+    kubectl = Kubectl(arguments.kubectl)
+    signal.signal(signal.SIGTERM, _exit_on_signal)
     try:
-        # Not `apply`, which would write the key into an annotation as well: the names are new each time.
-        kubectl("create", f"--filename={asked.manifest}")
-        return Job(kubectl, asked.job).follow()
-    except subprocess.CalledProcessError as error:  # kubectl has said why
+        # `create`, not `apply`, which would also write the key into an annotation; the names are unique.
+        kubectl("create", f"--filename={arguments.manifest}")
+        return Job(kubectl, arguments.job).follow()
+    except subprocess.CalledProcessError as error:  # kubectl has printed the reason
         return int(error.returncode)
     finally:
         signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        how = ("--ignore-not-found", "--cascade=foreground", f"--timeout={_DELETE_SECONDS}s")
+        options = ("--ignore-not-found", "--cascade=foreground", f"--timeout={_DELETE_SECONDS}s")
         with contextlib.suppress(subprocess.CalledProcessError):
-            kubectl("delete", f"--filename={asked.manifest}", *how)
+            kubectl("delete", f"--filename={arguments.manifest}", *options)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""MPI: `mpirun` of Open MPI, or of MPICH and what is made from it (Hydra), starts the ranks."""
+"""MPI: `mpirun` of Open MPI, or of MPICH and its derivatives (Hydra)."""
 
 from __future__ import annotations
 
@@ -18,14 +18,15 @@ from isotrain.plugin import (
     Submission,
 )
 
-_LAST_WORDS = {"OMPI_MCA_odls_base_sigkill_timeout": "4"}
-"""Seconds: Open MPI ends the other ranks when a host is lost, and gives them 1 to say what has happened."""
+_KILL_TIMEOUT = {"OMPI_MCA_odls_base_sigkill_timeout": "4"}
+"""Seconds between SIGTERM and SIGKILL when Open MPI ends the other ranks; its default of 1 s is too short for
+an error report."""
 
 MpiFlavor = Literal["open-mpi", "hydra"]
 
 
 class MpiLauncher(SchedulerLauncher):
-    """Has `mpirun` start the ranks, over SSH on other hosts."""
+    """Starts the ranks by `mpirun`, over SSH on other hosts."""
 
     name = "mpi"
     summary = "mpirun of Open MPI or MPICH, on this machine or on hosts that SSH reaches"
@@ -38,86 +39,89 @@ class MpiLauncher(SchedulerLauncher):
         mpirun: str = "mpirun",
         flavor: MpiFlavor | None = None,
     ) -> None:
-        """Takes where to start.
+        """Keeps the options.
 
         Args:
-            hosts: `node1:2,node2:2`: where, and how many processes; left out: on the hosts of the job of
-                SLURM, PBS or LSF that this process is in, else on this machine.
-            processes: On this machine, where no hosts are given.
-            gpus_per_host: Where they cannot be looked at from here.
-            mpirun: The program, by name or path.
-            flavor: `open-mpi`, or `hydra`, which is MPICH's and Intel MPI's; left out: as `mpirun` says
-                itself, and Open MPI where there is none to ask.
+            hosts: Hosts with their numbers of processes, `node1:2,node2:2`; left out: the hosts of the job
+                of SLURM, PBS or LSF that this process is in, else this machine.
+            processes: Number of processes on this machine, without `hosts`.
+            gpus_per_host: GPUs of each host, if they differ from this machine's.
+            mpirun: Name or path of `mpirun`.
+            flavor: `open-mpi`, or `hydra` for MPICH and Intel MPI; left out: by the output of
+                `mpirun --version`, and Open MPI if there is no `mpirun` here.
         """
         if flavor not in (None, *get_args(MpiFlavor)):
-            known = ", ".join(get_args(MpiFlavor))
-            raise PlanError(f"mpi: flavor: expected one of {known}, received {flavor!r}.")
-        self._where = HostOptions(self.name, hosts, processes, gpus_per_host)
+            expected = ", ".join(get_args(MpiFlavor))
+            raise PlanError(f"mpi: flavor: expected one of {expected}, received {flavor!r}.")
+        self._host_options = HostOptions(self.name, hosts, processes, gpus_per_host)
         self._mpirun = mpirun
         self._flavor = flavor
 
     def availability(self) -> Availability:
         if shutil.which(self._mpirun) is None:
             hint = "install Open MPI or MPICH (Debian: sudo apt install openmpi-bin)"
-            taken = "" if self._flavor else ", and it is taken for Open MPI's"
-            return Availability(False, None, f"there is no {self._mpirun}{taken}", hint)
+            assumed = "" if self._flavor else "; Open MPI is assumed"
+            return Availability(False, None, f"there is no {self._mpirun}{assumed}", hint)
         return Availability(True)
 
     def allocation(self) -> Allocation:
-        return self._where.allocation(os.environ)
+        return self._host_options.allocation(os.environ)
 
     def without(self, host: str) -> Mapping[str, Any]:
-        return self._where.without(host)
+        return self._host_options.without(host)
 
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
-        where = as_text(allocation) if allocation.hosts else ""
-        told = rendezvous_variables(allocation, command)
+        hosts = as_text(allocation) if allocation.hosts else ""
+        variables = rendezvous_variables(allocation, command)
         if (self._flavor or flavor(self._mpirun)) == "open-mpi":
-            told |= rendezvous_variables(allocation, command, first=local_host(allocation))
-            options = _open_mpi(where, (*command.variables, *told, *command.secret_variables))
+            variables |= rendezvous_variables(allocation, command, first=local_host(allocation))
+            names = (*command.variables, *variables, *command.secret_variables)
+            options = _open_mpi_options(hosts, names)
         else:
-            options = _hydra(where, by_ssh=self._where.hosts is not None)
+            options = _hydra_options(hosts, by_ssh=self._host_options.hosts is not None)
         count = ("-np", str(allocation.slots))
         run = (self._mpirun, *options, *count, *command.arguments)
-        return Submission((run,), {**told, **_LAST_WORDS})
+        return Submission((run,), {**variables, **_KILL_TIMEOUT})
 
 
-def _open_mpi(where: str, told: tuple[str, ...]) -> list[str]:
-    # Open MPI would bind each of a few ranks to one core, and all threads of a rank with it.
+def _open_mpi_options(hosts: str, variables: tuple[str, ...]) -> list[str]:
+    # By default, Open MPI binds each rank of a small run to one core, with all of its threads.
     options = ["--bind-to", "none"]
-    if where:
-        options += ["--host", where]
+    if hosts:
+        options += ["--host", hosts]
     if os.geteuid() == 0:
         options += ["--allow-run-as-root"]
-    for name in told:
+    for name in variables:
         options += ["-x", name]
     return options
 
 
-def _hydra(where: str, *, by_ssh: bool) -> list[str]:
-    # It hands all variables on by itself; told to hand on some, MPICH 4.0 loses one on other hosts. In a
-    # job of a batch system it knows itself how hosts are reached there.
-    if not where:
+def _hydra_options(hosts: str, *, by_ssh: bool) -> list[str]:
+    # Hydra passes all variables on by default; with a list of them, MPICH 4.0 loses one on other hosts.
+    # In a job of a batch system, Hydra knows how to start processes on other hosts.
+    if not hosts:
         return []
-    return [*(("-launcher", "ssh") if by_ssh else ()), "-hosts", where]
+    return [*(("-launcher", "ssh") if by_ssh else ()), "-hosts", hosts]
 
 
 def flavor(mpirun: str) -> MpiFlavor:
-    """Which MPI it is, as it says itself; Open MPI where it is not here.
+    """MPI implementation of an `mpirun`, by its `--version`; Open MPI if there is no such program here.
 
     Raises:
-        PlanError: It is another.
+        PlanError: The implementation is not supported.
     """
     if shutil.which(mpirun) is None:
         return "open-mpi"
-    said = subprocess.run([mpirun, "--version"], capture_output=True, text=True, check=False).stdout
-    if "Open MPI" in said or "OpenRTE" in said or "PRTE" in said:
+    version = subprocess.run(
+        [mpirun, "--version"], capture_output=True, text=True, check=False
+    ).stdout
+    if "Open MPI" in version or "OpenRTE" in version or "PRTE" in version:
         return "open-mpi"
-    if "HYDRA" in said or "Intel(R) MPI" in said:
+    if "HYDRA" in version or "Intel(R) MPI" in version:
         return "hydra"
     raise PlanError(
-        f"mpi: {mpirun} is of an MPI that isotrain does not know: {said.strip()[:200]!r}. Known are Open"
-        f" MPI, MPICH and Intel MPI. Start the ranks by hand: {mpirun} ... isotrain run SPEC --backend"
+        f"mpi: {mpirun} is of an MPI that isotrain does not know: {version.strip()[:200]!r}. Supported are"
+        f" Open MPI, MPICH and Intel MPI. Start the ranks by hand: {mpirun} ... isotrain run SPEC --backend"
         " NAME."
     )

@@ -1,4 +1,4 @@
-"""Ray: an actor for each rank, in the places of a placement group."""
+"""Ray: one actor for each rank, in the bundles of a placement group."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ Placement = Literal["PACK", "SPREAD", "STRICT_PACK", "STRICT_SPREAD"]
 
 
 class RayLauncher(SchedulerLauncher):
-    """Has actors of Ray start the ranks, and their output come here."""
+    """Starts the ranks by Ray actors, and prints their output."""
 
     name = "ray"
     summary = "actors of a Ray cluster, or of a new one on this machine"
@@ -38,27 +38,27 @@ class RayLauncher(SchedulerLauncher):
         placement: Placement = "PACK",
         address: str = "",
     ) -> None:
-        """Takes what to ask Ray for, as `ScalingConfig` of Ray Train has it.
+        """Keeps the options; compare `ScalingConfig` of Ray Train.
 
         Args:
-            workers: How many, each of which is a rank.
-            cpus: Of each, as Ray counts them.
-            gpus: Of each.
-            resources: Further resources of each, by the names that the cluster gives them.
-            placement: How they are spread over hosts: `PACK`, `SPREAD`, `STRICT_PACK` (all on one) or
-                `STRICT_SPREAD` (each on another).
-            address: Of the cluster, as `ray.init` takes it; left out: the one of `RAY_ADDRESS`, else the one
+            workers: Number of workers, each of which is a rank.
+            cpus: CPUs of each worker, as Ray counts them.
+            gpus: GPUs of each worker.
+            resources: Custom resources of each worker, by their names in the cluster.
+            placement: Placement strategy: `PACK`, `SPREAD`, `STRICT_PACK` (all workers on one host) or
+                `STRICT_SPREAD` (each worker on its own host).
+            address: Address of the cluster, as for `ray.init`; left out: `RAY_ADDRESS`, else the cluster
                 that this machine is in, else a new one on this machine.
         """
         if workers < 1:
             raise PlanError(f"ray: workers: expected at least 1, received {workers}.")
         if placement not in get_args(Placement):
-            known = ", ".join(get_args(Placement))
-            raise PlanError(f"ray: placement: expected one of {known}, received {placement!r}.")
-        asked = {"CPU": cpus, "GPU": gpus, **(resources or {})}
-        self._bundle = {name: count for name, count in asked.items() if count}
+            expected = ", ".join(get_args(Placement))
+            raise PlanError(f"ray: placement: expected one of {expected}, received {placement!r}.")
+        requested = {"CPU": cpus, "GPU": gpus, **(resources or {})}
+        self._bundle = {name: count for name, count in requested.items() if count}
         if not self._bundle:
-            raise PlanError("ray: cpus: a worker has to ask Ray for something; received 0.")
+            raise PlanError("ray: cpus: a worker must request some resource; received 0.")
         self._workers = workers
         self._gpus = int(gpus)
         self._placement = placement
@@ -77,18 +77,19 @@ class RayLauncher(SchedulerLauncher):
     def without(self, host: str) -> Mapping[str, Any]:
         if self._placement != "STRICT_SPREAD" or self._workers == 1:
             raise PlanError(
-                f"ray: workers: only with placement=STRICT_SPREAD, which puts each on its own host, is it"
-                f" known how many are left without {host}; received {self._workers} with {self._placement}."
+                f"ray: workers: the number of workers without {host} is known only with"
+                " placement=STRICT_SPREAD, one worker on each host; received"
+                f" {self._workers} with {self._placement}."
             )
         return {"workers": self._workers - 1}
 
     def submission(self, command: RankCommand) -> Submission:
         bundle = ("--bundle", json.dumps(self._bundle))
-        where = ("--placement", self._placement, "--address", self._address)
+        placement = ("--placement", self._placement, "--address", self._address)
         names = [
             part
             for name in (*command.variables, *command.secret_variables)
             for part in ("-x", name)
         ]
         size = ("--workers", str(self._workers), *bundle)
-        return Submission(((*_PROGRAM, *size, *where, *names, "--", *command.arguments),))
+        return Submission(((*_PROGRAM, *size, *placement, *names, "--", *command.arguments),))

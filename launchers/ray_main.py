@@ -1,8 +1,8 @@
-"""Runs a command on every rank by actors of Ray: the program that the launcher `ray` starts.
+"""Program of the launcher `ray`: runs a command on every rank by Ray actors.
 
-What the ranks print comes out of it, as out of `srun`, and it ends with the exit status of the first that
-failed. SIGTERM is handed on to all of them. Ray sends the actors' class to the hosts as it is here, so it
-uses nothing but Python there.
+Like `srun`, it prints the output of all ranks, exits with the exit code of the first that failed, and passes
+SIGTERM on to all of them. Ray ships the actor class by value, so the class uses only the standard library
+and Ray on the other hosts.
 """
 
 from __future__ import annotations
@@ -25,39 +25,39 @@ from ray.exceptions import GetTimeoutError, RayActorError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import PlacementGroupSchedulingStrategy
 
-_LOOK_SECONDS = 0.5
-_SAY_SECONDS = 10.0
-"""For so long nothing is said of resources that are waited for."""
+_POLL_SECONDS = 0.5
+_ANNOUNCE_SECONDS = 10.0
+"""Seconds of waiting for resources after which that is printed."""
 _GRACE_SECONDS = 15.0
-"""Which ranks have to end by themselves once one has failed: they know of it, and say more."""
+"""Seconds that the other ranks have to end by themselves once one has failed; they report more about it."""
 _LOST = 1
-"""The exit status for a rank whose host or actor is lost."""
+"""Exit code for a rank whose host or actor is lost."""
 _DEVICES = "CUDA_VISIBLE_DEVICES"
 
 
 class Worker:
-    """Runs the command of one rank where Ray has placed it."""
+    """Ray actor that runs the command of one rank."""
 
     def __init__(self) -> None:
-        self._said: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
-        """Lines, and whether each is an error's."""
+        self._lines: queue.SimpleQueue[tuple[bool, str]] = queue.SimpleQueue()
+        """Pairs of whether it is standard error, and a line."""
         self._process: subprocess.Popen[str] | None = None
         self._has_started = threading.Event()
         self._status: int | None = None
 
-    def place(self) -> tuple[str, str, str]:
-        """The node, its address, and the devices that are this worker's."""
+    def location(self) -> tuple[str, str, str]:
+        """Node ID, node address, and visible devices of this worker."""
         node = ray.get_runtime_context().get_node_id()
         return node, ray.util.get_node_ip_address(), os.environ.get(_DEVICES, "")
 
     def start(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        """Starts it. The system ends it when the thread that has started it ends, so that lives as long."""
-        given = (command, {**os.environ, **variables})
-        threading.Thread(target=self._keep, args=given, daemon=True).start()
+        """Starts the command, on a thread that lives as long: PR_SET_PDEATHSIG acts at the thread's end."""
+        arguments = (command, {**os.environ, **variables})
+        threading.Thread(target=self._run, args=arguments, daemon=True).start()
         self._has_started.wait()
 
-    def _keep(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
-        set_up = ctypes.CDLL(None).prctl
+    def _run(self, command: Sequence[str], variables: Mapping[str, str]) -> None:
+        prctl = ctypes.CDLL(None).prctl
         try:
             self._process = process = subprocess.Popen(
                 command,
@@ -68,10 +68,10 @@ class Worker:
                 text=True,
                 errors="replace",
                 env=variables,
-                preexec_fn=lambda: set_up(1, signal.SIGKILL),  # PR_SET_PDEATHSIG
+                preexec_fn=lambda: prctl(1, signal.SIGKILL),  # PR_SET_PDEATHSIG
             )
         except OSError as error:
-            self._said.put((True, f"{command[0]} cannot be started: {error}\n"))
+            self._lines.put((True, f"{command[0]} cannot be started: {error}\n"))
             self._status = 127
             return
         finally:
@@ -86,20 +86,20 @@ class Worker:
 
     def _read(self, is_error: bool, stream: IO[str]) -> None:
         for line in stream:
-            self._said.put((is_error, line))
+            self._lines.put((is_error, line))
 
-    def hear(self, seconds: float) -> tuple[list[tuple[bool, str]], int | None]:
-        """What was said since the last call; and, once all of it is, the exit status.
+    def read_output(self, seconds: float) -> tuple[list[tuple[bool, str]], int | None]:
+        """The lines since the last call; and, after the last line, the exit code.
 
         Args:
-            seconds: To wait for something.
+            seconds: Time to wait for a line.
         """
         status = self._status
         lines = []
         try:
-            lines.append(self._said.get(timeout=0 if status is not None else seconds))
+            lines.append(self._lines.get(timeout=0 if status is not None else seconds))
             while True:
-                lines.append(self._said.get_nowait())
+                lines.append(self._lines.get_nowait())
         except queue.Empty:
             return lines, status
 
@@ -110,101 +110,103 @@ class Worker:
 
 
 class Ranks:
-    """All workers while they run."""
+    """The workers of all ranks, while they run."""
 
     def __init__(self, workers: Sequence[Any]) -> None:
         self._workers = workers
-        self._heard = {
-            worker.hear.remote(_LOOK_SECONDS): rank for rank, worker in enumerate(workers)
+        self._pending = {
+            worker.read_output.remote(_POLL_SECONDS): rank for rank, worker in enumerate(workers)
         }
-        """What is waited for, of those that run."""
+        """Pending reads of the running ranks: object reference to rank."""
         self._status = 0
         self._deadline: float | None = None
 
-    def follow(self, wanted: Wanted) -> int:
-        """Passes on what they say, until none runs; gives the exit status."""
-        told = False
-        while self._heard:
-            if wanted.is_over and not told:
-                told = True
+    def follow(self, stop_request: StopRequest) -> int:
+        """Prints the output of the ranks until none runs; returns the exit code."""
+        is_signaled = False
+        while self._pending:
+            if stop_request.is_set and not is_signaled:
+                is_signaled = True
                 self._signal(signal.SIGTERM)
             if self._deadline is not None and time.monotonic() > self._deadline:
                 self._signal(signal.SIGKILL)
                 self._deadline = None
-            ready, _ = ray.wait([*self._heard], timeout=_LOOK_SECONDS)
+            ready, _ = ray.wait([*self._pending], timeout=_POLL_SECONDS)
             for reference in ready:
-                self._hear(reference, self._heard.pop(reference))
+                self._print_output(reference, self._pending.pop(reference))
         return self._status
 
     def _signal(self, number: int) -> None:
-        for rank in self._heard.values():
+        for rank in self._pending.values():
             self._workers[rank].signal.remote(number)
 
-    def _hear(self, reference: Any, rank: int) -> None:
+    def _print_output(self, reference: Any, rank: int) -> None:
         try:
             lines, status = ray.get(reference)
         except RayActorError as error:
             lines, status = [(True, f"its actor is lost: {error}\n")], _LOST
         for is_error, line in lines:
-            whose = f"rank {rank}: " if rank else ""
-            print(f"{whose}{line}", end="", file=sys.stderr if is_error else sys.stdout, flush=True)
+            prefix = f"rank {rank}: " if rank else ""
+            stream = sys.stderr if is_error else sys.stdout
+            print(f"{prefix}{line}", end="", file=stream, flush=True)
         if status is None:
-            self._heard[self._workers[rank].hear.remote(_LOOK_SECONDS)] = rank
+            self._pending[self._workers[rank].read_output.remote(_POLL_SECONDS)] = rank
         elif status:
             self._status = self._status or abs(status)
             self._deadline = self._deadline or time.monotonic() + _GRACE_SECONDS
 
 
-class Wanted:
-    """Whether this program is still to go on.
+class StopRequest:
+    """Flag that SIGTERM sets.
 
     Attributes:
-        is_over: Whether it was asked to end.
+        is_set: Whether this program is to end.
     """
 
     def __init__(self) -> None:
-        self.is_over = False
-        signal.signal(signal.SIGTERM, self._end)
+        self.is_set = False
+        signal.signal(signal.SIGTERM, self._set)
 
-    def _end(self, *_: object) -> None:
-        self.is_over = True
+    def _set(self, *_: object) -> None:
+        self.is_set = True
 
 
-def placed(asked: argparse.Namespace, wanted: Wanted) -> PlacementGroup | None:
-    """The placement group, once Ray has all that it asks for; None where that is not waited for any more."""
-    group = placement_group([asked.bundle] * asked.workers, strategy=asked.placement)
+def await_placement(
+    arguments: argparse.Namespace, stop_request: StopRequest
+) -> PlacementGroup | None:
+    """The placement group, once Ray has reserved its resources; None if a stop was requested before."""
+    group = placement_group([arguments.bundle] * arguments.workers, strategy=arguments.placement)
     ready = group.ready()
-    told = time.monotonic() + _SAY_SECONDS
-    while not wanted.is_over:
+    announce_at = time.monotonic() + _ANNOUNCE_SECONDS
+    while not stop_request.is_set:
         try:
-            ray.get(ready, timeout=_LOOK_SECONDS)
+            ray.get(ready, timeout=_POLL_SECONDS)
             return group
         except GetTimeoutError:
-            if time.monotonic() > told:
-                told = float("inf")
-                print(_missing(asked), flush=True)
+            if time.monotonic() > announce_at:
+                announce_at = float("inf")
+                print(_waiting_message(arguments), flush=True)
     return None
 
 
-def _missing(asked: argparse.Namespace) -> str:
-    """What is waited for."""
+def _waiting_message(arguments: argparse.Namespace) -> str:
     free = {name: count for name, count in ray.available_resources().items() if ":" not in name}
     return (
-        f"ray: waiting for {asked.workers} x {json.dumps(asked.bundle)} ({asked.placement}); free on"
-        f" {len(ray.nodes())} nodes are {json.dumps(free)}"
+        f"ray: waiting for {arguments.workers} x {json.dumps(arguments.bundle)} ({arguments.placement});"
+        f" free on {len(ray.nodes())} nodes are {json.dumps(free)}"
     )
 
 
-def workers_in(group: PlacementGroup, bundle: Mapping[str, float]) -> list[Any]:
-    """An actor in each place of a group."""
-    further = {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")}
+def start_workers(group: PlacementGroup, bundle: Mapping[str, float]) -> list[Any]:
+    """Starts one actor in each bundle of a placement group."""
+    custom = {name: count for name, count in bundle.items() if name not in ("CPU", "GPU")}
     return [
         ray.remote(Worker)
         .options(
             num_cpus=bundle.get("CPU", 0),
             num_gpus=bundle.get("GPU", 0),
-            resources=further,
-            max_concurrency=3,  # one hears, while others start and signal
+            resources=custom,
+            max_concurrency=3,  # read_output blocks; start and signal run beside it
             scheduling_strategy=PlacementGroupSchedulingStrategy(group, index),
         )
         .remote()
@@ -212,33 +214,33 @@ def workers_in(group: PlacementGroup, bundle: Mapping[str, float]) -> list[Any]:
     ]
 
 
-def ranked(workers: Sequence[Any]) -> tuple[list[Any], list[dict[str, str]]]:
-    """The workers by rank, host by host; and what tells each its place."""
-    places = ray.get([worker.place.remote() for worker in workers])
+def assign_ranks(workers: Sequence[Any]) -> tuple[list[Any], list[dict[str, str]]]:
+    """The workers by rank, host by host; and the environment variables of each rank."""
+    locations = ray.get([worker.location.remote() for worker in workers])
     job = ray.get_runtime_context().get_job_id()
     hosts: dict[str, list[int]] = {}
-    for number, (node, _, _) in enumerate(places):
-        hosts.setdefault(node, []).append(number)
+    for index, (node, _, _) in enumerate(locations):
+        hosts.setdefault(node, []).append(index)
     by_rank: list[Any] = []
-    told: list[dict[str, str]] = []
-    for node_rank, own in enumerate(hosts.values()):
-        # Each sees the devices of all on its host: it is told which is its own by its place there.
-        devices = ",".join(filter(None, (places[number][2] for number in own)))
-        for local_rank, number in enumerate(own):
-            by_rank.append(workers[number])
-            told.append(
+    variables: list[dict[str, str]] = []
+    for node_rank, on_host in enumerate(hosts.values()):
+        # Each rank sees the devices of all ranks on its host, and uses the one with its local rank.
+        devices = ",".join(filter(None, (locations[index][2] for index in on_host)))
+        for local_rank, index in enumerate(on_host):
+            by_rank.append(workers[index])
+            variables.append(
                 {
                     "RAY_JOB_ID": job,
                     "RAY_TRAIN_WORLD_SIZE": str(len(workers)),
-                    "RAY_TRAIN_WORLD_RANK": str(len(told)),
+                    "RAY_TRAIN_WORLD_RANK": str(len(variables)),
                     "RAY_TRAIN_LOCAL_RANK": str(local_rank),
-                    "RAY_TRAIN_LOCAL_WORLD_SIZE": str(len(own)),
+                    "RAY_TRAIN_LOCAL_WORLD_SIZE": str(len(on_host)),
                     "RAY_TRAIN_NODE_RANK": str(node_rank),
-                    "RAY_TRAIN_COORDINATOR": places[0][1],
+                    "RAY_TRAIN_COORDINATOR": locations[0][1],
                     _DEVICES: devices,
                 }
             )
-    return by_rank, told
+    return by_rank, variables
 
 
 def _arguments() -> argparse.Namespace:
@@ -253,18 +255,22 @@ def _arguments() -> argparse.Namespace:
 
 
 def main() -> int:
-    """Runs the command; gives the exit status."""
-    asked = _arguments()
-    ray.init(asked.address or None, log_to_driver=False)
-    wanted = Wanted()  # after Ray has set a handler of its own
-    group = placed(asked, wanted)
+    """Runs the command on every rank; returns the exit code."""
+    arguments = _arguments()
+    ray.init(arguments.address or None, log_to_driver=False)
+    stop_request = StopRequest()  # after ray.init, which sets a signal handler of its own
+    group = await_placement(arguments, stop_request)
     if group is None:
         return 128 + signal.SIGTERM
-    workers, told = ranked(workers_in(group, asked.bundle))
-    common = {name: os.environ[name] for name in asked.variables if name in os.environ}
-    starting = zip(workers, told, strict=True)
-    ray.get([worker.start.remote(asked.command, {**common, **own}) for worker, own in starting])
-    return Ranks(workers).follow(wanted)
+    workers, variables = assign_ranks(start_workers(group, arguments.bundle))
+    common = {name: os.environ[name] for name in arguments.variables if name in os.environ}
+    ray.get(
+        [
+            worker.start.remote(arguments.command, {**common, **of_rank})
+            for worker, of_rank in zip(workers, variables, strict=True)
+        ]
+    )
+    return Ranks(workers).follow(stop_request)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""SLURM: `srun` starts the ranks, in the allocation that this process is in or in one of its own."""
+"""SLURM: `srun`, in the job allocation of this process or in a new one; and a script for `sbatch`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ END
 {command}
 """
 _EXCLUDE = "--exclude="
-_AGAIN = """\
+_REQUEUE_SCRIPT = """\
 ended_as_asked() {{
     cat {events} 2> /dev/null | grep -c '"error": "EndedError"'
 }}
@@ -53,7 +53,7 @@ exit "$status"\
 
 
 class SlurmLauncher(SchedulerLauncher):
-    """Has `srun` start the ranks; `job.sh` among its files does the same when given to `sbatch`."""
+    """Starts the ranks by `srun`; also writes `job.sh`, a script for `sbatch` that does the same."""
 
     name = "slurm"
     summary = "tasks of srun, in this allocation or in a new one"
@@ -68,23 +68,23 @@ class SlurmLauncher(SchedulerLauncher):
         options: str = "",
         requeue: int = 0,
     ) -> None:
-        """Takes what to ask SLURM for.
+        """Keeps the options.
 
         Args:
-            nodes: How many; left out: all of this allocation, or one.
-            tasks_per_node: Processes on each; left out: as this allocation says, or one.
-            gpus_per_node: GPUs of each; left out: as `options` or the allocation say.
-            partition: Where to wait; left out: SLURM's default.
-            time: The limit, as SLURM writes it.
+            nodes: Number of nodes; left out: all nodes of this allocation, else 1.
+            tasks_per_node: Processes on each node; left out: as this allocation says, else 1.
+            gpus_per_node: GPUs of each node; left out: as `options` or the allocation say.
+            partition: Partition to submit to; left out: SLURM's default.
+            time: Time limit, in SLURM's format.
             options: Further options of srun and sbatch, as in a shell: `--account=me --mem=4G`.
             requeue: Seconds before the time limit at which a job of `job.sh` saves a checkpoint, ends, and is
-                started anew to go on from there; 0: it is not.
+                requeued to resume from it; 0: no requeue.
         """
         self._nodes = nodes
         self._tasks = tasks_per_node
         self._gpus = gpus_per_node
-        self._wanted = {"partition": partition, "time": str(time)}
-        self._further = shlex.split(options)
+        self._named_options = {"partition": partition, "time": str(time)}
+        self._extra_options = shlex.split(options)
         self._requeue = requeue
 
     def availability(self) -> Availability:
@@ -101,128 +101,128 @@ class SlurmLauncher(SchedulerLauncher):
         return self.allocation_in(os.environ)
 
     def allocation_in(self, variables: Mapping[str, str]) -> Allocation:
-        """As `allocation`, for a process with these variables.
+        """`allocation` of a process with these environment variables.
 
         Raises:
-            PlanError: More is asked for than was allocated.
-            ClusterInfoError: What is told of the allocation is half set, or does not fit.
+            PlanError: More nodes are requested than allocated.
+            ClusterInfoError: The variables are incomplete, or contradict each other.
         """
         if "SLURM_JOB_ID" not in variables:
-            share = HostSlots(self._tasks or 1, devices=self._gpus)
-            return Allocation((share,) * (self._nodes or 1))
-        shares = slurm_host_slots(variables, self._tasks, self._gpus)
-        count = self._nodes or len(shares)
-        if count > len(shares):
+            new_node = HostSlots(self._tasks or 1, devices=self._gpus)
+            return Allocation((new_node,) * (self._nodes or 1))
+        host_slots = slurm_host_slots(variables, self._tasks, self._gpus)
+        count = self._nodes or len(host_slots)
+        if count > len(host_slots):
             raise PlanError(
-                f"slurm: nodes: {count} were asked for, and job {variables['SLURM_JOB_ID']} has"
-                f" {len(shares)} ({variables['SLURM_JOB_NODELIST']})."
+                f"slurm: nodes: {count} were requested, and job {variables['SLURM_JOB_ID']} has"
+                f" {len(host_slots)} ({variables['SLURM_JOB_NODELIST']})."
             )
-        left = [share for share in shares if share.host not in self._excluded]
-        return Allocation(tuple(left)[:count])
+        usable = [each for each in host_slots if each.host not in self._excluded]
+        return Allocation(tuple(usable)[:count])
 
     def without(self, host: str) -> Mapping[str, Any]:
         nodes = len(self.allocation().host_slots) - 1
         if nodes == 0:
             raise PlanError(f"slurm: no node is left without {host}.")
         excluded = f"{_EXCLUDE}{','.join([*self._excluded, host])}"
-        others = [option for option in self._further if not option.startswith(_EXCLUDE)]
+        others = [option for option in self._extra_options if not option.startswith(_EXCLUDE)]
         return {"nodes": nodes, "options": shlex.join([*others, excluded])}
 
     def submission(self, command: RankCommand) -> Submission:
         allocation = self.allocation()
         if not allocation.is_even:
-            found = ",".join(str(share.slots) for share in allocation.host_slots)
+            slots = ",".join(str(each.slots) for each in allocation.host_slots)
             raise PlanError(
-                f"slurm: tasks_per_node: the allocation has {found} tasks on its nodes; say how many"
-                " each of them is to run."
+                f"slurm: tasks_per_node: the allocation has {slots} tasks on its nodes; set the number of"
+                " tasks for each node."
             )
-        size = self._size(allocation)
-        job = [*self._asked(), f"--job-name={command.name}"]
-        # A rank that fails ends the others' tasks as well, and nobody waits for those that hang.
+        size = self._size_options(allocation)
+        job = [*self._options(), f"--job-name={command.name}"]
+        # If a rank fails, SLURM ends the other tasks, hanging ones included.
         step = ("srun", *size, "--kill-on-bad-exit=1")
         script = self._script(step, (*size, *job), command)
         commands = ((*step, *job, *command.arguments),) if self.starts else ()
-        # What srun cannot reach, and all that it has started where it is killed, is kept when srun is gone.
-        ending = _ending(command.name, os.environ.get("SLURM_JOB_ID"))
-        return Submission(commands, files={"job.sh": script}, cleanup_commands=(ending,))
+        # Tasks on unreachable nodes, and all tasks of a killed srun, outlive srun.
+        cancel = _cancel_command(command.name, os.environ.get("SLURM_JOB_ID"))
+        return Submission(commands, files={"job.sh": script}, cleanup_commands=(cancel,))
 
     def _script(self, step: Sequence[str], options: Sequence[str], command: RankCommand) -> str:
         command = replace(command, follow_options=())
         run = shlex.join([*step, *command.arguments])
         if self._requeue:
             signal = f"--signal=TERM@{self._requeue}"
-            if fewest := _fewest_nodes(self.allocation(), command):
-                # srun takes the nodes that there are
+            if min_nodes := _min_nodes(self.allocation(), command):
+                # without --nodes, srun uses all nodes that the job has got
                 step = [part for part in step if part != options[0]]
-                options = self._on_fewer(options, fewest)
+                options = self._with_min_nodes(options, min_nodes)
             options = (*options, "--requeue", "--open-mode=append", signal)
-            again = shlex.join([*step, *_going_on(command).arguments])
+            resume = shlex.join([*step, *_resuming(command).arguments])
             events = shlex.quote(str(command.run_directory / "events.jsonl"))
-            run = _AGAIN.format(command=again, events=events)
-        asked = "\n".join(f"#SBATCH {option}" for option in options)
+            run = _REQUEUE_SCRIPT.format(command=resume, events=events)
+        lines = "\n".join(f"#SBATCH {option}" for option in options)
         spec = {"variable": command.spec_variable, "spec": command.spec_text}
-        return _SCRIPT.format(options=asked, command=run, **spec)
+        return _SCRIPT.format(options=lines, command=run, **spec)
 
-    def _on_fewer(self, options: Sequence[str], fewest: int) -> list[str]:
-        """The options of a job that may start anew on fewer nodes.
+    def _with_min_nodes(self, options: Sequence[str], min_nodes: int) -> list[str]:
+        """Options of a job that may be requeued with fewer nodes.
 
-        SLURM keeps how many tasks a job has had, and waits for nodes for all of them: where it is asked for
-        processors instead, it takes the nodes that it can have.
+        SLURM keeps a job's number of tasks, and waits for nodes for all of them. If the job requests CPUs
+        per node instead, it starts on any number of nodes from the minimum on.
         """
         nodes, tasks, *others = options
-        count = int(tasks.partition("=")[2]) * _cpus_per_task(self._further)
-        return [nodes.replace("=", f"={fewest}-"), f"--mincpus={count}", *others]
+        count = int(tasks.partition("=")[2]) * _cpus_per_task(self._extra_options)
+        return [nodes.replace("=", f"={min_nodes}-"), f"--mincpus={count}", *others]
 
-    def _size(self, allocation: Allocation) -> list[str]:
-        shares = allocation.host_slots
-        size = [f"--nodes={len(shares)}", f"--ntasks-per-node={shares[0].slots}"]
+    def _size_options(self, allocation: Allocation) -> list[str]:
+        host_slots = allocation.host_slots
+        size = [f"--nodes={len(host_slots)}", f"--ntasks-per-node={host_slots[0].slots}"]
         return [*size, f"--gpus-per-node={self._gpus}"] if self._gpus else size
 
     @property
     def _excluded(self) -> list[str]:
-        """The nodes that are not to be used."""
-        found = (o.removeprefix(_EXCLUDE) for o in self._further if o.startswith(_EXCLUDE))
-        return [node for nodes in found for node in host_list(nodes)]
+        """Names of the excluded nodes."""
+        lists = (o.removeprefix(_EXCLUDE) for o in self._extra_options if o.startswith(_EXCLUDE))
+        return [node for nodes in lists for node in host_list(nodes)]
 
-    def _asked(self) -> list[str]:
-        named = [f"--{name}={value}" for name, value in self._wanted.items() if value]
-        return [*named, *self._further]
+    def _options(self) -> list[str]:
+        named = [f"--{name}={value}" for name, value in self._named_options.items() if value]
+        return [*named, *self._extra_options]
 
 
-def _ending(name: str, job: str | None) -> tuple[str, ...]:
-    """What ends a job of that name, or the step of it in the job that this process is in."""
+def _cancel_command(name: str, job: str | None) -> tuple[str, ...]:
+    """Command that cancels the job of that name, or the step of that name in this process's job."""
     return ("scancel", f"--name={name}") if job is None else (*_PROGRAM, job, name)
 
 
 def _cpus_per_task(options: Sequence[str]) -> int:
-    """As `sbatch` reads it: the last counts."""
+    """Value of `--cpus-per-task`, the last one as in `sbatch`; 1 by default."""
     parser = argparse.ArgumentParser(add_help=False, allow_abbrev=False)
     parser.add_argument("-c", "--cpus-per-task", default="1")
     count: str = parser.parse_known_args([*options])[0].cpus_per_task
     return int(count) if count.isdecimal() else 1
 
 
-def _fewest_nodes(allocation: Allocation, command: RankCommand) -> int | None:
-    """On how few nodes a job may start anew; None: on no fewer than it began."""
+def _min_nodes(allocation: Allocation, command: RankCommand) -> int | None:
+    """Smallest number of nodes for a requeued job; None: as many as at first."""
     if command.fewest_processes is None:
         return None
     nodes = math.ceil(command.fewest_processes / allocation.host_slots[0].slots)
     return nodes if nodes < len(allocation.host_slots) else None
 
 
-def _going_on(command: RankCommand) -> RankCommand:
-    """The command that goes on from its own newest checkpoint, if it has one.
+def _resuming(command: RankCommand) -> RankCommand:
+    """The command with `--resume auto`: it resumes from the run's newest checkpoint, if there is one.
 
     Raises:
-        PlanError: It has none to go on from, or was told another.
+        PlanError: The spec saves no checkpoints, or the command has `--resume` already.
     """
     if "--resume" in command.options:
         raise PlanError(
-            "slurm: requeue: a job that is started anew goes on from its own checkpoints; leave --resume out."
+            "slurm: requeue: a requeued job resumes from its own checkpoints; leave --resume out."
         )
     if not json.loads(command.spec_text).get("checkpoint"):
         raise PlanError(
-            "slurm: requeue: a job that is started anew goes on from a checkpoint, and the spec asks for"
-            " none. Add `checkpoint`, such as --set checkpoint.every_minutes=10."
+            "slurm: requeue: a requeued job resumes from a checkpoint, and the spec asks for none. Add"
+            " `checkpoint`, such as --set checkpoint.every_minutes=10."
         )
     return replace(command, options=(*command.options, "--resume", "auto"))

@@ -1,4 +1,4 @@
-"""Ends a step of SLURM, given its job and its name, whatever has become of the `srun` that made it."""
+"""Program that cancels SLURM job steps by job and name, even if the `srun` that started them is gone."""
 
 from __future__ import annotations
 
@@ -7,17 +7,17 @@ import sys
 
 
 def main(job: str, name: str) -> None:
-    """Ends every step of that name.
+    """Cancels every step of that name.
 
     Args:
-        job: Its number.
-        name: As `--job-name` of `srun` has it inside of a job.
+        job: Job ID.
+        name: Step name, which is `--job-name` of an `srun` inside a job.
     """
     listing = ("squeue", "--steps", "--noheader", f"--jobs={job}", "--format=%i %j")
-    said = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
-    for line in said.splitlines():
-        step, _, called = line.partition(" ")
-        if called.strip() == name:
+    output = subprocess.run(listing, capture_output=True, text=True, check=True).stdout
+    for line in output.splitlines():
+        step, _, step_name = line.partition(" ")
+        if step_name.strip() == name:
             subprocess.run(("scancel", step), check=True)
 
 

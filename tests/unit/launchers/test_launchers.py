@@ -220,7 +220,7 @@ class TestSlurm:
         assert one.host_slots == (HostSlots(3, "node1"),)
 
     def test_more_than_was_allocated_is_refused(self) -> None:
-        with pytest.raises(PlanError, match=r"3 were asked for, and job 1 has 2 \(node\[1-2\]\)"):
+        with pytest.raises(PlanError, match=r"3 were requested, and job 1 has 2 \(node\[1-2\]\)"):
             SlurmLauncher(nodes=3).allocation_in(recorded("sbatch-script"))
 
     def test_uneven_tasks_must_be_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -295,7 +295,7 @@ class TestTorchrun:
         )
 
     def test_hosts_that_are_not_alike_are_refused(self) -> None:
-        with pytest.raises(PlanError, match="as many processes as the others"):
+        with pytest.raises(PlanError, match="the same number of processes on every host"):
             TorchrunLauncher(hosts="a:2,b:1").submission(COMMAND)
 
     def test_ssh_is_for_other_hosts_alone_also_where_the_job_names_them(
@@ -352,7 +352,7 @@ class TestHosts:
             HostOptions("mpi", processes=0)
 
     def test_this_machine_s_processes_are_none_of_hosts(self) -> None:
-        with pytest.raises(PlanError, match="processes: it is of this machine"):
+        with pytest.raises(PlanError, match="processes: it is for this machine"):
             HostOptions("mpi", "a:2", processes=2)
 
     def test_devices_are_as_said_or_as_there_are_here(
@@ -449,7 +449,7 @@ class TestRay:
         [
             ({"workers": 0}, "workers: expected at least 1, received 0"),
             ({"placement": "NEAR"}, "expected one of PACK, SPREAD, STRICT_PACK, STRICT_SPREAD"),
-            ({"cpus": 0}, "a worker has to ask Ray for something"),
+            ({"cpus": 0}, "a worker must request some resource"),
         ],
     )
     def test_what_ray_cannot_place_is_refused(self, options: Any, message: str) -> None:
