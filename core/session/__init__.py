@@ -1,1 +1,1 @@
-"""What a process of a run does: its session, the loop, and what the run leaves behind."""
+"""The session of a process: training steps, evaluation, checkpoints and weights."""

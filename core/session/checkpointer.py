@@ -112,7 +112,7 @@ class Checkpointer:
         with self._reporter.doing("barrier"):
             self._session_context.group.barrier()
         step = self._trainer_state.steps_done
-        raise EndedError(f"the run was asked to end, and did after step {step}")
+        raise EndedError(f"the run was requested to end, and ended after step {step}")
 
     def _saved_state(self, notes: Mapping[str, Any]) -> SavedTrainerState:
         """The trainer state as a checkpoint holds it; waits for the losses of all steps."""

@@ -297,7 +297,7 @@ class Session:
 
     @property
     def strategy_report(self) -> dict[str, Any]:
-        """What the strategy measured so far, as JSON values."""
+        """Measurements of the strategy so far, as JSON values."""
         return dict(self.strategy.report())
 
     def disable_progress_reports(self) -> None:

@@ -153,11 +153,13 @@ def predictions_in_a_loop(session: isotrain.Session) -> dict[str, Any]:
 
 def _refuse_while_predictions_are_read(session: isotrain.Session, batch: Batch) -> None:
     """Their end would take back what the step did, and a checkpoint would hold what they moved."""
-    with pytest.raises(isotrain.IsotrainError, match=r"step: session\.predictions is being read"):
+    with pytest.raises(
+        isotrain.IsotrainError, match=r"step: an iterator of session\.predictions is open"
+    ):
         session.step(batch)
     for save in (session.save, session.save_if_due):
         with pytest.raises(
-            isotrain.IsotrainError, match=r"save.*: session\.predictions is being read"
+            isotrain.IsotrainError, match=r"save.*: an iterator of session\.predictions is open"
         ):
             save()
 
