@@ -31,7 +31,7 @@ class TensorFunctions(Protocol):
         """Copy in another dtype, given by name or as another tensor's `dtype`."""
 
     def concatenate(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Concatenation of tensors along an axis; their other axes have equal lengths."""
+        """Concatenation of tensors of one dtype along an axis; the shapes are equal along the others."""
 
     def maximum(self, x1: Tensor, x2: Tensor) -> Tensor:
         """Elementwise maximum of two tensors of one shape."""
@@ -43,7 +43,7 @@ class TensorFunctions(Protocol):
         """The same elements in row-major order in another shape."""
 
     def split(self, x: Tensor, indices_or_sections: Sequence[int], axis: int = 0) -> list[Tensor]:
-        """Parts of a tensor, cut along an axis at the given indices."""
+        """Parts of a tensor of any shape, cut along an axis at the given indices."""
 
     def take(self, x: Tensor, indices: Tensor) -> Tensor:
         """Elements of a vector at integer indices."""
@@ -212,11 +212,11 @@ class Replica(ABC):
 
     @abstractmethod
     def all_reduce_within(self, tensor: Tensor, subgroups: Subgroups) -> Tensor:
-        """All-reduce (sum) within each subgroup; a replica in none keeps its own tensor. Collective."""
+        """All-reduce (sum), any shape, within each subgroup; a replica in none keeps its own. Collective."""
 
     @abstractmethod
     def broadcast_within(self, tensor: Tensor, subgroups: Subgroups) -> Tensor:
-        """Broadcast from the first replica of each subgroup; a replica in none keeps its own. Collective."""
+        """Broadcast, any shape, from each subgroup's first replica; one in none keeps its own. Collective."""
 
 
 def local_subgroup(replica: int, subgroups: Subgroups) -> tuple[int, ...]:

@@ -477,8 +477,9 @@ class ReplicaGroup(LayoutSteps, ABC):
             replica: One of `local_replicas`; None for the first of them.
 
         Returns:
-            Name to array: weights under their path, other state under `KIND/...`. bfloat16, which NumPy
-            lacks, is returned as float32. Of sharded state, this replica's shard: see `describe_state`.
+            Name to array of the tensor's shape and dtype: weights under their path, other state under
+            `KIND/...`. bfloat16, which NumPy lacks, is returned as float32. Of sharded state, this replica's
+            shard: see `describe_state`.
         """
 
     def copy_state(
@@ -498,8 +499,9 @@ class ReplicaGroup(LayoutSteps, ABC):
             replica: One of `local_replicas`; None for the first of them.
 
         Returns:
-            Function that finishes the copy and returns name to array; call it once, on any thread. Training
-            may go on meanwhile: the group waits before it changes anything that is not copied yet.
+            Function that finishes the copy and returns name to array, shapes and dtypes as from
+            `read_state`; call it once, on any thread. Training may go on meanwhile: the group waits before
+            it changes anything that is not copied yet.
         """
         state = self.read_state(kinds, replica=replica)
         return lambda: state
@@ -540,7 +542,8 @@ class ReplicaGroup(LayoutSteps, ABC):
         """Reads weights from a file in the framework's own format, without changing the replicas. Local.
 
         Returns:
-            Array by name: the file's names, or the model's where the file has none.
+            Name (the file's, or the model's where the file has none) to array of the weight's shape and
+            dtype.
 
         Raises:
             IsotrainError: The file cannot be read.

@@ -43,7 +43,7 @@ class MappedTensor:
         return array if self.axes is None else self._rearrange(array, *_sides(self.axes))
 
     def to_model(self, array: np.ndarray) -> np.ndarray:
-        """Inverse of `to_common`."""
+        """Inverse of `to_common`: an array of the model's shape, any dtype."""
         return array if self.axes is None else self._rearrange(array, *_sides(self.axes)[::-1])
 
     def _rearrange(self, array: np.ndarray, source: list[str], target: list[str]) -> np.ndarray:
@@ -88,11 +88,11 @@ class NameMap:
         return self.targets[name].name if name in self.targets else name
 
     def to_common(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Array of a tensor, converted from the model's axis order to the common one."""
+        """Array of a tensor, any shape and dtype, converted from the model's axis order to the common one."""
         return self.targets[name].to_common(array) if name in self.targets else array
 
     def to_model(self, name: str, array: np.ndarray) -> np.ndarray:
-        """Array of a tensor, converted from the common axis order to the model's."""
+        """Array of a tensor, any shape and dtype, converted from the common axis order to the model's."""
         return self.targets[name].to_model(array) if name in self.targets else array
 
 
