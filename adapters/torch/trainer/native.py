@@ -83,11 +83,15 @@ class NativeTrainer(ReplicaTrainer):
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self.frozen = frozen | dict(model.named_buffers())
         self.aliases = _aliases(model)
-        resting = {id(b) for m in self._left_in_eval.values() for b in m.buffers(recurse=False)}
+        eval_mode_buffers = {
+            id(b) for m in self._left_in_eval.values() for b in m.buffers(recurse=False)
+        }
         floating = {
             name: buffer
             for name, buffer in model.named_buffers()
-            if buffer.is_floating_point() and not spec.is_frozen(name) and id(buffer) not in resting
+            if buffer.is_floating_point()
+            and not spec.is_frozen(name)
+            and id(buffer) not in eval_mode_buffers
         }
         self.statistics = [buffer for name, buffer in floating.items() if _is_statistic(name)]
         self._local_buffers = {
