@@ -255,7 +255,7 @@ def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
 def test_what_a_torch_module_cannot_be_written_as(
     native: isotrain.RunResult, tmp_path: Path
 ) -> None:
-    with pytest.raises(UnsupportedError, match="no backend that is usable"):
+    with pytest.raises(UnsupportedError, match="no backend that is available"):
         isotrain.export(native, tmp_path / "saved", to="saved-model")
     with pytest.raises(isotrain.RunFailedError, match="a torch module has no form 'keras'"):
         isotrain.export(native, tmp_path / "model.keras")
