@@ -17,18 +17,14 @@ from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
-from isotrain.testing import (
-    collectives,
-    computations,
-    crash_checks,
-    declarations,
-    gradient_capture_checks,
-    reference_model,
-    resume_checks,
-    state_checks,
-    training_checks,
-)
+from isotrain.testing import reference_model
 from isotrain.testing.check_context import CheckContext
+from isotrain.testing.checks import collectives, computations, declarations
+from isotrain.testing.checks import crashes as crash_checks
+from isotrain.testing.checks import gradient_capture as gradient_capture_checks
+from isotrain.testing.checks import resume as resume_checks
+from isotrain.testing.checks import state as state_checks
+from isotrain.testing.checks import training as training_checks
 from isotrain.testing.launching import Notes, Run, try_run
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of, outcome_of_processes
 from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session

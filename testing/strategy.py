@@ -16,10 +16,12 @@ from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
-from isotrain.testing import digits, resume_checks, strategy_checks, strategy_runs
+from isotrain.testing import digits, strategy_runs
+from isotrain.testing.checks import resume as resume_checks
+from isotrain.testing.checks import strategy as strategy_checks
+from isotrain.testing.checks.strategy import Evidence
 from isotrain.testing.launching import Run, try_run
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of
-from isotrain.testing.strategy_checks import Evidence
 
 
 def _always(strategy: Strategy) -> str | None:

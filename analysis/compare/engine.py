@@ -10,7 +10,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 
 from isotrain.analysis.compare import changes, store, summary
-from isotrain.analysis.compare.grid import (
+from isotrain.analysis.compare.measurement.grid import (
     PlannedCell,
     available_backends,
     equal_threads,
@@ -18,10 +18,10 @@ from isotrain.analysis.compare.grid import (
     planned_cells,
     reason_of,
 )
+from isotrain.analysis.compare.measurement.run_order import RunOrder
+from isotrain.analysis.compare.measurement.runner import Runner
 from isotrain.analysis.compare.records import Cell, Verdict
 from isotrain.analysis.compare.result import Comparison, read_comparison
-from isotrain.analysis.compare.run_order import RunOrder
-from isotrain.analysis.compare.runner import Runner
 from isotrain.analysis.compare.settings import (
     CompareRequest,
     CompareSettings,

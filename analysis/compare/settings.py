@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from isotrain.analysis.compare.measure import Measurement
+from isotrain.analysis.compare.measurement.measure import Measurement
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.errors import PlanError
 from isotrain.core.spec.sections import StrategyLike

@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.analysis.compare.measurement.statistics import Bootstrap, quantile, rate
 from isotrain.analysis.compare.records import (
     ESTIMATES,
     MIN_RUNS,
@@ -18,7 +19,6 @@ from isotrain.analysis.compare.records import (
     Span,
     difference,
 )
-from isotrain.analysis.compare.statistics import Bootstrap, quantile, rate
 from isotrain.core.contracts.plan import plain_differences
 from isotrain.core.json_records import value
 from isotrain.core.pipeline.schedules import PipelineShape, pipeline_bubble

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from isotrain.analysis.parity.case import DivergenceCase
-from isotrain.analysis.parity.causes import likely_causes
+from isotrain.analysis.parity.causes.causes import likely_causes
 from isotrain.analysis.parity.noise_floor import NoiseFloor
 from isotrain.analysis.parity.records import STAGES, Cause, Divergence, RunStatus, Stage, StepRecord
 from isotrain.analysis.parity.run_trace import RunTrace, StepTrace, differences

@@ -21,7 +21,7 @@ from isotrain.core.json_format import prefixed_line
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _WORKS = {
-    "measure": "isotrain.analysis.compare.measure:Measurement",
+    "measure": "isotrain.analysis.compare.measurement.measure:Measurement",
     "trace": "isotrain.analysis.parity.trace:Trace",
 }
 """Import string of each kind of work, by its name in `--internal-work`."""

@@ -12,8 +12,9 @@ import pytest
 from integration import native_resume_models, portable_resume_models
 
 import isotrain
-from isotrain.testing import reference_model, resume_checks
+from isotrain.testing import reference_model
 from isotrain.testing.check_context import assert_same
+from isotrain.testing.checks import resume as resume_checks
 
 pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 

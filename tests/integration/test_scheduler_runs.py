@@ -19,9 +19,10 @@ from helpers.waiting import wait_until
 from integration import scheduler_job
 
 import isotrain
-from isotrain.analysis.compare import runner, store, text
-from isotrain.analysis.compare.measure import Measurement
-from isotrain.analysis.compare.runner import Runner
+from isotrain.analysis.compare import store, text
+from isotrain.analysis.compare.measurement import runner
+from isotrain.analysis.compare.measurement.measure import Measurement
+from isotrain.analysis.compare.measurement.runner import Runner
 from isotrain.analysis.parity import trace_runner as parity_tracer
 from isotrain.analysis.parity.targets import ParityTarget
 from isotrain.analysis.parity.trace import Trace

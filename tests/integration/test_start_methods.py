@@ -24,8 +24,8 @@ from helpers.isolated import run_isolated
 from helpers.waiting import wait_until
 
 import isotrain
-from isotrain.analysis.compare.measure import Measurement
-from isotrain.analysis.compare.runner import run_here
+from isotrain.analysis.compare.measurement.measure import Measurement
+from isotrain.analysis.compare.measurement.runner import run_here
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.forkserver.client import ForkServer, ForkServerError

@@ -31,7 +31,7 @@ def native_update(
 
 
 class SgdUpdate:
-    """Update of torch's SGD by the same kernels, called once for all weights (`torch._foreach_*`).
+    """Update of torch's SGD by the same kernels, called once for all weights (the foreach kernels of torch).
 
     It takes less than half of the time of `step` if weights are small. It calls `step` in the first update,
     which creates the momentum buffers, if hooks or a profiler watch the step, and if a weight has no gradient

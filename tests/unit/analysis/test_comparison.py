@@ -14,6 +14,11 @@ import numpy as np
 import pytest
 
 from isotrain.analysis.compare import changes, store, text
+from isotrain.analysis.compare.measurement.run_order import RunOrder
+from isotrain.analysis.compare.measurement.runner import Runner
+from isotrain.analysis.compare.measurement.runner_main import run_task
+from isotrain.analysis.compare.measurement.statistics import Bootstrap, mean, quantile, rate
+from isotrain.analysis.compare.measurement.steady_state import steady_state_start
 from isotrain.analysis.compare.records import (
     Cell,
     Change,
@@ -22,12 +27,7 @@ from isotrain.analysis.compare.records import (
     Verdict,
 )
 from isotrain.analysis.compare.result import Comparison, from_dict, read_comparison
-from isotrain.analysis.compare.run_order import RunOrder
-from isotrain.analysis.compare.runner import Runner
-from isotrain.analysis.compare.runner_main import run_task
 from isotrain.analysis.compare.settings import CompareRequest
-from isotrain.analysis.compare.statistics import Bootstrap, mean, quantile, rate
-from isotrain.analysis.compare.steady_state import steady_state_start
 from isotrain.analysis.compare.summary import RunTimes, repeat_of, summarize
 from isotrain.analysis.compare.verdict import decide
 from isotrain.core.cli.commands.compare import COMPARE

@@ -109,7 +109,7 @@ def test_wrong_maps_are_refused(given: Any, problem: str) -> None:
 
 
 def test_a_shape_that_does_not_fit_the_axes_is_refused() -> None:
-    with pytest.raises(SpecError, match="speak of 4 axes"):
+    with pytest.raises(SpecError, match="name 4 axes"):
         MappedTensor("x", "HWIO->OIHW").to_common(np.zeros((2, 2)))
     with pytest.raises(SpecError, match=r"axis \(HWC\) has length 10"):
         MappedTensor("x", "(HWC)O->O(CHW)", {"H": 3, "W": 4}).to_common(np.zeros((10, 2)))

@@ -272,7 +272,7 @@ NAMED_FROM_BELOW = {
     "core/cli/commands/diagnose.py": {"isotrain.analysis.commands"},
     "core/cli/commands/plugins.py": {"isotrain.testing.commands"},
     "core/cli/internal_work.py": {
-        *("isotrain.analysis.compare.measure", "isotrain.analysis.parity.trace"),
+        *("isotrain.analysis.compare.measurement.measure", "isotrain.analysis.parity.trace"),
     },
     "core/launching/forkserver/process_handle.py": {"isotrain.core.worker.worker"},
     "core/launching/scheduler/scheduler_run.py": {"isotrain.core.worker.entry_points"},

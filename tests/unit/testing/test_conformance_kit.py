@@ -17,7 +17,8 @@ from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.plugins.manager import plugin_manager
-from isotrain.testing import backend, commands, crash_checks, digits, strategy, text
+from isotrain.testing import backend, commands, digits, strategy, text
+from isotrain.testing.checks import crashes as crash_checks
 from isotrain.testing.launching import Run
 from isotrain.testing.native_equality import assert_native_equality
 from isotrain.testing.recording_group import NEEDS, REPLICA_NEEDS, RecordingGroup

@@ -81,7 +81,7 @@ class Measurement(InternalWork):
 
     def _blocks(self, timer: _Timer) -> tuple[list[_Block], int | None]:
         """Times blocks until enough of them are steady, or the limit has passed."""
-        from isotrain.analysis.compare.steady_state import steady_state_start
+        from isotrain.analysis.compare.measurement.steady_state import steady_state_start
 
         blocks: list[_Block] = []
         began = time.perf_counter()

@@ -6,7 +6,7 @@ import numpy as np
 
 from isotrain.analysis.parity import tensor_sketch
 from isotrain.analysis.parity.case import FITS, DivergenceCase, stacked
-from isotrain.analysis.parity.optimizer_forms import epsilon_form
+from isotrain.analysis.parity.causes.optimizer_forms import epsilon_form
 from isotrain.analysis.parity.records import Cause
 from isotrain.analysis.parity.run_trace import RunTrace, Tensors
 

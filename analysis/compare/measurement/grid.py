@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from isotrain.analysis.compare.runner import Runner
+from isotrain.analysis.compare.measurement.runner import Runner
 from isotrain.core.contracts.launcher import Allocation
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError

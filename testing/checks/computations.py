@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.contracts.replica import Replica, Subgroups, Tensor, local_subgroup
-from isotrain.testing import collectives
 from isotrain.testing.check_context import CLOSE, CheckContext, assert_same
+from isotrain.testing.checks import collectives
 
 FLOAT64 = np.dtype("float64")
 SHAPE = (2, 3)

@@ -21,8 +21,8 @@ def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
             f"this is isotrain {VERSION}, and the comparison is made by {task['version']}: they may"
             " measure in different ways. Install the same version in both."
         )
-    from isotrain.analysis.compare.measure import Measurement
-    from isotrain.analysis.compare.runner import plan_here, run_here
+    from isotrain.analysis.compare.measurement.measure import Measurement
+    from isotrain.analysis.compare.measurement.runner import plan_here, run_here
     from isotrain.core.spec.loading import load_spec
 
     spec = load_spec(task["spec"])

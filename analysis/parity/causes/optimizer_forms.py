@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.analysis.parity.clipping import clipped
+from isotrain.analysis.parity.causes.clipping import clipped
 from isotrain.analysis.parity.run_trace import RunTrace, StepTrace, Tensors
 from isotrain.core.spec.training_spec import TrainingSpec
 

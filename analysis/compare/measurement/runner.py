@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from isotrain.analysis.compare.measure import Measurement
+from isotrain.analysis.compare.measurement.measure import Measurement
 from isotrain.core.contracts.events import Event, Ready
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan, split_backend
@@ -31,7 +31,7 @@ from isotrain.core.system.subprocess_call import (
 )
 from isotrain.core.system.version import VERSION
 
-_DO = "isotrain.analysis.compare.runner_main:run_task"
+_DO = "isotrain.analysis.compare.measurement.runner_main:run_task"
 
 
 class Runner:

@@ -6,7 +6,7 @@ import numpy as np
 
 from isotrain.analysis.parity import tensor_sketch
 from isotrain.analysis.parity.case import FITS, DivergenceCase, stacked
-from isotrain.analysis.parity.clipping import clipped
+from isotrain.analysis.parity.causes.clipping import clipped
 from isotrain.analysis.parity.records import STAGES, Cause
 from isotrain.analysis.parity.run_trace import Tensors
 

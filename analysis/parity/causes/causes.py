@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from isotrain.analysis.parity.case import DivergenceCase
-from isotrain.analysis.parity.communication_causes import wrong_reduction
-from isotrain.analysis.parity.model_causes import computed_in_float32, random_streams, statistics
-from isotrain.analysis.parity.optimizer_causes import epsilon, scaled_update
+from isotrain.analysis.parity.causes.communication import wrong_reduction
+from isotrain.analysis.parity.causes.model import computed_in_float32, random_streams, statistics
+from isotrain.analysis.parity.causes.optimizer import epsilon, scaled_update
 from isotrain.analysis.parity.records import Cause
 
 _SUSPECTS: tuple[Callable[[DivergenceCase], Cause | None], ...] = (
