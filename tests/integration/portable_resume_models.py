@@ -1,4 +1,4 @@
-"""What goes on from another run with portable models: convolutions that are replayed from a record."""
+"""Portable models of runs that resume: convolutions that are replayed from a captured graph."""
 
 from __future__ import annotations
 

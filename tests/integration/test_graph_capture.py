@@ -1,4 +1,4 @@
-"""A portable model on torch that is replayed from a record trains as Keras alone, or says why not."""
+"""A portable model on torch that is replayed from a captured graph trains as Keras alone, or says why not."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Operations of a record are called by torch's own functions, with the same result."""
+"""Operations of a captured graph are called by torch's own functions, with the same result."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What passes over recorded operations take away, and what they must leave."""
+"""Passes over captured graphs: which operations they remove, and which they must leave."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What a record of torch operations refuses to hold, what changes it notices, and how rounding is tried."""
+"""Refused captures, guards on Python state, and perturbations that scale tolerances."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""At which uses a record is compared to what it stands for."""
+"""Uses at which a captured graph is verified."""
 
 from __future__ import annotations
 
