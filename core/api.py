@@ -1,4 +1,4 @@
-"""What a person calls from Python: run, launch, open_session, plan."""
+"""The functions that users call from Python: run, launch, resume, open_session, plan."""
 
 from __future__ import annotations
 
@@ -165,11 +165,11 @@ def resume(
 
 
 def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Session:
-    """Opens a session in this very process, for a loop of your own or a notebook cell.
+    """Opens a session in this process, for your own loop or a notebook cell.
 
-    Works for every run that is one process: any backend with one replica, and backends that hold
-    several replicas in one process. Use it in a `with` statement. For several processes, put your
-    loop into a function and give it to `launch`.
+    Works for every run of one process: any backend with one replica, and backends that have several
+    replicas in one process. Use it in a `with` statement. For several processes, put your loop into a
+    function and give it to `launch`.
 
     Args:
         spec: As for `run`.
@@ -177,7 +177,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         replicas: As for `run`.
 
     Raises:
-        UnsupportedError: An engine has started this process with others.
+        UnsupportedError: A scheduler or launcher has started this process as one of several ranks.
         PlanError: The run needs several processes, or Keras already runs on another framework here.
     """
     from isotrain.core.session.session import Session
@@ -242,9 +242,9 @@ def measured_plan(
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """As `plan`, completed with the numbers of samples, parameters and exchanged bytes.
+    """Resolves a run without starting it, with the numbers of samples, parameters and exchanged bytes.
 
-    The data is loaded and the model built for that, with one replica, in a process of its own.
+    For that, a separate process with one replica loads the data and builds the model.
 
     Args:
         spec: As for `run`.

@@ -71,7 +71,7 @@ def parity(
     Raises:
         SpecError: The spec or the map is wrong.
         PlanError: Spec, backends and replicas do not fit together.
-        UnsupportedError: An engine has started this process with others.
+        UnsupportedError: A scheduler or launcher has started this process as one of several ranks.
         RunFailedError: The reference failed. Other runs that fail are told in their records.
     """
     require_single_process("parity")

@@ -1,1 +1,1 @@
-"""Runs whose processes an engine has started, each of which takes its place by itself."""
+"""Rendezvous of ranks that a scheduler or launcher has started, and rank 0's supervision of them."""

@@ -216,3 +216,43 @@ def test_the_time_limits_of_the_pages_are_those_of_the_code() -> None:
     assert f"timeouts: {{{given}}}" in (ROOT / "docs" / "failures.md").read_text()
     row = f"| `timeouts` | {', '.join(limits.values())} s |"
     assert row in (ROOT / "docs" / "spec.md").read_text()
+
+
+PRIVATE_WORDS = (
+    r"\b(doors?|seals?|part(y|ies)|chairs?|doorsteps?|estranged|ledgers?|workforce|parted|staged|served|seats?"
+    r"|arranging|course|equipment|dialects?|starters?|remarks?|engines?|told_work|joined run)\b"
+)
+"""What isotrain once called things that the field has words for; `docs/glossary.md` has those."""
+
+
+def test_public_names_and_pages_use_the_words_of_the_field() -> None:
+    listed = Path(__file__).with_name("public_api.txt").read_text(encoding="utf-8")
+    names = re.sub(r"[_.]|(?<=[a-z])(?=[A-Z])", " ", listed)
+    texts_by_name = {"public_api.txt": names, **{page.name: words(page) for page in PAGES}}
+    for where, content in texts_by_name.items():
+        found = re.search(PRIVATE_WORDS, content, re.IGNORECASE)
+        assert not found, f"{where}: {found}"
+
+
+def words(page: Path) -> str:
+    """The prose of a page: without what the program prints, code and tables."""
+    text = re.sub(
+        r"<!-- (\w[\w ]*) -->.*?<!-- /\w* ?-->",
+        "",
+        page.read_text(encoding="utf-8"),
+        flags=re.DOTALL,
+    )
+    text = re.sub(r"^ *```.*?^ *```", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"`[^`]*`", "code", re.sub(r"^ *\|.*$", "", text, flags=re.MULTILINE))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_prose_is_readable_in_a_terminal(page: Path) -> None:
+    """At most 40 words in a sentence, 100 in a paragraph or item of a list, and 120 columns in a line."""
+    text = words(page)
+    assert not [line for line in text.splitlines() if len(line) > 120]
+    for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
+        plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)
+        assert len(plain.split()) <= 100, plain
+        for sentence in re.split(r"(?<=[.!?:])\s+", plain):
+            assert len(sentence.split()) <= 40, sentence
