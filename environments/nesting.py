@@ -7,4 +7,4 @@ PROTOCOLS = frozenset({"pmi"})
 SCHEDULERS = PROTOCOLS | {"slurm", "lsf", "pbs", "pals", "flux", "kubernetes", "sagemaker"}
 """Schedulers, in whose jobs launchers are started."""
 OUTER_LAUNCHERS = SCHEDULERS | {"openmpi", "mpich", "ray"}
-"""What may start another launcher on each host, or a script that sets another launcher's variables."""
+"""Schedulers and launchers that may start another launcher, or a script with the variables of another."""

@@ -133,7 +133,7 @@ class Job:
 
 
 def _waiting_reason(pod: Mapping[str, Any] | None) -> str | None:
-    """What a pod waits for, empty if unknown; None: it has started."""
+    """Reason why a pod has not started, empty if unknown; None: it has started."""
     if pod is None:
         return ""
     status = pod["status"]

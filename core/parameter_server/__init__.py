@@ -1,1 +1,1 @@
-"""Served runs: one process holds the parameters and hands out work, others compute gradients."""
+"""Parameter-server runs: the coordinator holds the parameters, and workers compute gradients."""

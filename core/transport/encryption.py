@@ -28,7 +28,7 @@ OFFER_BYTES = _OFFER.size
 
 @dataclass(frozen=True)
 class EncryptionOffer:
-    """What one end of a connection says about encryption.
+    """The encryption offer of one end of a connection.
 
     Attributes:
         folder: Folder with the TLS files, on its host; empty: it does not encrypt.

@@ -107,7 +107,7 @@ def connect_to_rank_zero(
         ports: Ports to try; rank 0 listens on one of them.
         key: Secret key of the run.
         rank: Rank of this process.
-        seconds: How long to retry.
+        seconds: Time limit for retries.
         offer: Encryption offer of this process; it also tells rank 0 if this process cannot encrypt.
         on_long_wait: Called once, after 5 s.
 
