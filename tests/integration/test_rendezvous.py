@@ -25,7 +25,7 @@ import isotrain
 from isotrain.core.contracts.events import EpochEnded
 
 pytestmark = pytest.mark.slow
-PROGRAM = Path(__file__).with_name("joined_program.py")
+PROGRAM = Path(__file__).with_name("external_launch_program.py")
 LIMIT_SECONDS = 60.0
 """Within which a run ends after 5 s of silence, also where few of these are its processors'."""
 PATIENCE_SECONDS = 400.0
