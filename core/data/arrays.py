@@ -35,11 +35,11 @@ def as_array(value: Any, name: str = "data") -> Array:
         array = converted if isinstance(converted, np.ndarray) else np.asarray(converted)
     except (TypeError, ValueError) as error:
         raise DataError(
-            f"{name}: expected an array of numbers, got {type(value).__name__}: {error}"
+            f"{name}: expected an array of numbers, received {type(value).__name__}: {error}"
         ) from error
     if array.dtype.kind not in "biuf":
         raise DataError(
-            f"{name}: expected numbers or booleans, got dtype {array.dtype}. Encode text and times as"
+            f"{name}: expected numbers or booleans, received dtype {array.dtype}. Encode text and times as"
             " numbers, give complex numbers as two real ones, and pad samples to one shape first, or choose"
             " other columns."
         )
@@ -58,7 +58,7 @@ def as_inputs_and_targets(value: Any, name: str) -> InputsAndTargets:
     if isinstance(value, tuple | list):
         if len(value) not in (1, 2, 3):
             raise DataError(
-                f"{name}: expected (inputs, targets) or (inputs, targets, sample weights), got a"
+                f"{name}: expected (inputs, targets) or (inputs, targets, sample weights), received a"
                 f" {type(value).__name__} of {len(value)}. Nest several inputs in a tuple: ((a, b), targets)."
             )
         inputs, *rest = map(_as_tuples, value)
@@ -84,11 +84,13 @@ def _length(parts: InputsAndTargets) -> int:
         arrays += leaves(parts[1], "targets")
     for name, array in arrays:
         if array.ndim == 0:
-            raise DataError(f"{name}: expected an array with one row per sample, got a scalar.")
+            raise DataError(
+                f"{name}: expected an array with one row per sample, received a scalar."
+            )
     lengths = {name: len(array) for name, array in arrays}
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
-        raise DataError(f"expected arrays with equally many samples, got: {listed}.")
+        raise DataError(f"expected arrays with equally many samples, received: {listed}.")
     if not lengths or not next(iter(lengths.values())):
         raise DataError("the data set is empty: expected at least one sample.")
     return next(iter(lengths.values()))

@@ -18,7 +18,7 @@ def at_least(name: str, value: int, minimum: int) -> None:
         DataError: It is.
     """
     if value < minimum:
-        raise DataError(f"{name}: expected {minimum} or more, got {value}.")
+        raise DataError(f"{name}: expected {minimum} or more, received {value}.")
 
 
 def epoch_steps(
@@ -38,7 +38,7 @@ def epoch_steps(
         if global_batch_size < replicas:
             raise DataError(
                 f"global_batch_size: a sharded stream needs at least one sample for each of {replicas}"
-                f" replicas, got {global_batch_size}."
+                f" replicas, received {global_batch_size}."
             )
         return length
     steps = sampler.steps_per_epoch(length, global_batch_size, drop_remainder)
@@ -57,7 +57,9 @@ def total_steps(epochs: int | None, steps: int | None, per_epoch: int) -> int:
         DataError: Both are given, or neither.
     """
     if (epochs is None) == (steps is None):
-        raise DataError(f"expected either epochs or steps, got epochs={epochs} and steps={steps}.")
+        raise DataError(
+            f"expected either epochs or steps, received epochs={epochs} and steps={steps}."
+        )
     return steps if steps is not None else per_epoch * (epochs or 0)
 
 

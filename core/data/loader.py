@@ -146,7 +146,7 @@ class Loader:
         outside = [r for r in local_replicas if not 0 <= r < replicas]
         if outside or not local_replicas:
             raise DataError(
-                f"local_replicas: expected some of 0 to {replicas - 1}, got {local_replicas}."
+                f"local_replicas: expected some of 0 to {replicas - 1}, received {local_replicas}."
             )
         self._source = source
         self._global_batch_size = global_batch_size
@@ -309,7 +309,7 @@ class Loader:
         result = self._transform(parts[0], targets, SampleRandom(self._seed, epoch, indices))
         if not isinstance(result, tuple) or len(result) != 2:
             raise DataError(
-                f"transform: expected it to return (inputs, targets), got {result!r:.80}."
+                f"transform: expected it to return (inputs, targets), received {result!r:.80}."
             )
         return result if weights is None else (result[0], Weighted(result[1], weights))
 

@@ -53,7 +53,7 @@ class BatchIndexed:
         if not isinstance(batch, Mapping):
             raise DataError(
                 f"{type(self._data).__name__}[[...]]: expected a dict of columns, "
-                f"got {type(batch).__name__}."
+                f"received {type(batch).__name__}."
             )
         return _split_fields(batch, self._inputs, self._targets, _column)
 
@@ -152,7 +152,7 @@ class MapStyle:
             return as_inputs_and_targets(value, name)
         if not isinstance(value, Mapping):
             raise DataError(
-                f"{name}: expected a dict, since names of inputs or targets are given, got"
+                f"{name}: expected a dict, since names of inputs or targets are given, received"
                 f" {type(value).__name__}."
             )
         return _split_fields(value, *self._names, lambda field, _: field)
@@ -180,7 +180,7 @@ def _stack(values: list[Array], indices: Sequence[int], name: str) -> Array:
     for value, index in zip(values, indices, strict=True):
         if value.shape != values[0].shape:
             raise DataError(
-                f"{name}: expected samples of one shape, got {values[0].shape} for sample "
+                f"{name}: expected samples of one shape, received {values[0].shape} for sample "
                 f"{indices[0]} and {value.shape} for sample {index}. Pad or crop them to one shape."
             )
     return np.stack(values)

@@ -37,7 +37,7 @@ def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
     if not shuffle:
         return np.arange(length, dtype=np.int64)
     if seed < 0:
-        raise DataError(f"seed: expected 0 or more, got {seed}.")
+        raise DataError(f"seed: expected 0 or more, received {seed}.")
     sequence = np.random.SeedSequence(seed, spawn_key=(epoch,))
     order = np.random.Generator(np.random.PCG64(sequence)).permutation(length)
     return order.astype(np.int64, copy=False)

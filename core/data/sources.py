@@ -47,7 +47,7 @@ _ACCEPTED = (
     "iterate(epoch=, seed=, replica=, replicas=)"
 )
 _ITERABLE_DATASET = (
-    "data: got {0}, an IterableDataset of torch, which may yield samples or batches. Give"
+    "data: received {0}, an IterableDataset of torch, which may yield samples or batches. Give"
     " torch.utils.data.DataLoader({0}(...), batch_size=N), or batch_size=None if it yields batches."
 )
 _TENSOR_DATASET = "torch.utils.data.dataset.TensorDataset"
@@ -166,4 +166,4 @@ def source_notes(source: Any) -> Iterator[str]:
 
 
 def _not_accepted(value: Any) -> str:
-    return f"data: got {type(value).__name__}, which is not a data set. Accepted: {_ACCEPTED}."
+    return f"data: received {type(value).__name__}, which is not a data set. Accepted: {_ACCEPTED}."

@@ -120,7 +120,7 @@ def _batch_size(parts: InputsAndTargets) -> int:
     length = next(iter(lengths.values()))
     if not length or set(lengths.values()) != {length}:
         raise DataError(
-            "a batch of the stream: expected arrays with equally many rows, one per sample, got"
+            "a batch of the stream: expected arrays with equally many rows, one per sample, received"
             f" {lengths}."
         )
     return length
