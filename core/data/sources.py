@@ -41,7 +41,7 @@ _ACCEPTED = (
     "a dict of named arrays, "
     "npy(...) or npz(...) for files, a data set with batch indexing and column names, a torch "
     "map-style data set (__len__ and __getitem__), a torch DataLoader, a tf.data.Dataset of batches, "
-    "a Keras PyDataset, a generator function or another iterable that gives (inputs, targets) anew in "
+    "a Keras PyDataset, a generator function or another iterable that yields (inputs, targets) in "
     "every epoch (not an iterator, which can be read once: give the function that makes it), an "
     "object with __len__ and gather(indices), or one that shards itself with __len__ and "
     "iterate(epoch=, seed=, replica=, replicas=)"

@@ -119,7 +119,7 @@ def _with_weights(parts: InputsAndTargets, weights: Mapping[int, float]) -> Inpu
     inputs, targets = parts
     if targets is None or isinstance(targets, tuple | Mapping):
         raise DataError(
-            "class_weight: expected one array of classes as targets, and no sample weights beside it; received"
+            "class_weight: expected one array of classes as targets, without sample weights, received"
             f" {type(targets).__name__}. For several outputs, give (inputs, targets, sample weights)."
         )
     return inputs, Weighted(targets, _sample_weights(as_array(targets, "targets"), weights))
@@ -153,7 +153,8 @@ def _classes(targets: Array) -> Array:
     if not (np.isin(targets, (0, 1)).all() and (targets.sum(-1) == 1).all()):
         raise DataError(
             f"class_weight: targets of type {targets.dtype} with several numbers for a sample are one-hot;"
-            " received a row without a single 1. Give classes as integers, or (inputs, targets, sample weights)."
+            " received a row without a single 1. Give classes as integers, or (inputs, targets, sample"
+            " weights)."
         )
     classes: Array = targets.argmax(-1)
     return classes
@@ -167,7 +168,7 @@ def _require_whole_numbers(targets: Array) -> Array:
     """
     if targets.dtype.kind not in "iub" and not np.equal(targets, np.round(targets)).all():
         raise DataError(
-            "class_weight: expected targets that are classes, as whole numbers or one-hot; received other numbers."
-            " Give (inputs, targets, sample weights) instead."
+            "class_weight: expected targets that are classes, as whole numbers or one-hot; received other"
+            " numbers. Give (inputs, targets, sample weights) instead."
         )
     return targets

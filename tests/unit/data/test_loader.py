@@ -436,7 +436,7 @@ def test_a_partial_local_batch_of_a_stream_is_an_error():
 
 
 def test_a_stream_needs_a_sample_for_each_replica():
-    with pytest.raises(DataError, match="each of 7 replicas, got 6"):
+    with pytest.raises(DataError, match="each of 7 replicas, received 6"):
         stream(7)
 
 
@@ -446,7 +446,7 @@ def test_a_stream_needs_a_sample_for_each_replica():
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"global_batch_size": 0}, "global_batch_size: expected 1 or more, got 0"),
+        ({"global_batch_size": 0}, "global_batch_size: expected 1 or more, received 0"),
         ({"gradient_accumulation_steps": 0}, "gradient_accumulation_steps"),
         ({"replicas": 2, "local_replicas": [2]}, "local_replicas: expected some of 0 to 1"),
         ({"local_replicas": []}, "local_replicas"),

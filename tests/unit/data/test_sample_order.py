@@ -67,7 +67,7 @@ def test_unshuffled_order_is_that_of_the_source():
 
 
 def test_negative_seed_is_refused():
-    with pytest.raises(DataError, match=r"seed: expected 0 or more, got -1"):
+    with pytest.raises(DataError, match=r"seed: expected 0 or more, received -1"):
         sampler.permutation(-1, 0, 6, shuffle=True)
 
 

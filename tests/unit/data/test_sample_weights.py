@@ -136,7 +136,7 @@ def test_what_a_class_is(targets: Any, expected: Any) -> None:
     ("targets", "message"),
     [
         (np.array([0.25, 1]), "expected targets that are classes"),
-        (np.array([[1.0, 0], [1, 1]]), "got a row without a single 1"),
+        (np.array([[1.0, 0], [1, 1]]), "received a row without a single 1"),
     ],
 )
 def test_targets_that_are_no_classes_are_refused(targets: Any, message: str) -> None:

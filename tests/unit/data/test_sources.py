@@ -349,7 +349,7 @@ def test_samples_of_unequal_shapes_are_named():
 
 @pytest.mark.parametrize("value", [None, 3, "data.npy", iter([1]), {1, 2}])
 def test_other_things_are_refused_with_what_is_accepted(value):
-    with pytest.raises(DataError, match=rf"got {type(value).__name__}.*Accepted: a tuple \(inputs"):
+    with pytest.raises(DataError, match=rf"received {type(value).__name__}.*Accepted: a tuple \(inputs"):
         as_source(value)
 
 
@@ -363,8 +363,8 @@ def test_other_things_are_refused_with_what_is_accepted(value):
         ((X[:0], Y[:0]), "empty"),
         ({}, "empty"),
         ((np.float32(3), Y), "scalar"),
-        ((np.array(["a", "b"]), Y), "expected numbers or booleans, got dtype <U1"),
-        (([[1], [1, 2]], Y), "inputs: expected an array of numbers, got list"),
+        ((np.array(["a", "b"]), Y), "expected numbers or booleans, received dtype <U1"),
+        (([[1], [1, 2]], Y), "inputs: expected an array of numbers, received list"),
         ((torch.ones(2, dtype=torch.bfloat16), Y), "inputs: expected an array"),
         (TensorDataset(torch.ones(0, 2)), "empty"),
     ],
@@ -382,5 +382,5 @@ def test_arrays_are_a_source():
 @pytest.mark.parametrize("kind", ["datetime64[s]", "timedelta64[s]", "V4", "complex64"])
 def test_what_is_no_number_is_refused_with_its_field(kind: str) -> None:
     times = np.zeros(3, kind)
-    with pytest.raises(DataError, match=r"inputs: expected numbers or booleans, got dtype"):
+    with pytest.raises(DataError, match=r"inputs: expected numbers or booleans, received dtype"):
         as_source((times, np.zeros(3)))
