@@ -349,7 +349,9 @@ def test_samples_of_unequal_shapes_are_named():
 
 @pytest.mark.parametrize("value", [None, 3, "data.npy", iter([1]), {1, 2}])
 def test_other_things_are_refused_with_what_is_accepted(value):
-    with pytest.raises(DataError, match=rf"received {type(value).__name__}.*Accepted: a tuple \(inputs"):
+    with pytest.raises(
+        DataError, match=rf"received {type(value).__name__}.*Accepted: a tuple \(inputs"
+    ):
         as_source(value)
 
 
