@@ -175,7 +175,7 @@ _ACTIONS = (
         model.EXPORT,
         summary="export the model of a checkpoint",
         description="Exports the model of a checkpoint (of a folder or a run: the newest) to a format that\n"
-        "opens without isotrain. docs/in-and-out.md lists which program opens which format.\nThe function"
+        "opens without isotrain. docs/models.md lists which program opens which format.\nThe function"
         " that makes the model is that of --spec; without it only safetensors are written.",
         examples="examples:\n  isotrain checkpoint export runs/one --spec one.yaml --output one.keras",
         module=__name__,

@@ -186,7 +186,7 @@ EXPORT = Command(
     "export",
     "export the model of a finished run",
     "Exports the model of a finished run to a format that opens without isotrain, in a separate\n"
-    "process. docs/in-and-out.md lists which program opens which format.",
+    "process. docs/models.md lists which program opens which format.",
     """\
 examples:
   isotrain export runs/digits-20260102-030405 --to keras --output digits.keras
