@@ -20,7 +20,7 @@ class HelpLayout(argparse.RawDescriptionHelpFormatter):
 
     def __init__(self, prog: str) -> None:
         super().__init__(prog, max_help_position=30)
-        self._action_max_length = 15  # so that commands are on one line with their help too
+        self._action_max_length = 16  # so that commands are on one line with their help too
 
 
 class StoreOnce(argparse.Action):

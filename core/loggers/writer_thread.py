@@ -41,7 +41,7 @@ class WriterThread:
 
         Args:
             method: Name of the logger's method.
-            arguments: Its arguments.
+            arguments: Arguments of the method.
             steps: Number of steps that the call reports; it is dropped if too many are queued.
         """
         if self._fault is not None:

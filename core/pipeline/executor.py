@@ -83,7 +83,7 @@ def _execute(action: Action, stage: int, work: StageWork, inputs: dict[Pass, Ten
     Args:
         action: The action.
         stage: Index of this stage.
-        work: Its passes and transfers.
+        work: Implementation of passes and transfers.
         inputs: Tensors for passes to come, on this stage or another; updated.
     """
     if isinstance(action, Transfer):
