@@ -67,7 +67,8 @@ class PipelineLayout(ParallelLayout):
         """
         if adapter.replicas_per_process == "all":
             raise UnsupportedError(
-                f"backend {adapter.name!r} has all replicas in one process, but each stage needs a separate one."
+                f"backend {adapter.name!r} has all replicas in one process, but each stage needs a separate"
+                " process."
             )
         mesh = self.device_mesh(replicas)
         ranks = range(mesh.total_size)
