@@ -1,4 +1,4 @@
-"""A backend in NumPy: real processes that start in a blink. A plugin; see `docs/testing.md`."""
+"""Reference backend in NumPy: real processes that start quickly. A plugin; see `docs/testing.md`."""
 
 from __future__ import annotations
 
@@ -10,5 +10,5 @@ isotrain_api = "1.0"
 
 @hookimpl
 def isotrain_register_backends(register: BackendRegistry) -> None:
-    """Registers the backend by reference: it is imported when it is first used."""
+    """Registers the backend by name; its module is imported at first use."""
     register.add("isotrain.testing.reference.adapter:Reference", name="reference")

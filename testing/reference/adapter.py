@@ -1,4 +1,4 @@
-"""Declares `reference`; NumPy is all that it needs."""
+"""Adapter of the reference backend: what it supports, and how its groups start. It needs only NumPy."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ _REPLICATED = Capabilities(
 
 
 class Reference(TcpParameterServer):
-    """Small networks in NumPy, one process per replica."""
+    """Backend for small networks in NumPy, one process per replica."""
 
     name = "reference"
     framework = "reference"
@@ -68,9 +68,9 @@ class Reference(TcpParameterServer):
         return Availability(True, np.__version__)
 
     def examine(self) -> Examination:
-        usable = Availability(True, np.__version__)
+        available = Availability(True, np.__version__)
         return Examination(
-            usable, dict.fromkeys(self.collectives, usable), {"numpy": np.__version__}
+            available, dict.fromkeys(self.collectives, available), {"numpy": np.__version__}
         )
 
     def accelerators(self) -> int:

@@ -1,4 +1,7 @@
-"""How the replicas exchange: over TCP, through replica 0. It listens where it is told: on loopback."""
+"""Communicator of the reference backend: TCP sockets in a star around replica 0.
+
+Replica 0 listens at the rendezvous address of its process context.
+"""
 
 from __future__ import annotations
 
@@ -26,22 +29,25 @@ _RETRY_SECONDS = 0.01
 
 
 class Communicator:
-    """One replica's ties to all others.
+    """Communicator of one replica, connected to all others.
 
-    There is one exchange: everybody gets the arrays of all, in order. What replicas compute of them is
-    so the same on each, to the bit.
+    Every collective is an all-gather through replica 0, reduced locally in the order of the replicas:
+    results are equal to the bit on every replica.
 
     Attributes:
-        replica: The index of this one.
-        replicas: How many there are.
+        replica: Index of this replica.
+        replicas: Number of replicas.
     """
 
     def __init__(self, context: ProcessContext, timeout: float) -> None:
-        """Joins the others; with one replica there are none, and no port is opened.
+        """Connects to the other replicas. Collective; a single replica opens no port.
 
         Args:
-            context: Whose replica this is; the processes meet at its rendezvous.
-            timeout: Seconds to wait for another replica, here and in each exchange.
+            context: Context of this process, with its one local replica and the rendezvous address.
+            timeout: Seconds to wait for another replica, here and in each collective.
+
+        Raises:
+            PeerLostError: The replicas did not all connect in time.
         """
         (self.replica,) = context.local_replicas
         self.replicas = context.replicas
@@ -53,17 +59,17 @@ class Communicator:
                 self._links = join(context.rendezvous, timeout)
 
     def _gather_links(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
-        """Replica 0: one link to each of the others, in order."""
-        found: dict[int, socket.socket] = {}
-        with socket.create_server(address, backlog=self.replicas) as door:
-            door.settimeout(timeout)
-            while len(found) < self.replicas - 1:
-                link = _set_up(door.accept()[0], timeout)
-                found[_LENGTH.unpack(_receive(link))[0]] = link
-        return [found[replica] for replica in sorted(found)]
+        """Accepts one connection from each other replica. Replica 0 calls it; sorted by replica."""
+        links: dict[int, socket.socket] = {}
+        with socket.create_server(address, backlog=self.replicas) as server:
+            server.settimeout(timeout)
+            while len(links) < self.replicas - 1:
+                link = _set_up(server.accept()[0], timeout)
+                links[_LENGTH.unpack(_receive(link))[0]] = link
+        return [links[replica] for replica in sorted(links)]
 
     def _reach_first(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
-        """The others: one link, to replica 0, which may not listen yet."""
+        """Connects to replica 0, which may not listen yet. All replicas but 0 call it."""
         deadline = time.monotonic() + timeout
         while True:
             try:
@@ -77,22 +83,34 @@ class Communicator:
         return [link]
 
     def all_gather(self, array: Array) -> Array:
-        """The arrays of all replicas, shape `[replicas, *shape]`."""
+        """Gathers the arrays of all replicas. Collective.
+
+        Args:
+            array: Array of any shape and dtype, alike on every replica.
+
+        Returns:
+            Array of shape `[replicas, *array.shape]` and the same dtype, in the order of the replicas.
+
+        Raises:
+            IsotrainError: The replicas passed arrays of different sizes.
+            PeerLostError: A connection was lost, or a replica did not answer in time.
+        """
         return np.stack(self._rows(array, range(self.replicas)))
 
     def _rows(self, array: Array, replicas: Sequence[int]) -> list[Array]:
-        """The arrays of some replicas, this one among them, which all have one shape; all exchange."""
+        """Gathers the arrays of the listed replicas, which have one shape. Collective over all replicas."""
         if self.replicas == 1:
             return [np.array(array) for _ in replicas]
         with _told("the exchange with the other replicas failed"):
             messages = self._collect(array.tobytes())
-        found = [messages[replica] for replica in replicas]
-        if any(len(message) != array.nbytes for message in found):
+        requested = [messages[replica] for replica in replicas]
+        if any(len(message) != array.nbytes for message in requested):
             raise IsotrainError(
-                f"replica {self.replica} exchanges {array.nbytes} bytes, and all {len(found)}"
-                f" together {sum(map(len, found))}: every replica must exchange the same, in the same order."
+                f"replica {self.replica} exchanges {array.nbytes} bytes, and all {len(requested)}"
+                f" together {sum(map(len, requested))}: every replica must exchange the same, in the"
+                " same order."
             )
-        return [np.frombuffer(each, array.dtype).reshape(array.shape) for each in found]
+        return [np.frombuffer(each, array.dtype).reshape(array.shape) for each in requested]
 
     def _collect(self, own: bytes) -> list[bytes]:
         if self.replica:
@@ -100,13 +118,21 @@ class Communicator:
             _send(link, own)
             return [_receive(link) for _ in range(self.replicas)]
         messages = [own, *map(_receive, self._links)]
-        whole = b"".join(map(_framed, messages))
+        frames = b"".join(map(_framed, messages))
         for link in self._links:
-            link.sendall(whole)
+            link.sendall(frames)
         return messages
 
     def all_reduce(self, array: Array, op: ReduceOp = "sum") -> Array:
-        """The sum, mean or maximum over all replicas, in the type of the array."""
+        """Sum, mean or maximum over all replicas. Collective.
+
+        Args:
+            array: Array of any shape, alike on every replica.
+            op: Reduction; sums add the replicas in order.
+
+        Returns:
+            Array of the shape and dtype of `array`.
+        """
         rows = self.all_gather(array)
         if op == "max":
             return np.asarray(rows.max(axis=0))
@@ -114,21 +140,21 @@ class Communicator:
         return total if op == "sum" else (total / self.replicas).astype(array.dtype)
 
     def all_reduce_within(self, array: Array, subgroups: Subgroups) -> Array:
-        """The sum over the replicas of the own part."""
-        part = local_subgroup(self.replica, subgroups) or (self.replica,)
-        return np.array(functools.reduce(np.add, self._rows(array, part)))
+        """Sum over the replicas of the local subgroup, in the shape and dtype of `array`. Collective."""
+        subgroup = local_subgroup(self.replica, subgroups) or (self.replica,)
+        return np.array(functools.reduce(np.add, self._rows(array, subgroup)))
 
     def broadcast_within(self, array: Array, subgroups: Subgroups) -> Array:
-        """The array of the first replica of the own part."""
-        part = local_subgroup(self.replica, subgroups)
-        return np.asarray(self.all_gather(array)[part[0] if part else self.replica])
+        """Array of the first replica of the local subgroup, any shape and dtype. Collective."""
+        subgroup = local_subgroup(self.replica, subgroups)
+        return np.asarray(self.all_gather(array)[subgroup[0] if subgroup else self.replica])
 
     def barrier(self) -> None:
-        """Returns once all have come."""
+        """Waits until every replica has called it. Collective."""
         self.all_gather(np.zeros(1))
 
     def close(self) -> None:
-        """Leaves the others, once all are here."""
+        """Closes the connections after a barrier. Collective."""
         self.barrier()
         for link in self._links:
             link.close()
@@ -153,18 +179,18 @@ def _receive(link: socket.socket) -> bytes:
 
 
 def _exactly(link: socket.socket, count: int) -> bytes:
-    found = bytearray()
-    while len(found) < count:
-        part = link.recv(min(count - len(found), 1 << 20))
-        if not part:
+    received = bytearray()
+    while len(received) < count:
+        chunk = link.recv(min(count - len(received), 1 << 20))
+        if not chunk:
             raise ConnectionError("the other end is closed")
-        found += part
-    return bytes(found)
+        received += chunk
+    return bytes(received)
 
 
 @contextmanager
 def _told(what: str) -> Iterator[None]:
-    """Says of an error of the system what it means for the replicas."""
+    """Raises an `OSError` as `PeerLostError`; `what` says which communication failed."""
     try:
         yield
     except OSError as error:

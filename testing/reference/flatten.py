@@ -1,4 +1,4 @@
-"""Many arrays as one vector: what is exchanged in one go."""
+"""Flattening of many arrays into one vector, so that one collective carries them all."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from isotrain.testing.reference.layers import Array
 
 
 def flatten(arrays: Sequence[Array]) -> Array:
-    """All numbers, one array after the other, in the widest of their types."""
+    """Concatenates arrays of any shapes to a vector, shape [total size], of their widest dtype."""
     return np.concatenate([np.ravel(array) for array in arrays] or [np.zeros(0)])
 
 
 def unflatten_like(vector: Array, arrays: Sequence[Array]) -> list[Array]:
-    """A vector cut into arrays of the shapes and types of these."""
+    """Splits a vector, shape [total size], into arrays of the shapes and dtypes of `arrays`."""
     parts = np.split(vector, np.cumsum([array.size for array in arrays]))
     return [
         part.astype(array.dtype).reshape(array.shape)
@@ -24,6 +24,6 @@ def unflatten_like(vector: Array, arrays: Sequence[Array]) -> list[Array]:
 
 
 def unflatten_into(vector: Array, arrays: Sequence[Array]) -> None:
-    """Writes a vector into arrays."""
+    """Copies a vector, shape [total size], into arrays, in place."""
     for array, value in zip(arrays, unflatten_like(vector, arrays), strict=True):
         array[...] = value

@@ -1,4 +1,7 @@
-"""The replica group of one process."""
+"""Replica group of the reference backend: the one replica of this process.
+
+Arrays are NumPy's, of the spec's precision; NumPy computes at once, so no result is ever pending.
+"""
 
 from __future__ import annotations
 
@@ -31,10 +34,15 @@ from isotrain.testing.reference.trainer import ReplicaTrainer
 
 
 class ReferenceGroup(ReplicaGroup):
-    """One replica, in NumPy."""
+    """Replica group with one local replica, computed in NumPy."""
 
     def __init__(self, spec: TrainingSpec, exchange: Communicator) -> None:
-        """Builds the model; called by every process once it has joined the others."""
+        """Builds the trainer and broadcasts the initial weights of replica 0. Collective.
+
+        Args:
+            spec: What to train.
+            exchange: Communicator, connected to the other replicas.
+        """
         self.replicas = exchange.replicas
         self.local_replicas = (exchange.replica,)
         self._exchange = exchange
@@ -59,19 +67,20 @@ class ReferenceGroup(ReplicaGroup):
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> Array:
         loss, gradients = self._program.contribution(batch.slices[0])
-        statistics, share = self._program.part("statistics"), _share(batch)
-        own = [loss, *gradients, *(moving * share for moving in statistics)]
-        mean_loss, *means = unflatten_like(self._exchange.all_reduce(flatten(own), "mean"), own)
+        # One all-reduce: the loss (scalar), the gradients (shapes of the weights) and the moving statistics.
+        statistics, weight = self._program.part("statistics"), _share(batch)
+        local = [loss, *gradients, *(moving * weight for moving in statistics)]
+        mean_loss, *means = unflatten_like(self._exchange.all_reduce(flatten(local), "mean"), local)
         unflatten_into(flatten(means[len(gradients) :]), statistics)
         self._update(means[: len(gradients)], learning_rate)
         return mean_loss
 
     def local_step(self, batch: Batch, learning_rate: float) -> Array:
         loss, gradients = self._program.contribution(batch.slices[0])
-        share = _share(batch)
-        if share:
-            own = [(gradient / share).astype(self._dtype) for gradient in gradients]
-            self._update(own, learning_rate)
+        weight = _share(batch)
+        if weight:
+            local_mean = [(gradient / weight).astype(self._dtype) for gradient in gradients]
+            self._update(local_mean, learning_rate)
         return self._exchange.all_reduce(loss, "mean")
 
     def gradients(self, batch: Batch) -> tuple[list[list[Array]], Array]:
@@ -93,11 +102,11 @@ class ReferenceGroup(ReplicaGroup):
     def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[Array]], Array]:
-        ((own,), loss), replica = self.gradients(batch), self._replica()
-        kept: list[Array] = []
+        ((local,), loss), replica = self.gradients(batch), self._replica()
+        shard: list[Array] = []
         for bucket, static in zip(reduction.buckets, reduction.statics, strict=True):
-            kept += reduction.reduce(replica, [own[place] for place in bucket], static=static)
-        return [kept], loss
+            shard += reduction.reduce(replica, [local[index] for index in bucket], static=static)
+        return [shard], loss
 
     def _replica(self) -> ReferenceReplica:
         return ReferenceReplica(self._program, self._exchange)
@@ -131,24 +140,24 @@ class ReferenceGroup(ReplicaGroup):
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
         options = {} if static is None else {"static": static}
-        return [computation(self._replica(), *(own for (own,) in values), **options)]
+        return [computation(self._replica(), *(value for (value,) in values), **options)]
 
     def evaluation_step(self, batch: Batch) -> None:
         self._program.evaluate(batch.slices[0])
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        return [self._program.predict(own) for own in inputs]
+        return [self._program.predict(replica_inputs) for replica_inputs in inputs]
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        program = self._program
+        trainer = self._program
         if phase == "train":
-            sums = self._exchange.all_reduce(program.metrics.sums)
-            program.metrics.reset()
-            return program.metrics.results(sums)
-        found = self._exchange.all_reduce(flatten([program.losses, program.evaluated.sums]))
-        program.losses[...] = 0
-        program.evaluated.reset()
-        return {"loss": mean(*found[:2]), **program.evaluated.results(found[2:])}
+            sums = self._exchange.all_reduce(trainer.metrics.sums)
+            trainer.metrics.reset()
+            return trainer.metrics.results(sums)
+        sums = self._exchange.all_reduce(flatten([trainer.losses, trainer.evaluated.sums]))
+        trainer.losses[...] = 0
+        trainer.evaluated.reset()
+        return {"loss": mean(*sums[:2]), **trainer.evaluated.results(sums[2:])}
 
     def pop_metric_state(self) -> Array:
         sums = self._program.metrics.sums.copy()
@@ -207,12 +216,12 @@ class ReferenceGroup(ReplicaGroup):
         self._exchange.barrier()
 
     def synchronize_device(self) -> None:
-        """Nothing is under way when a call has returned."""
+        """Does nothing: NumPy has finished when a call returns. Local."""
 
     def close(self) -> None:
         self._exchange.close()
 
 
 def _share(batch: Batch) -> float:
-    """This replica's part of the global batch, times the number of replicas."""
-    return sum(piece.weight for piece in batch.slices[0])
+    """Weight of this replica: its fraction of the global batch, times the number of replicas; a scalar."""
+    return sum(micro_batch.weight for micro_batch in batch.slices[0])

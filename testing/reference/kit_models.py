@@ -19,7 +19,7 @@ from isotrain.testing.reference.network import Branch, Network
 
 
 def probe_model() -> Network:
-    """As `probe.build_model`."""
+    """Network equal to `reference_model.build_model`."""
     hidden = Dense(4, 5, "tanh", name="hidden")
     normalization = BatchNormalization(4, reference_model.STATISTICS_MOMENTUM, name="statistics")
     return Network(
@@ -35,7 +35,7 @@ def probe_model() -> Network:
 
 
 def probe_objective(network: Network, batch: Any) -> tuple[Array, Array, dict[str, Array]]:
-    """As `probe.objective`, with the derivatives."""
+    """Objective equal to `reference_model.objective`: losses, shape [samples], predictions, derivatives."""
     inputs, targets = batch
     outputs = network(inputs)
     losses, slopes = mean_squared_error(targets, outputs["prediction"])
@@ -48,6 +48,6 @@ def probe_objective(network: Network, batch: Any) -> tuple[Array, Array, dict[st
 
 
 def digits_model() -> Network:
-    """As `digits.build_model`."""
+    """Network equal to `digits.build_model`."""
     hidden = Dense(64, digits.HIDDEN, "tanh", name="hidden")
     return Network([hidden, Dense(digits.HIDDEN, 10, name="head")])

@@ -1,4 +1,4 @@
-"""Layers with a gradient written by hand, which begin with the weights that Keras' would have."""
+"""Layers with hand-written gradients and Keras' initial weights."""
 
 from __future__ import annotations
 
@@ -21,21 +21,21 @@ _ACTIVATIONS: Mapping[Activation, tuple[Callable[[Array], Array], Callable[[Arra
     "relu": (lambda x: np.maximum(x, 0), lambda y: y > 0),
     "sigmoid": (lambda x: 1 / (1 + np.exp(-x)), lambda y: y * (1 - y)),
 }
-"""Each with its derivative, as a function of its result."""
+"""Activations by name: the function, and its derivative as a function of its result."""
 _SEEDS = int(1e9)
 _EPSILON = 1e-3
 
 
 class Layer(ABC):
-    """A function of its inputs and weights, and the gradient of it.
+    """Layer with a forward and a backward pass.
 
     Attributes:
-        name: With which the names of its weights begin.
-        trait: What it does that bears on whether runs agree.
-        weights: What is trained; the network keeps these very arrays, and they are written in place.
-        statistics: What forward passes move in training, likewise.
-        gradients: Of the weights, from the last `backward`.
-        frozen: Whether its statistics are frozen: it then works in training as in evaluation.
+        name: Layer name, the prefix of its weights' names.
+        trait: Layer trait that affects whether runs agree (randomness, local statistics), or None.
+        weights: Trainable arrays by name; the network shares these arrays, and they are written in place.
+        statistics: Moving statistics by name, updated by forward passes in training; shared likewise.
+        gradients: Gradients of the weights by name, from the last `backward`.
+        frozen: Whether the statistics are frozen: it then works in training as in evaluation.
     """
 
     trait: ClassVar[Trait | None] = None
@@ -48,27 +48,27 @@ class Layer(ABC):
         self.frozen = False
 
     def start(self, draw: random.Random) -> None:  # noqa: B027  # a layer may have no weights
-        """Makes weights and statistics, in float64.
+        """Initializes weights and statistics, in float64.
 
         Args:
-            draw: Gives the seed of each weight that begins with random numbers.
+            draw: Generator of the seed of each randomly initialized weight.
         """
 
     @abstractmethod
     def forward(self, inputs: Array, training: bool) -> Array:
-        """The layer's result for samples, shape `[samples, ...]`; keeps what `backward` needs."""
+        """Result of the layer, shape `[samples, ...]`; saves what `backward` needs."""
 
     @abstractmethod
     def backward(self, slope: Array) -> Array:
-        """Notes the gradients of the weights, and gives that of the inputs.
+        """Stores the gradients of the weights; returns that of the inputs, in their shape.
 
         Args:
-            slope: The derivative of the loss by the result of the last `forward`.
+            slope: Derivative of the loss by the result of the last `forward`, in its shape.
         """
 
 
 class Dense(Layer):
-    """Inputs times a kernel, a bias, an activation."""
+    """Dense layer: kernel of shape [inputs, outputs], bias of shape [outputs], activation."""
 
     def __init__(
         self,
@@ -105,7 +105,7 @@ class Dense(Layer):
 
 
 class Embedding(Layer):
-    """A vector for each whole number below `rows`."""
+    """Embedding: a table of shape [rows, size], looked up by integer indices of any shape."""
 
     def __init__(self, rows: int, size: int, *, name: str = "embedding") -> None:
         super().__init__(name)
@@ -125,7 +125,7 @@ class Embedding(Layer):
 
 
 class BatchNormalization(Layer):
-    """Samples less their mean, over their standard deviation; moving ones in evaluation."""
+    """Batch normalization over axis 0, without scale and offset; moving statistics of shape [size]."""
 
     trait = Trait.LOCAL_STATISTICS
 
@@ -144,10 +144,10 @@ class BatchNormalization(Layer):
         mean, variance = self.statistics.values()
         self._centred = training
         if training:
-            found = inputs.mean(axis=0), inputs.var(axis=0)
-            for moving, own in zip((mean, variance), found, strict=True):
-                moving[...] = moving * self._momentum + own * (1 - self._momentum)
-            mean, variance = found
+            batch_moments = inputs.mean(axis=0), inputs.var(axis=0)
+            for moving, moment in zip((mean, variance), batch_moments, strict=True):
+                moving[...] = moving * self._momentum + moment * (1 - self._momentum)
+            mean, variance = batch_moments
         self._deviation = np.sqrt(variance + _EPSILON)
         self._result = (inputs - mean) / self._deviation
         return self._result
@@ -160,11 +160,11 @@ class BatchNormalization(Layer):
 
 
 class Dropout(Layer):
-    """Sets a random part of the inputs to 0 in training, and makes up for it with the others.
+    """Inverted dropout: zeroes a random fraction `rate` of the inputs in training, scales the rest.
 
     Attributes:
-        key: Of its random numbers; another on each replica.
-        draws: How often it has drawn: the same on every replica, part of the state.
+        key: Key of the Philox generator; differs between replicas.
+        draws: Number of draws, int64 scalar; equal on every replica, part of the state.
     """
 
     trait = Trait.RANDOM
@@ -180,13 +180,13 @@ class Dropout(Layer):
         if training:
             bits = np.random.Philox(key=self.key, counter=[0, 0, 0, int(self.draws)])
             draws = np.random.Generator(bits).random(inputs.shape)
-            kept = np.asarray(draws >= self._rate)
-            self._factor = kept.astype(inputs.dtype) / (1 - self._rate)
+            mask = np.asarray(draws >= self._rate)
+            self._factor = mask.astype(inputs.dtype) / (1 - self._rate)
             self.skip_draws()
         return inputs * self._factor
 
     def skip_draws(self) -> None:
-        """Goes on to other numbers, without drawing."""
+        """Advances the random numbers without drawing."""
         self.draws[...] += 1
 
     def backward(self, slope: Array) -> Array:
@@ -194,7 +194,7 @@ class Dropout(Layer):
 
 
 def _uniform(draw: random.Random, shape: tuple[int, ...], limit: float) -> Array:
-    """Numbers between -limit and limit, as Keras' initializers have them under isotrain's adapters."""
+    """Uniform float64 numbers in [-limit, limit), as Keras' initializers give them with isotrain's seeds."""
     seed = draw.randint(1, _SEEDS)
     generator = np.random.Generator(np.random.PCG64(seed))
     return np.asarray(-limit + 2 * limit * generator.random(shape))

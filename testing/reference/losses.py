@@ -20,19 +20,19 @@ from isotrain.testing.reference.layers import Array
 from isotrain.testing.reference.network import Network
 
 Loss = Callable[[Any, Any], tuple[Array, Any]]
-"""`loss(targets, predictions)`: one loss per sample, and the derivative of each by the predictions."""
+"""`loss(targets, predictions)`: losses, shape [samples], and their derivatives by the predictions."""
 Objective = Callable[[Any, Any], tuple[Array, Any, Any]]
-"""`objective(inputs, targets)`: losses, predictions, and the derivative of each loss by the outputs."""
+"""`objective(inputs, targets)`: losses, shape [samples], predictions, and derivatives by the outputs."""
 
 
 def mean_squared_error(targets: Array, predictions: Array) -> tuple[Array, Array]:
-    """The mean over a sample's numbers."""
+    """Squared error, averaged per sample: losses, shape [samples], and derivatives like `predictions`."""
     difference = _difference(targets, predictions)
     return _per_sample(difference**2), 2 * difference / _size(difference)
 
 
 def mean_absolute_error(targets: Array, predictions: Array) -> tuple[Array, Array]:
-    """The mean over a sample's numbers."""
+    """Absolute error, averaged per sample: losses, shape [samples], and derivatives like `predictions`."""
     difference = _difference(targets, predictions)
     return _per_sample(np.abs(difference)), np.sign(difference) / _size(difference)
 
@@ -40,10 +40,10 @@ def mean_absolute_error(targets: Array, predictions: Array) -> tuple[Array, Arra
 def sparse_categorical_crossentropy(
     targets: Array, predictions: Array, *, from_logits: bool = False
 ) -> tuple[Array, Array]:
-    """Of logits, shape `[samples, classes]`, and labels from 0, shape `[samples]`.
+    """Cross-entropy of logits, shape `[samples, classes]`, and integer labels from 0, shape `[samples]`.
 
     Raises:
-        SpecError: The predictions are not said to be logits.
+        SpecError: `from_logits` is not true.
     """
     if not from_logits:
         raise SpecError(
@@ -51,16 +51,21 @@ def sparse_categorical_crossentropy(
             " option from_logits: true, and leave the softmax out of the model."
         )
     shifted = predictions - predictions.max(axis=1, keepdims=True)
-    powers = np.exp(shifted)
-    totals = powers.sum(axis=1, keepdims=True)
-    rows, slopes = np.arange(len(predictions)), powers / totals
+    exponentials = np.exp(shifted)
+    totals = exponentials.sum(axis=1, keepdims=True)
+    rows, slopes = np.arange(len(predictions)), exponentials / totals
     losses = np.log(totals[:, 0]) - shifted[rows, targets]
     slopes[rows, targets] -= 1
     return losses, slopes
 
 
 def accuracy(targets: Array, predictions: Array) -> Array:
-    """Of a class per sample, given as a label; or of yes and no, given as one number above 1/2."""
+    """Accuracy per sample, bool, shape [samples].
+
+    Args:
+        targets: Class labels, shape [samples]; or binary targets of one number per sample.
+        predictions: Scores, shape [samples, classes]; or one number per sample, positive above 1/2.
+    """
     if predictions.ndim > 1 and predictions.shape[-1] > 1:
         return np.asarray(predictions.argmax(axis=-1) == targets)
     return np.equal(predictions.reshape(-1) > 0.5, targets.reshape(-1) > 0.5)
@@ -78,10 +83,10 @@ METRICS: Mapping[str, Callable[[Any, Any], Array]] = {
 
 
 def _difference(targets: Array, predictions: Array) -> Array:
-    """Predictions less targets, which may lack a last axis of length 1.
+    """Predictions minus targets, shape of the predictions; targets may lack a last axis of length 1.
 
     Raises:
-        SpecError: They have not equally many numbers.
+        SpecError: Their sizes differ.
     """
     if targets.size != predictions.size:
         raise SpecError(
@@ -99,14 +104,14 @@ def _size(values: Array) -> int:
 
 
 def build_objective(spec: TrainingSpec, network: Network) -> Objective:
-    """Makes the function that is minimised, from the spec's objective or loss.
+    """Objective function of the spec, from its `objective` or its loss.
 
     Raises:
-        UnsupportedError: The losses are of several outputs.
+        UnsupportedError: The spec has losses or metrics for several outputs.
     """
     if spec.objective is not None:
-        own = import_strings.resolve(spec.for_framework("objective", "reference"))
-        return lambda inputs, targets: _checked(own(network, (inputs, targets)))
+        custom = import_strings.resolve(spec.for_framework("objective", "reference"))
+        return lambda inputs, targets: _checked(custom(network, (inputs, targets)))
     losses = spec.losses("reference")
     if set(losses) != {None} or any(metric.output for metric in spec.metrics):
         raise UnsupportedError(
@@ -133,18 +138,18 @@ def _checked(given: Any) -> tuple[Array, Any, Any]:
 
 
 class Means:
-    """Metrics as they are added up: each the mean of a function's values over samples.
+    """Running sums of metrics; each metric is the mean of a function's values over samples.
 
     Attributes:
-        sums: For each metric the sum of its values and the number of samples: float64, one vector.
+        sums: Sum of values and number of samples of each metric, shape [2 * metrics], float64.
     """
 
     def __init__(self, metrics: Sequence[Component]) -> None:
-        """Starts at nothing.
+        """Starts with sums of zero.
 
         Raises:
             SpecError: A metric is unknown, or two have one name.
-            UnsupportedError: One counts by sample weights.
+            UnsupportedError: A metric is weighted by sample weights.
         """
         if any(each.weighted for each in metrics):
             raise UnsupportedError("metrics: backend 'reference' has none that count by weights.")
@@ -157,47 +162,47 @@ class Means:
 
     @property
     def of_each(self) -> dict[str, Array]:
-        """The sums of each metric by its name, to be written in place."""
+        """Sums of each metric by name: views of shape [2], to be written in place."""
         pairs = self.sums.reshape(-1, 2)
         return dict(zip(self._functions, pairs, strict=True))
 
     def reset(self) -> None:
-        """Starts at nothing again."""
+        """Sets the sums to zero."""
         self.sums[...] = 0
 
     def add(self, targets: Any, predictions: Any, count: int) -> None:
-        """Adds samples.
+        """Adds `count` samples: targets and predictions, shapes [count, ...].
 
         Raises:
-            SpecError: There are metrics, and an objective that gave no predictions.
+            SpecError: There are metrics, and the objective returned no predictions.
         """
         if predictions is None and self._functions:
             raise SpecError("metrics: they need predictions, and the objective gave None for them.")
-        for place, function in enumerate(self._functions.values()):
+        for index, function in enumerate(self._functions.values()):
             value = float(np.mean(function(targets, predictions)))
-            self.sums[2 * place : 2 * place + 2] += (value * count, count)
+            self.sums[2 * index : 2 * index + 2] += (value * count, count)
 
     def results(self, sums: Array) -> dict[str, float]:
-        """The means, from the sums of all replicas."""
+        """Means by name, from sums reduced over all replicas, shape [2 * metrics]."""
         pairs = sums.reshape(-1, 2)
         return {name: mean(*pair) for name, pair in zip(self._functions, pairs, strict=True)}
 
 
 def mean(total: float, count: float) -> float:
-    """The mean of so many values; 0 of none."""
+    """Mean of `count` values, scalars; 0 when there are none."""
     return float(total / count) if count else 0.0
 
 
 def _function(field: str, given: Component, known: Mapping[str, Any]) -> Any:
-    """The function that a spec's loss or metric stands for.
+    """Function of a loss or metric of the spec, called with `(targets, predictions)`.
 
     Raises:
-        SpecError: It is unknown.
+        SpecError: The name is unknown.
     """
     if not given.is_reference and given.name not in known:
         raise SpecError(f"{field}: {unknown_name(f'{field} name', given.name, known)}")
-    found = import_strings.resolve(given.name) if given.is_reference else known[given.name]
-    named = functools.partial(found, **given.options) if given.options else found
+    function = import_strings.resolve(given.name) if given.is_reference else known[given.name]
+    bound = functools.partial(function, **given.options) if given.options else function
     if given.order == "predictions-first":
-        return lambda targets, predictions: named(predictions, targets)
-    return named
+        return lambda targets, predictions: bound(predictions, targets)
+    return bound

@@ -1,4 +1,4 @@
-"""What a spec's `model` gives for this backend: a network of layers."""
+"""Networks of layers: what a spec's `model` function returns for this backend."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from isotrain.testing.reference.layers import Array, Dropout, Layer
 
 @dataclass(frozen=True)
 class Branch:
-    """Layers one after the other, on one of several inputs.
+    """Sequence of layers on one of several inputs.
 
     Attributes:
-        input: Its name.
-        layers: The first gets it, the last gives the output.
+        input: Name of the input.
+        layers: Layers in order: the first gets the input, the last gives the output.
     """
 
     input: str
@@ -27,26 +27,26 @@ class Branch:
 
 
 class Network:
-    """Layers in a row; or a row for each of several outputs.
+    """Sequential network, or one sequence (`Branch`) for each of several outputs.
 
-    Called with inputs, it gives outputs: an array for an array, a dict for a dict.
+    Called with inputs, shape [samples, ...], it returns outputs: an array for an array, a dict for a dict.
 
     Attributes:
-        training: Whether calls are those of training.
-        trainable: The weights by name, `LAYER/WEIGHT`; they are written in place.
-        statistics: What forward passes move in training, likewise.
-        fixed: Weights and statistics that are frozen, likewise.
-        draws: How often each random layer has drawn, likewise.
+        training: Whether calls run in training mode.
+        trainable: Weights by name, `LAYER/WEIGHT`; they are written in place.
+        statistics: Moving statistics by name, updated by forward passes in training; written in place.
+        fixed: Frozen weights and statistics by name; written in place.
+        draws: Number of draws of each random layer by name, int64 scalars; written in place.
     """
 
     def __init__(self, layers: Sequence[Layer] | Mapping[str, Branch]) -> None:
-        """Puts layers together; weights are made by `start`.
+        """Connects layers; `start` initializes their weights.
 
         Args:
-            layers: In a row; or, by the name of each output, a branch of their own.
+            layers: Layers of one sequence; or a branch for each output, by the output's name.
 
         Raises:
-            SpecError: Two layers have one name.
+            SpecError: Two layers have the same name.
         """
         self._is_row = not isinstance(layers, Mapping)
         self._branches = layers if isinstance(layers, Mapping) else {"": Branch("", layers)}
@@ -61,12 +61,12 @@ class Network:
         self.draws: dict[str, Array] = {}
 
     def start(self, seed: int, replica: int, dtype: str) -> None:
-        """Makes the weights: a function of the seed alone. Random layers are the replica's own."""
+        """Initializes weights from the seed alone, in `dtype`; seeds random layers for the replica."""
         draw = random.Random(seed)
         for layer in self._layers:
             layer.start(draw)
-            for own in (layer.weights, layer.statistics):
-                own.update({name: value.astype(dtype) for name, value in own.items()})
+            for arrays in (layer.weights, layer.statistics):
+                arrays.update({name: value.astype(dtype) for name, value in arrays.items()})
             self.trainable |= _named(layer, layer.weights)
             self.statistics |= _named(layer, layer.statistics)
             if isinstance(layer, Dropout):
@@ -74,24 +74,24 @@ class Network:
         self.reseed(seed, replica, 0)
 
     def reseed(self, seed: int, replica: int, step: int) -> None:
-        """Has random layers draw from here on what a replica draws in a step."""
-        for place, layer in enumerate(self._layers):
+        """Seeds the random layers for a replica and a step."""
+        for index, layer in enumerate(self._layers):
             if isinstance(layer, Dropout):
-                layer.key = (seed, (replica << 32) + place)
+                layer.key = (seed, (replica << 32) + index)
                 layer.draws[...] = step << 32
 
     def freeze(self, is_frozen: Callable[[str], bool]) -> None:
-        """Has weights and statistics stay as they are, by their names."""
+        """Moves the weights and statistics whose names match to `fixed`."""
         for layer in self._layers:
             layer.frozen = any(map(is_frozen, _named(layer, layer.statistics)))
-        for own in (self.trainable, self.statistics):
-            self.fixed |= {name: own.pop(name) for name in list(filter(is_frozen, own))}
+        for arrays in (self.trainable, self.statistics):
+            self.fixed |= {name: arrays.pop(name) for name in list(filter(is_frozen, arrays))}
 
     def __call__(self, inputs: Any) -> Any:
-        """The outputs for some samples."""
-        given = {"": inputs} if self._is_row else inputs
+        """Forward pass: outputs for samples, shape [samples, ...]."""
+        by_name = {"": inputs} if self._is_row else inputs
         results = {
-            name: self._forward(given[branch.input], branch.layers)
+            name: self._forward(by_name[branch.input], branch.layers)
             for name, branch in self._branches.items()
         }
         return results[""] if self._is_row else results
@@ -102,29 +102,29 @@ class Network:
         return inputs
 
     def backward(self, slopes: Any) -> list[Array]:
-        """The gradients of the trainable weights, in order, after a call.
+        """Backward pass after a call: gradients of the trainable weights, in order, in their shapes.
 
         Args:
-            slopes: The derivative of the loss by the outputs; one that a dict lacks is zero.
+            slopes: Derivatives of the loss by the outputs, in their shapes; missing outputs count as zero.
         """
-        given, found = {"": slopes} if self._is_row else slopes, dict[str, Array]()
+        by_output, gradients = {"": slopes} if self._is_row else slopes, dict[str, Array]()
         for name, branch in self._branches.items():
-            slope = given.get(name)
+            slope = by_output.get(name)
             if slope is None:
                 continue
             for layer in reversed(branch.layers):
                 slope = layer.backward(slope)
-                found |= _named(layer, layer.gradients)
-        return [found.get(name, np.zeros_like(own)) for name, own in self.trainable.items()]
+                gradients |= _named(layer, layer.gradients)
+        return [gradients.get(name, np.zeros_like(w)) for name, w in self.trainable.items()]
 
     def skip_draws(self) -> None:
-        """Lets random layers go on, as a call would: so they stay together on all replicas."""
+        """Advances random layers as a call would, so that replicas without samples stay in step."""
         for layer in self._layers:
             if isinstance(layer, Dropout):
                 layer.skip_draws()
 
     def traits(self) -> list[LayerTrait]:
-        """What its layers do that bears on whether runs agree."""
+        """Layer traits that affect whether runs agree (randomness, local statistics)."""
         return [
             LayerTrait(layer.trait, layer.name, type(layer).__name__)
             for layer in self._layers

@@ -14,18 +14,18 @@ from isotrain.testing.reference.layers import Array
 
 
 class Optimizer(ABC):
-    """Changes weights by their gradients, in place.
+    """Optimizer that updates weights in place.
 
     Attributes:
-        state: Its own numbers by name, likewise changed in place.
+        state: Optimizer state by name: `steps`, int64 scalar, and arrays like the weights; updated in place.
     """
 
     def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
-        """Starts before the first step.
+        """Initializes the optimizer state.
 
         Args:
-            weights: What is trained, by name.
-            settings: The spec's optimizer.
+            weights: Weights to update, by name.
+            settings: Optimizer settings of the spec.
         """
         self._weights = weights
         self._settings = settings
@@ -33,29 +33,29 @@ class Optimizer(ABC):
         self.state: dict[str, Array] = {"steps": self._steps}
 
     def _slots(self, kind: str) -> list[Array]:
-        """Zeros for each weight, as part of the state."""
-        slots = {f"{kind}/{name}": np.zeros_like(own) for name, own in self._weights.items()}
+        """Adds an array of zeros like each weight to the state; returns them in order."""
+        slots = {f"{kind}/{name}": np.zeros_like(w) for name, w in self._weights.items()}
         self.state |= slots
         return list(slots.values())
 
     def update(self, gradients: Sequence[Array], rate: float) -> None:
-        """Takes one step."""
+        """Takes one step with gradients in the shapes of the weights and a learning rate."""
         self._steps[...] += 1
         decay = self._settings.weight_decay
-        for place, (weight, gradient) in enumerate(
+        for index, (weight, gradient) in enumerate(
             zip(self._weights.values(), gradients, strict=True)
         ):
             if decay:
                 weight -= rate * decay * weight
-            weight += self._change(place, gradient, rate)
+            weight += self._change(index, gradient, rate)
 
     @abstractmethod
     def _change(self, place: int, gradient: Array, rate: float) -> Array:
-        """What is added to a weight; moves its slots."""
+        """Update to add to the weight at index `place`, in its shape; updates its optimizer state."""
 
 
 class Sgd(Optimizer):
-    """Gradient descent, with or without momentum."""
+    """SGD, optionally with momentum or Nesterov momentum."""
 
     def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
         super().__init__(weights, settings)
@@ -71,29 +71,29 @@ class Sgd(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam, and with its decay AdamW."""
+    """Adam; with weight decay, AdamW."""
 
     def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
         super().__init__(weights, settings)
         self._means, self._squares = self._slots("mean"), self._slots("square")
 
     def _change(self, place: int, gradient: Array, rate: float) -> Array:
-        given, mean, square = self._settings, self._means[place], self._squares[place]
-        mean += (gradient - mean) * (1 - given.beta_1)
-        square += (gradient * gradient - square) * (1 - given.beta_2)
+        settings, mean, square = self._settings, self._means[place], self._squares[place]
+        mean += (gradient - mean) * (1 - settings.beta_1)
+        square += (gradient * gradient - square) * (1 - settings.beta_2)
         steps = int(self._steps)
-        factor = rate * math.sqrt(1 - given.beta_2**steps) / (1 - given.beta_1**steps)
-        return np.asarray(-factor * mean / (np.sqrt(square) + given.epsilon))
+        factor = rate * math.sqrt(1 - settings.beta_2**steps) / (1 - settings.beta_1**steps)
+        return np.asarray(-factor * mean / (np.sqrt(square) + settings.epsilon))
 
 
 OPTIMIZERS: Mapping[str, type[Optimizer]] = {"sgd": Sgd, "adam": Adam, "adamw": Adam}
 
 
 def require_known(spec: TrainingSpec) -> None:
-    """Makes sure that the spec's optimizer is here.
+    """Checks that this backend has the spec's optimizer.
 
     Raises:
-        UnsupportedError: It is not.
+        UnsupportedError: It does not.
     """
     name, amsgrad = spec.optimizer.name, getattr(spec.optimizer, "amsgrad", False)
     if name not in OPTIMIZERS:
@@ -105,19 +105,19 @@ def require_known(spec: TrainingSpec) -> None:
 
 
 def build_optimizer(spec: TrainingSpec, weights: Mapping[str, Array]) -> Optimizer:
-    """Makes the spec's optimizer."""
+    """Optimizer of the spec for these weights."""
     return OPTIMIZERS[spec.optimizer.name](weights, spec.optimizer)
 
 
 def clipped(
     spec: TrainingSpec, gradients: Sequence[Array], norm_of_all: float | None = None
 ) -> Sequence[Array]:
-    """Gradients within the spec's bounds.
+    """Clips gradients by value, by norm or by global norm, as the spec says.
 
     Args:
-        spec: Has them.
-        gradients: Of all weights, or of some.
-        norm_of_all: The norm of those of all weights, where these are of some.
+        spec: Spec with the clip settings.
+        gradients: Gradients of all weights, or of a shard of them, any shapes.
+        norm_of_all: Global norm over all weights, a scalar; by default that of `gradients`.
     """
     if spec.clip is None:
         return gradients
@@ -126,7 +126,7 @@ def clipped(
         return [np.clip(gradient, -value, value) for gradient in gradients]
     norms = [float(np.linalg.norm(gradient)) for gradient in gradients]
     if norm is not None:
-        return [g * (norm / max(own, norm)) for g, own in zip(gradients, norms, strict=True)]
+        return [g * (norm / max(size, norm)) for g, size in zip(gradients, norms, strict=True)]
     assert of_all is not None
-    found = math.hypot(*norms) if norm_of_all is None else norm_of_all
-    return [gradient * (of_all / max(found, of_all)) for gradient in gradients]
+    global_norm = math.hypot(*norms) if norm_of_all is None else norm_of_all
+    return [gradient * (of_all / max(global_norm, of_all)) for gradient in gradients]

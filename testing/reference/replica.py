@@ -1,4 +1,4 @@
-"""The replica that a strategy's computations see."""
+"""Replica of the reference backend, as a strategy's computations get it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,10 @@ from isotrain.testing.reference.trainer import ReplicaTrainer
 
 
 class ReferenceReplica(Replica):
-    """Reads and writes a program's arrays; exchanges at once."""
+    """Replica that reads and writes a trainer's arrays; collectives run at once.
+
+    Vectors are 1-D: the parts or weights one after the other, in the widest of their dtypes.
+    """
 
     ops = NumpyTensorOps()
 
@@ -32,23 +35,23 @@ class ReferenceReplica(Replica):
         unflatten_into(vector, self._arrays(parts))
 
     def read_weights(self, indices: Sequence[int]) -> Array:
-        kinds = [weight.dtype for weight in self._program.part("trainable")]
-        return flatten(self._weights(indices)).astype(np.result_type(*kinds))
+        dtypes = [weight.dtype for weight in self._program.part("trainable")]
+        return flatten(self._weights(indices)).astype(np.result_type(*dtypes))
 
     def write_weights(self, indices: Sequence[int], vector: Array) -> None:
         unflatten_into(vector, self._weights(indices))
 
     def _weights(self, places: Sequence[int]) -> list[Array]:
         weights = self._program.part("trainable")
-        return [weights[place] for place in places]
+        return [weights[index] for index in places]
 
     def _arrays(self, parts: Sequence[StatePart]) -> list[Array]:
         return [array for part in parts for array in self._program.part(part)]
 
     def scatter_add(self, indices: Array, values: Array, length: int) -> Array:
-        found = np.zeros(length, values.dtype)
-        np.add.at(found, indices, values)
-        return found
+        sums = np.zeros(length, values.dtype)
+        np.add.at(sums, indices, values)
+        return sums
 
     def all_reduce(self, tensor: Array, op: ReduceOp = "sum") -> Array:
         return self._exchange.all_reduce(tensor, op)

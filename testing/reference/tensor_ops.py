@@ -1,4 +1,4 @@
-"""The functions on tensors that strategies may use, in NumPy."""
+"""Tensor functions for strategies, in NumPy."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isotrain.testing.reference.layers import Array
 
 
 class NumpyTensorOps:
-    """As `isotrain.core.contracts.replica.TensorFunctions` says."""
+    """NumPy implementation of `isotrain.core.contracts.replica.TensorFunctions`."""
 
     def abs(self, x: Array) -> Array:
         return np.asarray(np.abs(x))
@@ -42,8 +42,8 @@ class NumpyTensorOps:
         return np.asarray(x[indices])
 
     def top_k(self, x: Array, k: int, sorted: bool = True) -> tuple[Array, Array]:
-        places = np.argsort(-x, kind="stable")[:k].astype(np.int32)
-        return x[places], places
+        indices = np.argsort(-x, kind="stable")[:k].astype(np.int32)
+        return x[indices], indices
 
     def transpose(self, x: Array) -> Array:
         return x.T

@@ -1,4 +1,4 @@
-"""One replica by itself: model, objective, optimizer, metrics. Nothing here knows of others."""
+"""Trainer of one replica: model, objective, optimizer and metrics. It does not communicate."""
 
 from __future__ import annotations
 
@@ -27,25 +27,29 @@ from isotrain.testing.reference.optimizers import build_optimizer, clipped
 
 _OPTIMIZER = "optimizer/"
 STEPS = f"{_OPTIMIZER}steps"
-"""The one number of an optimizer that is not about a weight."""
+"""State name of the optimizer's step count, the one entry that belongs to no weight."""
 
 
 class ReplicaTrainer:
-    """What a replica has, and what it computes.
+    """Model, objective, optimizer and metrics of one replica. Every method is local.
 
     Attributes:
-        network: The model.
-        metrics: Of training.
-        evaluated: Of evaluation.
-        losses: Of evaluation: the sum, and the number of samples.
-        state: The arrays of each kind of state, by name.
+        network: Model.
+        metrics: Metric sums of training.
+        evaluated: Metric sums of evaluation.
+        losses: Sum of the losses and number of samples of evaluation, shape [2], float64.
+        state: Arrays by name, for each kind of state.
     """
 
     def __init__(self, spec: TrainingSpec, replica: int) -> None:
-        """Builds everything.
+        """Builds the model, the objective and the optimizer.
+
+        Args:
+            spec: What to train.
+            replica: Index of the replica, which seeds its random layers.
 
         Raises:
-            SpecError: The model function gave no `Network`, or a loss or metric is unknown.
+            SpecError: The model function returned no `Network`, or a loss or metric is unknown.
         """
         self._spec = spec
         self.network = _built(spec)
@@ -67,26 +71,30 @@ class ReplicaTrainer:
         return {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
 
     def shard_optimizer(self, places: Sequence[int]) -> None:
-        """Updates these of the trainable weights only from now on."""
+        """Restricts the optimizer and its state to these trainable weights (ZeRO stage 1).
+
+        Args:
+            places: Indices of the weights that this replica updates.
+        """
         weights = list(self.network.trainable.items())
-        self._optimizer = build_optimizer(self._spec, dict(weights[place] for place in places))
+        self._optimizer = build_optimizer(self._spec, dict(weights[index] for index in places))
         before, self.state["optimizer"] = self.state["optimizer"], self._slots()
         self._elsewhere = before.keys() - self.state["optimizer"].keys()
 
     def reseed(self, replica: int, step: int) -> None:
-        """Has random layers draw from here on what a replica draws in a step."""
+        """Seeds the random layers for a replica and a step."""
         self.network.reseed(self._spec.seed, replica, step)
 
     def is_alone(self, name: str) -> bool:
-        """Whether this replica alone has a state of this name: a slot of a weight that only it updates."""
+        """Whether only this replica has this state: optimizer state of a weight that only it updates."""
         return bool(self._elsewhere) and name in self.state["optimizer"] and name != STEPS
 
     def is_remote(self, name: str) -> bool:
-        """Whether a state of this name is a slot of a weight that only another replica updates."""
+        """Whether another replica has this state: optimizer state of a weight that only it updates."""
         return name in self._elsewhere
 
     def part(self, part: StatePart) -> list[Array]:
-        """The arrays of a part of the state, as strategies know it."""
+        """Arrays of one part of the state, each in the shape and dtype of its weight or statistic."""
         if part == "statistics":
             return list(self.network.statistics.values())
         if part == "trainable":
@@ -94,16 +102,24 @@ class ReplicaTrainer:
         return [slot for slot in self.state["optimizer"].values() if slot.ndim]
 
     def contribution(self, pieces: Sequence[Slice]) -> tuple[Array, list[Array]]:
-        """The sum over slices of weight * mean loss, and its gradients."""
+        """Forward and backward over micro-batches, summed.
+
+        Args:
+            pieces: Micro-batches of this replica; empty ones advance the random layers only.
+
+        Returns:
+            Sum of slice weight times mean loss, a scalar of the spec's precision; and its gradients, in
+            the shapes and dtypes of the trainable weights.
+        """
         total = np.zeros((), self._spec.precision)
         gradients = [np.zeros_like(weight) for weight in self.part("trainable")]
-        for piece in pieces:
-            if not piece.count:
+        for micro_batch in pieces:
+            if not micro_batch.count:
                 self.network.skip_draws()
                 continue
-            loss, own = self._forward_and_backward(piece)
-            total = total + total.dtype.type(piece.weight * loss)
-            gradients = [one + other for one, other in zip(gradients, own, strict=True)]
+            loss, terms = self._forward_and_backward(micro_batch)
+            total = total + total.dtype.type(micro_batch.weight * loss)
+            gradients = [partial + term for partial, term in zip(gradients, terms, strict=True)]
         return total, gradients
 
     def _forward_and_backward(self, piece: Slice) -> tuple[float, list[Array]]:
@@ -115,34 +131,40 @@ class ReplicaTrainer:
         return float(losses.mean()), self.network.backward(scaled)
 
     def _computed(self, piece: Slice) -> Any:
-        """Losses, predictions, and the slopes of the former by the latter."""
+        """Losses, shape [samples]; predictions; and the derivatives of the losses by the predictions."""
         if isinstance(piece.targets, Weighted):
             raise UnsupportedError("data: backend 'reference' knows no sample weights.")
         return self._objective(piece.inputs, piece.targets)
 
     def evaluate(self, pieces: Sequence[Slice]) -> None:
-        """Adds slices to what is evaluated."""
+        """Adds the losses and metrics of micro-batches to the sums of evaluation."""
         self.network.training = False
-        for piece in pieces:
-            if piece.count:
-                losses, predictions, _ = self._computed(piece)
-                self.losses += (float(losses.mean()) * piece.count, piece.count)
-                self.evaluated.add(piece.targets, predictions, piece.count)
+        for micro_batch in pieces:
+            if micro_batch.count:
+                losses, predictions, _ = self._computed(micro_batch)
+                self.losses += (float(losses.mean()) * micro_batch.count, micro_batch.count)
+                self.evaluated.add(micro_batch.targets, predictions, micro_batch.count)
 
     def predict(self, inputs: Any) -> Any:
-        """What the model gives for samples that it is not trained on."""
+        """Predictions in evaluation mode, shape [samples, ...]."""
         self.network.training = False
         return self.network(inputs)
 
     def update(self, gradients: Sequence[Array], rate: float, norm: float | None = None) -> None:
-        """Clips, by a norm that is given or by their own, and applies gradients that are already reduced."""
+        """Clips reduced gradients and takes one optimizer step.
+
+        Args:
+            gradients: Gradients in the shapes of the updated weights.
+            rate: Learning rate.
+            norm: Global norm to clip by, a scalar; by default the norm of `gradients`.
+        """
         self._optimizer.update(clipped(self._spec, gradients, norm), rate)
 
     def write(self, given: Mapping[str, Array]) -> None:
-        """Sets named state.
+        """Writes named state; optimizer state that another replica has is skipped.
 
         Raises:
-            IsotrainError: A name or a shape does not fit this model.
+            IsotrainError: A name is unknown, or a shape differs from the model's.
         """
         arrays = {name: value for kind in self.state.values() for name, value in kind.items()}
         given = {name: value for name, value in given.items() if name not in self._elsewhere}
