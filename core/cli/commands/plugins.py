@@ -55,7 +55,7 @@ CONFORMANCE = Command(
     "conformance",
     "run the conformance checks of a backend or a strategy",
     "Runs the conformance checks of a backend or a strategy and prints a scorecard: passed,"
-    "\nfailed and why, or not asked and why. Ends with exit code 4 when a check fails.",
+    "\nfailed and why, or skipped and why. Ends with exit code 4 when a check fails.",
     """\
 examples:
   isotrain conformance my-backend
