@@ -1,4 +1,4 @@
-"""What a person calls from Python: compare."""
+"""`isotrain.compare`, the Python interface of comparisons."""
 
 from __future__ import annotations
 
@@ -37,40 +37,40 @@ def compare(
 ) -> Comparison:
     """Measures backends against each other, on this machine or where a launcher starts them.
 
-    Every run is made in new processes; `docs/compare.md` tells what each number means.
+    Every run is made in new processes; `docs/compare.md` explains every figure.
 
     Args:
-        spec: As for `isotrain.run`.
-        backends: `NAME` or `NAME:COLLECTIVE`; left out: all that can be used.
-        replicas: With how many replicas each is measured; left out: 1, or as many as the hosts of the
-            launcher give.
-        strategies: Under which strategies, each a name or `{"name": ..., "options": {...}}`; left out:
-            the spec's.
-        repeats: Runs of each cell. It takes three to tell how runs differ.
-        time_budget: Seconds for all runs; after the first `repeats`, runs are added where the ranking
-            is open.
-        run_limit: Seconds that the timed steps of one run may take, should they not become steady
-            before; left out: 60, or less with a time budget.
-        seed: Of the order of the runs and of the intervals.
-        steps: First steps of the training whose losses are compared.
+        spec: Training spec, as for `isotrain.run`.
+        backends: Backends to compare, each `NAME` or `NAME:COLLECTIVE`; left out: all available ones.
+        replicas: Numbers of replicas to measure each backend with; left out: 1, or as many as the
+            launcher's allocation has room for.
+        strategies: Strategies to measure, each a name or `{"name": ..., "options": {...}}`; left out:
+            the spec's strategy.
+        repeats: Runs of each cell; at least three are needed to estimate how runs vary.
+        time_budget: Time budget of all runs in seconds; after the first `repeats`, further runs go to
+            the cells that cannot be told from the fastest yet.
+        run_limit: Limit in seconds of the timed steps of a run that does not become steady; left out:
+            60, or less with a time budget.
+        seed: Seed of the run order and of the bootstrap intervals.
+        steps: Number of first training steps whose losses are compared.
         reference: Name of the cell that losses and plans are compared with; left out: the first
             that finishes.
         output: New or empty folder for the results; left out: `comparisons/<name>-<time>`.
-        resume: Go on with the comparison that `output` holds.
-        against: An earlier comparison's folder or file; fills `changes`.
-        margin: Share by which a cell must be slower than in `against` to be called so.
-        interpreters: Backend to the path of the Python interpreter that has it.
-        launcher: As for `isotrain.run`: every run goes by it.
-        launcher_options: As for `isotrain.run`.
-        on_progress: Called with a line after each run.
+        resume: Whether to continue the comparison stored in `output`.
+        against: Folder or file of an earlier comparison; fills `changes`.
+        margin: Fraction by which throughput must fall below that in `against` to count as slower.
+        interpreters: Path of the Python interpreter that has a backend, by backend.
+        launcher: Launcher that starts every run, as for `isotrain.run`.
+        launcher_options: Options of the launcher, as for `isotrain.run`.
+        on_progress: Callback that receives one line of text after each run.
 
     Returns:
-        All that was measured, cells that failed included. `output` has it too, and is written after
-        every run: also when this call is interrupted.
+        All results, failed cells included. The same is written to `output` after every run, so that
+        an interrupted call loses nothing.
 
     Raises:
         SpecError: The spec is wrong.
-        PlanError: What is asked for does not fit together.
+        PlanError: The arguments contradict each other, the spec or the launcher.
     """
     request = CompareRequest(
         backends=backends,
@@ -93,4 +93,4 @@ def compare(
 
 
 def _silent(line: str) -> None:
-    """Shows nothing."""
+    """Ignores a line of progress."""

@@ -1,4 +1,4 @@
-"""Compares backends: plans the cells, makes one run after the other, and keeps what they found."""
+"""Comparison of backends: plans the cells, makes their runs one at a time and stores the results."""
 
 from __future__ import annotations
 
@@ -49,12 +49,12 @@ OnProgress = Callable[[str], None]
 
 
 class ComparisonEngine:
-    """One comparison while it is made.
+    """A comparison in progress: plans cells, makes their runs and stores every result at once.
 
     Attributes:
-        comparison: What was found so far.
-        folder: Where it is written.
-        report: The HTML report, once there is one.
+        comparison: Results so far.
+        folder: Output folder.
+        report: Path of the HTML report; None until it is written.
     """
 
     def __init__(self, spec: SpecLike, request: CompareRequest, on_progress: OnProgress) -> None:
@@ -62,20 +62,20 @@ class ComparisonEngine:
 
         Raises:
             SpecError: The spec is wrong.
-            PlanError: What is asked for does not fit together.
+            PlanError: The options of the request contradict each other, the spec or the launcher.
         """
         refuse_nesting()
         require_single_process("compare")
         self.report: Path | None = None
         self._say = on_progress
-        given = load_spec(spec)
-        allocation = _allocation(request, given)
+        loaded = load_spec(spec)
+        allocation = _allocation(request, loaded)
         slots = 1 if allocation is None else allocation.slots
         self._runner = Runner(request.interpreters, request.launcher, slots)
-        backends = _backends(request, given)
-        strategies = _strategies(request, given)
+        backends = _backends(request, loaded)
+        strategies = _strategies(request, loaded)
         counts = _replicas(request)
-        self._spec = equal_threads(given, max_processes_per_host(counts, allocation))
+        self._spec = equal_threads(loaded, max_processes_per_host(counts, allocation))
         self._old = read_comparison(Path(request.against)) if request.against else None
         planned = planned_cells(
             self._spec,
@@ -109,7 +109,7 @@ class ComparisonEngine:
         )
 
     def _opened(self, request: CompareRequest) -> Path:
-        """The folder: a new one, or that of the comparison to go on with."""
+        """Creates the output folder, or with `resume` takes over the runs stored in it."""
         if not request.resume:
             return store.new_folder(self._spec.name, request.output)
         assert request.output is not None
@@ -127,7 +127,7 @@ class ComparisonEngine:
         return self.comparison.cells
 
     def run(self) -> Comparison:
-        """Makes the runs that are left; the folder is up to date whatever ends this."""
+        """Makes all remaining runs; the folder is up to date after each of them, however this ends."""
         self._save()
         try:
             while (cell := self._next()) is not None:
@@ -140,18 +140,18 @@ class ComparisonEngine:
 
     def _next(self) -> Cell | None:
         settings = self._settings
-        agenda = RunOrder(settings.repeats, settings.seed, settings.time_budget_s)
+        order = RunOrder(settings.repeats, settings.seed, settings.time_budget_s)
         runnable = [c for c in self._cells if self._targets[c.name].refusal is None]
-        name = agenda.next_cell(runnable, self.comparison.verdict.tied, settings.spent_s)
+        name = order.next_cell(runnable, self.comparison.verdict.tied, settings.spent_s)
         return None if name is None else self.comparison.cell(name)
 
     def _measure(self, cell: Cell) -> None:
-        """Makes one run of a cell."""
+        """Makes one run of a cell and records its result or its failure."""
         target, began = self._targets[cell.name], time.time()
         start = time.monotonic()
         slug = re.sub(r"[^A-Za-z0-9.-]+", "-", cell.name)
         folder = self.folder / store.RUNS_FOLDER / f"{self._made:03}-{slug}"
-        shutil.rmtree(folder, ignore_errors=True)  # of a run that was ended half-way
+        shutil.rmtree(folder, ignore_errors=True)  # left by an interrupted run
         try:
             raw = self._runner.run(
                 self._spec.with_strategy(target.strategy),
@@ -160,14 +160,14 @@ class ComparisonEngine:
                 self._settings.measurement(evaluate=not cell.repeats),
                 folder,
             )
-        except Exception as error:  # a backend may be anyone's; the others are to go on
-            found = replace(cell, status="failed", reason=reason_of(error))
+        except Exception as error:  # third-party backends raise anything; other cells go on
+            measured = replace(cell, status="failed", reason=reason_of(error))
             seconds = time.monotonic() - start
         else:
             shutil.rmtree(folder, ignore_errors=True)
             seconds = time.monotonic() - start
-            found = summary.with_run(cell, raw, summary.RunTimes(self._made, began, seconds))
-        self._note(found, seconds)
+            measured = summary.with_run(cell, raw, summary.RunTimes(self._made, began, seconds))
+        self._note(measured, seconds)
 
     def _note(self, found: Cell, seconds: float) -> None:
         self._made += 1
@@ -177,29 +177,29 @@ class ComparisonEngine:
         self._say(f"{self._count()} {found.name}: {_outcome(found)} ({seconds:.1f} s)")
 
     def _count(self) -> str:
-        wanted = self._settings.repeats * sum(t.refusal is None for t in self._targets.values())
-        return f"[{self._made}/{max(wanted, self._made)}]"
+        planned = self._settings.repeats * sum(t.refusal is None for t in self._targets.values())
+        return f"[{self._made}/{max(planned, self._made)}]"
 
     def _save(self) -> None:
-        """Computes anew what follows from the runs, and writes it."""
+        """Recomputes estimates, verdict and changes from all runs, and writes `comparison.json`."""
         seed, reference = self._settings.seed, self._reference
         if reference is None:
             finished = (cell.name for cell in self._cells if cell.status == "finished")
             reference = next(finished, None)
         cells = summary.summarize(self._cells, reference, seed)
         verdict = decide(cells)
-        found = replace(self.comparison, reference=reference, cells=cells, verdict=verdict)
+        updated = replace(self.comparison, reference=reference, cells=cells, verdict=verdict)
         since = []
         if self._old is not None:
-            since = changes.since(self._old, found, margin=self._settings.margin, seed=seed)
-        self.comparison = replace(found, changes=since)
+            since = changes.since(self._old, updated, margin=self._settings.margin, seed=seed)
+        self.comparison = replace(updated, changes=since)
         store.write(self.comparison, self.folder)
 
     def _settle(self) -> None:
-        """Notes that nothing is left to do, and which cells there was no time for."""
+        """Sets `finished`, and the reason of cells that the time budget left without a run."""
         cells = [replace(c, reason=_NO_TIME) if c.reason == _NOT_RUN else c for c in self._cells]
-        wanted = self._settings.repeats
-        complete = all(c.status == "failed" or len(c.repeats) >= wanted for c in self._alive())
+        repeats = self._settings.repeats
+        complete = all(c.status == "failed" or len(c.repeats) >= repeats for c in self._alive())
         self.comparison = replace(self.comparison, cells=cells, finished=complete)
         store.write(self.comparison, self.folder)
 
@@ -208,11 +208,11 @@ class ComparisonEngine:
 
 
 def _allocation(request: CompareRequest, spec: TrainingSpec) -> Allocation | None:
-    """What the launcher has; None: this machine.
+    """The launcher's allocation of hosts and slots; None: this machine.
 
     Raises:
-        PlanError: It cannot start runs from here, or starts none by itself, or its options
-            contradict each other or what there is.
+        PlanError: The launcher cannot start runs from here, or only joins processes that something
+            else started, or its options contradict each other or the allocation.
     """
     launcher = plugin_manager(spec.plugins).launcher(
         request.launcher.name, request.launcher.options
@@ -223,7 +223,7 @@ def _allocation(request: CompareRequest, spec: TrainingSpec) -> Allocation | Non
 
 
 def _replicas(request: CompareRequest) -> Sequence[int] | None:
-    """Numbers of them; None: as many as the launcher's hosts give."""
+    """Numbers of replicas to measure; None: as many as the launcher's allocation has room for."""
     if request.replicas is None and request.launcher.name == LOCAL:
         return (1,)
     return request.replicas
@@ -236,8 +236,8 @@ def _backends(request: CompareRequest, spec: TrainingSpec) -> list[str]:
         return available_backends(host, request.interpreters)
     names = {split_backend(backend)[0] for backend in request.backends}
     _require_compared(request.interpreters, [*request.backends, *names])
-    elsewhere = {split_backend(backend)[0] for backend in request.interpreters}
-    for name in sorted(names - elsewhere):
+    other_interpreters = {split_backend(backend)[0] for backend in request.interpreters}
+    for name in sorted(names - other_interpreters):
         if name not in host.backends.names():
             raise PlanError(unknown_name("backend", name, host.backends.names()))
     return list(request.backends)
@@ -246,16 +246,16 @@ def _backends(request: CompareRequest, spec: TrainingSpec) -> list[str]:
 def _require_compared(interpreters: Iterable[str], backends: Collection[str]) -> None:
     for backend in interpreters:
         if backend not in backends:
-            meant = did_you_mean(backend, backends)
-            raise PlanError(f"--python {backend}=...: that backend is not compared.{meant}")
+            suggestion = did_you_mean(backend, backends)
+            raise PlanError(f"--python {backend}=...: that backend is not compared.{suggestion}")
 
 
 def _strategies(request: CompareRequest, spec: TrainingSpec) -> list[StrategyChoice]:
     choices = [StrategyChoice.of(each) for each in request.strategies or [spec.strategy.name]]
-    known = plugin_manager(spec.plugins).strategies.names()
+    registered = plugin_manager(spec.plugins).strategies.names()
     for choice in choices:
-        if choice.name not in known:
-            raise PlanError(unknown_name("strategy", choice.name, known))
+        if choice.name not in registered:
+            raise PlanError(unknown_name("strategy", choice.name, registered))
     return choices
 
 
@@ -284,8 +284,8 @@ def _settings(
 
 
 def _empty(target: PlannedCell) -> Cell:
-    """The cell before its first run."""
-    fails = target.refusal is not None and not target.unsupported
+    """A cell without runs: `failed` where planning failed, else `skipped` until its first run."""
+    is_failed = target.refusal is not None and not target.unsupported
     return Cell(
         name=target.name,
         backend=target.backend_name,
@@ -293,19 +293,19 @@ def _empty(target: PlannedCell) -> Cell:
         replicas=target.replicas,
         strategy=target.strategy.label,
         python=target.python,
-        status="failed" if fails else "skipped",
+        status="failed" if is_failed else "skipped",
         reason=target.refusal or _NOT_RUN,
         plan=dict(target.plan),
     )
 
 
 def _collective(target: PlannedCell) -> str:
-    asked = split_backend(target.backend)[1] or "auto"
-    return str(target.plan.get("collective", asked))
+    requested = split_backend(target.backend)[1] or "auto"
+    return str(target.plan.get("collective", requested))
 
 
 def _taken_up(stored: Cell, new: Cell) -> Cell:
-    """What an earlier start found out about a cell, if it ran it; plans are made anew."""
+    """The stored cell if it has runs or failed in one; otherwise the newly planned cell."""
     return stored if stored.repeats or (stored.status == "failed" and stored.plan) else new
 
 

@@ -1,4 +1,4 @@
-"""What a comparison found, as plain records: what `comparison.json` holds and every report reads."""
+"""Records of a comparison: the content of `comparison.json`, from which every report is made."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isotrain.core.json_format import json_page
 FORMAT = 1
 COMPARISON_FILE = "comparison.json"
 MIN_RUNS = 3
-"""Runs of a cell from which on an interval knows how runs differ."""
+"""Least number of runs of a cell whose interval accounts for the variation between runs."""
 CellStatus = Literal["finished", "failed", "skipped"]
 
 
@@ -31,19 +31,19 @@ class Estimate:
     high: float
 
     def overlaps(self, other: Estimate) -> bool:
-        """Whether the two intervals have a number in common: then there is no telling which is larger."""
+        """Whether the two intervals overlap, so that neither value counts as larger."""
         return self.low <= other.high and other.low <= self.high
 
 
 @dataclass(frozen=True)
 class Span:
-    """One piece of the time line of a typical step.
+    """One span of the time line of a typical step.
 
     Attributes:
-        track: Who does it, such as `rank 0`.
-        name: What is done: `input`, `step` (of stages, what they do in it), `device`.
-        start_s: Seconds after the start of the step.
-        seconds: How long it takes.
+        track: Process that does it, such as `rank 0`.
+        name: Activity: `input`, `step` (in pipeline runs the stage's actions instead), `device`.
+        start_s: Start in seconds after the start of the step.
+        seconds: Duration in seconds.
     """
 
     track: str
@@ -58,20 +58,20 @@ class Repeat:
 
     Attributes:
         order: Position among all runs of the comparison, from 0, in the order they were made.
-        started: Unix time.
-        block_steps: Steps of every timed block of the steady state.
-        block_seconds: Duration of each block, the device idle at both ends.
-        warm_up_steps: Steps before the steady state was found.
-        compile_s: Seconds that the warm-up took beyond as many steady steps.
+        started: Start of the run as Unix time.
+        block_steps: Number of steps in every timed block.
+        block_seconds: Duration of each steady block in seconds, the device idle at both ends.
+        warm_up_steps: Number of steps before the steady state.
+        compile_s: Seconds that warm-up and compilation took beyond as many steady steps.
         first_step_s: Seconds from the command to the end of the first step.
-        peak_memory_bytes: Resident memory at its highest, per process by rank.
-        cpu_s: Processor seconds of all processes over the timed blocks.
-        all_reduce_s: Seconds that one all-reduce of the gradient's size takes by itself, between
-            steps; None with one replica.
-        block_samples: Samples of every timed block.
-        steady: Whether a steady state was found; otherwise the blocks are the later half of those
-            that the limit left time for.
-        run_s: Seconds of the whole run, the start and end of its processes included.
+        peak_memory_bytes: Peak resident memory in bytes of each process, by rank.
+        cpu_s: CPU seconds of all processes over the timed blocks.
+        all_reduce_s: Median seconds of an all-reduce of the gradient's size, measured between steps;
+            None with one replica.
+        block_samples: Number of samples in each steady block.
+        steady: Whether a steady state was reached; if not, the blocks are the later half of those
+            timed within the limit.
+        run_s: Seconds of the whole run, start and end of its processes included.
     """
 
     order: int
@@ -91,42 +91,43 @@ class Repeat:
 
 @dataclass(frozen=True)
 class Cell:
-    """One backend with one number of replicas, and all that was measured of it.
+    """One cell of the comparison's grid: a backend with a number of replicas, and its measurements.
 
     Attributes:
         name: `BACKEND[:COLLECTIVE]@REPLICAS`, with ` STRATEGY` where several are compared.
-        backend: Its name.
-        collective: The collective that was really used; `none` with one replica.
-        replicas: How many.
-        strategy: `NAME[,OPTION=VALUE...]`, as asked for.
-        python: The interpreter, where it is not this program's own.
-        status: `failed` and `skipped` cells have a reason, and no estimates.
-        reason: Why it failed or was skipped, in full.
-        repeats: Its runs.
-        samples_per_s: Throughput over the steady state.
-        step_s: Median seconds of a step.
-        step_p95_s: 95th percentile of the seconds of a step, over the timed blocks.
+        backend: Backend name, without its collective.
+        collective: Collective of the plan; `none` with one replica.
+        replicas: Number of replicas.
+        strategy: Strategy as requested, `NAME[,OPTION=VALUE...]`.
+        python: Path of the interpreter; None: the one that compares.
+        status: `finished`, `failed` or `skipped`; only finished cells have estimates.
+        reason: Full error of a failed cell, or why a cell was skipped.
+        repeats: Runs of the cell.
+        samples_per_s: Throughput in the steady state, in samples per second.
+        step_s: Median duration of a step in seconds.
+        step_p95_s: 95th percentile of the step duration in seconds, over the timed blocks.
         first_step_s: Seconds from the command to the end of the first step.
         compile_s: Seconds that warm-up and compilation take beyond as many steady steps.
-        peak_memory_bytes: Of the largest process.
-        total_memory_bytes: Of all processes together.
-        cpu_s_per_sample: Processor seconds of all processes.
+        peak_memory_bytes: Peak resident memory of the largest process in bytes.
+        total_memory_bytes: Peak resident memory summed over all processes, in bytes.
+        cpu_s_per_sample: CPU seconds of all processes per sample.
         speedup: Throughput relative to one replica of the same backend and strategy; None without that cell.
-        efficiency: `speedup` divided by `replicas`.
-        all_reduce_s: Seconds that one all-reduce of the gradient's size takes by itself, between
-            steps; None with one replica.
-        bus_bandwidth: Bytes per second that every link carries, `2 (n - 1) / n * bytes / time` for an
-            all-reduce of `bytes` over n replicas, measured by itself on the gradient's size; None with one.
+        efficiency: Scaling efficiency, `speedup / replicas`.
+        all_reduce_s: Seconds of an all-reduce of the gradient's size, measured between steps; None with
+            one replica.
+        bus_bandwidth: Bus bandwidth of that all-reduce in bytes per second, `2 (n - 1) / n * bytes / time`
+            for `bytes` over n replicas (as in nccl-tests); None with one replica.
         exchanged_bytes: Bytes that each replica sends per step, from the plan.
-        losses: Mean loss of every global batch of the first steps of the training.
-        final_loss: The last of them.
-        metrics: Over the same steps, by name; after them, the evaluation's as `validation_<name>`.
+        losses: Mean loss of every global batch of the first steps.
+        final_loss: Last of `losses`.
+        metrics: Training metrics over the same steps, by name; validation metrics after them as
+            `validation_<name>`.
         loss_difference: Largest relative difference of `losses` to the reference cell's.
-        timeline: A typical step.
-        plan: The plan it followed.
-        plan_differences: What differs from the reference cell's plan: rows of field, its value, ours.
-        versions: Packages it ran with.
-        notes: What limits the numbers above.
+        timeline: Spans of a typical step.
+        plan: Plan of the run as plain values.
+        plan_differences: Differences to the reference cell's plan, each `(field, reference value, value)`.
+        versions: Version of every package the cell ran with, by package.
+        notes: Caveats of the figures above.
     """
 
     name: str
@@ -163,7 +164,7 @@ class Cell:
 
     @property
     def memory_per_replica(self) -> Estimate | None:
-        """Resident memory of all processes together, for each replica; in bytes."""
+        """Peak resident memory per replica in bytes: the sum over processes divided by `replicas`."""
         total = self.total_memory_bytes
         if total is None:
             return None
@@ -172,12 +173,12 @@ class Cell:
 
 @dataclass(frozen=True)
 class Verdict:
-    """Which cell to take.
+    """The fastest cell, or the cells whose intervals overlap too much to say.
 
     Attributes:
-        pick: Name of the cell with the highest throughput, or None when there is no telling.
+        pick: Name of the cell with the highest throughput; None if no cell is significantly faster.
         tied: Names of the cells that cannot be told from the fastest; empty where `pick` is set.
-        reason: The same in a sentence or two, with the figures.
+        reason: The verdict in one or two sentences with its figures.
     """
 
     pick: str | None
@@ -187,17 +188,17 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Change:
-    """What became of a cell since an earlier comparison.
+    """The change of a cell since an earlier comparison; ratios are new over old.
 
     Attributes:
-        cell: Its name.
-        samples_per_s: Throughput now relative to then; below 1 is slower. None where one of the two
-            has no figure, as for all that follow.
-        first_step_s: Time to the first step now relative to then.
-        peak_memory_bytes: Memory of the largest process now relative to then.
-        loss_difference: Largest relative difference between the losses then and now.
-        slower: Whether it is slower by more than the margin, the whole interval beyond it.
-        note: Why there is no figure, or what else differs between then and now.
+        cell: Cell name.
+        samples_per_s: Throughput ratio; below 1 is slower. This and the following ratios are None
+            where either comparison lacks the figure.
+        first_step_s: Ratio of the time to the first step.
+        peak_memory_bytes: Ratio of the peak memory of the largest process.
+        loss_difference: Largest relative difference between old and new losses.
+        slower: Whether the whole interval of the throughput ratio lies below `1 - margin`.
+        note: Why there is no figure, or what else differs between the two comparisons.
     """
 
     cell: str
@@ -211,19 +212,19 @@ class Change:
 
 @dataclass(frozen=True)
 class ComparisonRecord:
-    """Everything that one comparison measured.
+    """All results of one comparison.
 
     Attributes:
-        name: The spec's name.
-        spec: The resolved spec as plain values.
+        name: Spec name.
+        spec: Resolved spec as plain values.
         reference: Name of the cell that losses and plans are compared with.
-        created: Unix time of its start.
-        finished: Whether every cell and repeat that was asked for was made.
-        machine: Processor, cores, memory, system.
-        settings: How it was measured: repeats, steps, seed, threads, time budget.
-        cells: In the order they were asked for.
-        verdict: Which to take.
-        changes: Since an earlier comparison, where one was given.
+        created: Start of the comparison as Unix time.
+        finished: Whether every requested run of every cell was made.
+        machine: Processor, cores, memory and operating system.
+        settings: Fields of `CompareSettings`: repeats, steps, seed, threads, time budget.
+        cells: Cells in the requested order.
+        verdict: The fastest cell, or the tied ones.
+        changes: Change of every cell since the earlier comparison in `against`.
     """
 
     name: str
@@ -238,10 +239,10 @@ class ComparisonRecord:
     changes: list[Change] = field(default_factory=list)
 
     def cell(self, name: str) -> Cell:
-        """The cell of that name.
+        """The cell with the given name.
 
         Raises:
-            KeyError: There is none.
+            KeyError: No cell has that name.
         """
         for cell in self.cells:
             if cell.name == name:
@@ -258,11 +259,11 @@ class ComparisonRecord:
 
 
 ESTIMATES = tuple(f.name for f in dataclasses.fields(Cell) if f.type == "Estimate | None")
-"""The fields of a cell that are estimates; those of a change have the same names."""
+"""Names of the `Estimate` fields of `Cell`; `Change` uses the same names."""
 
 
 def difference(one: float, two: float) -> float:
-    """Of two losses, relative to the larger of them; infinite where just one is no number."""
+    """The relative difference of two losses; infinite where only one of them is finite."""
     if one == two or (math.isnan(one) and math.isnan(two)):
         return 0.0
     if not (math.isfinite(one) and math.isfinite(two)):

@@ -1,4 +1,4 @@
-"""What a comparison is asked for, and how it measures."""
+"""The request of a comparison, and the settings of its measurements."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _MIN_RUN_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class CompareRequest:
-    """What `isotrain.compare` was asked for; see there."""
+    """Arguments of `isotrain.compare`, validated; `isotrain.compare` explains each."""
 
     backends: Sequence[str] | None = None
     replicas: Sequence[int] | None = None
@@ -41,22 +41,24 @@ class CompareRequest:
     launcher: LauncherChoice = field(default_factory=LauncherChoice)
 
     def __post_init__(self) -> None:
-        """Checks the numbers.
+        """Validates the arguments.
 
         Raises:
-            PlanError: One is out of its range, an option lacks the one it belongs to, or two contradict each
-                other.
+            PlanError: A number is out of range, an option lacks the one it depends on, or two options
+                contradict each other.
         """
         counts = [("replicas", count) for count in self.replicas or ()]
         counts += [("repeats", self.repeats), ("steps", self.steps)]
-        for what, count in counts:
+        for argument, count in counts:
             if count < 1:
-                raise PlanError(f"compare: expected {what} of 1 or more, received {count}.")
+                raise PlanError(f"compare: expected {argument} of 1 or more, received {count}.")
         if self.replicas is not None and not self.replicas:
             raise PlanError("compare: expected one number of replicas or more, received none.")
-        for what, seconds in (("time budget", self.time_budget), ("run limit", self.run_limit)):
+        for argument, seconds in (("time budget", self.time_budget), ("run limit", self.run_limit)):
             if seconds is not None and seconds <= 0:
-                raise PlanError(f"compare: expected a {what} above 0 s, received {seconds:g} s.")
+                raise PlanError(
+                    f"compare: expected a {argument} above 0 s, received {seconds:g} s."
+                )
         if not 0 <= self.margin < 1:
             raise PlanError(f"compare: expected a margin from 0 to below 1, got {self.margin}.")
         if self.resume and self.output is None:
@@ -70,24 +72,24 @@ class CompareRequest:
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """How a comparison measures; recorded in it.
+    """How a comparison measures; stored in its `comparison.json`.
 
     Attributes:
-        backends: `NAME` or `NAME:COLLECTIVE`.
-        replicas: Numbers of them.
-        strategies: `NAME[,OPTION=VALUE...]` of each.
-        interpreters: Backend to the path of its interpreter.
-        launcher: `name` and `options` of what starts the processes; None: the local one.
+        backends: Backends to compare, each `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of replicas to measure.
+        strategies: Strategies to measure, each `NAME[,OPTION=VALUE...]`.
+        interpreters: Path of the Python interpreter, by backend; backends left out use this one.
+        launcher: Launcher as `name` and `options`; None: the local launcher.
         repeats: Runs of each cell.
-        time_budget_s: Seconds for all runs; None for no limit.
-        seed: Of the order of the runs and of the intervals.
-        steps: First steps of the training whose losses are compared.
+        time_budget_s: Time budget of all runs in seconds; None: no limit.
+        seed: Seed of the run order and of the bootstrap intervals.
+        steps: Number of first training steps whose losses are compared.
         threads: Compute threads of every replica.
-        margin: Share by which a cell must be slower than before to be called so.
-        run_seconds: Limit of a run's blocks together.
-        blocks: Steady blocks that end a run.
-        block_seconds: About how long a block takes.
-        spent_s: Seconds that all runs took so far.
+        margin: Fraction by which throughput must fall for a cell to count as slower.
+        run_seconds: Limit of the timed blocks of one run, in seconds.
+        blocks: Number of steady blocks after which a run ends.
+        block_seconds: Target duration of a block in seconds.
+        spent_s: Duration of all runs so far in seconds.
     """
 
     backends: Sequence[str]
@@ -107,7 +109,7 @@ class CompareSettings:
     spent_s: float = 0.0
 
     def measurement(self, *, evaluate: bool) -> Measurement:
-        """What each process of a run does."""
+        """The work that every process of a run does."""
         return Measurement(
             steps=self.steps,
             evaluate=evaluate,
@@ -118,7 +120,12 @@ class CompareSettings:
 
 
 def run_seconds(request: CompareRequest, cells: int) -> float:
-    """The limit of one run's blocks: with a time budget, no run may use up what others need."""
+    """The limit of one run's timed blocks in seconds; a time budget is divided over all runs.
+
+    Args:
+        request: Request of the comparison.
+        cells: Number of planned cells.
+    """
     if request.run_limit is not None:
         return request.run_limit
     if request.time_budget is None:
@@ -128,13 +135,13 @@ def run_seconds(request: CompareRequest, cells: int) -> float:
 
 
 def launcher_line(settings: Mapping[str, Any]) -> str | None:
-    """What has started all runs of a comparison, in words; None: the local launcher.
+    """The launcher of all runs of a comparison as a phrase; None: the local launcher.
 
     Args:
-        settings: As they were recorded.
+        settings: `ComparisonRecord.settings`.
     """
-    chosen = settings.get("launcher")
-    if not isinstance(chosen, Mapping):
+    launcher = settings.get("launcher")
+    if not isinstance(launcher, Mapping):
         return None
-    options = ", ".join(f"{name}={value}" for name, value in chosen.get("options", {}).items())
-    return f"started by launcher {chosen.get('name')}{f' ({options})' if options else ''}"
+    options = ", ".join(f"{name}={value}" for name, value in launcher.get("options", {}).items())
+    return f"started by launcher {launcher.get('name')}{f' ({options})' if options else ''}"
