@@ -1,4 +1,4 @@
-"""Variables that Keras' layers keep and no list of weights has, such as the states of stateful RNNs.
+"""Variables that layers carry from step to step outside of the model's weights: stateful RNNs' states.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -17,36 +17,38 @@ from isotrain.adapters.keras import private as keras_private
 
 
 def carried_variables(model: keras.Layer) -> dict[str, Any]:
-    """The Keras variables in attributes of layers that are none of the model's weights, by canonical name."""
+    """Keras variables in layers' attributes that are not among the model's weights, by canonical name."""
     weights = {id(variable) for variable in model.variables}
-    found = [each for _, each in carried(model, keras.Variable) if id(each) not in weights]
-    unique = list({id(each): each for each in found}.values())
+    variables = [each for _, each in carried(model, keras.Variable) if id(each) not in weights]
+    unique = list({id(each): each for each in variables}.values())
     return dict(zip(keras_model.canonical_names(unique), unique, strict=True))
 
 
 def carried(model: keras.Layer, kind: type) -> Iterator[tuple[str, Any]]:
-    """What layers and their classes hold of a kind, with a path; a weight may be among it."""
+    """Paths and instances of `kind` in attributes of layers and their classes, weights included."""
     owners = layer_names(model)
-    known = {*map(id, owners.values()), *(id(vars(owner)) for owner in owners.values())}
-    usual = base_layer_attributes()
+    visited = {*map(id, owners.values()), *(id(vars(owner)) for owner in owners.values())}
+    base_attributes = base_layer_attributes()
     for name, owner in owners.items():
-        of_classes = [vars(each) for each in type(owner).__mro__ if is_user_class(each)]
-        for attributes in (vars(owner), *of_classes):
+        class_attributes = [vars(each) for each in type(owner).__mro__ if is_user_class(each)]
+        for attributes in (vars(owner), *class_attributes):
             for attribute, value in list(attributes.items()):
-                if attribute not in usual:
+                if attribute not in base_attributes:
                     path = f"{name}.{attribute}".removeprefix(".")
-                    yield from iter_nested(path, value, lambda each: isinstance(each, kind), known)
+                    yield from iter_nested(
+                        path, value, lambda each: isinstance(each, kind), visited
+                    )
 
 
 def layer_names(model: keras.Layer) -> dict[str, keras.Layer]:
-    """A model's layers by their paths; the model itself has none."""
+    """A model's layers by canonical name; the model itself has the name `""`."""
     _, *inner = keras_private.layers_of(model)
     names = keras_model.canonical_names([_Named(layer) for layer in inner])
     return {"": model, **dict(zip(names, inner, strict=True))}
 
 
 class _Named:
-    """Gives a layer a path also where it is not built."""
+    """Path of a layer for `canonical_names`; an unbuilt layer's is its name."""
 
     def __init__(self, layer: keras.Layer) -> None:
         self.path = layer.path or layer.name
@@ -54,12 +56,12 @@ class _Named:
 
 @functools.cache
 def base_layer_attributes() -> frozenset[str]:
-    """The attributes that Keras gives every layer."""
+    """Names of the attributes that every Keras layer has."""
     return frozenset(vars(keras.layers.Layer(name="any")))
 
 
 class CarryScope(keras.StatelessScope):
-    """A scope in which no gradient flows through what is assigned to some variables, as outside of one."""
+    """A `StatelessScope` that stops gradients through assignments to carried variables, as outside of one."""
 
     def __init__(
         self, mapping: Iterable[tuple[Any, Any]], carried: Collection[Any], **options: Any
@@ -77,28 +79,28 @@ class CarryScope(keras.StatelessScope):
 def carrying(
     compute: Callable[[Any, Any], Any], variables: Collection[Any], carried: Collection[Any]
 ) -> Callable[[Any, Any], Any]:
-    """A computation that sets variables when it is over, so that they may be carried through a step on torch.
+    """Wraps a computation so that it assigns variables only at its end, for carried state on torch.
 
-    Its backward pass needs what they were, which Keras would have overwritten.
+    The backward pass needs the variables' previous values, which Keras would overwrite in place.
 
     Args:
-        compute: From inputs and targets to loss and predictions.
-        variables: All that it may set.
-        carried: Those of them whose values gradients may need.
+        compute: Function of inputs and targets that returns loss and predictions.
+        variables: All variables that it may assign.
+        carried: Variables among them whose previous values gradients may need; these are cloned.
     """
-    own = {id(variable) for variable in carried}
+    carried_ids = {id(variable) for variable in carried}
 
     def computed(inputs: Any, targets: Any) -> Any:
         if keras_private.is_stateless():
             return compute(inputs, targets)
-        before = [v.value.clone() if id(v) in own else v.value for v in variables]
+        before = [v.value.clone() if id(v) in carried_ids else v.value for v in variables]
         pairs = zip(variables, before, strict=True)
         with CarryScope([*pairs], carried, collect_losses=True) as scope:
-            found = compute(inputs, targets)
+            result = compute(inputs, targets)
         for variable, value in zip(variables, before, strict=True):
             after = scope.get_current_value(variable)
             if after is not value:
                 variable.assign(after)
-        return found
+        return result
 
     return computed

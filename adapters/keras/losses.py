@@ -1,4 +1,4 @@
-"""The loss of a portable model, and by what its mean counts where targets do not count alike.
+"""Losses of portable models, and the denominators of their means where targets weigh differently.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -26,11 +26,12 @@ from isotrain.plugin import Component, SpecError, TrainingSpec
 
 
 class LossTerm(NamedTuple):
-    """One loss of a slice.
+    """One loss of a slice of the batch.
 
     Attributes:
-        mean: Over what counts in the slice.
-        loss_denominators: How much that is: places that no mask hides, for one; None where it is all samples.
+        mean: Mean loss of the slice, a scalar.
+        loss_denominators: Denominator of the mean, a scalar, such as the number of unmasked positions; None
+            where it is the number of samples.
     """
 
     mean: Any
@@ -38,36 +39,36 @@ class LossTerm(NamedTuple):
 
 
 LossTerms = Callable[[Any, Any], list[LossTerm]]
-"""`parts(targets, predictions)`: every loss of the spec."""
+"""`terms(targets, predictions)`: one term for each loss of the spec."""
 
 
 class PerOutputLoss:
-    """The loss of one output, before `loss_weights` multiplies it; that of a slice is computed once.
+    """The loss of one output, before `loss_weights`. Step and metric share one computation per slice.
 
     Attributes:
-        loss: Of targets and predictions.
+        loss: Loss function of targets and predictions.
     """
 
     def __init__(self, loss: Loss, output: str | None) -> None:
-        """Remembers no slice yet.
+        """Starts with an empty cache.
 
         Args:
-            loss: Of targets and predictions.
-            output: Its name; None for what the model gives, whose loss is not measured.
+            loss: Loss function of targets and predictions.
+            output: Output name; None for the loss of the whole output, which gets no metric.
         """
         self.loss = loss
         self._is_measured = output is not None
         self._latest: tuple[Any, LossTerm] | None = None
 
     def __call__(self, targets: Any, predictions: Any, weights: Any | None) -> LossTerm:
-        """Computes it, and remembers it until it is measured."""
-        part = _part(self.loss, targets, predictions, weights)
+        """Computes the loss of a slice, and keeps it for `measured`."""
+        term = _part(self.loss, targets, predictions, weights)
         if self._is_measured:
-            self._latest = predictions, part
-        return part
+            self._latest = predictions, term
+        return term
 
     def measured(self, targets: Any, predictions: Any, weights: Any | None) -> LossTerm:
-        """The same of the slice that was computed last, if these are its predictions; else anew."""
+        """The term kept for these predictions, by identity; computed anew for others."""
         latest, self._latest = self._latest, None
         if latest is not None and latest[0] is predictions:
             return latest[1]
@@ -75,21 +76,21 @@ class PerOutputLoss:
 
 
 Losses = Mapping[str | None, PerOutputLoss]
-"""The losses of a spec, by output."""
+"""The losses of a spec, by output name; None is the loss of the whole output."""
 
 
 def build_output_losses(spec: TrainingSpec, framework: str) -> dict[str | None, PerOutputLoss]:
-    """Makes the spec's losses by output."""
+    """Makes the spec's losses, by output name."""
     return {o: PerOutputLoss(loss, o) for o, loss in build_losses(spec, framework).items()}
 
 
 def loss_terms(losses: Losses, spec: TrainingSpec, outputs: OutputSelector) -> LossTerms:
-    """Makes the function that gives every loss of a slice, one for each output where there are several.
+    """Makes the function that computes every loss of a slice, one for each output that has a loss.
 
     Args:
-        losses: By output.
-        spec: Gives their weights.
-        outputs: Of the model.
+        losses: Losses by output name.
+        spec: Training spec, for `loss_weights`.
+        outputs: Selects one output's targets, predictions and sample weights.
     """
     factors = spec.loss_weights or {}
 
@@ -109,46 +110,52 @@ def _times(part: LossTerm, factor: float | None) -> LossTerm:
 def build_metrics_and_losses(
     spec: TrainingSpec, framework: str, losses: Losses
 ) -> tuple[list[keras.metrics.Metric], list[Component]]:
-    """Makes the spec's metrics anew, and the loss of each output where it gives several.
+    """Makes new metrics: the spec's, and one for the loss of each named output.
 
     Args:
-        spec: Gives them.
-        framework: Whose entry of the spec is taken.
-        losses: By output: those that the steps compute, or others like them.
+        spec: Training spec, for the metrics.
+        framework: Framework whose functions are used, where the spec has one per framework.
+        losses: Losses by output name: those that the steps compute, or equal ones.
 
     Returns:
-        The metrics, and what the spec says of each.
+        The metrics, and the spec entry of each.
     """
-    several = {output: loss for output, loss in losses.items() if output is not None}
-    own = [OutputLossMetric(loss.measured) for loss in several.values()]
-    chosen = [*spec.metrics, *(Component("loss", output=output) for output in several)]
-    metrics = [*build_metrics(spec, framework), *own]
-    shown = [given.shown(m.name) for m, given in zip(metrics, chosen, strict=True)]
+    output_losses = {output: loss for output, loss in losses.items() if output is not None}
+    loss_metrics = [OutputLossMetric(loss.measured) for loss in output_losses.values()]
+    components = [*spec.metrics, *(Component("loss", output=output) for output in output_losses)]
+    metrics = [*build_metrics(spec, framework), *loss_metrics]
+    shown = [component.shown(m.name) for m, component in zip(metrics, components, strict=True)]
     choices.require_unique_names(shown)
-    return metrics, chosen
+    return metrics, components
 
 
 def _part(loss: Loss, targets: Any, predictions: Any, weights: Any | None) -> LossTerm:
-    counts: list[Any | None] = []
+    denominators: list[Any | None] = []
     mask = keras_private.mask_of(predictions)
     if weights is not None:
         weights = keras.ops.copy(weights)  # Keras multiplies masks into them, on torch in place
-    with keras_private.observe_loss_denominators(counts.append):
+    with keras_private.observe_loss_denominators(denominators.append):
         if isinstance(loss, keras.losses.Loss):
             call = checking_shapes("loss", loss) if is_keras_builtin(loss) else loss
-            given = call(targets, predictions, weights)
+            values = call(targets, predictions, weights)
         elif weights is None and mask is None:
-            given = loss(targets, predictions)
+            values = loss(targets, predictions)
         else:
-            given = _reduced(loss(targets, predictions), weights, mask)
-    return LossTerm(mean_over_samples(given), counts[0] if len(counts) == 1 else None)
+            values = _reduced(loss(targets, predictions), weights, mask)
+    denominator = denominators[0] if len(denominators) == 1 else None
+    return LossTerm(mean_over_samples(values), denominator)
 
 
 def _reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:
-    """What a person's function gave for each sample or place, weighed and masked as Keras does.
+    """Weighted, masked mean of a custom loss function's values, as Keras computes it; else the values.
+
+    Args:
+        values: Result of the function: one value per sample or position, or a scalar mean.
+        weights: Sample weights, shape `[samples]` or one that broadcasts to the values' shape.
+        mask: Mask of the predictions, boolean, one value per sample or position.
 
     Raises:
-        SpecError: It gave a mean, and samples have weights.
+        SpecError: The function returned a scalar mean, and samples have weights.
     """
     callables.require_tensor(values, "the loss")
     rank = len(values.shape)
@@ -157,27 +164,27 @@ def _reduced(values: Any, weights: Any | None, mask: Any | None) -> Any:
             "loss: samples have weights, and it returned their mean; expected one value per sample."
         )
     if mask is not None and len(mask.shape) > rank:
-        mask = None  # the function has taken the mean over the places itself
+        mask = None  # the function has reduced the masked axis itself
     if weights is None and mask is None:
         return values
     return keras_private.weighted_mean(values, weights, mask)
 
 
 def mean_over_samples(loss: Any) -> Any:
-    """Reduces what a loss callable gave to the mean over its samples.
+    """Mean of a loss function's result, a scalar; the result may be a scalar or a tensor of any shape.
 
     Raises:
-        SpecError: It gave no tensor.
+        SpecError: The function did not return a tensor.
     """
     callables.require_tensor(loss, "the loss or objective")
     return loss if len(loss.shape) == 0 else keras.ops.mean(loss)
 
 
 def sum_of_means(parts: Sequence[LossTerm], added: Callable[[Any], Any]) -> Any:
-    """The sum of the means: the loss of a slice as if it were a whole global batch.
+    """Sum of the means, a scalar: the loss of a slice as if it were the global batch.
 
     Args:
-        parts: Of the slice.
+        parts: Loss terms of the slice.
         added: Adds the losses of the model's own layers.
     """
     total = parts[0].mean
@@ -187,22 +194,22 @@ def sum_of_means(parts: Sequence[LossTerm], added: Callable[[Any], Any]) -> Any:
 
 
 def means_and_denominators(parts: Sequence[LossTerm], added: Callable[[Any], Any]) -> Any:
-    """The loss of a slice with what is needed to get that of the whole global batch.
+    """The loss of a slice, with the denominators needed for the mean over the global batch.
 
     Args:
-        parts: Of the slice.
+        parts: Loss terms of the slice.
         added: Adds the losses of the model's own layers.
 
     Returns:
-        A scalar, the mean over the samples, where all count alike. Else of shape `[2, 1 + losses]`: first the
-        sum of the means over the samples, beside it the mean of each loss that counts by something else
-        (0 for others); in the second row what these count by (0 for others).
+        The mean loss, a scalar, if no term has a denominator. Else a tensor of shape `[2, 1 + losses]`.
+        Row 0: the sum of the means over samples, then the mean of each term that has a denominator (0 for
+        the other terms). Row 1: 0, then the denominators (0 for the other terms).
     """
-    alike = [part for part in parts if part.loss_denominators is None]
-    if len(alike) == len(parts):
+    sample_means = [part for part in parts if part.loss_denominators is None]
+    if len(sample_means) == len(parts):
         return sum_of_means(parts, added)
     zero = keras.ops.zeros_like(parts[0].mean)
     means = [zero if part.loss_denominators is None else part.mean for part in parts]
     counts = [zero if part.loss_denominators is None else part.loss_denominators for part in parts]
-    first = sum_of_means(alike, added) if alike else added(zero)
+    first = sum_of_means(sample_means, added) if sample_means else added(zero)
     return keras.ops.stack([keras.ops.stack([first, *means]), keras.ops.stack([zero, *counts])])

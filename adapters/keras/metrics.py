@@ -1,4 +1,4 @@
-"""Losses and metrics of portable models: Keras' own by name, and a person's as Keras calls them.
+"""Losses and metrics of portable models: Keras' built-in ones by name, and custom ones.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -34,59 +34,59 @@ _OF_OWN_SHAPES = (
 
 
 def fit(kind: str, targets: Any, predictions: Any, axis: int = -1) -> bool:
-    """Whether one of Keras' own means targets and predictions of such shapes.
+    """Whether the shapes of targets and predictions fit a loss or metric of Keras without broadcasting.
 
-    All but few compare them one by one, and either may lack a last axis of length 1.
+    Most compare elementwise, and either tensor may lack a last axis of length 1.
 
     Args:
-        kind: The name of a class of losses or metrics.
-        targets: A tensor; anything else is left to Keras.
-        predictions: The same.
-        axis: Of the predictions, along which it takes the classes to lie.
+        kind: Class name of the loss or metric.
+        targets: Tensor of any shape; other objects count as fitting and are left to Keras.
+        predictions: Tensor of any shape; other objects count as fitting.
+        axis: Class axis of the predictions.
     """
-    given, expected = (getattr(each, "shape", None) for each in (targets, predictions))
-    if given is None or expected is None or kind in _OF_OWN_SHAPES:
+    target_shape, expected = (getattr(each, "shape", None) for each in (targets, predictions))
+    if target_shape is None or expected is None or kind in _OF_OWN_SHAPES:
         return True
     if kind in _OF_LABELS:
         if axis != -1:
             return True
         expected = expected[:-1]
     return (
-        _alike(given, expected)
-        or _alike(given, _squeezed(expected))
-        or _alike(_squeezed(given), expected)
+        _alike(target_shape, expected)
+        or _alike(target_shape, _squeezed(expected))
+        or _alike(_squeezed(target_shape), expected)
     )
 
 
 def _squeezed(shape: Any) -> Any:
-    """Without a last axis of length 1."""
+    """A shape without its last axis, if that has length 1."""
     return shape[:-1] if list(shape)[-1:] == [1] else shape
 
 
 def _alike(first: Any, second: Any) -> bool:
-    """Whether they are equal as far as is known while TensorFlow traces."""
+    """Whether two shapes are equal; lengths unknown during TensorFlow's tracing (None) match any."""
     pairs = zip(first, second, strict=False)
-    known = all(one == other for one, other in pairs if one is not None and other is not None)
-    return len(first) == len(second) and known
+    is_equal = all(a == b for a, b in pairs if a is not None and b is not None)
+    return len(first) == len(second) and is_equal
 
 
 Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
 _SIMPLY = (Component("metric"),)
-"""What a metric is by itself: of all that the model gives, without weights."""
+"""Spec entry of a metric without options: it measures the model's whole output, unweighted."""
 _OF_SHAPES = (ValueError, TypeError, IndexError)
-"""What Keras and the frameworks raise where shapes do not fit; torch a plain RuntimeError, too."""
+"""Exceptions that Keras and the frameworks raise for shapes that do not fit; torch also a RuntimeError."""
 
 
 class OutputLossMetric(keras.metrics.Metric):
-    """The loss of one of several outputs, over all that counts in it, before `loss_weights` multiplies it."""
+    """Mean loss of one output as a metric, before `loss_weights`; accumulates total and count in float64."""
 
     def __init__(self, part: Callable[[Any, Any, Any], tuple[Any, Any | None]]) -> None:
-        """Starts with no samples.
+        """Adds the metric's variables, which start at zero.
 
         Args:
-            part: From targets, predictions and sample weights to the mean over what counts in a slice, and
-                to how much that is; None where it is all samples.
+            part: Function of targets, predictions and sample weights that returns the slice's mean loss and
+                its denominator, both scalars; the denominator is None where it is the number of samples.
         """
         super().__init__(name="loss")
         self._part = part
@@ -98,8 +98,8 @@ class OutputLossMetric(keras.metrics.Metric):
         )
 
     def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any | None = None) -> None:
-        mean, counted = self._part(y_true, y_pred, sample_weight)
-        count = keras.ops.shape(y_pred)[0] if counted is None else counted
+        mean, denominator = self._part(y_true, y_pred, sample_weight)
+        count = keras.ops.shape(y_pred)[0] if denominator is None else denominator
         count = keras.ops.cast(count, "float64")
         self._total.assign_add(keras.ops.cast(mean, "float64") * count)
         self._count.assign_add(count)
@@ -109,38 +109,41 @@ class OutputLossMetric(keras.metrics.Metric):
 
 
 def build_losses(spec: TrainingSpec, framework: str) -> dict[str | None, Loss]:
-    """Makes the spec's losses by output: Keras losses by name, or the person's own callables."""
-    chosen = spec.losses(framework)
-    return {output: _component(given, framework, "loss") for output, given in chosen.items()}
+    """Makes the spec's losses, by output name: Keras losses, or the user's own functions."""
+    components = spec.losses(framework)
+    return {
+        output: _component(component, framework, "loss") for output, component in components.items()
+    }
 
 
 def build_metrics(spec: TrainingSpec, framework: str) -> list[keras.metrics.Metric]:
-    """Makes the spec's metrics anew: Keras metrics by name, or the mean of a callable's values."""
+    """Makes new metrics for the spec: Keras metrics, or the mean of a function's values."""
     metrics = []
-    for given in spec.metrics:
-        if given.name in ("accuracy", "acc"):
-            metrics.append(keras.metrics.MeanMetricWrapper(inferred_accuracy, name=given.name))
+    for component in spec.metrics:
+        if component.name in ("accuracy", "acc"):
+            metrics.append(keras.metrics.MeanMetricWrapper(inferred_accuracy, name=component.name))
             continue
-        metric = _component(given, framework, "metrics")
+        metric = _component(component, framework, "metrics")
         if not isinstance(metric, keras.metrics.Metric):
-            metric = keras.metrics.MeanMetricWrapper(metric, name=given.label.rpartition(":")[2])
+            name = component.label.rpartition(":")[2]
+            metric = keras.metrics.MeanMetricWrapper(metric, name=name)
         metrics.append(metric)
-    shown = [given.shown(m.name) for m, given in zip(metrics, spec.metrics, strict=True)]
+    shown = [component.shown(m.name) for m, component in zip(metrics, spec.metrics, strict=True)]
     choices.require_unique_names(shown)
     return metrics
 
 
 def unbuilt_metrics(metrics: Iterable[keras.metrics.Metric]) -> list[str]:
-    """The names of metrics that make their variables when they see the first samples."""
+    """Names of the metrics that create their variables on the first update."""
     return [metric.name for metric in metrics if not keras_private.is_built(metric)]
 
 
 def sum_names(metric: keras.metrics.Metric) -> list[str]:
-    """Names for what a metric adds up, in the order of its variables: those of the variables, numbered."""
+    """Names of a metric's variables, in order; `#1`, `#2`, ... is appended to repeated names."""
     names = [variable.name for variable in metric.variables]
     return [
-        name if name not in names[:place] else f"{name}#{names[:place].count(name)}"
-        for place, name in enumerate(names)
+        name if name not in names[:index] else f"{name}#{names[:index].count(name)}"
+        for index, name in enumerate(names)
     ]
 
 
@@ -151,15 +154,15 @@ _FIT = (
 
 
 def require_sums(metrics: Sequence[keras.metrics.Metric]) -> None:
-    """Makes sure that metrics have the variables that others' sums can be added to.
+    """Checks that all metrics have their variables, to which sums of other processes can be added.
 
     Raises:
-        UnsupportedError: One makes its variables when it sees the first samples.
+        UnsupportedError: A metric creates its variables on the first update.
     """
-    late = unbuilt_metrics(metrics)
-    if late:
+    unbuilt = unbuilt_metrics(metrics)
+    if unbuilt:
         raise UnsupportedError(
-            f"metrics: {', '.join(late)} makes its variables when it sees samples, and so cannot be"
+            f"metrics: {', '.join(unbuilt)} makes its variables when it sees samples, and so cannot be"
             " added up over the workers of a parameter-server run. Leave it out, or give a"
             " function of your own,"
             " whose values are averaged."
@@ -173,46 +176,46 @@ def update_metrics(
     given: Sequence[Component] = (),
     names: OutputSelector | None = None,
 ) -> None:
-    """Adds samples to metrics.
+    """Updates metrics with the samples of a batch.
 
     Args:
-        metrics: Of the spec, or some of them.
-        targets: Of the samples, with their weights where they have some.
-        predictions: Of the samples.
-        given: What the spec says of each: which output it measures, and whether sample weights count in it;
-            left out where it is all that the model gives, without weights.
-        names: How outputs are told apart.
+        metrics: Metrics of the spec, or some of them.
+        targets: Targets, first axis samples; with the sample weights, where the data have them.
+        predictions: Predictions, first axis samples.
+        given: Spec entry of each metric: the output it measures, and whether sample weights apply; empty for
+            metrics of the whole output, unweighted.
+        names: Selects one output's targets and predictions.
 
     Raises:
-        SpecError: There are metrics, and an objective that gave no predictions.
+        SpecError: There are metrics, and an objective that returned no predictions.
     """
     choices.require_predictions(metrics, predictions)
     outputs = names or OutputSelector()
-    for metric, chosen in zip(metrics, given or _SIMPLY * len(metrics), strict=True):
-        *own, weights = outputs.sample(targets, predictions, chosen.output)
-        weighted = chosen.weighted or isinstance(metric, OutputLossMetric)
-        update_metric(metric, own[0], own[1], weights if weighted else None)
+    for metric, component in zip(metrics, given or _SIMPLY * len(metrics), strict=True):
+        *pair, weights = outputs.sample(targets, predictions, component.output)
+        is_weighted = component.weighted or isinstance(metric, OutputLossMetric)
+        update_metric(metric, pair[0], pair[1], weights if is_weighted else None)
 
 
 def update_metric(
     metric: keras.metrics.Metric, targets: Any, predictions: Any, weights: Any | None = None
 ) -> None:
-    """Adds samples, each of which counts by its weight, to one metric."""
+    """Updates one metric with samples and their weights (shape `[samples]`, or None)."""
     call = checking_shapes("metrics", metric) if is_keras_builtin(metric) else metric.update_state
     # Keras multiplies masks into weights, on torch in place.
-    weighing = () if weights is None else (keras.ops.copy(weights),)
+    weight_args = () if weights is None else (keras.ops.copy(weights),)
     with keras_private.top_k_of_all_floats():
-        call(*_as_columns(metric, targets, predictions), *weighing)
+        call(*_as_columns(metric, targets, predictions), *weight_args)
 
 
 def checking_shapes(
     field: str, part: keras.losses.Loss | keras.metrics.Metric
 ) -> Callable[..., Any]:
-    """A computation of Keras' own, which refuses targets and predictions that do not fit it by name.
+    """Wraps a loss or metric of Keras so that shapes that do not fit raise a `SpecError` with its name.
 
     Args:
-        field: Of the spec.
-        part: Its loss or metric, which gets targets, predictions and anything else.
+        field: Spec field, for the message.
+        part: Loss or metric; its arguments start with targets and predictions.
     """
     call = part.update_state if isinstance(part, keras.metrics.Metric) else part
     kind, axis = type(part).__name__, keras_private.class_axis(part)
@@ -239,13 +242,13 @@ def _unfit(field: str, name: str, targets: Any, predictions: Any) -> str:
 
 
 def is_keras_builtin(part: keras.metrics.Metric | keras.losses.Loss) -> bool:
-    """Whether all that a metric or a loss calls is Keras' own."""
+    """Whether a metric or loss is one of Keras' classes and wraps no custom function."""
     is_keras = type(part).__module__.partition(".")[0] == "keras"
     return is_keras and type(part) is not keras.metrics.MeanMetricWrapper
 
 
 def _as_columns(metric: keras.metrics.Metric, targets: Any, predictions: Any) -> tuple[Any, Any]:
-    """Gives Keras' own metrics one number per sample as a column: a row they would take for one sample."""
+    """Reshapes `[samples]` to `[samples, 1]` for Keras' metrics, which take a vector for one sample."""
     if not is_keras_builtin(metric):
         return targets, predictions
     if all(len(getattr(each, "shape", ())) == 1 for each in (targets, predictions)):
@@ -254,7 +257,7 @@ def _as_columns(metric: keras.metrics.Metric, targets: Any, predictions: Any) ->
 
 
 def ensure_built(metrics: Sequence[keras.metrics.Metric], targets: Any, predictions: Any) -> None:
-    """Has metrics make variables that they lack from a placeholder, which does not count."""
+    """Builds unbuilt metrics by an update with placeholder targets and predictions, and resets them."""
     for metric in metrics:
         if not keras_private.is_built(metric):
             update_metrics([metric], targets, predictions)
@@ -262,10 +265,10 @@ def ensure_built(metrics: Sequence[keras.metrics.Metric], targets: Any, predicti
 
 
 def float64_results(name: str, result: Any) -> Any:
-    """What a metric gives, as a tensor of float64 or a dict of such.
+    """A metric's result as a float64 tensor of any shape, or a dict of these.
 
     Raises:
-        SpecError: There is something else in it.
+        SpecError: The result, or a value of the dict, is None or text.
     """
     if isinstance(result, Mapping):
         return {key: float64_results(f"{name}/{key}", part) for key, part in result.items()}
@@ -278,28 +281,28 @@ def float64_results(name: str, result: Any) -> Any:
 
 
 def named_results(name: str, result: Any) -> dict[str, float]:
-    """The numbers that a metric gives: one by its name, or several as `name/place`.
+    """A metric's result as numbers: a single one by its name, several as `name/key` or `name/index`.
 
     Args:
-        name: Of the metric.
-        result: A number, an array, or a dict of these.
+        name: Metric name.
+        result: Number, array of any shape, or dict of these.
     """
     if isinstance(result, Mapping):
         return {
-            place: value
+            label: value
             for key, part in result.items()
-            for place, value in named_results(f"{name}/{key}", part).items()
+            for label, value in named_results(f"{name}/{key}", part).items()
         }
     values = np.asarray(keras.ops.convert_to_numpy(float64_results(name, result)))
     if values.size == 1:
         return {name: float(values.item())}
     return {
-        "/".join([name, *map(str, place)]): float(value) for place, value in np.ndenumerate(values)
+        "/".join([name, *map(str, index)]): float(value) for index, value in np.ndenumerate(values)
     }
 
 
 def inferred_accuracy(targets: Any, predictions: Any) -> Any:
-    """Accuracy whose kind (binary, categorical, sparse categorical) follows from the shapes."""
+    """Accuracy per sample: binary, categorical or sparse categorical, chosen by the shapes."""
     if len(predictions.shape) == 1:
         targets, predictions = keras.ops.reshape(targets, (-1, 1)), predictions[:, None]
     if predictions.shape[-1] == 1:
@@ -311,14 +314,14 @@ def inferred_accuracy(targets: Any, predictions: Any) -> Any:
 
 
 def _component(given: Any, framework: str, field: keras_names.Field) -> Any:
-    """Makes a loss or metric from a Keras name, or from the person's own callable or class."""
+    """Makes a loss or metric from a Keras name, or from the user's function or class."""
     chosen: Component = choices.resolve_for_framework(given, framework, field)
     if not chosen.is_reference:
         return _constructed(chosen, field)
-    found = choices.build_custom(chosen, field)
-    if isinstance(found, keras.losses.Loss | keras.metrics.Metric):
-        return found
-    return choices.as_function(found, chosen, field)
+    custom = choices.build_custom(chosen, field)
+    if isinstance(custom, keras.losses.Loss | keras.metrics.Metric):
+        return custom
+    return choices.as_function(custom, chosen, field)
 
 
 def _constructed(chosen: Component, field: keras_names.Field) -> Any:
@@ -327,13 +330,15 @@ def _constructed(chosen: Component, field: keras_names.Field) -> Any:
 
 
 def _named(name: str, field: keras_names.Field) -> type:
-    """The Keras class that a name in a spec stands for.
+    """The Keras class for a name in a spec.
 
     Raises:
-        SpecError: There is none, or not in the Keras that is installed.
+        SpecError: The name is unknown, or the installed Keras has no such class.
     """
-    wanted = keras_names.class_name(name, field)
-    found: type | None = getattr(keras.losses if field == "loss" else keras.metrics, wanted, None)
-    if found is None:
-        raise SpecError(f"{field}: Keras {keras.__version__} has no {wanted}; later versions have.")
-    return found
+    class_name = keras_names.class_name(name, field)
+    cls: type | None = getattr(keras.losses if field == "loss" else keras.metrics, class_name, None)
+    if cls is None:
+        raise SpecError(
+            f"{field}: Keras {keras.__version__} has no {class_name}; later versions have."
+        )
+    return cls

@@ -1,6 +1,6 @@
-"""Portable (Keras 3) models: what the adapters of every framework share.
+"""Portable (Keras 3) models: building, losses, weight names. Shared by the adapters of every framework.
 
-The module that authors of backends get by the door: it gives what they need of the files beside it too.
+Backend authors import this module; it re-exports what they need from the modules beside it.
 Imported by adapters only after `keras_backend.set_backend`.
 """
 
@@ -80,10 +80,10 @@ _POLICIES = {
 
 
 def configure_precision(precision: str) -> None:
-    """Sets Keras' numeric types for this process.
+    """Sets Keras' `floatx` and dtype policy for this process.
 
-    In float64, Keras' type promotion is told to keep 64-bit results 64 bits wide: on torch it would
-    otherwise compute matrix products and means in float32 without a word.
+    With float64, Keras' type promotion is patched to keep 64-bit results: on torch it would otherwise
+    silently compute matrix products and means in float32.
     """
     keras.config.set_floatx("float64" if precision == "float64" else "float32")
     keras.config.set_dtype_policy(_POLICIES[precision])
@@ -100,18 +100,20 @@ def build_model(
     """Calls the spec's model function with initial weights that depend on the seed alone.
 
     Args:
-        spec: Gives the model function, the seed, the precision and the layers to compute again.
-        framework: Whose entry of the spec is taken.
-        scope: What to call the model function in; Keras is reset outside of it.
-        recomputed: Makes of a function of tensors one that a backward pass computes again.
+        spec: Training spec, for the model function, seed, precision, frozen weights and layers to recompute.
+        framework: Framework whose model function is used, where the spec has one per framework.
+        scope: Makes the context in which the model function is called, such as `strategy.scope`; Keras'
+            global state is reset before it is entered.
+        recomputed: Turns a function of tensors into one whose activations are recomputed in the backward
+            pass (activation checkpointing).
 
     Raises:
-        SpecError: The function returned a Keras model that is not wholly built; statistics are to be
-            frozen whose layer is not; or there is no layer of a name to compute again.
+        SpecError: The function returned a Keras model that is not fully built, `freeze` names moving
+            statistics of a layer that still trains, or `recompute` names a layer that does not exist.
     """
     builder = resolve_for_framework(spec.model, framework, "model")
     keras.utils.clear_session(free_memory=False)
-    configure_precision(spec.precision)  # Keras has just forgotten it
+    configure_precision(spec.precision)  # clear_session has just reset it
     with seeded_initial_weights(spec.seed), scope():
         model = builder(**spec.model_args)
     if isinstance(model, keras.Layer):
@@ -122,13 +124,13 @@ def build_model(
 
 
 def lock_trainable(model: Any) -> None:
-    """Refuses from here on that somebody changes which weights of a Keras model are trained."""
+    """Makes every later change of `trainable` in a Keras model raise a `SpecError`, until it is unlocked."""
     if isinstance(model, keras.Layer):
         keras_private.watch_trainable(_with_trainable(model), _refuse_change)
 
 
 def unlock_trainable(model: Any) -> None:
-    """Lets somebody change it again, after the run."""
+    """Allows `trainable` to change again, after the run."""
     if isinstance(model, keras.Layer):
         keras_private.unwatch_trainable(_with_trainable(model))
 
@@ -142,10 +144,10 @@ def _with_trainable(model: keras.Layer) -> list[Any]:
 
 
 def _refuse_change(owner: Any) -> None:
-    """Says what to do instead.
+    """Refuses a change of `trainable` of a layer or variable.
 
     Raises:
-        SpecError: Always.
+        SpecError: Always; says what to do instead.
     """
     name = getattr(owner, "path", None) or owner.name
     raise SpecError(
@@ -158,33 +160,36 @@ def _refuse_change(owner: Any) -> None:
 
 
 def _freeze(model: keras.Layer, spec: TrainingSpec) -> None:
-    """Freezes the weights that the spec names; layers all of whose weights these are, as a whole.
+    """Freezes the weights that the spec names, and each layer all of whose weights are named.
 
-    Such a layer is in inference mode also in training: batch normalisation then uses the moving statistics
-    that it has, and does not move them; and no dropout inside of it drops.
+    A frozen layer is called in inference mode also during training: batch normalisation then uses its moving
+    statistics and does not update them, and dropout inside of it is off.
+
+    Raises:
+        SpecError: Moving statistics are named whose layer is not frozen.
     """
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     names = canonical_names(variables)
     frozen = {id(v) for v, name in zip(variables, names, strict=True) if spec.is_frozen(name)}
-    whole = [layer for layer in keras_private.layers_of(model) if _is_in(frozen, layer)]
-    for layer in whole:
+    frozen_layers = [layer for layer in keras_private.layers_of(model) if _is_in(frozen, layer)]
+    for layer in frozen_layers:
         layer.trainable = False
-        for part in keras_private.layers_of(layer):
-            _keep_in_inference(part)
+        for inner in keras_private.layers_of(layer):
+            _keep_in_inference(inner)
     for variable in model.trainable_variables:
         if id(variable) in frozen:
             variable.trainable = False
-    moved = {id(v) for v in moving_statistics(model)}
-    still_moved = [n for v, n in zip(variables, names, strict=True) if id(v) in frozen & moved]
-    if still_moved:
+    updated = {id(v) for v in moving_statistics(model)}
+    still_updated = [n for v, n in zip(variables, names, strict=True) if id(v) in frozen & updated]
+    if still_updated:
         raise SpecError(
-            f"initial_weights.freeze: {', '.join(still_moved)}: a layer moves its statistics as long as it"
+            f"initial_weights.freeze: {', '.join(still_updated)}: a layer moves its statistics as long as it"
             " trains. Name its other weights too."
         )
 
 
 def _keep_in_inference(layer: keras.Layer) -> None:
-    """Has a layer called with `training=False`, whatever the call says."""
+    """Wraps a layer's `call` so that it always runs with `training=False`."""
     call = layer.call
     if "training" not in inspect.signature(call).parameters:
         return
@@ -197,14 +202,14 @@ def _keep_in_inference(layer: keras.Layer) -> None:
 
 
 def _is_in(frozen: Collection[int], layer: keras.Layer) -> bool:
-    """Whether a layer has weights and all of them are frozen; its statistics, where it trains none."""
-    others = [v for v in layer.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
-    weights = layer.trainable_variables or others
+    """Whether a layer has trainable weights (else floating-point statistics) and all of them are frozen."""
+    statistics = [v for v in layer.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+    weights = layer.trainable_variables or statistics
     return bool(weights) and all(id(variable) in frozen for variable in weights)
 
 
 def _require_built(model: keras.Layer) -> None:
-    """Refuses a model whose weights do not all exist yet: those would not be exchanged.
+    """Refuses a model that is not fully built: weights created later would not be all-reduced.
 
     Raises:
         SpecError: A layer is not built.
@@ -219,10 +224,10 @@ def _require_built(model: keras.Layer) -> None:
 
 
 class ObjectiveLayer(keras.layers.Layer):
-    """Calls `objective(model, (inputs, targets))` so that the model knows whether it is training.
+    """A layer that calls `objective(model, (inputs, targets))`, so that the model gets the `training` flag.
 
-    Sample weights, where data give them, are a third part of the pair. Inside a layer's call, Keras hands
-    the `training` flag on to every layer called without one.
+    Inside a layer's call, Keras passes the flag on to every layer called without one. Where the data have
+    sample weights, the objective gets `(inputs, targets, sample_weights)`.
     """
 
     def __init__(self, objective: Callable[..., Any], model: Any) -> None:
@@ -232,18 +237,18 @@ class ObjectiveLayer(keras.layers.Layer):
         self.built = True
 
     def call(self, inputs: Any, targets: Any = None, training: bool | None = None) -> Any:
-        """Returns what the objective gives: losses, or a pair of losses and predictions."""
+        """Returns the objective's result: losses (scalar or one per sample), or `(losses, predictions)`."""
         return self._objective(self.model, objective_batch(inputs, targets))
 
 
 @dataclass(frozen=True)
 class LossComputer:
-    """A function from (inputs, targets) to the mean loss and the predictions.
+    """A function from `(inputs, targets)` to `(loss, predictions)`; see `loss_computer` for the loss.
 
     Attributes:
-        compute: The function.
-        callables: What it calls besides the model: the losses, or the objective.
-        losses: By output; none where an objective gives them.
+        compute: The function itself.
+        callables: Functions called besides the model: the losses, or the objective.
+        losses: Losses by output name; empty with an objective.
     """
 
     compute: Callable[[Any, Any], tuple[Any, Any]]
@@ -251,7 +256,7 @@ class LossComputer:
     losses: keras_losses.Losses
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[Any, Any]:
-        """Gives the loss and the predictions."""
+        """Returns the loss and the predictions."""
         return self.compute(inputs, targets)
 
 
@@ -263,51 +268,51 @@ def loss_computer(
     *,
     with_denominators: bool = False,
 ) -> LossComputer:
-    """Makes the function from (inputs, targets) to the loss and the predictions.
+    """Makes the function from `(inputs, targets)` to the loss and the predictions.
 
     The losses of the model's own layers (regularisers, `add_loss`) are added to the mean.
 
     Args:
-        spec: Gives the loss or objective.
-        model: What is called.
-        framework: Whose entry of the spec is taken.
-        training: The mode in which the model is called.
-        with_denominators: Whether to give the loss not as the mean but as
-            `keras_losses.means_and_denominators` says, so that a slice with fewer places that count (masks,
-            ignored classes) counts less in that of the global batch.
+        spec: Training spec, for the loss or the objective.
+        model: Model to call.
+        framework: Framework whose functions are used, where the spec has one per framework.
+        training: The `training` flag of the model's calls.
+        with_denominators: Whether to return the loss in the form of `keras_losses.means_and_denominators`
+            instead of a scalar mean, so that a slice with fewer unmasked positions weighs less in the mean
+            over the global batch. Objectives always return a scalar mean.
     """
-    own_losses = LayerLosses(model)
+    layer_losses = LayerLosses(model)
     if spec.objective is not None:
-        called = resolve_for_framework(spec.objective, framework, "objective")
-        layer = ObjectiveLayer(called, model)
+        function = resolve_for_framework(spec.objective, framework, "objective")
+        layer = ObjectiveLayer(function, model)
 
         def objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
-            given = layer(inputs, targets, training=training)
-            losses, predictions = given if isinstance(given, tuple) else (given, None)
-            return own_losses.add_to_loss(mean_over_samples(losses)), predictions
+            result = layer(inputs, targets, training=training)
+            losses, predictions = result if isinstance(result, tuple) else (result, None)
+            return layer_losses.add_to_loss(mean_over_samples(losses)), predictions
 
-        return LossComputer(objective, [called], {})
+        return LossComputer(objective, [function], {})
     losses = keras_losses.build_output_losses(spec, framework)
-    parts = keras_losses.loss_terms(losses, spec, OutputSelector.of_keras(model))
-    reduced = (
+    terms = keras_losses.loss_terms(losses, spec, OutputSelector.of_keras(model))
+    reduce_terms = (
         keras_losses.means_and_denominators if with_denominators else keras_losses.sum_of_means
     )
-    takes_one = isinstance(model, keras.Sequential)
+    has_one_input = isinstance(model, keras.Sequential)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
-        if takes_one and isinstance(inputs, dict | tuple):
+        if has_one_input and isinstance(inputs, dict | tuple):
             raise SpecError(
                 f"data: the inputs are a {type(inputs).__name__}, and the model is a keras.Sequential, which"
                 " takes one array. Give it that array, or build a functional model with named inputs."
             )
         predictions = model(inputs, training=training)
-        return reduced(parts(targets, predictions), own_losses.add_to_loss), predictions
+        return reduce_terms(terms(targets, predictions), layer_losses.add_to_loss), predictions
 
     return LossComputer(compute, [each.loss for each in losses.values()], losses)
 
 
 class LayerLosses:
-    """The losses of a model's own layers: regularisers, and what they add while they are called."""
+    """The losses of a model's own layers: weight regularisers, and `add_loss` in the forward pass."""
 
     def __init__(self, model: keras.Layer) -> None:
         self._model = model
@@ -315,7 +320,7 @@ class LayerLosses:
         self._regularised = any(v.regularizer is not None for v in model.trainable_variables)
 
     def add_to_loss(self, loss: Any) -> Any:
-        """Adds them to a loss; costs next to nothing where there are none."""
+        """Returns a scalar loss plus the layers' losses; nearly free where there are none."""
         if self._regularised or keras_private.add_losses(self._layers):
             for extra in self._model.losses:
                 loss = loss + keras.ops.cast(extra, loss.dtype)
@@ -323,22 +328,22 @@ class LayerLosses:
 
 
 def moving_statistics(model: keras.Layer) -> list[Any]:
-    """The floating-point weights that layers themselves move (batch normalisation's, for one).
+    """The floating-point weights that layers update in the forward pass, such as batch normalisation's.
 
-    Weights that are merely frozen (`layer.trainable = False`) are not among them: nothing moves them.
+    Frozen weights (`layer.trainable = False`) are not included: nothing updates them.
     """
     layers = [each for each in keras_private.layers_of(model) if not _stands_still(each)]
-    moved = {id(v) for layer in layers for v in keras_private.weights_updated_by(layer)}
+    updated = {id(v) for layer in layers for v in keras_private.weights_updated_by(layer)}
     return [
         variable
         for variable in model.non_trainable_variables
-        if id(variable) in moved and keras.backend.is_float_dtype(variable.dtype)
+        if id(variable) in updated and keras.backend.is_float_dtype(variable.dtype)
     ]
 
 
 def self_updating_weights(model: keras.Layer) -> list[Any]:
-    """The weights that are layers' own to move, of any type; a frozen layer's among them."""
-    moved = {
+    """The weights that layers update themselves, of any dtype, seed states and frozen layers' included."""
+    updated = {
         id(v)
         for layer in keras_private.layers_of(model)
         for v in keras_private.weights_updated_by(layer)
@@ -346,17 +351,17 @@ def self_updating_weights(model: keras.Layer) -> list[Any]:
     return [
         variable
         for variable in model.non_trainable_variables
-        if id(variable) in moved or keras_private.is_seed(variable.path)
+        if id(variable) in updated or keras_private.is_seed(variable.path)
     ]
 
 
 def _stands_still(layer: keras.Layer) -> bool:
-    """Whether it is a layer of Keras' own that moves its statistics and, being frozen, does not."""
+    """Whether a layer is a frozen batch normalisation, whose moving statistics are not updated."""
     return isinstance(layer, keras.layers.BatchNormalization) and not layer.trainable
 
 
 def canonical_names(variables: Sequence[Any]) -> list[str]:
-    """Names variables by their Keras path, numbered where two would collide."""
+    """Keras paths of variables, in order; `#1`, `#2`, ... is appended to repeated paths."""
     seen: dict[str, int] = {}
     names = []
     for variable in variables:

@@ -1,4 +1,4 @@
-"""The Keras optimizer of a spec, and the schedule that one of a person's own came with.
+"""The Keras optimizer of a spec, and the learning-rate schedule of a custom one.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -17,14 +17,14 @@ from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
 
 
 class KerasSchedule:
-    """Gives the rate of each update as `fit` would, computed on the processor."""
+    """A Keras learning-rate schedule, evaluated on the CPU; gives the rates that `fit` would use."""
 
     def __init__(self, schedule: keras.optimizers.schedules.LearningRateSchedule) -> None:
         self._schedule = schedule
         self._updates: Any = None
 
     def __call__(self, updates: int) -> float:
-        """The rate of the update before which there were so many, in the type that Keras computes it in."""
+        """Learning rate after `updates` updates, computed in Keras' own dtype."""
         with keras.device("cpu"):
             if self._updates is None:
                 self._updates = keras.Variable(0, dtype="int", trainable=False, name="updates")
@@ -40,20 +40,23 @@ _SPEC_ONLY_FIELDS = {"name", "lr", "custom", "args"}
 def build_optimizer(
     spec: TrainingSpec, framework: str, name: str | None = None
 ) -> tuple[keras.optimizers.Optimizer, KerasSchedule | None]:
-    """Makes the spec's Keras optimizer, with its clipping and, in float16, its loss scaling.
+    """Makes the spec's Keras optimizer, with gradient clipping and, in float16, loss scaling.
 
-    It must be given gradients that are already reduced over the replicas: it clips what it is given.
+    Gradients must be all-reduced before they are applied: the optimizer clips what it receives.
     In float64, hyperparameters are rounded to float32 first, because TensorFlow passes Python
-    numbers through float32 and the frameworks would part there.
+    numbers through float32 and results would otherwise differ between frameworks.
 
     Args:
-        spec: Names it.
-        framework: For which a person's own is chosen.
-        name: By which its state is named; left out, Keras gives it one that no other has.
+        spec: Training spec, for the optimizer, clipping and precision.
+        framework: Framework whose custom optimizer is used, where the spec has one per framework.
+        name: Optimizer name, a prefix of its variables' paths; None: a unique one by Keras.
 
     Returns:
-        The optimizer, whose rate is a variable; and the schedule that it came with, for
+        The optimizer, whose learning rate is a variable; and the schedule it was created with or None, for
         `ReplicaGroup.optimizer_lr_schedule`.
+
+    Raises:
+        SpecError: The custom optimizer cannot be used, or clips or scales as the spec does.
     """
     settings = spec.optimizer
     number = float if spec.precision != "float64" else _through_float32
@@ -81,10 +84,11 @@ def build_optimizer(
 def _own_optimizer(
     settings: CustomOptimizer, framework: str, number: Callable[[float], float]
 ) -> tuple[keras.optimizers.Optimizer, KerasSchedule | None]:
-    """Calls a person's function.
+    """Calls the user's optimizer function; returns the optimizer and its schedule, or None.
 
     Raises:
-        SpecError: It returned something else, an optimizer whose rate is a function, or one around others.
+        SpecError: It returned no Keras optimizer, one whose learning rate is a plain function, or a wrapper
+            of others.
     """
     factory = resolve_for_framework(settings.custom, framework, "optimizer.custom")
     form = "(learning_rate, **args)"
@@ -116,10 +120,10 @@ def _own_optimizer(
 
 
 def _require_no_doubles(optimizer: keras.optimizers.Optimizer, spec: TrainingSpec) -> None:
-    """Refuses what both the spec and a person's own optimizer say, of which one would be lost.
+    """Refuses options set by both the spec and a custom optimizer, one of which would be lost.
 
     Raises:
-        SpecError: Both clip gradients, or scale the loss.
+        SpecError: Both clip gradients, or both scale the loss.
     """
     clips = [name for name in _CLIPPING.values() if getattr(optimizer, name) is not None]
     if spec.clip is not None and clips:
@@ -151,7 +155,7 @@ def _named_optimizer(
     settings = spec.optimizer
     options = {
         name: number(value) if isinstance(value, float) else value
-        for name, value in settings  # not model_dump: it would first build what writes such models
+        for name, value in settings  # not model_dump: that would first build pydantic's serializer
         if name not in _SPEC_ONLY_FIELDS
     }
     if (
@@ -162,14 +166,14 @@ def _named_optimizer(
 
 
 def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
-    """The variables of a loss scale as its state names them; none without one, or before it is built."""
+    """The loss scale's variables by their state names; empty without a loss scale, or before it is built."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
         return {}
     return {"scale": optimizer.dynamic_scale, "steps": optimizer.step_counter}
 
 
 def loss_scale(optimizer: keras.optimizers.Optimizer) -> Any | None:
-    """What an optimizer multiplies the loss by, and divides gradients by: a variable or number; else None."""
+    """The optimizer's loss scale, a scalar variable or number; None if losses are not scaled."""
     if isinstance(optimizer, keras.optimizers.LossScaleOptimizer):
         return optimizer.dynamic_scale
     return optimizer.loss_scale_factor
@@ -178,11 +182,11 @@ def loss_scale(optimizer: keras.optimizers.Optimizer) -> Any | None:
 def weight_finalizer(
     optimizer: keras.optimizers.Optimizer, weights: Sequence[Any]
 ) -> Callable[[], None] | None:
-    """What replaces weights by the averages that an optimizer keeps of them; None where it keeps none.
+    """A function that overwrites weights with their exponential moving averages; None without `use_ema`.
 
     Args:
-        optimizer: Built on the weights.
-        weights: Keras variables.
+        optimizer: Optimizer, built on the weights.
+        weights: Keras variables to overwrite.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     if not inner.use_ema:

@@ -1,7 +1,7 @@
-"""Layers of a Keras model that are computed again in the backward pass, so that nothing of them is kept.
+"""Activation checkpointing of Keras layers: their activations are recomputed in the backward pass.
 
-What such a layer moves (seeds, moving statistics) it moves once: it is called as a function of tensors
-alone, so that the second computation gives what the first one gave.
+Seeds and moving statistics of such a layer are updated once: the layer is called as a pure function of
+tensors, so that the second computation has the first one's results.
 Imported by adapters only after `keras_backend.set_backend`.
 """
 
@@ -17,20 +17,20 @@ from isotrain.adapters.keras import private as keras_private
 from isotrain.plugin import SpecError, TrainingSpec
 
 Recomputed = Callable[[Callable[..., list[Any]]], Callable[..., list[Any]]]
-"""Makes of a function of tensors one that a backward pass computes again."""
+"""Turns a function of tensors into one whose activations are recomputed in the backward pass."""
 _SEPARATOR = "/"
 
 
 def recompute(model: keras.Layer, spec: TrainingSpec, recomputed: Recomputed) -> None:
-    """Has layers computed again in the backward pass, where the spec asks for it.
+    """Applies activation checkpointing to the layers that the spec names.
 
     Args:
-        model: The built model.
-        spec: Names the layers.
-        recomputed: How the framework does it.
+        model: Built model.
+        spec: Training spec, for the layer names.
+        recomputed: The framework's checkpointing of a function.
 
     Raises:
-        SpecError: The spec names a layer that is not there.
+        SpecError: The spec names a layer that does not exist.
     """
     for layer in layers_to_recompute(model, spec):
         recompute_layer(layer, recomputed)
@@ -39,33 +39,33 @@ def recompute(model: keras.Layer, spec: TrainingSpec, recomputed: Recomputed) ->
 def recompute_layer(
     layer: keras.Layer, recomputed: Recomputed, block_of: Callable[..., LayerCall] | None = None
 ) -> None:
-    """Has one computed again in the backward pass.
+    """Applies activation checkpointing to one layer, by replacing its `call`.
 
     Args:
-        layer: Which.
-        recomputed: Computes a function again.
-        block_of: Makes one call of it; None: with all variables where they are.
+        layer: Layer to recompute.
+        recomputed: The framework's checkpointing of a function.
+        block_of: Makes a `LayerCall` from layer, `call` and arguments; None: the class itself.
     """
     layer.call = _recomputed(layer, recomputed, block_of or LayerCall)
 
 
 def layers_to_recompute(model: keras.Layer, spec: TrainingSpec) -> list[keras.Layer]:
-    """The layers that the spec names, but for those inside of such layers.
+    """The layers that the spec names, without those inside of another named layer.
 
     Raises:
-        SpecError: The spec names a layer that is not there.
+        SpecError: The spec names a layer that does not exist.
     """
     layers = dict(_named(model))
     return [layers[name] for name in spec.recomputed(layers, _SEPARATOR)]
 
 
 def _named(layer: keras.Layer, start: str = "") -> Iterator[tuple[str, keras.Layer]]:
-    """The layers inside of one, at any depth, by their names."""
-    for part in keras_private.sublayers_of(layer):
-        if not isinstance(part, keras.layers.InputLayer):
-            name = f"{start}{part.name}"
-            yield name, part
-            yield from _named(part, f"{name}{_SEPARATOR}")
+    """Pairs of name and layer for all layers inside of one, at any depth; nested names are joined by `/`."""
+    for sublayer in keras_private.sublayers_of(layer):
+        if not isinstance(sublayer, keras.layers.InputLayer):
+            name = f"{start}{sublayer.name}"
+            yield name, sublayer
+            yield from _named(sublayer, f"{name}{_SEPARATOR}")
 
 
 def _recomputed(
@@ -89,15 +89,15 @@ def _recomputed(
 
 
 class LayerCall:
-    """One call of a layer as a function of tensors: of its trainable weights, and of inputs."""
+    """One call of a layer as a pure function of its trainable weights and its floating-point inputs."""
 
     def __init__(self, layer: keras.Layer, call: Callable[..., Any], given: Any) -> None:
-        """Notes what the layer is called with.
+        """Keeps the arguments, their masks, and copies of the non-trainable variables.
 
         Args:
-            layer: Which.
-            call: Its own.
-            given: Positional arguments, and others by name.
+            layer: Layer that is called.
+            call: The layer's original `call`.
+            given: Its arguments, `(args, kwargs)`.
         """
         self._layer = layer
         self._call = call
@@ -115,16 +115,23 @@ class LayerCall:
         self._moved: list[int] = []
 
     def weights(self) -> list[Any]:
-        """The first tensors that its results are differentiated by."""
+        """The layer's trainable weights as tensors, uncast: the first arguments of `run_flat`."""
         with keras_private.uncast():
             return [keras.ops.convert_to_tensor(v.value) for v in self._trainable]
 
     def inputs(self) -> list[Any]:
-        """The others."""
+        """The floating-point tensors among the arguments: the other arguments of `run_flat`."""
         return [self._leaves[i] for i in self._places]
 
     def run_flat(self, tensors: Sequence[Any]) -> list[Any]:
-        """Calls the layer; gives outputs, their masks, moved variables and added losses in a row."""
+        """Calls the layer on `[*weights(), *inputs()]`.
+
+        Returns:
+            A flat list: outputs, masks of outputs, new values of updated variables, added losses.
+
+        Raises:
+            SpecError: The layer updates variables of other layers.
+        """
         count = len(self._trainable)
         variables = [*self._trainable, *self._others]
         values = [*tensors[:count], *self._before]
@@ -150,23 +157,23 @@ class LayerCall:
         ]
 
     def unpack(self, results: Sequence[Any]) -> Any:
-        """Moves what the call moved, and gives its outputs."""
-        found = iter(results)
-        leaves = [next(found) for _ in keras.tree.flatten(self._outputs)]
-        for place in self._masked:
-            keras_private.set_mask(leaves[place], next(found))
-        for place in self._moved:
-            self._others[place].assign(next(found))
-        for loss in found:
-            keras.Layer.add_loss(self._layer, loss)  # functional models take none
+        """Assigns updated variables, adds losses and sets masks from a flat result; returns the outputs."""
+        remaining = iter(results)
+        leaves = [next(remaining) for _ in keras.tree.flatten(self._outputs)]
+        for index in self._masked:
+            keras_private.set_mask(leaves[index], next(remaining))
+        for index in self._moved:
+            self._others[index].assign(next(remaining))
+        for loss in remaining:
+            keras.Layer.add_loss(self._layer, loss)  # functional models override add_loss
         return keras.tree.pack_sequence_as(self._outputs, leaves)
 
     def _scope(self, values: Sequence[tuple[keras.Variable, Any]]) -> keras.StatelessScope:
-        """In which the layer has its weights, and other variables that it moves."""
+        """A scope that maps the layer's variables to these values and collects its losses."""
         return keras.StatelessScope(values, collect_losses=True)
 
     def _refusal(self) -> str:
-        """Why it cannot be: it would move twice what is not its own."""
+        """Message for a layer that would update variables of other layers twice."""
         return (
             f"recompute: the layer {self._layer.name} moves variables that are not its own (it may draw"
             " random numbers without a seed generator of its own), and would move them a second time"
@@ -175,9 +182,9 @@ class LayerCall:
 
     def _filled(self, tensors: Sequence[Any]) -> Any:
         leaves = list(self._leaves)
-        for place, tensor in zip(self._places, tensors, strict=True):
-            leaves[place] = tensor
-            keras_private.set_mask(tensor, self._masks[place])  # some layers take it off
+        for index, tensor in zip(self._places, tensors, strict=True):
+            leaves[index] = tensor
+            keras_private.set_mask(tensor, self._masks[index])  # some layers remove it
         return keras.tree.pack_sequence_as(self._given, leaves)
 
 

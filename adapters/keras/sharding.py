@@ -1,4 +1,4 @@
-"""Weights of a Keras model that can be taken apart.
+"""Sharding of a Keras model's weights: checks, and variable paths.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -16,27 +16,29 @@ from isotrain.adapters.common import sharding
 
 @contextlib.contextmanager
 def named_like(path: str) -> Iterator[str]:
-    """Within it, a variable that is given the name that comes of this has a weight's path, and so its slots.
+    """Context in which a variable created with the yielded name gets a weight's path.
+
+    Optimizer state of a shard is thereby named like that of the full weight.
 
     Args:
-        path: Of the weight.
+        path: Path of the weight, such as `dense/kernel`.
     """
     *scopes, name = path.split("/")
-    with contextlib.ExitStack() as within:
+    with contextlib.ExitStack() as stack:
         for scope in scopes:
-            within.enter_context(keras.name_scope(scope))
+            stack.enter_context(keras.name_scope(scope))
         yield name
 
 
 def require_shardable(weights: Mapping[str, Any]) -> None:
-    """Refuses trainable weights of which a part cannot be kept and updated alone.
+    """Refuses trainable weights that cannot be sharded: scalars, those with a constraint, mixed dtypes.
 
     Args:
         weights: Variables of Keras or TensorFlow, by name.
 
     Raises:
-        SpecError: There are such.
+        SpecError: Some weights, or their dtypes, cannot be sharded.
     """
-    undivided = [name for name, each in weights.items() if each.constraint or not each.shape]
+    unshardable = [name for name, each in weights.items() if each.constraint or not each.shape]
     types = {keras.backend.standardize_dtype(each.dtype) for each in weights.values()}
-    sharding.require_shardable(undivided, types)
+    sharding.require_shardable(unshardable, types)
