@@ -1,4 +1,4 @@
-"""The checks of a backend, and how they are made."""
+"""Conformance checks of a backend, and the runs that make them."""
 
 from __future__ import annotations
 
@@ -34,9 +34,9 @@ STATE = Capability.NAMED_STATE
 GRADIENTS = Capability.GRADIENTS
 COMPUTE = Capability.COMPUTE
 PLACEMENT = REPLICATED.name
-"""Of the groups that are checked; those of parameter-server runs are checked through a strategy."""
+"""Parallel layout of the checked groups; parameter-server groups are checked through a strategy."""
 EXIT_SECONDS = 4.0
-"""From the end of the work to the end of the processes."""
+"""Limit in seconds from the end of the work to the exit of the processes."""
 
 
 def _check(function: Any, *needs: Capability) -> Check:
@@ -47,7 +47,7 @@ STATIC = (
     _check(declarations.declarations),
     _check(declarations.unknown_choices_are_refused),
 )
-"""Functions of the adapter."""
+"""Checks that take the adapter; no run is started."""
 
 IN_SESSION = (
     _check(training_checks.start_is_equal, STATE),
@@ -100,11 +100,11 @@ IN_SESSION = (
     _check(gradient_capture_checks.gradients_preserve_state, STEP, STATE, GRADIENTS),
     _check(gradient_capture_checks.kept_gradients, STEP, STATE, GRADIENTS),
 )
-"""Functions of a `CheckContext`, all made in one run.
+"""Checks that take a `CheckContext`, all made in one run on every process.
 
-Each does all that needs the other processes before it asserts, so that a process that fails does not leave
-the others waiting. The one on dropout comes before any on uneven slices, which alone would move random
-streams apart.
+Each finishes all communication before it asserts, so that a failing process does not leave the others
+waiting. `dropout_differs` comes before any check with uneven slices, which would make the random streams of
+the replicas differ by themselves.
 """
 
 
@@ -118,26 +118,26 @@ def clean_exit(run: Run) -> None:
 
 EXIT = _check(clean_exit)
 CRASH_CHECKS = (_check(crash_checks.crash, STEP), _check(crash_checks.hang, STEP))
-"""Functions of the backend and the number of replicas; each starts a run."""
+"""Checks that take the backend and the number of replicas; each starts a run."""
 
 RESUMES = _check(resume_checks.resumes_exactly, STEP, STATE)
-"""A function of the backend, which starts runs of its own."""
+"""Check that takes the backend and starts its own runs."""
 
 CHECKS = (*STATIC, *IN_SESSION, EXIT, RESUMES, *CRASH_CHECKS)
-"""All of them, in the order of a scorecard."""
+"""All checks of a backend, in the order of a scorecard."""
 
 
 def check_backend(backend: str, *, replicas: int = 2, with_crash_checks: bool = True) -> Scorecard:
     """Makes every check that a backend's capabilities allow.
 
     Args:
-        backend: `NAME` or `NAME:COLLECTIVE`, of a registered backend.
-        replicas: At least 2.
-        with_crash_checks: Whether to make the checks that have runs of their own too: of one that goes on,
-            and of those that go wrong, which take some 10 s each.
+        backend: Registered backend, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas, at least 2.
+        with_crash_checks: Whether to make the checks with runs of their own too: `resumes_exactly`, `crash`
+            and `hang`, which take about 10 s each.
 
     Raises:
-        PlanError: The backend cannot run this here.
+        PlanError: The backend cannot run the checks on this host.
     """
     run = try_run(run_checks, _spec(backend), backend, replicas)
     card = _card(backend, replicas, run)
@@ -148,53 +148,57 @@ def check_backend(backend: str, *, replicas: int = 2, with_crash_checks: bool = 
 
 
 def check_in_turn(backends: Sequence[str], *, replicas: int = 2) -> list[Scorecard]:
-    """As `check_backend` without those endings, for several backends one after the other in one run.
+    """Checks several backends one after the other in one run, without crash and resume checks.
 
     Args:
-        backends: Each `NAME` or `NAME:COLLECTIVE`; their processes start alike.
-        replicas: At least 2.
+        backends: Backends, each `NAME` or `NAME:COLLECTIVE`, whose processes start in the same way.
+        replicas: Number of replicas, at least 2.
     """
     work = functools.partial(_run_checks_in_turn, backends=tuple(backends))
     run = try_run(work, _spec(backends[0], timeouts=LONG_TIMEOUTS), backends[0], replicas)
     cards = []
-    for place, backend in enumerate(backends):
-        notes = {rank: found[place] for rank, found in enumerate(run.returned)}
+    for index, backend in enumerate(backends):
+        notes = {rank: problems[index] for rank, problems in enumerate(run.returned)}
         cards.append(_card(backend, replicas, dataclasses.replace(run, notes=notes)))
     return cards
 
 
 def _spec(backend: str, **changes: Any) -> dict[str, Any]:
-    """Of a run in which checks are made."""
+    """Spec of a run in which checks are made."""
     return reference_model.spec(plugin_manager().backend(split_backend(backend)[0]), **changes)
 
 
 def _card(backend: str, replicas: int, run: Run) -> Scorecard:
-    """What is known of a backend after the run that made most of its checks."""
-    host, name = plugin_manager(), split_backend(backend)[0]
-    cast = ResolvedSpec(load_spec(_spec(backend)), host)
-    plan = make_plan(cast, backend=backend, replicas=replicas)
-    adapter = host.backend(name)
+    """Scorecard of a backend after the run that made the checks within a session."""
+    plugins, name = plugin_manager(), split_backend(backend)[0]
+    spec = ResolvedSpec(load_spec(_spec(backend)), plugins)
+    plan = make_plan(spec, backend=backend, replicas=replicas)
+    adapter = plugins.backend(name)
     static = [outcome_of(check, adapter) for check in STATIC]
     outcomes = (*static, *run_outcomes(adapter, run, len(plan.processes)))
     return Scorecard("backend", name, backend, replicas, outcomes)
 
 
 def run_checks(session: Session) -> dict[str, str]:
-    """Makes every check that the backend's capabilities allow, and notes what is wrong; a run's work."""
-    context, notes, found = CheckContext(session), Notes(session), dict[str, str]()
+    """Makes every check that the backend's capabilities allow. The function that each rank runs.
+
+    Returns:
+        Problem by check name; an empty text where the check passed. Also saved in the notes of the process.
+    """
+    context, notes, problems = CheckContext(session), Notes(session), dict[str, str]()
     for check in IN_SESSION:
         if check.needs <= context.supported:
-            found[check.name] = _problem(check, context)
-            notes.add(check.name, found[check.name])
-    return found
+            problems[check.name] = _problem(check, context)
+            notes.add(check.name, problems[check.name])
+    return problems
 
 
 def _run_checks_in_turn(session: Session, backends: Sequence[str]) -> list[dict[str, str]]:
-    found = [run_checks(session)]
+    problems = [run_checks(session)]
     for backend in backends[1:]:
         with next_session(session, backend, _spec(backend), backend=backend) as session:
-            found.append(run_checks(session))
-    return found
+            problems.append(run_checks(session))
+    return problems
 
 
 def _problem(check: Check, context: CheckContext) -> str:
@@ -209,14 +213,14 @@ def _problem(check: Check, context: CheckContext) -> str:
 
 
 def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome]:
-    """The outcomes of the checks of one run.
+    """Outcomes of the checks of one run.
 
-    One that ends the run early fails, and those after it are not asked.
+    A check that ends the run early fails, and those after it are skipped.
 
     Args:
-        adapter: Of the backend.
-        run: How it went.
-        processes: How many it had.
+        adapter: Adapter of the backend.
+        run: Result of the run.
+        processes: Number of processes of the run.
     """
     ended_in = None
     for check in IN_SESSION:
@@ -235,14 +239,14 @@ def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome
 
 
 def resume_outcome(backend: str) -> Outcome:
-    """Makes `GOES_ON`, in runs of its own."""
+    """Makes `RESUMES`, in its own runs."""
     adapter = plugin_manager().backend(split_backend(backend)[0])
     obstacle = RESUMES.obstacle(adapter.capabilities_for(PLACEMENT))
     return RESUMES.skipped(obstacle) if obstacle else outcome_of(RESUMES, backend)
 
 
 def crash_outcome(check: Check, backend: str, replicas: int) -> Outcome:
-    """Makes one of `CRASH_CHECKS`, in a run of its own."""
+    """Makes one of `CRASH_CHECKS`, in its own run."""
     adapter = plugin_manager().backend(split_backend(backend)[0])
     obstacle = check.obstacle(adapter.capabilities_for(PLACEMENT))
     return check.skipped(obstacle) if obstacle else outcome_of(check, backend, replicas)

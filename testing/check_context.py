@@ -1,4 +1,7 @@
-"""What a check is given: an open session, and the little that checks do over and over."""
+"""Context of a check: an open session, and helpers that many checks need.
+
+Arrays are NumPy's, float64 in the run of `reference_model`.
+"""
 
 from __future__ import annotations
 
@@ -18,18 +21,18 @@ from isotrain.testing import reference_model
 from isotrain.testing.file_exchange import FileExchange
 
 CLOSE = 1e-12
-"""Relative difference that rounding of float64 sums explains."""
+"""Relative and absolute tolerance for the rounding of float64 sums."""
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What training gives from the start to the end, on this process.
+    """Results of a full training run on this process.
 
     Attributes:
-        losses: Of every step.
-        metrics: Of all samples, by name.
-        weights: At the end, by name.
-        statistics: At the end: the state that is not trained, by name.
+        losses: Loss of every step.
+        metrics: Metrics over all samples, by name.
+        weights: Final trainable weights, by name.
+        statistics: Final non-trainable state (moving statistics), by name.
     """
 
     losses: list[float]
@@ -39,14 +42,14 @@ class Trained:
 
 
 class CheckContext:
-    """A session under test.
+    """Session under test. Every process makes the same checks in the same order.
 
     Attributes:
-        session: The session.
-        group: Its replicas.
-        supported: What its backend declares of such groups.
-        board: For comparing notes over the processes.
-        starts: The state of every process before the first step.
+        session: Session under test.
+        group: Replica group of the session.
+        supported: Capabilities that the backend declares for the group's parallel layout.
+        board: File exchange between the processes, which needs no collectives of the backend.
+        starts: State of every process before the first step, by rank.
     """
 
     def __init__(self, session: Session) -> None:
@@ -62,17 +65,17 @@ class CheckContext:
         self.starts = self.board.all_gather(session.read_state())
 
     def restart(self) -> None:
-        """Puts weights, moving statistics and optimizer slots to the start on every replica.
+        """Resets weights, moving statistics and optimizer state on every replica. Collective.
 
-        Every process writes the same, as `write_state` asks: what process 0 started with, and NumPy's
-        weights.
+        Every process writes the same state, as `write_state` requires: the initial state of process 0, with
+        the weights of `reference_model.starting_state`.
         """
         self.session.write_state({**self.starts[0], **reference_model.starting_state()})
         self.session.seek(0)
 
     @functools.cached_property
     def trained(self) -> Trained:
-        """Takes every step of the run, when a check first asks; all processes ask in the same check."""
+        """Results of all steps of the run, computed at first use. Collective at first use."""
         self.restart()
         self.session.metrics()
         losses = [float(self.session.step(batch)) for batch in self.session.batches()]
@@ -84,7 +87,7 @@ class CheckContext:
         )
 
     def trainable_names(self) -> list[str]:
-        """In the order of `gradients`."""
+        """Names of the trainable weights, in the order of `ReplicaGroup.gradients`."""
         return list(self.session.read_state(("trainable",)))
 
     def batches(self, count: int, size: int, gradient_accumulation_steps: int = 1) -> list[Batch]:
@@ -94,21 +97,25 @@ class CheckContext:
         )
 
     def same_for_all(self, count: int, noise: float = 0.0) -> Batch:
-        """A batch in which every replica has the very same samples."""
+        """Batch in which every replica has the same `count` samples."""
         inputs, targets = reference_model.samples(count, noise)
-        placed = Slice(self.group.to_device(inputs), self.group.to_device(targets), count, 1.0)
+        micro_batch = Slice(self.group.to_device(inputs), self.group.to_device(targets), count, 1.0)
         size = count * self.group.replicas
         return Batch(
-            0, 0, 0, size, False, True, tuple((placed,) for _ in self.group.local_replicas)
+            0, 0, 0, size, False, True, tuple((micro_batch,) for _ in self.group.local_replicas)
         )
 
     def gradients_of_all(self, batch: Batch) -> tuple[list[dict[str, np.ndarray]], float]:
-        """Every replica's gradients by name, brought together without collectives; and the loss."""
+        """Gradients of every replica by name, gathered through files; and the loss, a scalar. Collective.
+
+        Args:
+            batch: Local slices of the batch.
+        """
         names = self.trainable_names()
         gradients, loss = self.group.gradients(batch)
         flat = [
-            np.concatenate([self.group.numpy(gradient).ravel() for gradient in own])
-            for own in gradients
+            np.concatenate([self.group.numpy(gradient).ravel() for gradient in of_replica])
+            for of_replica in gradients
         ]
         shapes = {name: value.shape for name, value in reference_model.starting_state().items()}
         return [_split(row, names, shapes) for row in self.board.all_gather_rows(flat)], float(loss)
@@ -117,7 +124,7 @@ class CheckContext:
 def batches_in_order(
     group: ReplicaGroup, samples: Any, size: int, gradient_accumulation_steps: int = 1
 ) -> list[Batch]:
-    """Global batches of `size` from all samples, for the replicas of this process."""
+    """Global batches of `size` from all samples in order, for the local replicas."""
     loader = Loader(
         as_source(samples),
         global_batch_size=size,
@@ -142,7 +149,7 @@ def _split(
 
 
 def assert_close(actual: Any, expected: Any, what: str) -> None:
-    """Equal but for the rounding of sums; arrays, numbers, or dicts of them."""
+    """Asserts equality up to `CLOSE`: arrays of one shape, numbers, or dicts of them."""
     if isinstance(expected, dict):
         assert set(actual) == set(expected), f"{what}: {sorted(actual)} != {sorted(expected)}"
         for name, value in expected.items():
@@ -152,7 +159,7 @@ def assert_close(actual: Any, expected: Any, what: str) -> None:
 
 
 def assert_same(actual: Any, expected: Any, what: str) -> None:
-    """Equal to the bit, in the same type and shape."""
+    """Asserts equality to the bit, of dtype and of shape: arrays, or dicts of them."""
     if isinstance(expected, dict):
         assert set(actual) == set(expected), f"{what}: {sorted(actual)} != {sorted(expected)}"
         for name, value in expected.items():

@@ -1,4 +1,4 @@
-"""Is a backend as good as the framework by itself? Its weights against those of a loop written by hand."""
+"""Native equality: isotrain's weights against those of a training loop in the framework alone."""
 
 from __future__ import annotations
 
@@ -16,16 +16,19 @@ from isotrain.testing.shared_runs import launched_in_turn
 
 Weights = Mapping[str, np.ndarray]
 Loop = Callable[[Weights], Weights]
-"""Trains from the given weights, in the framework's own words, and gives the final ones."""
+"""Training loop in the framework alone: takes the start weights, returns the final weights, by name."""
 
 
 def trained(spec: Mapping[str, Any], backend: str, replicas: int) -> dict[str, Any]:
-    """What process 0 has after isotrain's training: `start` and `weights` by name, `loss` of every step.
+    """Trains with isotrain; results of rank 0.
 
     Args:
-        spec: What to train.
-        backend: `NAME` or `NAME:COLLECTIVE`.
-        replicas: How many.
+        spec: Spec to train.
+        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas.
+
+    Returns:
+        `start` and `weights`, arrays by name, and `loss`, the losses of every step.
 
     Raises:
         AssertionError: The run failed, or its processes end with different weights.
@@ -36,26 +39,26 @@ def trained(spec: Mapping[str, Any], backend: str, replicas: int) -> dict[str, A
 def trained_in_turn(
     specs: Mapping[str, Mapping[str, Any]], backend: str, replicas: int
 ) -> dict[str, dict[str, Any]]:
-    """As `trained`, for several specs that one run's processes train one after the other.
+    """Trains several specs one after the other in one run; the results of `trained` by spec name.
 
     Args:
-        specs: By a name that can be a folder's.
-        backend: `NAME` or `NAME:COLLECTIVE`.
-        replicas: How many.
+        specs: Specs by names that are valid folder names.
+        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas.
 
     Raises:
         AssertionError: The run failed, or its processes have different losses, or end with different weights.
     """
     by_rank = launched_in_turn(specs, _train, backend, replicas)
-    found: dict[str, dict[str, Any]] = by_rank[0]
+    main: dict[str, dict[str, Any]] = by_rank[0]
     for rank, other in enumerate(by_rank):
-        for name, own in found.items():
-            same = other[name]["loss"] == own["loss"]
+        for name, results in main.items():
+            same = other[name]["loss"] == results["loss"]
             assert same, f"{name} rank {rank} has other losses".lstrip()
-            for weight, value in own["weights"].items():
+            for weight, value in results["weights"].items():
                 same = np.array_equal(value, other[name]["weights"][weight])
                 assert same, f"{name} rank {rank} differs in {weight}".lstrip()
-    return found
+    return main
 
 
 def _train(session: Session, name: str) -> dict[str, Any]:
@@ -63,14 +66,17 @@ def _train(session: Session, name: str) -> dict[str, Any]:
 
 
 class _Noted:
-    """A session that keeps the loss of every step; process 0 alone reads it at once, as anyone may."""
+    """Session that records the loss of every step.
+
+    Rank 0 alone reads each loss at once: reading must be allowed on any rank.
+    """
 
     def __init__(self, session: Session) -> None:
         self._session = session
         self.losses: list[Tensor] = []
 
     def step(self, batch: Batch) -> Tensor:
-        """As the session's."""
+        """Takes a step of the session and records its loss, a scalar. Collective."""
         self.losses.append(self._session.step(batch))
         if self._session.is_main:
             float(self.losses[-1])
@@ -81,23 +87,23 @@ class _Noted:
 
 
 def train(session: Session) -> dict[str, Any]:
-    """Trains with the built-in loop; a run's work.
+    """Trains with the built-in loop. The function that each rank runs.
 
     Returns:
-        Of this process, `start` and `weights` by name, and the `loss` of every step.
+        `start` and `weights` of this process, arrays by name, and the `loss` of every step.
     """
     kinds: tuple[StateKind, ...] = ("trainable", "non-trainable")
-    start, noted = session.read_state(kinds), _Noted(session)
-    fit(cast(Session, noted))
-    losses = [float(loss) for loss in noted.losses]
+    start, recorder = session.read_state(kinds), _Noted(session)
+    fit(cast(Session, recorder))
+    losses = [float(loss) for loss in recorder.losses]
     return {"start": start, "loss": losses, "weights": session.read_state(kinds)}
 
 
 def assert_native_equality(ours: Mapping[str, Any], loop: Loop) -> None:
-    """The weights are equal to the bit to those of a loop written by hand.
+    """Asserts that the weights equal those of a native training loop to the bit.
 
     Args:
-        ours: What `trained` gave.
+        ours: Results of `trained`.
         loop: The same training without isotrain: same data, order, model and optimizer.
     """
     theirs = loop(ours["start"])
@@ -108,5 +114,5 @@ def assert_native_equality(ours: Mapping[str, Any], loop: Loop) -> None:
         if not np.array_equal(value, theirs[name])
     }
     assert not differ, f"largest differences: {differ}"
-    still = [n for n, v in ours["weights"].items() if np.array_equal(v, ours["start"][n])]
-    assert not still, f"not trained at all: {still}"
+    unchanged = [n for n, v in ours["weights"].items() if np.array_equal(v, ours["start"][n])]
+    assert not unchanged, f"not trained at all: {unchanged}"

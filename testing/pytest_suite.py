@@ -1,11 +1,11 @@
-"""The whole suite for a plugin's tests, in three lines.
+"""Conformance suites as pytest classes, for the tests of a plugin.
 
     from isotrain.testing.pytest_suite import backend_suite
 
     TestMyBackend = backend_suite("my-backend")
 
-This is a module to import and not an entry point of pytest: that would be loaded into every test session of
-every environment that isotrain is installed in.
+Import this module where you need it. It is no pytest entry point: pytest would load that into every test
+session of every environment with isotrain installed.
 """
 
 from __future__ import annotations
@@ -24,23 +24,23 @@ from isotrain.testing.scorecard import Outcome
 def backend_suite(
     name: str, *, replicas: Sequence[Any] = (2, 3), without: Collection[str] = ()
 ) -> type:
-    """A test class that makes every check of a backend, each a test of its own.
+    """Test class with one test for every check of a backend.
 
     A check that the backend's capabilities do not allow is skipped, with the reason. All checks on a
-    number of replicas share one run; those that have runs of their own are made once.
+    number of replicas share one run; those with runs of their own are made once.
 
     Args:
-        name: `NAME` or `NAME:COLLECTIVE`.
-        replicas: How many, at least 2 each; a `pytest.param` may carry marks.
-        without: Names of checks that are not made, such as `crash` and `hang`: some 10 s each.
+        name: Backend, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of replicas, at least 2 each; a `pytest.param` may carry marks.
+        without: Names of checks to leave out, such as `crash` and `hang`, which take about 10 s each.
     """
-    endings = {check.name: check for check in backend.CRASH_CHECKS}
-    once = {backend.RESUMES.name, *endings}
+    crash_checks = {check.name: check for check in backend.CRASH_CHECKS}
+    once = {backend.RESUMES.name, *crash_checks}
     cells = [
         pytest.param(count, check.name, marks=marks, id=f"{count}-{check.name}")
-        for place, (count, marks) in enumerate(map(_value_and_marks, replicas))
+        for index, (count, marks) in enumerate(map(_value_and_marks, replicas))
         for check in backend.CHECKS
-        if check.name not in without and (place == 0 or check.name not in once)
+        if check.name not in without and (index == 0 or check.name not in once)
     ]
 
     class Suite:
@@ -48,9 +48,9 @@ def backend_suite(
 
         @pytest.mark.parametrize(("replicas", "check"), cells)
         def test_check(self, replicas: int, check: str) -> None:
-            """It passes, or the backend says why it is not asked."""
-            if check in endings:
-                _tell(backend.crash_outcome(endings[check], name, replicas))
+            """The check passes, or is skipped for a capability that the backend lacks."""
+            if check in crash_checks:
+                _tell(backend.crash_outcome(crash_checks[check], name, replicas))
             elif check in once:
                 _tell(backend.resume_outcome(name))
             else:
@@ -66,18 +66,18 @@ def strategy_suite(
     backends: Sequence[Any] = (None,),
     replicas: int = 2,
 ) -> type:
-    """A test class that makes every check of a strategy, each a test of its own.
+    """Test class with one test for every check of a strategy.
 
     A check of something that the strategy does not promise is skipped, with the reason.
 
     Args:
-        name: Of the strategy.
-        options: Of the strategy.
-        backends: Where to run it; None stands for the first usable one that has what it requires. A
-            `pytest.param` may carry marks.
-        replicas: At least 2.
+        name: Strategy name.
+        options: Strategy options, JSON types.
+        backends: Backends to run it on; None stands for the first available one that has what the strategy
+            requires. A `pytest.param` may carry marks.
+        replicas: Number of replicas, at least 2.
     """
-    given = json.dumps(dict(options or {}))
+    options_json = json.dumps(dict(options or {}))
     cells = [
         pytest.param(chosen, check.name, marks=marks, id=f"{chosen or 'any'}-{check.name}")
         for chosen, marks in map(_value_and_marks, backends)
@@ -89,14 +89,14 @@ def strategy_suite(
 
         @pytest.mark.parametrize(("backend", "check"), cells)
         def test_check(self, backend: str | None, check: str) -> None:
-            """It passes, or the strategy does not promise it."""
-            _tell(_of_strategy(name, given, backend, replicas)[check])
+            """The check passes, or is skipped because the strategy does not promise it."""
+            _tell(_of_strategy(name, options_json, backend, replicas)[check])
 
     return Suite
 
 
 def _value_and_marks(given: Any) -> tuple[Any, Any]:
-    """Of a parameter that may be a `pytest.param`."""
+    """Value and marks of a parameter, which may be a `pytest.param`."""
     if hasattr(given, "marks"):
         return given.values[0], given.marks
     return given, ()

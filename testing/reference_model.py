@@ -1,9 +1,11 @@
-"""A training run whose every number NumPy can tell: the model, and the same model in NumPy.
+"""Reference model of the backend checks: a portable Keras model, and the same model in NumPy as the oracle.
 
-The portable model's prediction is a small network of two layers. Three more parts make visible what a
-backend does, and change nothing of the prediction: `seen`, one weight per sample, whose gradient says
-which samples counted and how much; `noisy`, whose gradient is the dropout mask of a replica where the
-input `noise` is 1 (it is 0 in training); and `statistics`, a batch normalisation that nobody listens to.
+The prediction is a network of two dense layers. Three more outputs show what a backend does, without
+changing the prediction: `seen`, one weight per sample, whose gradient shows which samples counted and with
+which weight; `noisy`, whose gradient is the dropout mask of a replica where the input `noise` is 1 (it is 0
+in training); and `statistics`, a batch normalization whose output is not used.
+
+All arrays are float64 unless said otherwise.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ RATE = 0.125
 MOMENTUM = 0.5
 STATISTICS_MOMENTUM = 0.75
 STATISTICS_EPSILON = 1e-3
-"""Keras' own."""
+"""Keras' default."""
 NOISE = 64
 
 START = {
@@ -38,14 +40,14 @@ START = {
     "head/bias": (0.0, 0.0),
     "seen/embeddings": (-0.0015920311071654508, -0.029448761916009626),
 }
-"""How the initial weights of this model and seed begin."""
+"""First two initial values of each weight, for this model and `SEED`."""
 
 Inputs = dict[str, np.ndarray]
 State = dict[str, np.ndarray]
 
 
 def build_model() -> Any:
-    """The portable model."""
+    """Portable Keras model: inputs `features`, `index` and `noise`, four outputs."""
     import keras
     from keras import layers
 
@@ -65,7 +67,7 @@ def build_model() -> Any:
 
 
 def objective(model: Any, batch: Any) -> Any:
-    """One loss per sample, and the predictions for the metrics."""
+    """Losses, shape [samples], and the predictions for the metrics, shape [samples, 3]."""
     from keras import ops
 
     inputs, targets = batch
@@ -75,14 +77,18 @@ def objective(model: Any, batch: Any) -> Any:
 
 
 def same_sign(targets: Any, predictions: Any) -> Any:
-    """A metric of a person's own, on tensors of any framework: the fraction of signs that are right."""
+    """Custom metric on tensors of any framework, shapes [samples, 3]: fraction of equal signs, [samples]."""
     products = targets * predictions
-    right = (products / abs(products) + 1) / 2
-    return (right[:, 0] + right[:, 1] + right[:, 2]) / 3
+    correct = (products / abs(products) + 1) / 2
+    return (correct[:, 0] + correct[:, 1] + correct[:, 2]) / 3
 
 
 def samples(count: int = SAMPLES, noise: float = 0.0) -> tuple[Inputs, np.ndarray]:
-    """The first `count` samples: inputs and targets."""
+    """Inputs and targets of the first `count` samples.
+
+    Returns:
+        Inputs `features` [count, 4], `index` [count] (int), `noise` [count, NOISE]; targets [count, 3].
+    """
     generator = np.random.default_rng(11)
     features = generator.normal(size=(SAMPLES, 4))
     targets = np.sin(features @ generator.normal(size=(4, 3)))
@@ -95,12 +101,12 @@ def samples(count: int = SAMPLES, noise: float = 0.0) -> tuple[Inputs, np.ndarra
 
 
 def data() -> DataSet:
-    """What is trained on."""
+    """Data set: all samples for training, the first 13 for validation."""
     return DataSet(samples(), samples(13))
 
 
 def spec(adapter: Adapter | None = None, **changes: Any) -> dict[str, Any]:
-    """The spec of the run in which the checks of a backend are made."""
+    """Spec of the run in which a backend is checked, with `changes` to its fields."""
     return {
         "name": "conformance",
         "model": build_model,
@@ -119,7 +125,7 @@ def spec(adapter: Adapter | None = None, **changes: Any) -> dict[str, Any]:
 
 
 def starting_state() -> State:
-    """Weights that depend on nothing but NumPy, so that checks do not lean on the initializers."""
+    """Start weights drawn by NumPy, so that checks do not depend on the initializers."""
     generator = np.random.default_rng(3)
     shapes = {
         "hidden/kernel": (4, 5),
@@ -133,14 +139,17 @@ def starting_state() -> State:
 
 
 def epoch_batches(epoch: int, size: int = GLOBAL_BATCH, count: int = SAMPLES) -> list[np.ndarray]:
-    """The samples of each global batch of an epoch, written down once more, from the promise."""
+    """Sample indices of each global batch of an epoch, shapes [size].
+
+    Computed here a second time from the documented shuffle, independent of the loader.
+    """
     sequence = np.random.SeedSequence(SEED, spawn_key=(epoch,))
-    order = np.random.Generator(np.random.PCG64(sequence)).permutation(count)
-    return [order[start : start + size] for start in range(0, count, size)]
+    permutation = np.random.Generator(np.random.PCG64(sequence)).permutation(count)
+    return [permutation[start : start + size] for start in range(0, count, size)]
 
 
 def all_batches() -> Iterator[np.ndarray]:
-    """The samples of every global batch of the run."""
+    """Sample indices of every global batch of the run."""
     for epoch in range(EPOCHS):
         yield from epoch_batches(epoch)
 
@@ -149,9 +158,11 @@ def all_batches() -> Iterator[np.ndarray]:
 class Oracle:
     """The same model and optimizer in NumPy, on whole global batches.
 
+    `rows` are sample indices, shape [samples].
+
     Attributes:
-        weights: By canonical name.
-        velocity: Of the momentum, likewise.
+        weights: Weights by canonical name.
+        velocity: Momentum of each weight, by the same names and in the same shapes.
     """
 
     weights: State
@@ -159,19 +170,19 @@ class Oracle:
 
     @classmethod
     def fresh(cls) -> Oracle:
-        """At the start of training."""
+        """Oracle with the start weights and zero velocity."""
         weights = starting_state()
         return cls(weights, {name: np.zeros_like(value) for name, value in weights.items()})
 
     def predictions(self, rows: np.ndarray) -> np.ndarray:
-        """Predictions for the samples `rows`."""
+        """Predictions, shape [samples, 3]."""
         logits: np.ndarray = (
             self._hidden(rows) @ self.weights["head/kernel"] + self.weights["head/bias"]
         )
         return logits
 
     def outputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """All that the model gives in evaluation mode, before training, where every `noise` is 1."""
+        """Outputs in evaluation mode, by name, before training, where every `noise` is 1."""
         normalized = samples()[0]["features"][rows] / np.sqrt(1.0 + STATISTICS_EPSILON)
         return {
             "prediction": self.predictions(rows),
@@ -188,14 +199,14 @@ class Oracle:
         return hidden
 
     def losses(self, rows: np.ndarray) -> np.ndarray:
-        """The loss of each of the samples."""
+        """Loss per sample, shape [samples]."""
         difference = self.predictions(rows) - samples()[1][rows]
         seen: np.ndarray = self.weights["seen/embeddings"][rows, 0]
         losses: np.ndarray = np.mean(difference**2, axis=1) + seen
         return losses
 
     def metrics(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Each metric of each of the samples."""
+        """Metrics per sample, by name, shapes [samples]."""
         predictions, targets = self.predictions(rows), samples()[1][rows]
         return {
             "mean_absolute_error": np.mean(np.abs(predictions - targets), axis=1),
@@ -203,31 +214,31 @@ class Oracle:
         }
 
     def gradients(self, rows: np.ndarray) -> State:
-        """The gradient of the mean loss over the samples."""
+        """Gradients of the mean loss, by name, in the shapes of the weights."""
         inputs, targets = samples()
         features, hidden = inputs["features"][rows], self._hidden(rows)
-        outer = 2 * (self.predictions(rows) - targets[rows]) / (3 * len(rows))
-        inner = (outer @ self.weights["head/kernel"].T) * (1 - hidden**2)
+        head_grad = 2 * (self.predictions(rows) - targets[rows]) / (3 * len(rows))
+        hidden_grad = (head_grad @ self.weights["head/kernel"].T) * (1 - hidden**2)
         seen = np.zeros((SAMPLES, 1))
         seen[rows] = 1 / len(rows)
         return {
-            "hidden/kernel": features.T @ inner,
-            "hidden/bias": inner.sum(axis=0),
-            "head/kernel": hidden.T @ outer,
-            "head/bias": outer.sum(axis=0),
+            "hidden/kernel": features.T @ hidden_grad,
+            "hidden/bias": hidden_grad.sum(axis=0),
+            "head/kernel": hidden.T @ head_grad,
+            "head/bias": head_grad.sum(axis=0),
             "seen/embeddings": seen,
             "noisy/kernel": np.zeros((NOISE, 1)),
         }
 
     def update(self, gradients: Mapping[str, np.ndarray]) -> None:
-        """One step of gradient descent with momentum."""
+        """Takes one step of SGD with momentum."""
         for name, gradient in gradients.items():
             self.velocity[name] = MOMENTUM * self.velocity[name] - RATE * gradient
             self.weights[name] = self.weights[name] + self.velocity[name]
 
 
 def moving_mean(batches: list[np.ndarray]) -> np.ndarray:
-    """The batch normalisation's moving mean after these global batches, from 0."""
+    """Moving mean of the batch normalization after these global batches, from 0; shape [4]."""
     features, mean = samples()[0]["features"], np.zeros(4)
     for rows in batches:
         batch_mean = features[rows].mean(axis=0)

@@ -1,4 +1,4 @@
-"""Several sessions, one after the other, in the processes of one run: they are started once for all."""
+"""Several sessions one after the other in the processes of one run, so that processes start only once."""
 
 from __future__ import annotations
 
@@ -21,67 +21,67 @@ from isotrain.testing.file_exchange import FileExchange
 from isotrain.testing.launching import SpecFields, try_run
 
 Work = Callable[[Session, str], Any]
-"""What every process does in the session of a spec, whose name it is told."""
+"""Function that every rank calls with the session of a spec and the name of that spec."""
 
 LONG_TIMEOUTS: SpecFields = {"progress": 280.0}
-"""Time-outs of a run whose processes take up one session after the other: only the first reports steps."""
+"""Time-outs, in seconds, of a run with several sessions: only the first reports steps."""
 
 
 @contextlib.contextmanager
 def next_session(
     before: Session, name: str, spec: SpecFields, *, backend: str | None = None
 ) -> Iterator[Session]:
-    """Closes a session and opens another in the same processes. Called by every process of the run.
+    """Closes a session and opens another in the same processes. Every rank of the run calls it.
 
     Args:
-        before: The session until now: of a launch, or of this function.
-        name: A folder for its files, new in that of `before`.
-        spec: What is trained next.
-        backend: Under what: one that starts processes just as the run's own does; left out, the same.
+        before: Open session, from a launch or from this function; it is closed.
+        name: Name of a new folder for the session's files, within the run directory of `before`.
+        spec: Spec to train next.
+        backend: Backend that starts processes in the same way as the run's; by default the same backend.
     """
     before.close()
-    context, cast = from_variables(os.environ), ResolvedSpec(load_spec(spec), plugin_manager())
+    context, resolved = from_variables(os.environ), ResolvedSpec(load_spec(spec), plugin_manager())
     assert context is not None, "sessions follow each other in the processes of a launched run"
     folder = before.run_directory / name
     _meet(before, folder / "meeting")
-    plan = make_plan(cast, backend=backend or before.plan.backend, replicas=before.replicas)
-    here = dataclasses.replace(context, run_directory=str(folder), device_mesh=plan.device_mesh)
-    with Session(cast, plan, here, Reporter(here.rank)) as session:
+    plan = make_plan(resolved, backend=backend or before.plan.backend, replicas=before.replicas)
+    context = dataclasses.replace(context, run_directory=str(folder), device_mesh=plan.device_mesh)
+    with Session(resolved, plan, context, Reporter(context.rank)) as session:
         yield session
 
 
 def in_turn(session: Session, specs: Mapping[str, SpecFields], work: Work) -> dict[str, Any]:
-    """Does work in a session of each spec, one after the other; a run's work.
+    """Calls a function in a session of each spec, one after the other. The function that each rank runs.
 
     Args:
-        session: Of the first spec.
-        specs: By name.
-        work: What is done.
+        session: Session of the first spec.
+        specs: Specs by name.
+        work: Function to call in each session.
 
     Returns:
-        What it gave, by name.
+        Return values of `work`, by spec name.
     """
     first, *others = specs
-    found = {first: work(session, first)}
+    returned = {first: work(session, first)}
     for number, name in enumerate(others):
         with next_session(session, f"turn-{number}", specs[name]) as session:
-            found[name] = work(session, name)
-    return found
+            returned[name] = work(session, name)
+    return returned
 
 
 def launched_in_turn(
     specs: Mapping[str, SpecFields], work: Work, backend: str, replicas: int
 ) -> list[dict[str, Any]]:
-    """Launches one run whose processes do work in a session of each spec.
+    """Launches one run whose processes call a function in a session of each spec.
 
     Args:
-        specs: By name.
-        work: What is done.
-        backend: `NAME` or `NAME:COLLECTIVE`.
-        replicas: How many.
+        specs: Specs by name.
+        work: Function to call in each session.
+        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas.
 
     Returns:
-        By rank and name, what it gave.
+        Return values of `work`, by rank and spec name.
 
     Raises:
         AssertionError: The run failed.
@@ -94,6 +94,6 @@ def launched_in_turn(
 
 
 def _meet(closed: Session, folder: Path) -> None:
-    """Waits until every process has closed its session: what comes next may use the same ports."""
+    """Waits until every process has closed its session: the next one may use the same ports."""
     folder.mkdir(parents=True, exist_ok=True)
     FileExchange(folder, closed.rank, len(closed.plan.processes)).all_gather({})

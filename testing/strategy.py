@@ -1,4 +1,4 @@
-"""How the checks of a strategy are made, and on which backend."""
+"""Conformance checks of a strategy: their runs, and the choice of a backend."""
 
 from __future__ import annotations
 
@@ -41,21 +41,21 @@ def _where_synchronous(strategy: Strategy) -> str | None:
 
 def _where_conserved(kept: Invariant) -> Callable[[Strategy], str | None]:
     def reason(strategy: Strategy) -> str | None:
-        says = kept in strategy.invariants
-        return None if says else f"the strategy does not say that it conserves {kept}"
+        is_declared = kept in strategy.invariants
+        return None if is_declared else f"the strategy does not say that it conserves {kept}"
 
     return reason
 
 
 @dataclass(frozen=True)
 class StrategyRun:
-    """A run of a strategy and the checks of what it shows.
+    """Run of a strategy, and the checks of its results.
 
     Attributes:
-        work: Of every process.
-        checks: Each with what makes it inapplicable to a strategy: a reason, or None.
-        replicas: How many, where not as many as asked for.
-        changes: Of the spec.
+        work: Function that every rank runs; it returns the results.
+        checks: Checks, each with a function that returns why it does not apply to a strategy, or None.
+        replicas: Number of replicas; None for the number requested.
+        changes: Changed fields of the spec.
     """
 
     work: Callable[[Session], dict[str, Any]]
@@ -66,9 +66,9 @@ class StrategyRun:
     def spec(
         self, name: str, options: Mapping[str, Any], adapter: Adapter | None = None
     ) -> dict[str, Any]:
-        """Of the run with a strategy on a backend."""
-        chosen = {"name": name, "options": dict(options)}
-        return digits.spec(**self.changes, adapter=adapter, strategy=chosen)
+        """Spec of the run with a strategy on a backend."""
+        strategy = {"name": name, "options": dict(options)}
+        return digits.spec(**self.changes, adapter=adapter, strategy=strategy)
 
 
 DECLARATIONS = Check(strategy_checks.strategy_declarations)
@@ -124,13 +124,13 @@ STRATEGY_RUNS = (
         },
     ),
 )
-"""The runs of a strategy, one after the other, each of it anew: nothing of one carries over."""
+"""Runs of a strategy, one after the other; each starts anew with its own processes."""
 
 RESUMES = Check(resume_checks.strategy_resumes_exactly, frozenset({Capability.NAMED_STATE}))
-"""Has runs of its own."""
+"""Check that starts its own runs."""
 
 CHECKS = (DECLARATIONS, *(check for trial in STRATEGY_RUNS for check in trial.checks), RESUMES)
-"""All of them, in the order of a scorecard."""
+"""All checks of a strategy, in the order of a scorecard."""
 
 
 def check_strategy(
@@ -143,51 +143,54 @@ def check_strategy(
     """Makes every check that applies to a strategy.
 
     Args:
-        name: Of a registered strategy.
-        backend: `NAME` or `NAME:COLLECTIVE`; left out, the first usable one that has what it requires.
-        replicas: At least 2.
-        options: Of the strategy.
+        name: Registered strategy.
+        backend: `NAME` or `NAME:COLLECTIVE`; by default the first available backend with the capabilities
+            that the strategy requires.
+        replicas: Number of replicas, at least 2.
+        options: Strategy options.
 
     Raises:
-        PlanError: The strategy and the backend do not fit together, or no backend fits.
+        PlanError: The backend lacks what the strategy requires, or no available backend has it.
     """
     digits.require()
-    host, given = plugin_manager(), dict(options or {})
-    strategy = host.strategy(name, given)
-    chosen = backend or fitting_backend(strategy, host)
-    adapter = host.backend(split_backend(chosen)[0])
+    plugins, with_options = plugin_manager(), dict(options or {})
+    strategy = plugins.strategy(name, with_options)
+    chosen = backend or fitting_backend(strategy, plugins)
+    adapter = plugins.backend(split_backend(chosen)[0])
     for trial in STRATEGY_RUNS:
         count = trial.replicas or replicas
-        spec = load_spec(trial.spec(name, given, adapter))
-        make_plan(ResolvedSpec(spec, host), backend=chosen, replicas=count)
-    card = [outcome_of(DECLARATIONS, strategy)]
+        spec = load_spec(trial.spec(name, with_options, adapter))
+        make_plan(ResolvedSpec(spec, plugins), backend=chosen, replicas=count)
+    results = [outcome_of(DECLARATIONS, strategy)]
     for trial in STRATEGY_RUNS:
 
         def run(trial: StrategyRun = trial) -> Run:
             count = trial.replicas or replicas
-            return try_run(trial.work, trial.spec(name, given, adapter), chosen, count)
+            return try_run(trial.work, trial.spec(name, with_options, adapter), chosen, count)
 
-        card += outcomes(trial, strategy, adapter, run)
-    card.append(resume_outcome(name, given, chosen))
-    return Scorecard("strategy", name, chosen, replicas, tuple(card))
+        results += outcomes(trial, strategy, adapter, run)
+    results.append(resume_outcome(name, with_options, chosen))
+    return Scorecard("strategy", name, chosen, replicas, tuple(results))
 
 
 def resume_outcome(name: str, options: Mapping[str, Any], backend: str) -> Outcome:
-    """Makes `GOES_ON`."""
-    host = plugin_manager()
-    adapter = host.backend(split_backend(backend)[0])
-    strategy = host.strategy(name, dict(options))
-    lost = " ".join(
+    """Makes `RESUMES`; skipped where the strategy says what a resumed run loses."""
+    plugins = plugin_manager()
+    adapter = plugins.backend(split_backend(backend)[0])
+    strategy = plugins.strategy(name, dict(options))
+    resume_notes = " ".join(
         strategy.resume_notes(strategy.name, resume_checks.REPLICAS, resume_checks.REPLICAS)
     )
-    obstacle = lost or RESUMES.obstacle(adapter.capabilities_for(strategy.parallel_layout.name))
+    obstacle = resume_notes or RESUMES.obstacle(
+        adapter.capabilities_for(strategy.parallel_layout.name)
+    )
     if obstacle:
         return RESUMES.skipped(obstacle)
     return outcome_of(RESUMES, name, options, backend)
 
 
 def fitting_backend(strategy: Strategy, host: PluginManager) -> str:
-    """The first usable backend that has what a strategy requires.
+    """Name of the first available backend that has what a strategy requires.
 
     Raises:
         PlanError: There is none.
@@ -208,13 +211,13 @@ def fitting_backend(strategy: Strategy, host: PluginManager) -> str:
 def outcomes(
     trial: StrategyRun, strategy: Strategy, adapter: Adapter, start: Callable[[], Run]
 ) -> Iterator[Outcome]:
-    """Of one trial.
+    """Outcomes of the checks of one run.
 
     Args:
-        trial: Which.
-        strategy: That is tried.
-        adapter: Of the backend.
-        start: Makes the run; not called when none of the checks applies.
+        trial: Run and its checks.
+        strategy: Strategy under test.
+        adapter: Adapter of the backend.
+        start: Function that makes the run; not called when no check applies.
     """
     run, can = None, adapter.capabilities_for(strategy.parallel_layout.name)
     for check, inapplicable in trial.checks.items():
