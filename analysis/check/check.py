@@ -1,4 +1,4 @@
-"""The check: plans every target, looks at data and model once per framework, asks every rule."""
+"""`isotrain.check`: plans every target, probes data and model once per framework, applies all rules."""
 
 from __future__ import annotations
 
@@ -53,41 +53,41 @@ def check(
 
     Args:
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
-        backends: `NAME` or `NAME:COLLECTIVE`, one or several.
-        replicas: How many, one number or several; left out: one per usable GPU, or one.
-        strategy: A name, or `{"name": ..., "options": {...}}`; left out: the spec's.
-        ignore: Codes or groups of codes to leave out, besides those of the spec's `ignore`.
-        measure: Whether to load the data and build the model, once per framework and in a process of
-            its own, for the rules that need them.
+        backends: Backends to check, one or several, each `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of replicas, one or several; left out: one per available GPU, or one.
+        strategy: Strategy name, or `{"name": ..., "options": {...}}`; left out: the spec's strategy.
+        ignore: Codes or groups of codes to silence, besides those of the spec's `ignore`.
+        measure: Whether to load the data and build the model, once per framework in a process of its
+            own, for the rules that need them.
 
     Returns:
-        The findings, the most severe first, each with the targets it holds for.
+        The findings, most severe first, each with the targets it applies to.
 
     Raises:
         SpecError: The spec is wrong.
         PlanError: A code in `ignore` is unknown, or a number of replicas is below 1.
-        IsotrainError: There is no such backend or collective.
+        IsotrainError: A backend or collective is unknown.
     """
-    given = load_spec(spec)
+    loaded = load_spec(spec)
     if strategy is not None:
-        given = given.with_strategy(strategy)
-    cast = ResolvedSpec(given, plugin_manager(given.plugins))
+        loaded = loaded.with_strategy(strategy)
+    resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
     names = [backends] if isinstance(backends, str) else list(backends)
     counts = [replicas] if replicas is None or isinstance(replicas, int) else list(replicas)
     _require_known(names, counts)
-    silenced_codes = (*_known_codes(given.ignore, SpecError), *_known_codes(ignore, PlanError))
-    planned = machine_rules.plan_targets(cast, names, counts)
+    silenced_codes = (*_known_codes(loaded.ignore, SpecError), *_known_codes(ignore, PlanError))
+    planned = machine_rules.plan_targets(resolved, names, counts)
     hits = [each for each in planned if isinstance(each, Hit)]
     targets = [each for each in planned if isinstance(each, CheckTarget)]
     if targets:
-        hits += _hits(cast, targets, measure)
-    asked = [each.label if isinstance(each, CheckTarget) else each.targets[0] for each in planned]
-    kept, silenced = split_silenced(merge_hits(hits, asked), silenced_codes)
-    return CheckResult(given.name, tuple(asked), measure, kept, silenced)
+        hits += _hits(resolved, targets, measure)
+    labels = [each.label if isinstance(each, CheckTarget) else each.targets[0] for each in planned]
+    kept, silenced = split_silenced(merge_hits(hits, labels), silenced_codes)
+    return CheckResult(loaded.name, tuple(labels), measure, kept, silenced)
 
 
 def _known_codes(codes: Sequence[str], error: type[IsotrainError]) -> Sequence[str]:
-    """The codes, or an error that says which of them is none."""
+    """The codes, unchanged; raises `error` with a suggestion for an unknown one."""
     for code in codes:
         if code not in CODES:
             raise error(f"ignore: {unknown_name('code', code, CODES)} docs/check.md explains them.")
@@ -105,12 +105,12 @@ def _require_known(backends: Sequence[str], replicas: Sequence[int | None]) -> N
 def _hits(cast: ResolvedSpec, targets: Sequence[CheckTarget], measure: bool) -> Iterator[Hit]:
     probes: dict[str, ModelProbe] = {}
     if measure:
-        for framework, own in _by_framework(targets).items():
-            found = _seen(cast, own)
-            if isinstance(found, Hit):
-                yield found
+        for framework, members in _by_framework(targets).items():
+            probe = _seen(cast, members)
+            if isinstance(probe, Hit):
+                yield probe
             else:
-                probes[framework] = found
+                probes[framework] = probe
     subject = Subject(
         cast.spec_with_model, tuple(targets), cast.strategy, probes, _sparing(cast.plugins)
     )
@@ -119,14 +119,14 @@ def _hits(cast: ResolvedSpec, targets: Sequence[CheckTarget], measure: bool) -> 
 
 
 def _sparing(host: PluginManager) -> dict[str, Strategy]:
-    """Every strategy that says that it takes less memory, with the options with which it does."""
-    found = {}
+    """Every strategy that declares options that save memory, by its `--strategy` argument."""
+    strategies = {}
     for name in host.strategies.names():
-        with contextlib.suppress(Exception):  # it may be anyone's, and is only to be advised
+        with contextlib.suppress(Exception):  # third-party code, and needed for advice only
             for options in host.strategies.get(name).memory_saving:
-                given = ",".join([name, *(f"{key}={value}" for key, value in options.items())])
-                found[given] = host.strategy(name, dict(options))
-    return found
+                argument = ",".join([name, *(f"{key}={value}" for key, value in options.items())])
+                strategies[argument] = host.strategy(name, dict(options))
+    return strategies
 
 
 def _by_framework(targets: Iterable[CheckTarget]) -> dict[str, list[CheckTarget]]:
@@ -137,12 +137,15 @@ def _by_framework(targets: Iterable[CheckTarget]) -> dict[str, list[CheckTarget]
 
 
 def _seen(cast: ResolvedSpec, targets: Sequence[CheckTarget]) -> ModelProbe | Hit:
-    """Loads data and builds the model as a run would, but for rules that would end it there."""
+    """Loads data and builds the model in a probe process; a failure becomes a hit.
+
+    Partial batches are kept whatever the spec says, so that too few samples do not end the probe.
+    """
     if cast.spec.drop_remainder:
         cast = ResolvedSpec(cast.spec.replace(drop_remainder=False), cast.plugins)
     try:
-        found = probe_run(probe_step, cast, targets[0].plan.backend)
+        fields = probe_run(probe_step, cast, targets[0].plan.backend)
     except RunFailedError as error:
         labels = tuple(target.label for target in targets)
         return Hit("ISO502", "model", str(error), labels)
-    return ModelProbe.from_dict(found)
+    return ModelProbe.from_dict(fields)

@@ -1,4 +1,4 @@
-"""What a check looks at: the spec, the runs it would be, and what was seen of data and model."""
+"""The subject of a check: the spec, its planned runs, and what probes measured of data and model."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 @dataclass(frozen=True, eq=False)
 class CheckTarget:
-    """One run that was asked about, and that can be planned.
+    """A requested run that can be planned.
 
     Attributes:
-        label: `NAME[:COLLECTIVE]@REPLICAS`.
-        adapter: The backend's.
-        plan: Of the run.
+        label: Target label, `NAME[:COLLECTIVE]@REPLICAS`.
+        adapter: Backend adapter.
+        plan: Plan of the run.
     """
 
     label: str
@@ -30,22 +30,23 @@ class CheckTarget:
 
     @property
     def replicas(self) -> int:
-        """Of the model, in all."""
+        """Number of replicas of the model on all hosts."""
         return self.plan.replicas
 
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """What a process of one framework saw.
+    """What a probe process measured of data and model under one framework.
 
     Attributes:
-        samples: In the training data; None for a stream.
-        traits: Of the model's layers.
-        fault: What went wrong in a first step.
-        notes: Of the replica group, on such steps.
-        model: What the state of the model takes.
-        refuses_single_sample: A layer that cannot be trained on a slice of one sample, where one was tried.
-        refused: What a run of several replicas is refused for, by code.
+        samples: Number of training samples; None for a stream.
+        traits: Traits of the model's layers.
+        fault: Error of the first step; None if it succeeded.
+        notes: Notes of the replica group on such steps.
+        model: Size of the model's state in bytes.
+        refuses_single_sample: Layer that cannot train on a slice of one sample; None if no layer failed
+            or none was tried.
+        refused: Reasons for which a run of several replicas is refused, by code.
     """
 
     samples: int | None
@@ -58,30 +59,30 @@ class ModelProbe:
 
     @classmethod
     def from_dict(cls, fields: Mapping[str, Any]) -> ModelProbe:
-        """Makes it from what the process returned."""
+        """Converts the plain values that the probe process returned."""
         traits = (
             LayerTrait(Trait(each["trait"]), each["layer"], each["kind"])
             for each in fields["traits"]
         )
         notes, model = tuple(fields["notes"]), ModelBytes(**fields["model"])
-        found = fields["samples"], tuple(traits), fields["fault"], notes, model
-        return cls(*found, fields["refuses_single_sample"], fields["refused"])
+        measured = fields["samples"], tuple(traits), fields["fault"], notes, model
+        return cls(*measured, fields["refuses_single_sample"], fields["refused"])
 
     def layers(self, trait: Trait) -> tuple[str, ...]:
-        """The layers that have a trait, each with its class."""
+        """The layers with a trait, each as `name (class)`."""
         return tuple(f"{t.layer} ({t.kind})" for t in self.traits if t.trait == trait)
 
 
 @dataclass(frozen=True)
 class Hit:
-    """One thing that a rule found.
+    """One match of a rule.
 
     Attributes:
-        code: The rule's.
-        field: Of the spec, or `backend` or `replicas`.
-        detail: The numbers and names of this case.
-        targets: Labels of those it holds for.
-        layers: Of the model, where it is about some.
+        code: Code of the rule.
+        field: Spec field, or `backend` or `replicas`.
+        detail: Numbers and names of this case.
+        targets: Labels of the targets it applies to.
+        layers: Layers it is about; empty if it is not about layers.
     """
 
     code: str
@@ -93,14 +94,14 @@ class Hit:
 
 @dataclass(frozen=True)
 class Subject:
-    """Everything that rules look at.
+    """The input of every rule.
 
     Attributes:
-        spec: What would be trained.
-        targets: Where.
-        strategy: The spec's.
-        probes: By framework; empty where nothing was started.
-        memory_saving: Strategies that take less memory, by what is given as `--strategy`.
+        spec: Training spec to check.
+        targets: Planned targets.
+        strategy: Strategy of the spec.
+        probes: Probe of data and model by framework; empty with `measure=False`.
+        memory_saving: Strategies that need less memory, by their `--strategy` argument.
     """
 
     spec: TrainingSpec
@@ -116,13 +117,13 @@ class Subject:
 
     @property
     def frameworks(self) -> list[str]:
-        """The frameworks of all targets, each once."""
+        """The distinct frameworks of all targets, in order."""
         return list(dict.fromkeys(target.plan.framework for target in self.targets))
 
     def with_layers(
         self, trait: Trait, targets: Iterable[CheckTarget]
     ) -> Iterator[tuple[tuple[str, ...], list[CheckTarget]]]:
-        """Groups targets by the layers of that trait which their framework's model has."""
+        """Yields layers with a trait, and the targets whose framework's model has them."""
         groups: dict[tuple[str, ...], list[CheckTarget]] = {}
         for target in targets:
             probe = self.probes.get(target.plan.framework)
@@ -132,7 +133,7 @@ class Subject:
         yield from groups.items()
 
     def with_samples(self) -> Iterator[tuple[CheckTarget, int]]:
-        """The targets whose number of samples is known, with that number."""
+        """Yields every target whose number of training samples is known, with that number."""
         for target in self.targets:
             probe = self.probes.get(target.plan.framework)
             if probe is not None and probe.samples is not None:
@@ -140,5 +141,5 @@ class Subject:
 
 
 def labels(targets: Iterable[CheckTarget]) -> tuple[str, ...]:
-    """The labels of targets."""
+    """The label of every target."""
     return tuple(target.label for target in targets)
