@@ -1,4 +1,4 @@
-"""A run that parts from the reference, and what its tensors are looked at by."""
+"""A divergent run together with everything that diagnosing its cause needs."""
 
 from __future__ import annotations
 
@@ -13,20 +13,20 @@ from isotrain.analysis.parity.run_trace import RunTrace, StepTrace, Tensors, rel
 from isotrain.core.spec.training_spec import TrainingSpec
 
 FITS = 1e-3
-"""A hypothesis explains a tensor when what is left unexplained is below this part of it."""
+"""A hypothesis explains a tensor if the residual is below this fraction of its norm."""
 
 
 @dataclass(frozen=True)
 class DivergenceCase:
-    """A run that parts from the reference.
+    """A run that diverges from the reference.
 
     Attributes:
-        spec: What was trained.
-        run: The run.
-        reference: What it is compared with.
-        floor: The noise floor around the reference.
-        divergences: What parts at the first step and stage, the furthest first.
-        other_precision: The reference in another precision, where there is such a run.
+        spec: Training spec of the run.
+        run: Trace of the run.
+        reference: Trace of the reference.
+        floor: Noise floor of the reference.
+        divergences: Divergences at the first step and stage, largest ratio to the noise floor first.
+        other_precision: Trace of the reference in another precision; None if there is none.
     """
 
     spec: TrainingSpec
@@ -38,38 +38,38 @@ class DivergenceCase:
 
     @property
     def first(self) -> Divergence:
-        """Where it parts, and furthest there."""
+        """The first divergence."""
         return self.divergences[0]
 
     @property
     def index(self) -> int:
-        """The place of that step among the traced ones."""
+        """Index of the first divergent step among the traced steps."""
         return next(i for i, s in enumerate(self.run.steps) if s.step == self.first.step)
 
     @property
     def run_step(self) -> StepTrace:
-        """That step of the run."""
+        """The first divergent step of the run."""
         return self.run.steps[self.index]
 
     @property
     def reference_step(self) -> StepTrace:
-        """That step of the reference."""
+        """The same step of the reference."""
         return self.reference.steps[self.index]
 
     @property
     def are_gradients(self) -> bool:
-        """Whether it parts in the gradients."""
+        """Whether the first divergence is in the gradients."""
         return self.first.stage in ("gradient", "reduced")
 
     def evaluation(self) -> list[str]:
-        """Whether the models agree in evaluation mode, as a piece of evidence."""
+        """Evidence that the models agree in evaluation mode; empty if they do not."""
         one, other = self.run.evaluation_loss, self.reference.evaluation_loss
-        apart = relative(one, other)
-        if apart > self.floor.at(0, "loss", "loss"):
+        difference = relative(one, other)
+        if difference > self.floor.at(0, "loss", "loss"):
             return []
-        return [f"in evaluation mode the two losses agree (relative difference {apart:.1g})"]
+        return [f"in evaluation mode the two losses agree (relative difference {difference:.1g})"]
 
 
 def stacked(tensors: Tensors) -> np.ndarray:
-    """The sketches of all tensors, one after the other."""
+    """The sketches of all tensors concatenated, shape [sum of sketch lengths], float64."""
     return np.concatenate([tensor.sketch for tensor in tensors.values()])

@@ -1,4 +1,4 @@
-"""Runs everything that a check of parity needs, one after the other, and puts the records together."""
+"""`isotrain.parity`: makes the traced runs of a parity check one at a time and compares them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ from isotrain.core.system.version import versions
 
 DEFAULT_STEPS = 10
 SAME_START = 1e-6
-"""Initial weights that are further apart are told of."""
+"""Relative difference of initial weights above which a note reports it."""
 
 
 def parity(
@@ -46,60 +46,59 @@ def parity(
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
 ) -> Parity:
-    """Finds the first step and the first tensor at which runs of one spec part, and says why.
+    """Finds the first step and tensor at which runs of one spec diverge, and the likely cause.
 
     Args:
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
-        backends: Each `NAME` or `NAME:COLLECTIVE`; the first with the first number of replicas is the
-            reference.
-        replicas: Each backend runs with each of these numbers; left out: with 1, or with as many as the
-            hosts of the launcher give.
-        strategies: And under each of these, a name or `{"name": ..., "options": {...}}`; the first is the
-            reference's. Left out: under the spec's.
-        steps: How many steps to trace. The last of them is the first smaller global batch of the run
-            where that comes later.
-        map: For native models: which tensor is which, a mapping or a YAML or JSON file; see
-            `docs/parity.md`.
-        output: A folder to write `parity.json` and the fingerprints of each run to.
-        say: Called with a line before each run.
-        launcher: As for `isotrain.run`: every run goes by it.
-        launcher_options: As for `isotrain.run`.
+        backends: Backends to compare, each `NAME` or `NAME:COLLECTIVE`; the first one with the first
+            number of replicas is the reference.
+        replicas: Numbers of replicas to run each backend with; left out: 1, or as many as the launcher's
+            allocation has room for.
+        strategies: Strategies to run each backend under, each a name or `{"name": ..., "options": {...}}`;
+            the reference uses the first. Left out: the spec's strategy.
+        steps: Number of steps to trace, from the first. If a smaller global batch first comes later, the
+            last traced step is that one.
+        map: Weight name map of native models, a mapping or a YAML or JSON file; see `docs/parity.md`.
+        output: Folder for `parity.json` and the fingerprints of each run; left out: nothing is written.
+        say: Callback that receives one line of text before each run.
+        launcher: Launcher that starts every run, as for `isotrain.run`.
+        launcher_options: Options of the launcher, as for `isotrain.run`.
 
     Returns:
-        The verdict, and records of every run.
+        The verdict, and a record of every run.
 
     Raises:
         SpecError: The spec or the map is wrong.
         PlanError: Spec, backends and replicas do not fit together.
         UnsupportedError: A scheduler or launcher has started this process as one of several ranks.
-        RunFailedError: The reference failed. Other runs that fail are told in their records.
+        RunFailedError: The reference run failed. Failures of other runs are in their records.
     """
     require_single_process("parity")
     if steps < 1:
         raise PlanError(f"parity: steps: expected at least 1, received {steps}.")
-    given = load_spec(spec)
-    host = plugin_manager(given.plugins)
-    chosen = LauncherChoice(launcher, launcher_options or {})
-    require_startable(host.launcher(chosen.name, chosen.options))
-    wanted = parity_targets(
-        given,
+    loaded = load_spec(spec)
+    host = plugin_manager(loaded.plugins)
+    launcher_choice = LauncherChoice(launcher, launcher_options or {})
+    require_startable(host.launcher(launcher_choice.name, launcher_choice.options))
+    targets = parity_targets(
+        loaded,
         host,
         backends=backends,
         replicas=replicas,
-        strategies=strategies or [given.strategy.name],
-        launcher=chosen,
+        strategies=strategies or [loaded.strategy.name],
+        launcher=launcher_choice,
     )
-    tracer = TraceRunner(host, wanted[0], steps, read_maps(map), output, say)
-    for each in wanted:
-        tracer.plan(each, each.spec)
+    tracer = TraceRunner(host, targets[0], steps, read_maps(map), output, say)
+    for target in targets:
+        tracer.plan(target, target.spec)
     with tracer.running():
-        found = _Check(given, host, wanted, tracer).made()
-    tracer.keep(PARITY_FILE, found.to_json())
-    return found
+        result = _Check(loaded, host, targets, tracer).made()
+    tracer.keep(PARITY_FILE, result.to_json())
+    return result
 
 
 class _Check:
-    """One check of parity: which runs it takes, and what follows from them."""
+    """A parity check in progress: makes the runs of its targets and judges each of them."""
 
     def __init__(
         self,
@@ -116,14 +115,14 @@ class _Check:
         self._noise_records: list[NoiseRecord] = []
 
     def made(self) -> Parity:
-        """Makes every run, and judges."""
+        """Makes all runs and returns their verdicts, causes and noise floor."""
         first, *others = self._wanted
         self._reference = self._trace(first, first.spec, "the reference")
         self._other = self._noise(first, "other precision", _other_precision(first.spec))
         threads = self._noise(first, "other threads", self._other_threads(first.spec))
         floor = NoiseFloor(self._reference, _noises(self._reference, self._other, threads))
         runs = [self._reference_record(first, floor)]
-        runs += [self._judged(wanted, floor) for wanted in others]
+        runs += [self._judged(target, floor) for target in others]
         return Parity(
             name=self._spec.name,
             **_verdict(runs),
@@ -138,8 +137,8 @@ class _Check:
         )
 
     def _packages(self) -> list[str]:
-        """Of every backend that takes part."""
-        names = {split_backend(wanted.backend)[0]: None for wanted in self._wanted}
+        """The packages of every backend that takes part."""
+        names = {split_backend(target.backend)[0]: None for target in self._wanted}
         return [package for name in names for package in self._host.backend(name).packages]
 
     def _other_threads(self, spec: TrainingSpec) -> TrainingSpec:
@@ -147,18 +146,18 @@ class _Check:
         return spec.replace(threads=1 if threads > 1 else 2)
 
     def _noise(self, wanted: ParityTarget, source: str, spec: TrainingSpec) -> RunTrace | None:
-        """Runs the reference otherwise; a failure is noted, and the floor rests on what is left."""
+        """Runs the reference with another precision or thread count; None, and a record, if that fails."""
         threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
         about = spec.precision if source == "other precision" else threads
         try:
-            found = self._trace(wanted, spec, f"the reference with {about}")
+            trace = self._trace(wanted, spec, f"the reference with {about}")
         except IsotrainError as error:
             self._noise_records.append(NoiseRecord(source, about, failed=str(error)))
             return None
-        only = NoiseFloor(self._reference, _noises(self._reference, found))
-        largest: dict[str, float] = {stage: only.largest(stage) for stage in STAGES}
+        floor = NoiseFloor(self._reference, _noises(self._reference, trace))
+        largest: dict[str, float] = {stage: floor.largest(stage) for stage in STAGES}
         self._noise_records.append(NoiseRecord(source, about, largest))
-        return found
+        return trace
 
     def _reference_record(self, wanted: ParityTarget, floor: NoiseFloor) -> RunRecord:
         return RunRecord(
@@ -181,16 +180,16 @@ class _Check:
         except IsotrainError as error:
             return RunRecord(**common, status="failed", reason=str(error))
         notes: list[str] = []
-        again = functools.partial(self._clearer, wanted, notes)
-        found = judge(wanted.spec, run, self._reference, floor, self._other, again)
+        rerun_in_float64 = functools.partial(self._clearer, wanted, notes)
+        verdict = judge(wanted.spec, run, self._reference, floor, self._other, rerun_in_float64)
         return RunRecord(
             **common,
-            status=found.status,
-            reason=found.reason,
-            first=found.first,
-            divergences=found.divergences,
-            causes=found.causes,
-            confirmed=found.confirmed,
+            status=verdict.status,
+            reason=verdict.reason,
+            first=verdict.first,
+            divergences=verdict.divergences,
+            causes=verdict.causes,
+            confirmed=verdict.confirmed,
             steps=step_records(run, self._reference, floor),
             notes=[
                 *notes,
@@ -203,32 +202,32 @@ class _Check:
     def _clearer(
         self, wanted: ParityTarget, notes: list[str]
     ) -> tuple[RunTrace, RunTrace, NoiseFloor] | None:
-        """The run and the reference in float64, to confirm a difference with; adds to notes why not."""
+        """Run, reference and noise floor in float64; None, and a note, if one of the runs is missing."""
         if self._other is None:
             notes.append("the reference has no float64 run to confirm the difference with.")
             return None
         try:
-            clearer = self._trace(wanted, _in_float64(wanted.spec), "in float64, to be sure")
+            run = self._trace(wanted, _in_float64(wanted.spec), "in float64, to be sure")
         except IsotrainError as error:
             notes.append(f"it could not be confirmed in float64: {error}")
             return None
         noises = _noises(self._other, self._reference)
-        return clearer, self._other, NoiseFloor(self._other, noises)
+        return run, self._other, NoiseFloor(self._other, noises)
 
     def _about_strategy(self, wanted: ParityTarget, run: RunTrace) -> list[str]:
-        """Says where the run and the reference are not even meant to train alike, or take steps otherwise."""
+        """Notes on a strategy that differs from the reference's: non-equivalence, and how it takes steps."""
         choices = (wanted.spec.strategy, self._wanted[0].spec.strategy)
         if choices[0] == choices[1]:
             return []
-        own_way = [
+        not_equivalent = [
             choice.label
             for choice in choices
             if not self._host.strategy(choice.name, choice.options).equals_data_parallel
         ]
-        promise = (
-            "not meant to train as data-parallel does: what parts there is no fault of a backend"
+        caveat = (
+            "not meant to train as data-parallel does: what differs there is no fault of a backend"
         )
-        return [*(f"{label} is {promise}." for label in own_way), *run.notes]
+        return [*(f"{label} is {caveat}." for label in not_equivalent), *run.notes]
 
 
 def _other_precision(spec: TrainingSpec) -> TrainingSpec:
@@ -245,7 +244,7 @@ def _noises(reference: RunTrace, *runs: RunTrace | None) -> list[NoiseRun]:
 
 
 def _verdict(runs: Sequence[RunRecord]) -> dict[str, Any]:
-    """The verdict over all runs, and its sentence."""
+    """The fields `verdict` and `summary` of a `ParityRecord`."""
     reference, *others = runs
     divergences = [run.name for run in others if run.status == "difference"]
     failed = [run.name for run in others if run.status == "failed"]
@@ -270,22 +269,22 @@ def _does(names: Sequence[str]) -> str:
 
 
 def _notes(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[str]:
-    found = [
+    notes = [
         f"not compared, because the reference has no such {STAGES[stage]}: {', '.join(names)}"
         for stage, names in not_compared(run, reference).items()
     ]
     if not run.steps[0].tensors["reduced"]:
-        found.append("this backend does not show the gradients after the reduction.")
-    name, apart = furthest_start(run, reference)
-    if apart > SAME_START:
-        found.append(
-            f"its own initial weights would be others ({name}: {apart:.2g} relative); all runs were"
+        notes.append("this backend does not show the gradients after the reduction.")
+    name, start_difference = furthest_start(run, reference)
+    if start_difference > SAME_START:
+        notes.append(
+            f"its own initial weights would differ ({name}: {start_difference:.2g} relative); all runs were"
             " started from the reference's."
         )
     step = floor.saturated_from()
     if step is not None:
-        found.append(
+        notes.append(
             f"from step {step} on, rounding alone makes tensors differ by as much as they are large:"
             " nothing more can be told there."
         )
-    return found
+    return notes

@@ -1,4 +1,4 @@
-"""Decides of two traced runs whether rounding explains what lies between them, or a difference."""
+"""Decides whether rounding explains the differences between two traced runs."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from isotrain.analysis.parity.run_trace import RunTrace, StepTrace, differences
 from isotrain.core.spec.training_spec import TrainingSpec
 
 SHRUNK = 2.0**-10
-"""A difference that float64 shrinks to less than this part of it is rounding: 2^-29 is what one expects
-of it at the start, and chaotic growth may give some of that back."""
+"""A difference that shrinks below this fraction in float64 is rounding. Rounding alone shrinks by 2^-29 in
+the first steps; chaotic growth undoes some of that later."""
 
 RerunInFloat64 = Callable[[], tuple[RunTrace, RunTrace, NoiseFloor] | None]
-"""Gives the run and the reference once more in float64, and the floor there; None if that failed."""
+"""Reruns in float64: the run, the reference and their noise floor; None if a rerun failed."""
 
 
 @dataclass(frozen=True)
 class RunVerdict:
-    """What became of one run; the fields are those of `RunRecord`."""
+    """The verdict on one run; `RunRecord` explains the fields."""
 
     status: RunStatus
     reason: str
@@ -44,54 +44,58 @@ def judge(
     """Compares a run with the reference.
 
     Args:
-        spec: What was trained.
-        run: The run.
-        reference: What it is compared with; the same steps were traced.
-        floor: The noise floor around the reference.
-        other_precision: The reference in another precision, if that run went well.
-        in_float64: Called when the run parts in a lower precision.
+        spec: Training spec of the run.
+        run: Trace of the run.
+        reference: Trace of the reference, of the same steps.
+        floor: Noise floor of the reference.
+        other_precision: Trace of the reference in another precision; None if that run failed.
+        in_float64: Reruns both in float64; called if the run diverges in a lower precision.
     """
     divergences = find_divergences(run, reference, floor)
     if not divergences:
         return RunVerdict(*_agreement(run, reference, floor), None, [], [], None)
     confirmed = None
-    again = in_float64() if reference.precision != "float64" else None
-    if again is not None:
-        clearer = _clearer(divergences[0], *again)
-        confirmed = _difference_at(divergences[0], again[0], again[1])
-        if not clearer:
+    rerun = in_float64() if reference.precision != "float64" else None
+    if rerun is not None:
+        confirmed_divergences = _clearer(divergences[0], *rerun)
+        confirmed = _difference_at(divergences[0], rerun[0], rerun[1])
+        if not confirmed_divergences:
             return RunVerdict(
                 "rounding", _shrunk(divergences[0], confirmed), None, [], [], confirmed
             )
-        run, reference, floor = again
+        run, reference, floor = rerun
         other_precision = None
-        divergences = clearer
+        divergences = confirmed_divergences
     first = divergences[0]
-    there = [p for p in divergences if (p.step, p.stage) == (first.step, first.stage)]
-    there.sort(key=lambda p: p.difference / p.floor if p.floor else math.inf, reverse=True)
-    case = DivergenceCase(spec, run, reference, floor, there, other_precision)
+    simultaneous = [p for p in divergences if (p.step, p.stage) == (first.step, first.stage)]
+    simultaneous.sort(key=lambda p: p.difference / p.floor if p.floor else math.inf, reverse=True)
+    case = DivergenceCase(spec, run, reference, floor, simultaneous, other_precision)
     reason = (
-        f"{STAGES[first.stage]} {first.name!r} parts in step {first.step}: relative difference"
+        f"{STAGES[first.stage]} {first.name!r} differs in step {first.step}: relative difference"
         f" {first.difference:.2g}, noise floor {first.floor:.2g}"
     )
     if first.precision != reference.plan["precision"] or confirmed is not None:
         reason += ", in float64, where rounding would be far smaller"
-    return RunVerdict("difference", f"{reason}.", first, there, likely_causes(case), confirmed)
+    return RunVerdict(
+        "difference", f"{reason}.", first, simultaneous, likely_causes(case), confirmed
+    )
 
 
 def find_divergences(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[Divergence]:
-    """Every tensor of every step that is beyond the floor, in the order of steps and stages."""
-    found = []
+    """All tensors of all steps that exceed the noise floor, in the order of steps and stages."""
+    divergences = []
     for index, (step, other) in enumerate(zip(run.steps, reference.steps, strict=True)):
         for (stage, name), value in differences(step, other).items():
             bound = bound_of(floor, index, step, stage, name)
             if value > bound:
-                found.append(Divergence(step.step, stage, name, value, bound, floor.precision))
-    return found
+                divergences.append(
+                    Divergence(step.step, stage, name, value, bound, floor.precision)
+                )
+    return divergences
 
 
 def bound_of(floor: NoiseFloor, index: int, step: StepTrace, stage: Stage, name: str) -> float:
-    """The noise floor of a tensor; whole numbers have none."""
+    """The noise floor of a tensor; 0 for integer tensors."""
     tensor = step.tensors.get(stage, {}).get(name)
     return 0.0 if tensor is not None and not tensor.floating else floor.at(index, stage, name)
 
@@ -99,9 +103,9 @@ def bound_of(floor: NoiseFloor, index: int, step: StepTrace, stage: Stage, name:
 def _clearer(
     first: Divergence, run: RunTrace, reference: RunTrace, floor: NoiseFloor
 ) -> list[Divergence]:
-    """What parts in float64, small side effects left out; empty where all of it was rounding."""
-    found = find_divergences(run, reference, floor)
-    return [p for p in found if p.difference > SHRUNK * min(first.difference, 1.0)]
+    """Divergences that remain in float64, without small side effects; empty if all was rounding."""
+    divergences = find_divergences(run, reference, floor)
+    return [p for p in divergences if p.difference > SHRUNK * min(first.difference, 1.0)]
 
 
 def _difference_at(first: Divergence, run: RunTrace, reference: RunTrace) -> float:
@@ -132,20 +136,20 @@ def _agreement(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> tuple[R
     if largest == 0.0:
         return "equal", "every fingerprint is equal to the last digit."
     return "rounding", (
-        f"no tensor parts by more than the noise floor; the nearest to it is"
+        f"no tensor differs by more than the noise floor; the nearest to it is"
         f" {STAGES[stage]} {name!r} with {nearest:.2g} of the floor."
     )
 
 
 def step_records(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[StepRecord]:
-    """The steps of a run beside the reference's."""
+    """The traced steps of a run, each compared with the same step of the reference."""
     records = []
     for index, (step, other) in enumerate(zip(run.steps, reference.steps, strict=True)):
         loss_floor = floor.at(index, "loss", "loss")
         largest: dict[str, float] = {}
         excess: dict[str, float] = {}
-        own = run is reference
-        for (stage, name), value in ({} if own else differences(step, other)).items():
+        is_reference = run is reference
+        for (stage, name), value in ({} if is_reference else differences(step, other)).items():
             bound = bound_of(floor, index, step, stage, name)
             ratio = value / bound if bound else (math.inf if value else 0.0)
             largest[stage] = max(largest.get(stage, 0.0), value)
@@ -155,7 +159,7 @@ def step_records(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[
                 step=step.step,
                 samples=step.samples,
                 loss=step.loss,
-                loss_difference=None if own else largest["loss"],
+                loss_difference=None if is_reference else largest["loss"],
                 loss_floor=loss_floor,
                 gradient_norm=step.gradient_norm,
                 stages=largest,

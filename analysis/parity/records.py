@@ -1,4 +1,4 @@
-"""What a check of parity found, as plain records: what `parity.json` holds and every report reads."""
+"""Records of a parity check: the content of `parity.json`, from which every report is made."""
 
 from __future__ import annotations
 
@@ -15,26 +15,26 @@ STAGES: dict[Stage, str] = {
     "gradient": "gradient before reduction",
     "reduced": "gradient after reduction",
     "weight": "weight after the step",
-    "slot": "optimizer slot",
+    "slot": "optimizer state",
     "state": "non-trainable state",
     "loss": "reported loss",
 }
-"""What is compared in each step, in this order, and what people call it."""
+"""The tensors compared in each step, in this order, and the name of each stage in texts."""
 
 RunStatus = Literal["reference", "equal", "rounding", "difference", "failed"]
 
 
 @dataclass(frozen=True)
 class Divergence:
-    """One tensor that is further from the reference than rounding explains.
+    """A tensor whose difference to the reference exceeds the noise floor.
 
     Attributes:
-        step: Counted from 0 over the run.
-        stage: Which of the step's tensors; a key of `STAGES`.
-        name: The tensor's common name.
-        difference: Norm of the difference, relative to the larger of the two norms.
-        floor: The noise floor there: what rounding explains.
-        precision: Of the two runs in which it was measured.
+        step: Step index, from 0 over the run.
+        stage: Kind of tensor, a key of `STAGES`.
+        name: Common name of the tensor.
+        difference: Norm of the difference relative to the larger of the two norms, estimated.
+        floor: Noise floor of the tensor in that step: the relative difference that rounding explains.
+        precision: Precision of the two runs, such as `float32`.
     """
 
     step: int
@@ -50,10 +50,10 @@ class Cause:
     """A likely cause of a difference.
 
     Attributes:
-        code: Such as `sum-instead-of-mean`; `docs/parity.md` lists all.
-        title: The cause in a few words.
-        evidence: What was measured that speaks for it.
-        advice: What to do.
+        code: Identifier such as `sum-instead-of-mean`; `docs/parity.md` lists all.
+        title: Cause in a few words.
+        evidence: Measurements that support it, a sentence each.
+        advice: Advice on how to fix it.
     """
 
     code: str
@@ -64,17 +64,18 @@ class Cause:
 
 @dataclass(frozen=True)
 class StepRecord:
-    """One traced step of one run beside the reference's.
+    """One traced step of one run, compared with the same step of the reference.
 
     Attributes:
-        step: Counted from 0 over the run.
-        samples: In the global batch.
-        loss: The mean loss of the global batch.
-        loss_difference: Relative to the reference's; None for the reference.
-        loss_floor: What rounding explains of it.
-        gradient_norm: Euclidean norm of all gradients after the reduction together.
-        stages: Per stage the largest relative difference of a tensor; empty for the reference.
-        excess: Per stage the largest ratio of a tensor's difference to its floor: above 1 it parts.
+        step: Step index, from 0 over the run.
+        samples: Number of samples in the global batch.
+        loss: Mean loss of the global batch.
+        loss_difference: Relative difference to the reference's loss; None for the reference.
+        loss_floor: Noise floor of the loss.
+        gradient_norm: Euclidean norm over all gradients after the reduction.
+        stages: Largest relative difference of a tensor, by stage; empty for the reference.
+        excess: Largest ratio of a tensor's difference to its noise floor, by stage; above 1 the runs
+            diverge.
     """
 
     step: int
@@ -92,21 +93,21 @@ class RunRecord:
     """One run, compared with the reference.
 
     Attributes:
-        name: `BACKEND[:COLLECTIVE]@REPLICAS[ STRATEGY]`; the strategy where there are several.
-        backend: As it was asked for.
-        replicas: How many.
-        strategy: `NAME[,OPTION=VALUE...]`.
-        status: `equal` to the bit, as far as fingerprints tell; `rounding`: no tensor parts by more
-            than the noise floor, or the runs agree in float64; `difference`; `failed`; or `reference`.
-        reason: Why it has that status, in a sentence; of a failed run all that it said.
-        first: The first step and tensor at which it parts from the reference; None where it does not.
-        divergences: Every tensor that parts in that step and stage, the furthest first.
-        causes: What is likely to be the cause, the likeliest first.
-        confirmed: How far the runs are apart in float64, where the first tensor of the plain runs
-            divergences; None where that was not tried.
-        steps: Step by step.
-        notes: What could not be compared, and other things worth knowing.
-        plan: The plan it followed.
+        name: Run name, `BACKEND[:COLLECTIVE]@REPLICAS`, with ` STRATEGY` where several are compared.
+        backend: Backend as requested, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas.
+        strategy: Strategy as `NAME[,OPTION=VALUE...]`.
+        status: `equal`: all fingerprints are equal to the bit; `rounding`: no tensor differs by more than
+            the noise floor, or the runs agree in float64; `difference`; `failed`; or `reference`.
+        reason: Explanation of the status in a sentence; the full error of a failed run.
+        first: First step and tensor at which the run diverges from the reference; None if it does not.
+        divergences: Divergences in that step and stage, largest ratio to the noise floor first.
+        causes: Likely causes, the likeliest first.
+        confirmed: Relative difference in float64 of the tensor that diverged first in the spec's
+            precision; None if there was no float64 run.
+        steps: Comparison of every traced step.
+        notes: What could not be compared, and other caveats.
+        plan: Plan of the run as plain values.
     """
 
     name: str
@@ -126,14 +127,14 @@ class RunRecord:
 
 @dataclass(frozen=True)
 class NoiseRecord:
-    """One run of the reference that the noise floor rests on.
+    """A rerun of the reference from which the noise floor is estimated.
 
     Attributes:
-        source: `other precision` or `other threads`.
-        about: How it differs from the reference, such as `float64`.
-        largest: Per stage the largest difference to the reference that was seen, scaled to the
-            reference's precision.
-        failed: Why there is none; None where it went well.
+        source: Kind of rerun, `other precision` or `other threads`.
+        about: The setting that was changed, such as `float64`.
+        largest: Largest relative difference to the reference by stage, scaled to the reference's
+            precision.
+        failed: Error of the rerun; None if it succeeded.
     """
 
     source: str
@@ -144,20 +145,20 @@ class NoiseRecord:
 
 @dataclass(frozen=True)
 class ParityRecord:
-    """Everything that one check of parity found.
+    """All results of one parity check.
 
     Attributes:
-        name: The spec's name.
-        verdict: `agree`, `difference`, or `failed` where a run failed and no other parts.
+        name: Spec name.
+        verdict: `difference` if a run diverges, else `failed` if a run failed, else `agree`.
         summary: The verdict in a sentence.
-        spec: The resolved spec as plain values.
+        spec: Resolved spec as plain values.
         reference: Name of the run that all others are compared with.
-        created: Unix time of its start.
-        steps: Which steps were traced.
-        noise: What the noise floor rests on.
-        runs: The reference, then the others in the order they were asked for.
-        machine: Processor, cores, memory, system.
-        versions: Of every package that took part.
+        created: Start of the check as Unix time.
+        steps: Indices of the traced steps.
+        noise: Reruns of the reference from which the noise floor is estimated.
+        runs: The reference, then the other runs in the requested order.
+        machine: Processor, cores, memory and operating system.
+        versions: Version of every package that took part, by package.
     """
 
     name: str
@@ -173,20 +174,20 @@ class ParityRecord:
     versions: dict[str, str]
 
     def run(self, name: str) -> RunRecord:
-        """The run of that name.
+        """The run with the given name.
 
         Raises:
-            KeyError: There is none.
+            KeyError: No run has that name.
         """
-        for found in self.runs:
-            if found.name == name:
-                return found
+        for run in self.runs:
+            if run.name == name:
+                return run
         raise KeyError(name)
 
     def to_dict(self) -> dict[str, Any]:
-        """Everything as plain JSON values."""
+        """The check's results as plain JSON values."""
         return {"format": FORMAT, **dataclasses.asdict(self)}
 
     def to_json(self) -> str:
-        """Everything as one JSON object: what `parity.json` holds."""
+        """The check's results as JSON text, the content of `parity.json`."""
         return json_page(self.to_dict())

@@ -1,4 +1,4 @@
-"""A check of parity as text for people: the verdict first, then where, why and what to do."""
+"""A parity check as terminal text: the verdict, then where runs diverge, why, and what to do."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _TENSORS_SHOWN = 5
 
 
 def result(found: ParityRecord) -> str:
-    """Everything, as the command line prints it."""
+    """The whole text that `isotrain parity` prints."""
     parts = [tables.paragraph(f"{HEADLINES[found.verdict]}: {found.summary}")]
     for run in found.runs:
         if run.status != "reference":
@@ -37,25 +37,25 @@ def _run(run: RunRecord) -> Iterator[str]:
 
 
 def facts_of(run: RunRecord) -> list[tuple[str, str]]:
-    """What is said of a run."""
+    """The rows of a run: first divergence, confirmation in float64, notes."""
     if run.first is None:
-        found = [("why", run.reason)]
+        rows = [("why", run.reason)]
     else:
-        found = [
+        rows = [
             ("first step", str(run.first.step)),
             ("first tensor", f"{run.first.name}, {STAGES[run.first.stage]}"),
             ("difference", measure(run.first.difference, run.first.floor)),
         ]
         others = [divergence.name for divergence in run.divergences if divergence != run.first]
         if others:
-            found.append(("also there", first_of(others, _TENSORS_SHOWN)))
+            rows.append(("also there", first_of(others, _TENSORS_SHOWN)))
     if run.confirmed is not None:
-        found.append(("in float64", f"{run.confirmed:.2g} is left of the difference"))
-    return found + [("note", note) for note in run.notes]
+        rows.append(("in float64", f"{run.confirmed:.2g} is left of the difference"))
+    return rows + [("note", note) for note in run.notes]
 
 
 def measure(difference: float, floor: float) -> str:
-    """A relative difference beside its floor."""
+    """A relative difference and its noise floor as text."""
     return f"{difference:.2g} relative; rounding explains {floor:.2g}"
 
 
@@ -68,7 +68,7 @@ COLUMNS = ("run", "step", "samples", "loss", "reference", "difference", "floor",
 
 
 def rows(found: ParityRecord) -> Iterator[list[str]]:
-    """A row per run and step: the loss beside the reference's, and which tensors part."""
+    """A row per run and step: its loss, the reference's, and the stages that diverge."""
     reference, *others = found.runs
     for run in others:
         for step, other in zip(run.steps, reference.steps, strict=False):
@@ -81,12 +81,12 @@ def _losses(step: StepRecord, other: StepRecord) -> list[str]:
 
 
 def _apart(step: StepRecord) -> str:
-    """The stages with a tensor beyond the floor."""
+    """The stages with a tensor beyond the noise floor."""
     return stages([stage for stage, ratio in step.excess.items() if ratio > 1]) or "nothing"
 
 
 def stages(names: list[str]) -> str:
-    """The words for stages."""
+    """Stage names as text, separated by commas."""
     return ", ".join(_WORDS[name] for name in names)  # type: ignore[index]
 
 
@@ -94,14 +94,14 @@ _WORDS: dict[Stage, str] = {
     "gradient": "gradient",
     "reduced": "reduced gradient",
     "weight": "weight",
-    "slot": "slot",
+    "slot": "optimizer state",
     "state": "state",
     "loss": "loss",
 }
 
 
 def noise(found: ParityRecord) -> Iterator[tuple[str, str]]:
-    """What the noise floor rests on."""
+    """The rows of the reruns from which the noise floor is estimated."""
     for source in found.noise:
         if source.failed is not None:
             yield f"with {source.about}", f"failed: {source.failed}"

@@ -1,4 +1,4 @@
-"""Names likely causes of a difference, each from what was measured; `docs/parity.md` explains them."""
+"""Diagnosis of likely causes of a divergence from measurements; `docs/parity.md` explains each cause."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ _GENERAL = {
         "compare the optimizer's form and hyperparameters, weight decay, clipping and learning rate.",
     ),
     "slot": (
-        "weights agree so far, and the optimizer's memory does not",
+        "weights agree so far, and the optimizer's state does not",
         "compare the optimizer's form and hyperparameters.",
     ),
     "state": (
@@ -50,9 +50,9 @@ _GENERAL = {
 
 
 def likely_causes(case: DivergenceCase) -> list[Cause]:
-    """Every cause that the measurements speak for, the likeliest first."""
-    found = [cause for suspect in _SUSPECTS if (cause := suspect(case)) is not None]
-    return found or [_unknown(case)]
+    """All causes that the measurements support, the likeliest first."""
+    causes = [cause for suspect in _SUSPECTS if (cause := suspect(case)) is not None]
+    return causes or [_unknown(case)]
 
 
 def _unknown(case: DivergenceCase) -> Cause:
@@ -60,6 +60,6 @@ def _unknown(case: DivergenceCase) -> Cause:
     title, advice = _GENERAL[stage]
     names = ", ".join(repr(divergence.name) for divergence in case.divergences[:3])
     evidence = [
-        f"{len(case.divergences)} tensors part there: {names}{', ...' if case.divergences[3:] else ''}"
+        f"{len(case.divergences)} tensors differ there: {names}{', ...' if case.divergences[3:] else ''}"
     ]
     return Cause(f"{stage}-differs", title, evidence + case.evaluation(), advice)

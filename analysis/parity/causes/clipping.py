@@ -1,4 +1,4 @@
-"""Clipping of fingerprints: what clipped gradients would look like."""
+"""Gradient clipping applied to fingerprints."""
 
 from __future__ import annotations
 
@@ -10,10 +10,10 @@ from isotrain.core.spec.sections import Clip
 
 
 def clipped(gradients: Tensors, clip: Clip) -> Tensors:
-    """The gradients of one replica, clipped as the spec says.
+    """The fingerprints of one replica's gradients after clipping.
 
     Clipping by norm multiplies tensors by a factor, which fingerprints follow exactly. Clipping by value
-    is known element by element only: such tensors keep a sketch where they are kept whole, else only
+    is exact only for elements that are known: tensors that are kept whole keep their sketch, others only
     their sample.
     """
     if clip.value is not None:

@@ -1,4 +1,4 @@
-"""Causes in how the replicas' gradients become one."""
+"""Causes in the reduction of the replicas' gradients."""
 
 from __future__ import annotations
 
@@ -12,21 +12,21 @@ from isotrain.analysis.parity.run_trace import Tensors
 
 
 def wrong_reduction(case: DivergenceCase) -> Cause | None:
-    """What is wrong with how replicas' gradients become one: the most special explanation."""
+    """The most specific explanation of wrongly reduced gradients."""
     for suspect in (clipped_before_reduction, wrong_weights_of_replicas, duplicated_padding):
-        found = suspect(case)
-        if found is not None:
-            return found
+        cause = suspect(case)
+        if cause is not None:
+            return cause
     return None
 
 
 def clipped_before_reduction(case: DivergenceCase) -> Cause | None:
-    """The reduced gradients are the mean of gradients that were clipped one by one."""
+    """Gradients that each replica clipped before the reduction."""
     clip = case.spec.clip
     replicas = case.run_step.copies["gradient"]
     if clip is None or case.first.stage not in ("reduced", "weight") or len(replicas) < 2:
         return None
-    predicted = tensor_sketch.means([clipped(own, clip) for own in replicas])
+    predicted = tensor_sketch.means([clipped(gradients, clip) for gradients in replicas])
     actual = case.run_step.update
     left = _misfit(actual, predicted)
     right = _misfit(actual, tensor_sketch.means(replicas))
@@ -49,9 +49,9 @@ def clipped_before_reduction(case: DivergenceCase) -> Cause | None:
 
 
 def _misfit(actual: Tensors, predicted: Tensors) -> float:
-    """How far all tensors together are from a prediction, relative to their norm.
+    """The norm of the difference between tensors and their prediction, relative to the tensors' norm.
 
-    Tensors whose prediction is only known at sampled places are compared there.
+    Predictions without a sketch are compared at the sampled elements.
     """
     left: list[float] = []
     whole: list[float] = []
@@ -67,11 +67,11 @@ def _misfit(actual: Tensors, predicted: Tensors) -> float:
 
 
 def wrong_weights_of_replicas(case: DivergenceCase) -> Cause | None:
-    """The reduced gradients are a sum of the replicas' own with the wrong factors."""
+    """Reduced gradients that sum the replicas' gradients with wrong weights (least squares)."""
     replicas = case.run_step.copies["gradient"]
     if case.first.stage != "reduced":
         return None
-    columns = [stacked(own) for own in replicas]
+    columns = [stacked(gradients) for gradients in replicas]
     target = stacked(case.run_step.update)
     factors, *_ = np.linalg.lstsq(np.stack(columns, axis=1), target, rcond=None)
     left = np.linalg.norm(target - np.stack(columns, axis=1) @ factors) / np.linalg.norm(target)
@@ -146,7 +146,7 @@ def _padding(evidence: list[str]) -> Cause:
 
 
 def duplicated_padding(case: DivergenceCase) -> Cause | None:
-    """Even steps agree, and the first uneven one parts."""
+    """Padded partial batches: even steps agree, and the first uneven step diverges."""
     if not case.are_gradients or case.run_step.even or len(case.run_step.local_batch_sizes) < 2:
         return None
     before = [step for step in case.run.steps[: case.index] if step.even]

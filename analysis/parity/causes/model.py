@@ -1,4 +1,4 @@
-"""Causes in what a model computes: precision, random numbers, statistics of batches."""
+"""Causes in the model's computation: precision, random numbers, batch statistics."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from isotrain.analysis.parity.run_trace import RunTrace
 from isotrain.analysis.parity.tensor_sketch import difference
 
 FLOAT32_ROUNDING = (2.0**-30, 2.0**-17)
-"""Relative differences that computing in float32 makes in a few steps."""
+"""Range of relative differences that float32 rounding causes within a few steps."""
 
 
 def computed_in_float32(case: DivergenceCase) -> Cause | None:
-    """In a float64 run: the difference is what float32 would make."""
+    """Float64 run whose difference has the size of float32 rounding."""
     low, high = FLOAT32_ROUNDING
     if case.run.precision != "float64" or not low < case.first.difference < high:
         return None
@@ -25,8 +25,12 @@ def computed_in_float32(case: DivergenceCase) -> Cause | None:
         step = case.other_precision.steps[case.index]
         tensor = step.tensors.get(case.first.stage, {}).get(case.first.name)
         if tensor is not None:
-            own = difference(tensor, case.reference_step.tensors[case.first.stage][case.first.name])
-            evidence.append(f"the reference itself in float32 is {own:.1g} away from float64 there")
+            rounding = difference(
+                tensor, case.reference_step.tensors[case.first.stage][case.first.name]
+            )
+            evidence.append(
+                f"the reference itself in float32 is {rounding:.1g} away from float64 there"
+            )
     return Cause(
         "float64-in-float32",
         "float64 computed in float32",
@@ -36,7 +40,7 @@ def computed_in_float32(case: DivergenceCase) -> Cause | None:
 
 
 def random_streams(case: DivergenceCase) -> Cause | None:
-    """The model is random, and the very first gradients differ as two draws of it do."""
+    """Random model whose first gradients differ as much as two draws of its random numbers."""
     if case.first.stage != "gradient" or case.index != 0:
         return None
     spread = _spread(case.reference, case.first.name) or _spread(case.run, case.first.name)
@@ -64,12 +68,12 @@ def _spread(run: RunTrace, name: str) -> float:
 
 
 def statistics(case: DivergenceCase) -> Cause | None:
-    """What is wrong with the statistics of batch normalisation."""
+    """Causes in the statistics of batch normalisation, the more specific first."""
     return statistics_not_synced(case) or local_batch_statistics(case)
 
 
 def local_batch_statistics(case: DivergenceCase) -> Cause | None:
-    """Other numbers of replicas, and a model that normalises by statistics of its local batch."""
+    """Unequal local batches, in a model that normalises by statistics of its local batch."""
     moving = _moving_statistics(case.reference)
     stages = ("gradient", "state")
     if (
@@ -96,7 +100,7 @@ def local_batch_statistics(case: DivergenceCase) -> Cause | None:
 
 
 def _moving_statistics(run: RunTrace) -> list[str]:
-    """The floating-point state that a step moves."""
+    """Names of the floating-point state that changes in a step."""
     after = run.steps[0].tensors["state"]
     return [
         name
@@ -106,22 +110,22 @@ def _moving_statistics(run: RunTrace) -> list[str]:
 
 
 def statistics_not_synced(case: DivergenceCase) -> Cause | None:
-    """Only the non-trainable state parts, and replicas disagree about it."""
+    """Non-trainable state that differs between the replicas of one run."""
     copies = case.run_step.copies["state"]
     if case.first.stage != "state" or len(copies) < 2:
         return None
     name = case.first.name
-    apart = max(difference(own[name], copies[0][name]) for own in copies[1:])
-    if apart <= case.floor.at(case.index, "state", name):
+    spread = max(difference(copy[name], copies[0][name]) for copy in copies[1:])
+    if spread <= case.floor.at(case.index, "state", name):
         return None
-    mean = tensor_sketch.mean([own[name] for own in copies])
+    mean = tensor_sketch.mean([copy[name] for copy in copies])
     left = difference(mean, case.reference_step.tensors["state"][name])
     return Cause(
         "batch-norm-not-synced",
         "batch-norm statistics are not synced: every replica keeps its own",
         [
-            "gradients, weights and optimizer slots agree; only non-trainable state parts",
-            f"replicas of the run disagree about {name!r} by {apart:.2g}",
+            "gradients, weights and optimizer state agree; only non-trainable state differs",
+            f"replicas of the run disagree about {name!r} by {spread:.2g}",
             f"the mean over the replicas is {left:.1g} away from the reference",
         ],
         "average the moving statistics over all replicas after every step.",

@@ -1,4 +1,4 @@
-"""Causes in what the optimizer makes of equal gradients."""
+"""Causes in the optimizer: equal gradients, unequal updates."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from isotrain.analysis.parity.run_trace import RunTrace, Tensors
 
 
 def epsilon(case: DivergenceCase) -> Cause | None:
-    """Gradients agree, updates do not, and the epsilon in another place explains it."""
+    """Equal gradients whose updates differ by where the optimizer adds its epsilon."""
     if case.first.stage not in ("weight", "slot"):
         return None
     ours, theirs = (epsilon_form(case.spec, run, case.index) for run in (case.run, case.reference))
@@ -34,28 +34,28 @@ def epsilon(case: DivergenceCase) -> Cause | None:
 
 
 def scaled_update(case: DivergenceCase) -> Cause | None:
-    """Gradients agree, and every weight moves by a constant times what it should."""
+    """Equal gradients whose updates differ by a constant factor."""
     if case.first.stage != "weight":
         return None
-    moved, wanted = (stacked(_moved(run, case.index)) for run in (case.run, case.reference))
-    if not np.any(moved) or not np.any(wanted):
+    update, expected = (stacked(_moved(run, case.index)) for run in (case.run, case.reference))
+    if not np.any(update) or not np.any(expected):
         return None
-    ratio = float(moved @ wanted / (wanted @ wanted))
-    left = float(np.linalg.norm(moved - ratio * wanted) / np.linalg.norm(moved))
-    if left > 10 * FITS or abs(ratio - 1) < 2 * left:
+    ratio = float(update @ expected / (expected @ expected))
+    residual = float(np.linalg.norm(update - ratio * expected) / np.linalg.norm(update))
+    if residual > 10 * FITS or abs(ratio - 1) < 2 * residual:
         return None
     return Cause(
         "learning-rate",
         f"the learning rate is {ratio:.4g} times the reference's",
         [
             "gradients before and after the reduction agree",
-            f"every weight moves {ratio:.4g} times as far (what is left: {left:.1g})",
+            f"every weight moves {ratio:.4g} times as far (what is left: {residual:.1g})",
         ],
         "compare how the rate, its scaling and its schedule reach the optimizer.",
     )
 
 
 def _moved(run: RunTrace, index: int) -> Tensors:
-    """What a step adds to the weights."""
+    """The update of every weight in a step, as fingerprints."""
     after, before = run.steps[index].tensors["weight"], run.before(index, "weight")
     return {n: tensor_sketch.combination([1.0, -1.0], [after[n], before[n]]) for n in sorted(after)}

@@ -1,4 +1,4 @@
-"""Which of the known forms of an optimizer made an update: where it adds its epsilon.
+"""Recognises which form of an optimizer made an update, by where it adds its epsilon.
 
 Sampled elements of the gradients are put through each form, and the weights' movement compared. Adam: D. P.
 Kingma, J. Ba, "Adam: a method for stochastic optimization", 2015, whose algorithm 1 adds epsilon to the
@@ -18,7 +18,7 @@ from isotrain.analysis.parity.run_trace import RunTrace, StepTrace, Tensors
 from isotrain.core.spec.training_spec import TrainingSpec
 
 CLEARLY = 0.2
-"""A form is recognised when its error is below this part of every other form's."""
+"""A form is recognised if its error is below this fraction of every other form's error."""
 
 Options = Mapping[str, float]
 Formulas = dict[str, np.ndarray]
@@ -29,9 +29,9 @@ class OptimizerForm:
     """The form that explains a run's update best.
 
     Attributes:
-        formula: That form.
-        error: How far it is off, relative to the update.
-        errors: The same for every form.
+        formula: Formula of the update.
+        error: Norm of the prediction error relative to the norm of the update.
+        errors: Error of every form, by formula.
     """
 
     formula: str
@@ -40,12 +40,12 @@ class OptimizerForm:
 
 
 def epsilon_form(spec: TrainingSpec, run: RunTrace, index: int) -> OptimizerForm | None:
-    """Recognises the form of the update in the traced step of that index; None where it is not clear."""
+    """The form of the update in the traced step with that index; None if no form fits clearly best."""
     forms = _FORMS.get(spec.optimizer.name)
     if forms is None or not _is_plain(spec):
         return None
     by_rounding = [_errors(spec, run, index, forms, rounded) for rounded in (float, _float32)]
-    errors = {form: min(found[form] for found in by_rounding) for form in by_rounding[0]}
+    errors = {form: min(errors[form] for errors in by_rounding) for form in by_rounding[0]}
     best, *others = sorted(errors, key=lambda form: errors[form])
     if not others or errors[best] > CLEARLY * errors[others[0]]:
         return None
@@ -53,13 +53,13 @@ def epsilon_form(spec: TrainingSpec, run: RunTrace, index: int) -> OptimizerForm
 
 
 def _is_plain(spec: TrainingSpec) -> bool:
-    """Whether the optimizer has none of the options that `_FORMS` leave out."""
+    """Whether the optimizer uses only options that `_FORMS` cover."""
     optimizer = spec.optimizer
     return optimizer.is_plain and (optimizer.decay_is_decoupled or not optimizer.weight_decay)
 
 
 def _float32(value: float) -> float:
-    """As a framework takes a hyperparameter that it passes through float32."""
+    """A hyperparameter rounded to float32, as some frameworks pass it."""
     return float(np.float32(value))
 
 
@@ -76,13 +76,13 @@ def _errors(
     before, after = run.before(index, "weight"), run.steps[index].tensors["weight"]
     names = [name for name in history[0] if name in after]
     weights = _column(before, names)
-    moved = _column(after, names) - weights
-    gradients = [_column(own, names) for own in history]
+    update = _column(after, names) - weights
+    gradients = [_column(step_gradients, names) for step_gradients in history]
     decay = rate * options.get("weight_decay", 0.0) * weights
-    size = float(np.linalg.norm(moved)) or 1.0
+    size = float(np.linalg.norm(update)) or 1.0
     predictions: Formulas = forms(gradients, options)
     return {
-        form: float(np.linalg.norm(moved + rate * step + decay)) / size
+        form: float(np.linalg.norm(update + rate * step + decay)) / size
         for form, step in predictions.items()
     }
 
@@ -92,7 +92,7 @@ def _clipped(step: StepTrace, spec: TrainingSpec) -> Tensors:
 
 
 def _column(tensors: Tensors, names: list[str]) -> np.ndarray:
-    """The sampled elements of all tensors, one below the other."""
+    """The sampled elements of all tensors concatenated, shape [samples]."""
     return np.concatenate([np.asarray(tensors[name].sample) for name in names])
 
 
