@@ -1,4 +1,4 @@
-"""The parts of Keras that it does not document and isotrain uses; nothing else touches such parts.
+"""Access to Keras' private API; no other module of isotrain uses it.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -74,7 +74,7 @@ PROBES = (
     *misc.PROBES,
     *trainable.PROBES,
 )
-"""Each with a test of itself."""
+"""Probes of every private part that is used, each with a self-test."""
 
 __all__ = [
     "PROBES",

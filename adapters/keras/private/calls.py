@@ -1,4 +1,4 @@
-"""What is around the call of a layer."""
+"""Context of a layer's call: training flag, autocast dtype, stateless scope."""
 
 from __future__ import annotations
 
@@ -18,13 +18,13 @@ _SURROUNDINGS = (_CALL, _AUTOCAST)
 
 
 def is_training() -> bool:
-    """Whether the layer that is being called was called to train."""
+    """Whether the layer being called was called with `training=True`."""
     context = global_state.get_global_attribute(_CALL)
     return context is not None and bool(context.get_value("training"))
 
 
 def is_stateless() -> bool:
-    """Whether variables are set in a `StatelessScope` here, and not themselves."""
+    """Whether a `StatelessScope` is active, which receives assignments instead of the variables."""
     return in_stateless_scope()
 
 
@@ -35,7 +35,7 @@ def _knows_scopes() -> None:
 
 
 def call_context() -> Callable[[], contextlib.AbstractContextManager[None]]:
-    """What is around the layer that is being called, to call it there again: whether it trains, its types."""
+    """Captures training flag and autocast dtype of the current call; returns a context that restores them."""
     around = {name: global_state.get_global_attribute(name) for name in _SURROUNDINGS}
     return lambda: _surrounded(around)
 
@@ -53,12 +53,12 @@ def _surrounded(around: Mapping[str, Any]) -> Iterator[None]:
 
 
 def uncast() -> contextlib.AbstractContextManager[None]:
-    """Within it, variables are read in their own types, also inside of a layer in mixed precision."""
+    """Context in which variables are read in their own dtype, also inside a layer in mixed precision."""
     return _surrounded({_AUTOCAST: None})
 
 
 def autocast_value(variable: keras.Variable, value: Any) -> Any:
-    """A value of a variable as it is read here: in mixed precision, inside of a layer, in another type."""
+    """Casts a variable's value (its shape) as reads do here: to the compute dtype in mixed precision."""
     return variable._maybe_autocast(value)
 
 
@@ -68,9 +68,9 @@ def _calls_again() -> None:
             with uncast():
                 value = self.scale.value
             types = (value, self.scale.value, autocast_value(self.scale, value))
-            own, cast, read = [keras.backend.standardize_dtype(each.dtype) for each in types]
+            dtype, cast, read = [keras.backend.standardize_dtype(each.dtype) for each in types]
             require(read == cast, "a value as it is read")
-            seen.append((is_training(), own, cast))
+            seen.append((is_training(), dtype, cast))
             self.again = call_context()
             return inputs
 
@@ -89,9 +89,9 @@ def _calls_again() -> None:
 
 
 def layer_of_error(text: str) -> str | None:
-    """The class of the layer in whose call an exception was raised, as Keras adds it to the message."""
-    found = re.search(r"Exception encountered when calling (\w+)\.call\(\)", text)
-    return found and found.group(1)
+    """Class name of the layer whose call raised, from the text Keras adds to the message; None without."""
+    match = re.search(r"Exception encountered when calling (\w+)\.call\(\)", text)
+    return match and match.group(1)
 
 
 def _names_the_layer_of_an_error() -> None:

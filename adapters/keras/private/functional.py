@@ -1,4 +1,4 @@
-"""Models that are graphs of layers."""
+"""Functional models: graphs of layers."""
 
 from __future__ import annotations
 
@@ -12,19 +12,19 @@ from isotrain.adapters.common.private_api import PrivateApiProbe, require
 
 
 def is_functional(model: Any) -> bool:
-    """Whether a model is a graph of layers."""
+    """Whether a model is a functional model."""
     return isinstance(model, Functional)
 
 
 def nodes_of(model: keras.Model) -> list[Any]:
-    """The calls of a functional model's layers and operations, in an order in which they can be made."""
+    """Graph nodes (calls of layers and operations) of a functional model, in topological order."""
     by_depth = model._nodes_by_depth
     ordered = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
     return [node for node in ordered if node.operation and not node.is_input]
 
 
 def standardized_inputs(model: keras.Model, inputs: Any) -> list[Any]:
-    """The inputs of a functional model as it calls its first layers with them, one after the other."""
+    """A functional model's inputs as a flat list of tensors, converted and reshaped as its call does."""
     return list(model._standardize_inputs(inputs))
 
 
@@ -36,12 +36,12 @@ def _knows_graphs() -> None:
     require(is_functional(model) and not is_functional(keras.Sequential()), "graphs of layers")
     nodes = nodes_of(model)
     require([node.operation for node in nodes[:2]] == [first, second], "layers in their order")
-    known = {id(inputs): standardized_inputs(model, np.ones((1, 3)))[0]}
+    computed = {id(inputs): standardized_inputs(model, np.ones((1, 3)))[0]}
     for node in nodes:
-        args, kwargs = node.arguments.fill_in(known)
-        known[id(node.outputs[0])] = node.operation(*args, **kwargs)
-    found = known[id(model.outputs[0])]
-    require(bool(keras.ops.all(found == model(np.ones((1, 3))))), "the model, call by call")
+        args, kwargs = node.arguments.fill_in(computed)
+        computed[id(node.outputs[0])] = node.operation(*args, **kwargs)
+    output = computed[id(model.outputs[0])]
+    require(bool(keras.ops.all(output == model(np.ones((1, 3))))), "the model, call by call")
 
 
 PROBES = (PrivateApiProbe("Functional._nodes_by_depth and _standardize_inputs", _knows_graphs),)

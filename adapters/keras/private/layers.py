@@ -1,4 +1,4 @@
-"""What layers hold."""
+"""Contents of layers: inner layers, weights, losses, hooks."""
 
 from __future__ import annotations
 
@@ -14,19 +14,19 @@ from isotrain.adapters.keras.private.misc import patched_attribute
 
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
-    """A layer and all that are inside it, at any depth."""
+    """A layer and all layers inside it, at any depth."""
     return [layer, *layer._flatten_layers(include_self=False)]
 
 
 def _finds_inner_layers() -> None:
     inner = keras.layers.Dense(1)
     outer = keras.Sequential([keras.Sequential([inner])])
-    found = layers_of(outer)
-    require(found[0] is outer and any(each is inner for each in found), "layers at any depth")
+    layers = layers_of(outer)
+    require(layers[0] is outer and any(each is inner for each in layers), "layers at any depth")
 
 
 def sublayers_of(layer: keras.Layer) -> list[keras.Layer]:
-    """The layers that are right inside of a layer."""
+    """The direct sublayers of a layer."""
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
@@ -34,13 +34,15 @@ def _finds_parts() -> None:
     dense, inner = keras.layers.Dense(1), keras.Sequential(name="inner")
     inner.add(dense)
     inner.build((None, 2))
-    found = sublayers_of(keras.Sequential([inner]))
-    require([each for each in found if each is not inner] == [], "no more than the layers inside")
+    sublayers = sublayers_of(keras.Sequential([inner]))
+    require(
+        [each for each in sublayers if each is not inner] == [], "no more than the layers inside"
+    )
     require(any(each is dense for each in sublayers_of(inner)), "a layer in a Sequential")
 
 
 def draws_random_numbers(layer: keras.Layer) -> bool:
-    """Whether a layer has a generator of random numbers of its own."""
+    """Whether a layer has a seed generator itself; those of inner layers do not count."""
     return bool(layer._seed_generators)
 
 
@@ -50,7 +52,7 @@ def _knows_who_draws() -> None:
 
 
 def weights_updated_by(layer: keras.Layer) -> list[Any]:
-    """The weights that a layer itself moves, whether it is frozen or not."""
+    """The weights that a layer updates in its call, such as moving statistics, frozen or not."""
     return list(layer._non_trainable_variables)
 
 
@@ -58,14 +60,15 @@ def _knows_who_moves() -> None:
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
     layer.trainable = False
-    moved = {id(variable) for variable in weights_updated_by(layer)}
+    updated = {id(variable) for variable in weights_updated_by(layer)}
     require(
-        moved == {id(layer.moving_mean), id(layer.moving_variance)}, "the moving mean and variance"
+        updated == {id(layer.moving_mean), id(layer.moving_variance)},
+        "the moving mean and variance",
     )
 
 
 def add_losses(layers: Iterable[keras.Layer]) -> bool:
-    """Whether any layer has added a loss of its own while it was called last."""
+    """Whether any layer added a loss (`add_loss`, activity regularizer) in its last call."""
     return any(layer._losses or layer._loss_ids for layer in layers)
 
 
@@ -77,7 +80,7 @@ def _notices_added_losses() -> None:
 
 
 def forget_losses(layers: Iterable[keras.Layer], losses: Iterable[Any]) -> None:
-    """Has layers forget that losses which they added within a `StatelessScope` are theirs."""
+    """Removes losses added within a `StatelessScope` from the layers that added them."""
     added = set(map(id, losses))
     for layer in layers:
         layer._loss_ids -= added
@@ -96,7 +99,7 @@ def _forgets_losses() -> None:
 def intercept_assignments(
     note: Callable[[Any, Any], None],
 ) -> contextlib.AbstractContextManager[None]:
-    """Has `note(variable, value)` called in place of every assignment to a variable, which stays as it is."""
+    """Context in which assignments call `note(variable, value)` and leave the variable unchanged."""
     return patched_attribute(keras.Variable, "assign", note)
 
 
@@ -105,13 +108,13 @@ def _notes_assignments() -> None:
     layer.build((None, 2))
     before = keras.ops.convert_to_numpy(layer.gamma)
     with intercept_assignments(lambda variable, value: seen.append(id(variable))):
-        layer.load_own_variables({str(place): np.full(2, 7.0) for place in range(4)})
+        layer.load_own_variables({str(index): np.full(2, 7.0) for index in range(4)})
     require(seen == [id(v) for v in layer.variables], "each variable of a layer is assigned to")
     require(bool((keras.ops.convert_to_numpy(layer.gamma) == before).all()), "and none is changed")
 
 
 def hooks_of(layers: Iterable[keras.Layer]) -> list[Any]:
-    """The tables of torch's hooks that wait for layers to be called; none on other frameworks."""
+    """The dicts of torch hooks that layers have, filled or empty; an empty list on other frameworks."""
     names = ("_forward_hooks", "_forward_pre_hooks", "_backward_hooks", "_backward_pre_hooks")
     return [vars(layer)[name] for layer in layers for name in names if name in vars(layer)]
 
@@ -127,7 +130,7 @@ def _knows_hooks() -> None:
 
 
 def register_weights(layers: Iterable[keras.Layer]) -> None:
-    """Has torch know the weights that layers have now as parameters: Keras registers those of the build."""
+    """Registers layers' present weights as torch parameters; Keras registers only those made in `build`."""
     for layer in layers:
         weights = {id(variable.value) for variable in layer.variables}
         if hasattr(layer, "_torch_params") and weights != set(map(id, layer.parameters())):
@@ -141,9 +144,10 @@ def _registers_weights() -> None:
     model = keras.Sequential([keras.Input((2,)), layer])
     layer.enable_lora(1)
     register_weights(layers_of(model))
-    known = {id(parameter) for parameter in model.parameters()}
+    registered = {id(parameter) for parameter in model.parameters()}
     require(
-        known == {id(v.value) for v in model.variables}, "the weights of a layer, and no others"
+        registered == {id(v.value) for v in model.variables},
+        "the weights of a layer, and no others",
     )
 
 

@@ -1,4 +1,4 @@
-"""How losses and metrics count."""
+"""Reduction of losses and metrics: denominators, masks, class axes."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from isotrain.adapters.keras.private.misc import patched_attribute
 
 
 def local_mean_losses() -> contextlib.AbstractContextManager[None]:
-    """Makes losses give the mean over the samples they get, also under a strategy of TensorFlow."""
+    """Context in which losses are means over their samples, unscaled also under `tf.distribute`."""
     return patched_attribute(loss_module, "scale_loss_for_distribution", lambda value: value)
 
 
@@ -32,11 +32,11 @@ def _scales_losses() -> None:
 
 @contextlib.contextmanager
 def observe_loss_denominators(counted: Callable[[Any | None], None]) -> Iterator[None]:
-    """Tells of every loss that is reduced to a mean what that mean counts by.
+    """Context in which every reduction of a loss reports its denominator.
 
     Args:
-        counted: Gets, for each, the number of places that a mask leaves, or the sum of the weights that the
-            reduction divides by; None where it divides by the number of all places.
+        counted: Receives a scalar for each reduction: the number of unmasked positions, or the sum of the
+            weights with `mean_with_sample_weight`; None where the denominator is the number of values.
     """
     original = loss_module.reduce_weighted_values
 
@@ -45,8 +45,8 @@ def observe_loss_denominators(counted: Callable[[Any | None], None]) -> Iterator
         if reduction == "mean_with_sample_weight":
             weights = loss_module.apply_mask(sample_weight, mask, values.dtype, reduction)
         is_mean = reduction in ("mean", "sum_over_batch_size", "mean_with_sample_weight")
-        is_alike = weights is None or not is_mean
-        counted(None if is_alike else keras.ops.sum(keras.ops.cast(weights, values.dtype)))
+        is_unweighted = weights is None or not is_mean
+        counted(None if is_unweighted else keras.ops.sum(keras.ops.cast(weights, values.dtype)))
         return original(values, sample_weight, mask, reduction, dtype)
 
     with patched_attribute(loss_module, "reduce_weighted_values", noted):
@@ -54,7 +54,13 @@ def observe_loss_denominators(counted: Callable[[Any | None], None]) -> Iterator
 
 
 def weighted_mean(values: Any, weights: Any | None, mask: Any | None) -> Any:
-    """The mean of values over the places that a mask leaves, each times its sample's weight."""
+    """Mean over unmasked positions of values times weights, as Keras computes it; a scalar.
+
+    Args:
+        values: Losses, one per sample or position, floating-point.
+        weights: Sample weights, of a shape that broadcasts to the values'; None: 1.
+        mask: Boolean mask, of a shape that broadcasts to the values'; None: no masking.
+    """
     return loss_module.reduce_weighted_values(
         values,
         sample_weight=weights,
@@ -65,19 +71,20 @@ def weighted_mean(values: Any, weights: Any | None, mask: Any | None) -> Any:
 
 
 def _counts_losses() -> None:
-    found: list[Any] = []
+    denominators: list[Any] = []
     plain, masked = keras.ops.ones((2, 1)), keras.ops.ones((2, 1))
     set_mask(masked, keras.ops.convert_to_tensor([True, False]))
-    with observe_loss_denominators(found.append):
+    with observe_loss_denominators(denominators.append):
         for predictions in (plain, masked):
             keras.losses.MeanSquaredError()(keras.ops.zeros((2, 1)), predictions)
-    require(found[0] is None and float(found[1]) == 1.0, "what counts in a loss with a mask")
-    weighed = weighted_mean(plain[:, 0], keras.ops.convert_to_tensor([3.0, 1.0]), None)
-    require(float(weighed) == 2.0, "the mean of weighed values")
+    is_counted = denominators[0] is None and float(denominators[1]) == 1.0
+    require(is_counted, "what counts in a loss with a mask")
+    mean = weighted_mean(plain[:, 0], keras.ops.convert_to_tensor([3.0, 1.0]), None)
+    require(float(mean) == 2.0, "the mean of weighed values")
 
 
 def is_built(metric: keras.metrics.Metric) -> bool:
-    """Whether a metric has all its variables; some make them when they see the first samples."""
+    """Whether a metric has all its variables; some create them on the first update."""
     return bool(getattr(metric, "_built", True))
 
 
@@ -89,7 +96,7 @@ def _knows_what_is_built() -> None:
 
 
 def top_k_of_all_floats() -> contextlib.AbstractContextManager[None]:
-    """Lets metrics of the top k take any float type: TensorFlow's kernel takes float32 alone."""
+    """Context in which top-k metrics take any float dtype; TensorFlow's kernel takes float32 only."""
     if backend.backend() != "tensorflow":
         return contextlib.nullcontext()
     native = backend.math.in_top_k
@@ -97,9 +104,9 @@ def top_k_of_all_floats() -> contextlib.AbstractContextManager[None]:
     def in_top_k(targets: Any, predictions: Any, k: int) -> Any:
         if keras.backend.standardize_dtype(predictions.dtype) == "float32":
             return native(targets, predictions, k)
-        own = keras.ops.take_along_axis(predictions, targets[:, None], axis=-1)
-        higher = keras.ops.sum(keras.ops.cast(predictions > own, "int32"), axis=-1)
-        return keras.ops.logical_and(keras.ops.isfinite(own[:, 0]), higher < k)
+        target_scores = keras.ops.take_along_axis(predictions, targets[:, None], axis=-1)
+        higher = keras.ops.sum(keras.ops.cast(predictions > target_scores, "int32"), axis=-1)
+        return keras.ops.logical_and(keras.ops.isfinite(target_scores[:, 0]), higher < k)
 
     return patched_attribute(backend.math, "in_top_k", in_top_k)
 
@@ -114,7 +121,7 @@ def _takes_the_top_k() -> None:
 
 
 def class_axis(part: keras.losses.Loss | keras.metrics.Metric) -> int:
-    """The axis of predictions along which a loss or metric takes the classes to lie; else the last."""
+    """Class axis of a loss's or metric's predictions: its `axis` option, else -1."""
     axis: int = getattr(part, "_fn_kwargs", {}).get("axis", -1)
     return axis
 

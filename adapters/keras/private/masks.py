@@ -1,4 +1,4 @@
-"""The masks that Keras hangs on tensors."""
+"""Masks that Keras attaches to tensors."""
 
 from __future__ import annotations
 
@@ -11,18 +11,18 @@ from isotrain.adapters.common.private_api import PrivateApiProbe, require
 
 
 def mask_of(tensor: Any) -> Any:
-    """The mask that Keras has hung on a tensor; None without one."""
+    """The boolean mask attached to a tensor, or None."""
     return get_keras_mask(tensor)
 
 
 def set_mask(tensor: Any, mask: Any) -> None:
-    """Hangs a mask on a tensor, where Keras' losses and metrics find it."""
+    """Attaches a boolean mask to a tensor, where Keras' losses and metrics read it; None removes it."""
     set_keras_mask(tensor, mask)
 
 
 def _hangs_masks() -> None:
-    given = keras.layers.Masking()(keras.ops.ones((1, 2, 3)))
-    require(mask_of(given) is not None, "a mask on what Masking gives")
+    output = keras.layers.Masking()(keras.ops.ones((1, 2, 3)))
+    require(mask_of(output) is not None, "a mask on what Masking gives")
     plain = keras.ops.ones((2, 1))
     set_mask(plain, keras.ops.convert_to_tensor([True, False]))
     loss = keras.losses.MeanSquaredError(reduction="sum")(keras.ops.zeros((2, 1)), plain)

@@ -1,4 +1,4 @@
-"""Gives an attribute another value for a while."""
+"""Temporary patches of attributes, and of Keras' check for TensorFlow."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isotrain.adapters.common.private_api import PrivateApiProbe, require
 
 @contextlib.contextmanager
 def patched_attribute(owner: Any, name: str, value: Any) -> Iterator[None]:
-    """Within it, an attribute has another value."""
+    """Context in which an attribute of an object has another value."""
     original = getattr(owner, name)
     setattr(owner, name, value)
     try:
@@ -28,10 +28,10 @@ _TENSORFLOW = "tensorflow"
 
 
 def without_tensorflow() -> contextlib.AbstractContextManager[None]:
-    """Has Keras take TensorFlow to be absent, unless it has been imported.
+    """Context in which Keras treats TensorFlow as not installed, unless it is already imported.
 
-    To see whether what it writes of a model is TensorFlow's, Keras imports it, which takes seconds; nobody
-    has anything of it before.
+    When Keras serializes a model, it imports TensorFlow to test for TensorFlow's types, which takes seconds;
+    without that import no such object can exist.
     """
     if _TENSORFLOW in sys.modules:
         return contextlib.nullcontext()
@@ -39,10 +39,10 @@ def without_tensorflow() -> contextlib.AbstractContextManager[None]:
 
 
 def _writes_without_tensorflow() -> None:
-    was_there = _TENSORFLOW in sys.modules
+    was_imported = _TENSORFLOW in sys.modules
     with without_tensorflow():
         keras.saving.serialize_keras_object(keras.layers.Dense(1))
-    require(was_there == (_TENSORFLOW in sys.modules), "a layer is written without TensorFlow")
+    require(was_imported == (_TENSORFLOW in sys.modules), "a layer is written without TensorFlow")
 
 
 PROBES = (PrivateApiProbe("utils.module_utils.tensorflow", _writes_without_tensorflow),)

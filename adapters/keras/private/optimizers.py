@@ -1,4 +1,4 @@
-"""How optimizers reduce, and what they keep."""
+"""Optimizers: gradient reduction, learning-rate schedule, optimizer state."""
 
 from __future__ import annotations
 
@@ -11,10 +11,10 @@ from isotrain.plugin import UnsupportedError
 
 
 def disable_gradient_reduction(optimizer: keras.optimizers.Optimizer) -> None:
-    """Turns off the sum over replicas that an optimizer does on TensorFlow after it has clipped.
+    """Turns off the all-reduce over replicas that an optimizer does on TensorFlow after clipping.
 
     Raises:
-        UnsupportedError: This version of Keras reduces in another place.
+        UnsupportedError: This version of Keras reduces gradients elsewhere.
     """
     if not hasattr(optimizer, "_all_reduce_sum_gradients"):
         raise UnsupportedError(
@@ -40,10 +40,10 @@ def _reduces_where_expected() -> None:
 
 
 def detach_schedule(optimizer: keras.optimizers.Optimizer) -> Any | None:
-    """Takes the schedule or function that gives an optimizer's rate, and leaves a variable in its place.
+    """Replaces an optimizer's learning-rate schedule or function by a scalar variable.
 
     Returns:
-        It; None for an optimizer whose rate is a variable already.
+        The schedule or function; None if the learning rate is a variable already.
     """
     inner = getattr(optimizer, "inner_optimizer", optimizer)
     rate = inner._learning_rate
@@ -53,7 +53,9 @@ def detach_schedule(optimizer: keras.optimizers.Optimizer) -> Any | None:
         variable = keras.Variable(
             0.0, name="learning_rate", trainable=False, aggregation="only_first_replica"
         )
-    inner._track_variable(variable)  # first: an attribute that is not known yet is tracked too
+    inner._track_variable(
+        variable
+    )  # first: assigning an untracked variable to an attribute would track it too
     inner._learning_rate = variable
     return rate
 
@@ -65,8 +67,10 @@ def _gives_its_rate_away() -> None:
     require(detach_schedule(optimizer) is None, "a rate that is a variable")
     optimizer.build([weight])
     paths = [variable.path for variable in optimizer.variables]
-    own = keras.optimizers.SGD(0.5, name=optimizer.name)
-    require(paths == [variable.path for variable in own.variables], "the variables of a plain one")
+    plain = keras.optimizers.SGD(0.5, name=optimizer.name)
+    require(
+        paths == [variable.path for variable in plain.variables], "the variables of a plain one"
+    )
     optimizer.learning_rate.assign(0.5)
     optimizer.apply([keras.ops.ones(1)], [weight])
     require(float(weight.value[0]) == 0.5, "an update at the rate of the variable")
@@ -82,12 +86,12 @@ _SLOTS = {
 
 
 def slots_of(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
-    """The slots of one of Keras' own optimizers by kind, in the order of its weights."""
+    """Optimizer state variables of a built-in Keras optimizer by kind, in the order of its weights."""
     return {
-        kind: list(found)
+        kind: list(variables)
         for kind, attributes in _SLOTS.items()
         for attribute in attributes
-        if (found := getattr(optimizer, attribute, None))
+        if (variables := getattr(optimizer, attribute, None))
     }
 
 
@@ -104,16 +108,16 @@ def _keeps_slots() -> None:
     ):
         optimizer.build(weights)
         slots = slots_of(optimizer)
-        found = {id(slot) for each in slots.values() for slot in each}
-        rates = {id(optimizer.iterations), id(optimizer.variables[1])}
+        slot_ids = {id(slot) for each in slots.values() for slot in each}
+        scalars = {id(optimizer.iterations), id(optimizer.variables[1])}
         name = type(optimizer).__name__
-        require(found | rates == {id(v) for v in optimizer.variables}, f"all slots of {name}")
+        require(slot_ids | scalars == {id(v) for v in optimizer.variables}, f"all slots of {name}")
         shapes = [[tuple(slot.shape) for slot in each] for each in slots.values()]
         require(all(each == [(1,), (2,)] for each in shapes), f"slots of {name} in order")
 
 
 def momentum_of(optimizer: keras.optimizers.SGD, variable: Any) -> Any:
-    """The slot of a weight that SGD with momentum updates, as its `update_step` is given it."""
+    """Momentum variable of a weight in SGD; `variable` is the weight as `update_step` receives it."""
     return optimizer.momentums[optimizer._get_variable_index(variable)]
 
 
@@ -121,15 +125,15 @@ def _finds_the_momentum() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     weights = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
-    optimizer, found = keras.optimizers.SGD(momentum=0.5), []
+    optimizer, momentums = keras.optimizers.SGD(momentum=0.5), []
 
     def note(gradient: Any, variable: Any, rate: Any) -> None:
-        found.append(momentum_of(optimizer, variable))
+        momentums.append(momentum_of(optimizer, variable))
 
     optimizer.update_step = note
     optimizer.apply([keras.ops.ones(1), keras.ops.ones(2)], weights)
     slots = slots_of(optimizer)["momentum"]
-    require(list(map(id, found)) == list(map(id, slots)), "the momentum of each weight")
+    require(list(map(id, momentums)) == list(map(id, slots)), "the momentum of each weight")
 
 
 PROBES = (

@@ -1,4 +1,4 @@
-"""How Keras draws random numbers."""
+"""Keras' random numbers: initializers, seed generators, torch generators."""
 
 from __future__ import annotations
 
@@ -20,15 +20,16 @@ _SEED_STATE = "seed_generator_state"
 
 @contextlib.contextmanager
 def replaced_initializer_draws(draws: Mapping[str, Callable[[Any], Any]]) -> Iterator[None]:
-    """Replaces the functions that initializers draw with.
+    """Context in which initializers draw by replaced functions.
 
     Args:
-        draws: `normal`, `uniform`, `truncated_normal`: from Keras' own function to another.
+        draws: By name (`normal`, `uniform`, `truncated_normal`): takes Keras' function and returns its
+            replacement.
     """
     with contextlib.ExitStack() as stack:
-        for name, made in draws.items():
+        for name, make_draw in draws.items():
             original = getattr(backend.random, name)
-            stack.enter_context(patched_attribute(backend.random, name, made(original)))
+            stack.enter_context(patched_attribute(backend.random, name, make_draw(original)))
         yield
 
 
@@ -49,7 +50,7 @@ def _draws_otherwise() -> None:
 
 @contextlib.contextmanager
 def shifted_seeds(moved: Callable[[Any], Any]) -> Iterator[None]:
-    """Makes random layers draw with `moved(seed)`; the generators' states stay as they are."""
+    """Context in which random layers draw with `moved(seed)`; generators' states advance as usual."""
     original = keras.random.SeedGenerator.next
 
     def drawn(generator: keras.random.SeedGenerator, ordered: bool = True) -> Any:
@@ -70,7 +71,7 @@ def _moves_seeds() -> None:
 
 
 def set_default_generator(generator: keras.random.SeedGenerator | None) -> None:
-    """Makes a generator the one that this thread draws by where Keras is given no seed."""
+    """Sets this thread's global seed generator, which Keras draws from when no seed is passed."""
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
 
@@ -85,10 +86,10 @@ def _draws_by_the_global_generator() -> None:
 
 
 def seeded_generators(made: Callable[[Any, Any], Any]) -> contextlib.AbstractContextManager[None]:
-    """Makes random operations on torch draw from the generators that another function makes.
+    """Context in which random operations on torch draw from generators made by a function.
 
     Args:
-        made: From the two numbers of a drawn seed, which are tensors, to a generator.
+        made: Takes the two elements of a drawn seed (scalar integer tensors) and returns a `torch.Generator`.
     """
     return patched_attribute(
         backend.random, "torch_seed_generator", lambda seed: made(*draw_seed(seed))
@@ -108,14 +109,14 @@ def _makes_generators() -> None:
 
     source = keras.random.SeedGenerator(5)
     with seeded_generators(made):
-        given = keras.random.uniform((4,), seed=source)
+        drawn = keras.random.uniform((4,), seed=source)
     source.state.assign([5, 0])
     require(seeds == [(5, 0)], "a generator is made of the seed (5, 0)")
-    require(bool((keras.random.uniform((4,), seed=source) == given).all()), "equal numbers of it")
+    require(bool((keras.random.uniform((4,), seed=source) == drawn).all()), "equal numbers of it")
 
 
 def is_seed(name: str) -> bool:
-    """Whether a name is that of the state of a seed generator: (seed, draws so far)."""
+    """Whether a variable path is that of a seed generator's state, `(seed, draws so far)`."""
     return name.endswith(_SEED_STATE)
 
 

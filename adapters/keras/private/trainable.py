@@ -1,4 +1,4 @@
-"""Who changes whether layers and variables are trained."""
+"""Interception of changes of `trainable` of layers and variables."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ _watched: dict[int, tuple[weakref.ref[Any], Refuse]] = {}
 
 
 def watch_trainable(watched: Iterable[Any], refuse: Refuse) -> None:
-    """Has `refuse` called, with the layer or variable, before `trainable` of one of these changes.
+    """Makes changes of `trainable` of these layers and variables call `refuse` first.
 
     Args:
-        watched: Layers and variables.
-        refuse: Raises what the person is told.
+        watched: Layers and variables; only weak references are kept.
+        refuse: Called with the layer or variable; raises the error for the user.
     """
     for each in watched:
         _watch_class(type(each))
@@ -28,7 +28,7 @@ def watch_trainable(watched: Iterable[Any], refuse: Refuse) -> None:
 
 
 def unwatch_trainable(watched: Iterable[Any]) -> None:
-    """Lets them be changed again."""
+    """Allows `trainable` of these layers and variables to change again."""
     for each in watched:
         _watched.pop(id(each), None)
 
@@ -38,7 +38,7 @@ def _forget(number: int, _: weakref.ref[Any]) -> None:
 
 
 def _watch_class(kind: type) -> None:
-    """Lets the setter of a class, that of the base which has it, look for what is watched first."""
+    """Wraps the setter of `trainable`, in the base class that defines it, to check for watched objects."""
     base: Any = next(each for each in kind.__mro__ if "trainable" in vars(each))
     original = vars(base)["trainable"]
     if getattr(original.fset, "_looks", False):
@@ -46,9 +46,9 @@ def _watch_class(kind: type) -> None:
 
     def looking(owner: Any, value: Any) -> None:
         if _watched and bool(value) != owner.trainable:
-            found = _watched.get(id(owner))
-            if found is not None and found[0]() is owner:
-                found[1](owner)
+            entry = _watched.get(id(owner))
+            if entry is not None and entry[0]() is owner:
+                entry[1](owner)
         original.fset(owner, value)
 
     vars(looking)["_looks"] = True
