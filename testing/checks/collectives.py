@@ -1,4 +1,4 @@
-"""Checks of the collectives, with inputs that depend on the replica, against NumPy."""
+"""Checks of the collectives against NumPy, with inputs that differ between replicas."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ Case = tuple[str, np.dtype[Any], tuple[int, ...]]
 
 
 def cases() -> Iterator[Case]:
-    """Types and shapes, from a scalar to more than fits one packet."""
+    """Name, dtype and shape of each case, from a scalar to more than one packet."""
     for dtype, shape in CASES:
         yield f"{dtype}{list(shape)}", np.dtype(dtype), shape
 
 
 def value(replica: int, dtype: np.dtype[Any], shape: tuple[int, ...]) -> np.ndarray:
-    """A replica's input: small whole numbers, so that sums are exact in every type and order."""
+    """Input of a replica: small integers, so that sums are exact in every dtype and order."""
     numbers = (np.arange(int(np.prod(shape))) * 7 + replica * replica * 5) % 97 - 31 + replica
     return numbers.astype(dtype).reshape(shape)
 
@@ -45,19 +45,20 @@ def _compare(
     """Runs a collective in every way and on every case, all in one computation, and then compares.
 
     Args:
-        context: Of this process.
-        computation: Of the tensors of the cases, and of the ways: for each way the list of results.
-        ways: The operations, roots or distances that are tried.
-        given: Of a replica and a case, its input.
-        expected: Of a way, a replica and a case, what it must get.
-        wanted: Which cases to run.
+        context: Context of this process.
+        computation: Computation on the tensors of the cases, with `ways` as `static`; returns for each way
+            the list of results.
+        ways: Operations, roots or distances to try.
+        given: Function of a replica and a case that returns the input, of the case's shape and dtype.
+        expected: Function of a way, a replica and a case that returns the expected result.
+        wanted: Function that selects the cases to run.
     """
-    group, chosen = context.group, [case for case in cases() if wanted(case)]
-    values = [[group.tensor(given(r, case)) for r in group.local_replicas] for case in chosen]
+    group, selected = context.group, [case for case in cases() if wanted(case)]
+    values = [[group.tensor(given(r, case)) for r in group.local_replicas] for case in selected]
     results = group.compute(computation, *values, static=tuple(ways))
     for replica, of_ways in zip(group.local_replicas, results, strict=True):
         for way, tensors in zip(ways, of_ways, strict=True):
-            for case, tensor in zip(chosen, tensors, strict=True):
+            for case, tensor in zip(selected, tensors, strict=True):
                 what = f"{way}: replica {replica}, {case[0]}"
                 assert_same(group.numpy(tensor), expected(way, replica, case), what)
 
@@ -85,7 +86,7 @@ def _compare_reduced(
     expected: Callable[[Case], np.ndarray],
     wanted: Callable[[Case], bool] = lambda case: True,
 ) -> None:
-    """Reduces every case within a computation, and the first one outside of any as well."""
+    """Checks an all-reduce of every case within a computation, and of the first case outside of one."""
     group, first = context.group, next(cases())
     outside = group.all_reduce([group.tensor(given(r, first)) for r in group.local_replicas], op)
     _compare(context, _reduce, (op,), given, lambda way, replica, case: expected(case), wanted)
@@ -127,9 +128,12 @@ def all_gather(context: CheckContext) -> None:
 
 
 def _share(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
-    """From each root to all that follow it."""
-    parts = [(tuple(range(root, replica.replicas)),) for root in static]
-    return [[replica.broadcast_within(tensor, part) for tensor in tensors] for part in parts]
+    """Broadcasts from each root to all replicas that follow it."""
+    subgroups_of_roots = [(tuple(range(root, replica.replicas)),) for root in static]
+    return [
+        [replica.broadcast_within(tensor, subgroups) for tensor in tensors]
+        for subgroups in subgroups_of_roots
+    ]
 
 
 def broadcast_within(context: CheckContext) -> None:
@@ -142,15 +146,15 @@ def broadcast_keeps_bits(context: CheckContext) -> None:
     """Negative zero, infinities, NaN and the largest and smallest normal numbers arrive as sent."""
     group = context.group
     special = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan, 2.0**-1022, -1e308])
-    given = [np.full(special.shape, 2.0 + r) if r else special for r in group.local_replicas]
-    found = group.compute(_share, list(map(group.tensor, given)), static=(0,))
-    for ((tensor,),) in found:
+    inputs = [np.full(special.shape, 2.0 + r) if r else special for r in group.local_replicas]
+    results = group.compute(_share, list(map(group.tensor, inputs)), static=(0,))
+    for ((tensor,),) in results:
         result = group.numpy(tensor)
         assert result.tobytes() == special.tobytes(), f"{result} != {special}"
 
 
 def _shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
-    """Around the ring by each distance."""
+    """Sends around the ring by each distance."""
     n = replica.replicas
     rings = [tuple((r + distance) % n for r in range(n)) for distance in static]
     return [[replica.send_receive(tensor, ring) for tensor in tensors] for ring in rings]
@@ -165,15 +169,15 @@ def send_receive(context: CheckContext) -> None:
 def _exchange(
     replica: Replica, tensor: Tensor, *, static: Sequence[tuple[Computation, Sequence[int]]]
 ) -> Any:
-    """All that the backend has, each in the ways that are given with it."""
-    found = [_reduce(replica, tensor, static=get_args(ReduceOp))]
-    found.append(_gather(replica, tensor, static=("all",)))
-    return found + [computation(replica, tensor, static=ways) for computation, ways in static]
+    """Runs every collective of the backend; `static` has the optional ones, each with its ways."""
+    results = [_reduce(replica, tensor, static=get_args(ReduceOp))]
+    results.append(_gather(replica, tensor, static=("all",)))
+    return results + [computation(replica, tensor, static=ways) for computation, ways in static]
 
 
 def _sum(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
-    everybody = (tuple(range(replica.replicas)),)
-    return [[replica.all_reduce_within(tensor, everybody) for tensor in tensors] for _ in static]
+    all_replicas = (tuple(range(replica.replicas)),)
+    return [[replica.all_reduce_within(tensor, all_replicas) for tensor in tensors] for _ in static]
 
 
 def inputs_are_left_alone(context: CheckContext) -> None:
@@ -183,11 +187,11 @@ def inputs_are_left_alone(context: CheckContext) -> None:
         others.append((_shift, (1,)))
     if Capability.SUBGROUPS in context.supported:
         others += [(_share, (0,)), (_sum, (0,))]
-    given = {r: value(r, np.dtype("float64"), (6,)) for r in group.local_replicas}
-    tensors = [group.tensor(array) for array in given.values()]
+    inputs = {r: value(r, np.dtype("float64"), (6,)) for r in group.local_replicas}
+    tensors = [group.tensor(array) for array in inputs.values()]
     group.compute(_exchange, tensors, static=tuple(others))
-    for replica, tensor in zip(given, tensors, strict=True):
-        assert_same(group.numpy(tensor), given[replica], f"input of replica {replica}")
+    for replica, tensor in zip(inputs, tensors, strict=True):
+        assert_same(group.numpy(tensor), inputs[replica], f"input of replica {replica}")
 
 
 def barrier(context: CheckContext) -> None:

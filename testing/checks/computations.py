@@ -1,4 +1,4 @@
-"""Checks of computations on replicas, with inputs that depend on the replica, against NumPy."""
+"""Checks of computations on replicas against NumPy, with inputs that differ between replicas."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ SHAPE = (2, 3)
 
 
 def given(replica: int) -> np.ndarray:
-    """A replica's input."""
+    """Input of a replica, float64, shape `SHAPE`."""
     return collectives.value(replica, FLOAT64, SHAPE)
 
 
 def _computed(context: CheckContext, computation: Any, static: Hashable = None) -> list[Any]:
-    """Runs a computation on each replica's input; the results of the local replicas."""
+    """Runs a computation on the input of each replica; returns the results of the local replicas."""
     tensors = [context.group.tensor(given(r)) for r in context.group.local_replicas]
     return context.group.compute(computation, tensors, static=static)
 
@@ -73,12 +73,12 @@ def computation_on_state(context: CheckContext) -> None:
     """A computation reads the weights and moving statistics of its replica as vectors, and sets them."""
     context.restart()
     start = context.session.read_state(("trainable",))
-    found = context.group.compute(_double_weights)
-    vectors = [[context.group.numpy(tensor) for tensor in own] for own in found]
+    results = context.group.compute(_double_weights)
+    vectors = [[context.group.numpy(tensor) for tensor in tensors] for tensors in results]
     after = context.session.read_state(("trainable",))
-    own = np.sort(np.concatenate([value.ravel() for value in start.values()]))
+    sorted_start = np.sort(np.concatenate([value.ravel() for value in start.values()]))
     for before, later, weights in vectors:
-        assert_same(np.sort(weights), own, "trainable")
+        assert_same(np.sort(weights), sorted_start, "trainable")
         assert len(before) >= len(weights), "trainable and statistics are fewer than trainable"
         assert_same(later[: len(weights)], 2 * before[: len(weights)], "trainable, written")
         assert_same(later[len(weights) :], before[len(weights) :], "statistics, not written")
@@ -97,19 +97,19 @@ def _collectives(replica: Replica, tensor: Tensor) -> list[Tensor]:
 
 def computation_collectives(context: CheckContext) -> None:
     """Sums, means, maxima and gathers within a computation are those over all replicas."""
-    found = [[context.group.numpy(t) for t in own] for own in _computed(context, _collectives)]
+    results = [[context.group.numpy(t) for t in r] for r in _computed(context, _collectives)]
     inputs = _inputs(context)
     expected = (inputs.sum(axis=0), inputs.sum(axis=0), inputs.max(axis=0), inputs)
-    for own in found:
-        for what, result, wanted in zip(
-            ("sum", "mean", "max", "gather"), own, expected, strict=True
+    for of_replica in results:
+        for what, result, expected_result in zip(
+            ("sum", "mean", "max", "gather"), of_replica, expected, strict=True
         ):
-            assert_same(result, wanted, what)
+            assert_same(result, expected_result, what)
 
 
 def _scatter(replica: Replica, tensor: Tensor) -> Tensor:
-    places = replica.ops.cast(replica.ops.reshape(tensor, (-1,)) * 0, "int32") + replica.index
-    return replica.scatter_add(places, replica.ops.reshape(tensor, (-1,)), replica.replicas + 1)
+    indices = replica.ops.cast(replica.ops.reshape(tensor, (-1,)) * 0, "int32") + replica.index
+    return replica.scatter_add(indices, replica.ops.reshape(tensor, (-1,)), replica.replicas + 1)
 
 
 def computation_scatters(context: CheckContext) -> None:
@@ -127,14 +127,14 @@ def computation_in_subgroups(context: CheckContext) -> None:
     """Sums and broadcasts stay within sets of replicas; one that is in no set keeps its tensor."""
     n = context.group.replicas
     divisions = (((0, 1),), (tuple(range(n)),), ((0,), tuple(range(1, n))))
-    found = [_computed(context, _sum_and_share, parts) for parts in divisions]
-    for parts, results in zip(divisions, found, strict=True):
-        _assert_are(context, results, partial(_sum_of_part, parts))
+    by_division = [_computed(context, _sum_and_share, subgroups) for subgroups in divisions]
+    for subgroups, results in zip(divisions, by_division, strict=True):
+        _assert_are(context, results, partial(_sum_of_part, subgroups))
 
 
 def _sum_of_part(subgroups: Subgroups, replica: int) -> np.ndarray:
-    part = local_subgroup(replica, subgroups) or (replica,)
-    total: np.ndarray = np.sum([given(r) for r in part], axis=0) + part[0]
+    subgroup = local_subgroup(replica, subgroups) or (replica,)
+    total: np.ndarray = np.sum([given(r) for r in subgroup], axis=0) + subgroup[0]
     return total
 
 
@@ -145,8 +145,8 @@ def _short_sum(replica: Replica, tensor: Tensor) -> Tensor:
 
 def computation_in_bfloat16(context: CheckContext) -> None:
     """A sum of bfloat16 tensors is right to the precision of that type."""
-    found = [context.group.numpy(tensor) for tensor in _computed(context, _short_sum)]
+    results = [context.group.numpy(tensor) for tensor in _computed(context, _short_sum)]
     expected = _inputs(context).sum(axis=0) / 3
-    for result in found:
-        far = np.abs(result - expected).max() / np.abs(_inputs(context)).max()
-        assert CLOSE < far < 2.0**-6, f"relative difference {far:.3g}"
+    for result in results:
+        error = np.abs(result - expected).max() / np.abs(_inputs(context)).max()
+        assert CLOSE < error < 2.0**-6, f"relative difference {error:.3g}"

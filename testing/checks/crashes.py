@@ -1,4 +1,4 @@
-"""Checks of how runs end that go wrong: a process that is killed, and one that hangs."""
+"""Checks of how failing runs end: a process is killed, or hangs."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from isotrain.testing import reference_model
 from isotrain.testing.launching import Notes, Run, try_run
 
 STEP = 3
-"""After it, the last process is killed or hangs."""
+"""Step after which the last process is killed or hangs."""
 PROGRESS_SECONDS = (3.0, 12.0, 60.0)
-"""Limits of a call; all but the first for a machine so busy that a run ends before it is to hang."""
+"""Progress time-outs to try, in seconds; on a busy host a run may end by the first before it hangs."""
 PATIENCE_SECONDS = 50.0
-"""For the launcher to notice and to end everybody."""
+"""Time in seconds for the launcher to notice the failure and to end all processes."""
 
 _OF_ONE_SIZE = {"global_batch_size": 6, "drop_remainder": True}
-"""For slices of one size, frameworks trace and compile once."""
+"""Spec fields for slices of one size, so that frameworks trace and compile once."""
 
 _hanging = False
 
@@ -31,8 +31,8 @@ _hanging = False
 def crash(backend: str, replicas: int) -> None:
     """When a process is killed, the run ends soon and says which, and how; the others blame a peer."""
     run = try_run(_killed_late, _spec(backend), backend, replicas)
-    culprit = _told(run, PATIENCE_SECONDS)
-    expected = f"{culprit} was ended by SIGKILL"
+    failed_rank = _told(run, PATIENCE_SECONDS)
+    expected = f"{failed_rank} was ended by SIGKILL"
     assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
     for error in _own_errors(run):
         raise AssertionError(
@@ -48,15 +48,15 @@ def hang(backend: str, replicas: int) -> None:
         run = try_run(_hanging_late, spec, backend, replicas)
         if _moments(run):
             break
-    culprit = _told(run, limit + PATIENCE_SECONDS)
-    expected = f"{culprit} made no progress for "
+    failed_rank = _told(run, limit + PATIENCE_SECONDS)
+    expected = f"{failed_rank} made no progress for "
     assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
     assert "'next batch'" in str(run.failure), f"the call is not named: {run.failure}"
     run.forget()
 
 
 def stand_still(inputs: Any, targets: Any, random: SampleRandom) -> tuple[Any, Any]:
-    """The spec's transform: changes nothing, and hangs once this process was told to."""
+    """Transform of the spec: changes nothing, and hangs once `_hanging` is set in this process."""
     if _hanging:
         time.sleep(600)
     return inputs, targets
@@ -100,14 +100,14 @@ def _note_the_moment(session: Session) -> None:
 
 
 def _own_errors(run: Run) -> list[str]:
-    """What processes raised that, as they say, is not for want of a peer."""
+    """Errors of processes that were not reported as caused by a lost peer."""
     lines = (run.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     failed = [event for event in map(json.loads, lines) if event["event"] == "failed"]
     return [event["message"] for event in failed if not event["is_peer_error"]]
 
 
 def _told(run: Run, limit: float) -> str:
-    """How the error must begin: with the last rank; it is made sure that the run failed in time."""
+    """Asserts that the run failed within `limit` seconds; returns how its error must begin: the last rank."""
     assert run.failure is not None, "the run ended as if nothing had happened"
     moments = _moments(run)
     assert moments, f"the run failed before that: {run.failure}"
@@ -117,5 +117,5 @@ def _told(run: Run, limit: float) -> str:
 
 
 def _moments(run: Run) -> list[float]:
-    """When what the check is about happened; empty if the run did not get that far."""
+    """Times of the kill or hang, in seconds since 1970; empty if the run ended before it."""
     return [notes["moment"] for notes in run.notes.values() if "moment" in notes]

@@ -1,4 +1,4 @@
-"""Checks of what a backend declares; no run is started."""
+"""Checks of what a backend declares. They start no run."""
 
 from __future__ import annotations
 
@@ -40,15 +40,15 @@ def unknown_choices_are_refused(adapter: Adapter) -> None:
     """A collective or an option that the backend does not know is an error that names it."""
     options = {"backend_options": {adapter.name: {_UNKNOWN: 1}}}
     spec = load_spec(reference_model.spec(adapter, **options))
-    told = {}
+    messages = {}
     try:
         adapter.resolve_collective(_UNKNOWN, device="cpu", replicas=2)
     except UnsupportedError as error:
-        told["collective"] = str(error)
+        messages["collective"] = str(error)
     try:
         adapter.check_options(spec)
     except IsotrainError as error:
-        told["option"] = str(error)
+        messages["option"] = str(error)
     for kind in ("collective", "option"):
-        assert kind in told, f"the {kind} {_UNKNOWN!r} was accepted"
-        assert _UNKNOWN in told[kind], f"the {kind} {_UNKNOWN!r} is not named: {told[kind]}"
+        assert kind in messages, f"the {kind} {_UNKNOWN!r} was accepted"
+        assert _UNKNOWN in messages[kind], f"the {kind} {_UNKNOWN!r} is not named: {messages[kind]}"

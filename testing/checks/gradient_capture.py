@@ -1,4 +1,4 @@
-"""Checks of what a group offers for diagnosis: looking on must change nothing."""
+"""Checks of gradient capture for diagnosis: observing must not change the run."""
 
 from __future__ import annotations
 
@@ -15,14 +15,16 @@ from isotrain.testing.check_context import CheckContext, assert_close, assert_sa
 def gradients_preserve_state(context: CheckContext) -> None:
     """Gradients computed beside a step, within `preserving_training_state`, change no bit of the run.
 
-    So they do where its body fails.
+    The same holds where the body of the context manager fails.
     """
     batches = context.batches(14, 7)
     ends = []
-    for looks_on in (False, True):
+    for observes in (False, True):
         context.restart()
         for batch in batches:
-            if looks_on and batch is batches[0]:  # both counted twice have the same mean
+            if (
+                observes and batch is batches[0]
+            ):  # metrics that counted both batches twice would have the same mean
                 _look_on(context.group, batch)
                 with contextlib.suppress(InterruptedError):
                     _look_on(context.group, batch, InterruptedError())
@@ -33,7 +35,7 @@ def gradients_preserve_state(context: CheckContext) -> None:
 
 
 def _look_on(group: ReplicaGroup, batch: Batch, error: Exception | None = None) -> None:
-    """Computes gradients of which nothing remains."""
+    """Computes gradients without a trace; raises `error`, if any, within the context manager."""
     with group.preserving_training_state():
         group.gradients(batch)
         if error is not None:
@@ -57,7 +59,7 @@ def kept_gradients(context: CheckContext) -> None:
     local = len(context.group.local_replicas)
     for step, rows in enumerate(np.arange(14).reshape(2, 7)):
         gradients = oracle.gradients(rows)
-        for own in kept[step * local : (step + 1) * local]:
-            found = dict(zip(names, map(context.group.numpy, own), strict=True))
-            assert_close(found, gradients, f"gradients of step {step}")
+        for of_replica in kept[step * local : (step + 1) * local]:
+            by_name = dict(zip(names, map(context.group.numpy, of_replica), strict=True))
+            assert_close(by_name, gradients, f"gradients of step {step}")
         oracle.update(gradients)

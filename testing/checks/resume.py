@@ -1,4 +1,4 @@
-"""Whether a run goes on from the state of another as that one would have: to the bit, in new processes."""
+"""Checks that new processes resume from the state of another run and continue it to the bit."""
 
 from __future__ import annotations
 
@@ -25,31 +25,31 @@ from isotrain.testing.launching import SpecFields
 from isotrain.testing.shared_runs import launched_in_turn
 
 REPLICAS = 2
-"""The sum of two is the same in any order; that of more need not be, to the bit."""
+"""Number of replicas: a sum of two is the same to the bit in any order; that of more need not be."""
 SPLIT = 6
-"""Steps before the state is taken: in the middle of the second epoch, after an uneven batch."""
+"""Steps before the state is saved: in the middle of the second epoch, after an uneven batch."""
 
 Cases = Mapping[str, SpecFields]
 Taken = dict[str, Any]
-"""All state of one process, as what its work returns travels."""
+"""State and results of one process, in types that a run can return."""
 
 
 def noisy_data() -> DataSet:
-    """The samples of the probe with an input that its dropout lets through or not."""
+    """Samples of the reference model with a noise input of 0.5, on which dropout acts."""
     return DataSet(reference_model.samples(noise=0.5))
 
 
 def first_twenty() -> DataSet:
-    """Of them."""
+    """First twenty of these samples."""
     return DataSet(reference_model.samples(20, noise=0.5))
 
 
 _OF_ONE_SIZE: SpecFields = {"data": first_twenty, "global_batch_size": 5}
-"""Each global batch gives one replica more than the other: frameworks trace and compile once."""
+"""Spec fields for batches of one uneven split, so that frameworks trace and compile once."""
 
 
 def cases(adapter: Adapter, backend: str) -> Cases:
-    """What goes on, by name: as far as the backend has what it takes."""
+    """Specs to resume, by name, of those that the backend supports."""
     changes: Cases = {
         "momentum": {"data": noisy_data},
         "loss scale": {
@@ -59,14 +59,14 @@ def cases(adapter: Adapter, backend: str) -> Cases:
             **_OF_ONE_SIZE,
         },
     }
-    given = {name: reference_model.spec(adapter, **own) for name, own in changes.items()}
-    return {name: spec for name, spec in given.items() if _is_supported(spec, backend)}
+    specs = {name: reference_model.spec(adapter, **fields) for name, fields in changes.items()}
+    return {name: spec for name, spec in specs.items() if _is_supported(spec, backend)}
 
 
 def _is_supported(spec: SpecFields, backend: str) -> bool:
     try:
-        cast = ResolvedSpec(load_spec(spec), plugin_manager())
-        make_plan(cast, backend=backend, replicas=REPLICAS)
+        resolved = ResolvedSpec(load_spec(spec), plugin_manager())
+        make_plan(resolved, backend=backend, replicas=REPLICAS)
     except UnsupportedError:
         return False
     return True
@@ -75,24 +75,24 @@ def _is_supported(spec: SpecFields, backend: str) -> bool:
 def resumes_exactly(backend: str) -> None:
     """From the state of another run, new processes take exactly the steps of that run."""
     adapter = plugin_manager().backend(split_backend(backend)[0])
-    told = [text for text in problems(cases(adapter, backend), backend).values() if text]
-    assert not told, "\n".join(told)
+    differences = [text for text in problems(cases(adapter, backend), backend).values() if text]
+    assert not differences, "\n".join(differences)
 
 
 def strategy_resumes_exactly(name: str, options: Mapping[str, Any], backend: str) -> None:
     """From the state of another run, new processes take exactly the steps of that run."""
-    told = problems({name: strategy_resume_case(name, options, backend)}, backend)[name]
-    assert not told, told
+    difference = problems({name: strategy_resume_case(name, options, backend)}, backend)[name]
+    assert not difference, difference
 
 
 def strategy_resume_case(name: str, options: Mapping[str, Any], backend: str) -> SpecFields:
-    """What goes on with a strategy."""
-    host = plugin_manager()
-    adapter = host.backend(split_backend(backend)[0])
+    """Spec to resume with a strategy."""
+    plugins = plugin_manager()
+    adapter = plugins.backend(split_backend(backend)[0])
     chosen = {"name": name, "options": dict(options)}
-    parallel_layout = host.strategy(name, dict(options)).parallel_layout
+    parallel_layout = plugins.strategy(name, dict(options)).parallel_layout
     if STAGE in parallel_layout.device_mesh(REPLICAS).sizes:
-        # none of which calls the whole model, as the probe's loss does
+        # no pipeline stage can call the whole model, as the objective of the reference model does
         momentum = {"name": "sgd", "lr": digits.RATE, "momentum": 0.5}
         count = 3 * digits.GLOBAL_BATCH + 1
         return digits.spec(count, adapter=adapter, strategy=chosen, optimizer=momentum, epochs=2)
@@ -100,25 +100,25 @@ def strategy_resume_case(name: str, options: Mapping[str, Any], backend: str) ->
 
 
 def problems(specs: Cases, backend: str, replicas: int = REPLICAS) -> dict[str, str]:
-    """What is wrong with each case; an empty text where nothing is.
+    """Difference of each resumed run from the uninterrupted one; an empty text where there is none.
 
-    Two runs are launched for all of them: the processes of one have their sessions one after the other.
+    Two runs are launched for all specs; each opens the sessions one after the other.
 
     Args:
-        specs: What goes on, by name.
-        backend: Under what.
-        replicas: How many; with more than two it is not asked that the same group can go back, whose
-            exchange may by then add up in another order.
+        specs: Specs to resume, by name.
+        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas. With more than two, the group is not checked for returning to its own
+            start, because its all-reduce may by then sum in another order.
     """
     first = launched_in_turn(specs, _whole, backend, replicas)
     states = [{name: rank[name]["kept"] for name in specs} for rank in first]
     second = launched_in_turn(specs, functools.partial(_rest, states=states), backend, replicas)
-    looked_at = _ALL if replicas <= REPLICAS else _ALL[1:]
+    compared = _ALL if replicas <= REPLICAS else _ALL[1:]
     return {
         name: " ".join(
             text
             for rank, (before, after) in enumerate(zip(first, second, strict=True))
-            if (text := _difference(before[name], after[name], looked_at, f"{name}, rank {rank}"))
+            if (text := _difference(before[name], after[name], compared, f"{name}, rank {rank}"))
         )
         for name in specs
     }
@@ -133,28 +133,28 @@ def _rest(session: Session, name: str, states: Sequence[Mapping[str, Taken]]) ->
 
 
 def whole(session: Session) -> Taken:
-    """Trains to the end, and notes the state on the way; goes back to the start, and takes steps again."""
+    """Trains to the end, with the state at `SPLIT`; then restores the start and repeats the first steps."""
     start = taken(session)
     first = _trained(session, SPLIT)
     kept = taken(session)
-    found = _trained(session)
+    results = _trained(session)
     end = taken(session)
     given_back(session, start)
     session.seek(0)
     again = _trained(session, SPLIT)
-    return {"kept": kept, "first": first, "again": again, **found, "end": end}
+    return {"kept": kept, "first": first, "again": again, **results, "end": end}
 
 
 def rest(session: Session, kept: Taken) -> Taken:
-    """Goes on to the end from the state of another run."""
+    """Trains to the end from the state of another run."""
     given_back(session, kept)
     session.seek(SPLIT)
-    found = _trained(session)
-    return {**found, "end": taken(session)}
+    results = _trained(session)
+    return {**results, "end": taken(session)}
 
 
 def _trained(session: Session, until: int | None = None) -> Taken:
-    """Takes steps; gives their losses, and the metrics of each epoch that ends."""
+    """Takes steps; returns their losses, and the metrics of each completed epoch."""
     losses, metrics = [], []
     for batch in session.batches():
         losses.append(float(session.step(batch)))
@@ -166,35 +166,35 @@ def _trained(session: Session, until: int | None = None) -> Taken:
 
 
 def taken(session: Session) -> Taken:
-    """All state that this process has: of its replicas, and of its strategy."""
-    group, own = session.group, session.strategy.state(session.group)
+    """State of this process: that of its replicas, and that of its strategy."""
+    group, strategy = session.group, session.strategy.state(session.group)
     replicas = group.local_replicas
     return {
         "group": {str(r): group.read_state(ALL_STATE, replica=r) for r in replicas},
-        "values": dict(own.values),
-        "tensors": dict(own.tensors),
-        "per_replica": {str(r): dict(arrays) for r, arrays in own.per_replica.items()},
+        "values": dict(strategy.values),
+        "tensors": dict(strategy.tensors),
+        "per_replica": {str(r): dict(arrays) for r, arrays in strategy.per_replica.items()},
     }
 
 
 def given_back(session: Session, state: Taken) -> None:
-    """Sets it."""
+    """Writes a state that `taken` returned."""
     session.group.reshard_weights()
-    for replica, own in state["group"].items():
-        session.group.write_state(own, replica=int(replica))
-    per_replica = {int(replica): own for replica, own in state["per_replica"].items()}
-    own = StrategyState(state["values"], state["tensors"], per_replica)
-    session.strategy.load_state(session.group, own)
+    for replica, arrays in state["group"].items():
+        session.group.write_state(arrays, replica=int(replica))
+    per_replica = {int(replica): arrays for replica, arrays in state["per_replica"].items()}
+    strategy_state = StrategyState(state["values"], state["tensors"], per_replica)
+    session.strategy.load_state(session.group, strategy_state)
 
 
 _ALL = (("first", "again"), ("losses", "losses"), ("metrics", "metrics"), ("end", "end"))
-"""What is compared: of the run that was not stopped, and of the one that went on."""
+"""Compared results: the key in the uninterrupted run, and the key in the resumed one."""
 
 
 def _difference(
     before: Taken, after: Taken, looked_at: Sequence[tuple[str, str]], where: str
 ) -> str:
-    """The first thing in which a run that went on differs from the one that was not stopped."""
+    """First difference of a resumed run from the uninterrupted one; empty if there is none."""
     both = {**after, "again": before["again"]}
     texts = (_apart(before[old], both[new], f"{where}: {new}") for old, new in looked_at)
     return next(filter(None, texts), "")

@@ -1,4 +1,4 @@
-"""Checks of named state and of evaluation."""
+"""Checks of named state, evaluation and predictions."""
 
 from __future__ import annotations
 
@@ -65,14 +65,14 @@ def unknown_state_is_refused(context: CheckContext) -> None:
         "optimizer/no such slot": np.zeros(5),
         "hidden/bias": np.zeros(6),
     }
-    told = {name: _refusal(context, name, value) for name, value in wrong.items()}
-    for name, text in told.items():
+    messages = {name: _refusal(context, name, value) for name, value in wrong.items()}
+    for name, text in messages.items():
         assert text, f"{name} of shape {wrong[name].shape} was accepted"
         assert name.removeprefix("optimizer/") in text, f"does not name {name}: {text}"
 
 
 def _refusal(context: CheckContext, name: str, value: np.ndarray) -> str:
-    """The error's text; nothing when the value was accepted."""
+    """Text of the error; empty when the value was accepted."""
     try:
         context.session.write_state({name: value})
     except IsotrainError as error:
@@ -84,9 +84,9 @@ def evaluation(context: CheckContext) -> None:
     """Loss and metrics over any number of samples are exact means, whatever the number of replicas."""
     context.restart()
     counts = (22, 14, 1)
-    found = [context.session.evaluate(reference_model.samples(count)) for count in counts]
+    by_count = [context.session.evaluate(reference_model.samples(count)) for count in counts]
     oracle = reference_model.Oracle.fresh()
-    for count, results in zip(counts, found, strict=True):
+    for count, results in zip(counts, by_count, strict=True):
         rows = np.arange(count)
         values = {"loss": oracle.losses(rows), **oracle.metrics(rows)}
         expected = {name: per_sample.mean() for name, per_sample in values.items()}
@@ -97,8 +97,10 @@ def predictions(context: CheckContext) -> None:
     """Predictions are those of evaluation mode, for every sample, in order, with any replicas."""
     context.restart()
     counts = (22, 14, 1)
-    found = [context.session.predict(reference_model.samples(count, noise=1.0)) for count in counts]
-    for count, outputs in zip(counts, found, strict=True):
+    by_count = [
+        context.session.predict(reference_model.samples(count, noise=1.0)) for count in counts
+    ]
+    for count, outputs in zip(counts, by_count, strict=True):
         expected = reference_model.Oracle.fresh().outputs(np.arange(count))
         assert_close(outputs, expected, f"predictions for {count} samples")
 
@@ -112,8 +114,8 @@ def evaluation_changes_nothing(context: CheckContext) -> None:
     before = context.session.read_state()
     context.session.evaluate()
     after = context.session.read_state()
-    found = context.session.metrics()
+    metrics = context.session.metrics()
     assert_same(after, before, "state after evaluation")
     per_sample = reference_model.Oracle.fresh().metrics(np.arange(7))
     expected = {name: values.mean() for name, values in per_sample.items()}
-    assert_close(found, expected, "training metrics after evaluation")
+    assert_close(metrics, expected, "training metrics after evaluation")

@@ -1,4 +1,4 @@
-"""The checks of a strategy: functions of what the processes of a run brought back."""
+"""Checks of a strategy, on the results that the processes of a run returned."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from isotrain.testing.digits import Oracle, Weights
 from isotrain.testing.strategy_runs import HALF, SMALL_RATE, WHOLE
 
 SCALARS = 64
-"""Bytes of the few numbers that an optimizer has besides its slots."""
+"""Bytes of optimizer state that belongs to no weight, such as step counts."""
 CLOSE = 1e-9
-"""Difference that rounding and the order of sums explain in float64."""
+"""Absolute tolerance for rounding and the order of sums in float64."""
 GROWTH = 1.5
-"""Of what is held back, when the number of steps doubles; it is 2 when that is lost for good."""
+"""Largest growth of the held-back gradients when the number of steps doubles; lost gradients grow by 2."""
 
 
 @dataclass(frozen=True)
 class Evidence:
-    """What a run of a strategy showed.
+    """Results of a run of a strategy.
 
     Attributes:
-        strategy: Which.
-        processes: What each process brought back, by rank.
+        strategy: Strategy under test.
+        processes: Results of each process, by rank.
     """
 
     strategy: Strategy
@@ -36,7 +36,7 @@ class Evidence:
 
     @property
     def main(self) -> dict[str, Any]:
-        """What process 0 brought back."""
+        """Results of process 0."""
         return self.processes[0]
 
 
@@ -54,9 +54,9 @@ def strategy_declarations(strategy: Strategy) -> None:
     other = [name for name in strategy.invariants if not isinstance(name, Invariant)]
     assert not other, f"invariants: {other} are no members of Invariant"
     for replicas in (1, 2, 8):
-        found = strategy.exchanged_bytes(4096, replicas)
-        assert found is None or 0 <= found < math.inf, (
-            f"exchanged_bytes(4096, {replicas}) is {found!r}"
+        nbytes = strategy.exchanged_bytes(4096, replicas)
+        assert nbytes is None or 0 <= nbytes < math.inf, (
+            f"exchanged_bytes(4096, {replicas}) is {nbytes!r}"
         )
 
 
@@ -95,9 +95,9 @@ def equals_data_parallel(evidence: Evidence) -> None:
     """After each of the first steps, the weights are those of synchronous data parallelism."""
     oracle = Oracle(evidence.main["start"])
     batches = reference_model.epoch_batches(0, digits.GLOBAL_BATCH, digits.TRAIN)
-    for step, (found, rows) in enumerate(zip(evidence.main["early"], batches, strict=False)):
+    for step, (weights, rows) in enumerate(zip(evidence.main["early"], batches, strict=False)):
         oracle.step(rows)
-        _assert_weights(found, oracle.weights, f"after step {step}")
+        _assert_weights(weights, oracle.weights, f"after step {step}")
 
 
 def converges_on_digits(evidence: Evidence) -> None:
@@ -116,12 +116,12 @@ def survives_empty_replicas(evidence: Evidence) -> None:
     for rank, process in enumerate(evidence.processes):
         _assert_close(process["losses"][0], expected, f"first loss on process {rank}")
         _assert_finite(process["weights"], f"process {rank}")
-    moved = [
+    changed = [
         not np.array_equal(process["weights"][name], evidence.main["start"][name])
         for process in evidence.processes
         for name in evidence.main["start"]
     ]
-    assert any(moved), "no weight has changed"
+    assert any(changed), "no weight has changed"
 
 
 def state_bytes_as_declared(evidence: Evidence) -> None:
@@ -130,15 +130,15 @@ def state_bytes_as_declared(evidence: Evidence) -> None:
         planned, held = process["planned"], process["held"]
         assert planned is not None, "the plan has no state_bytes"
         for what, kinds in (("weights", ("trainable", "non-trainable")), ("slots", ("optimizer",))):
-            taken, said = sum(held[kind] for kind in kinds), planned[what]
-            assert taken <= 1.1 * said + SCALARS, (
-                f"{what} take {taken} bytes, and {said} are planned"
+            nbytes, limit = sum(held[kind] for kind in kinds), planned[what]
+            assert nbytes <= 1.1 * limit + SCALARS, (
+                f"{what} take {nbytes} bytes, and {limit} are planned"
             )
     most = max(process["held"]["optimizer"] for process in evidence.processes)
-    said = evidence.main["planned"]["slots"]
-    assert most >= 0.9 * said, f"slots take {most} bytes, and {said} are planned"
-    parts = [name for process in evidence.processes for name in process["parts"]]
-    assert len(set(parts)) == len(parts), f"kept twice: {sorted(parts)}"
+    planned_bytes = evidence.main["planned"]["slots"]
+    assert most >= 0.9 * planned_bytes, f"slots take {most} bytes, and {planned_bytes} are planned"
+    shards = [name for process in evidence.processes for name in process["parts"]]
+    assert len(set(shards)) == len(shards), f"kept twice: {sorted(shards)}"
 
 
 def keeps_parameter_mean(evidence: Evidence) -> None:
@@ -158,12 +158,12 @@ def keeps_gradient_sum(evidence: Evidence) -> None:
 
 
 def _held_back(evidence: Evidence, gradient: Weights, steps: int) -> float:
-    """The sum of absolute differences between what gradients asked for and what weights did."""
+    """Sum of absolute differences between the full gradient updates and the change of the weights."""
     total = 0.0
     for name, part in gradient.items():
         ends = [process[f"after {steps}"][name] for process in evidence.processes]
-        moved = (evidence.main["start"][name] - np.mean(ends, axis=0)) / SMALL_RATE
-        total += float(np.abs(moved - steps * part).sum())
+        applied = (evidence.main["start"][name] - np.mean(ends, axis=0)) / SMALL_RATE
+        total += float(np.abs(applied - steps * part).sum())
     return total
 
 
@@ -171,9 +171,9 @@ def _assert_trained(evidence: Evidence) -> None:
     for rank, process in enumerate(evidence.processes):
         _assert_finite(process["weights"], f"process {rank}")
     expected = Oracle(evidence.main["start"]).trained().accuracy()
-    found, margin = evidence.main["accuracy"], evidence.strategy.convergence_margin
-    assert found >= expected - margin, (
-        f"accuracy {found:.3f}; data parallelism reaches {expected:.3f}, the margin is {margin:g}"
+    accuracy, margin = evidence.main["accuracy"], evidence.strategy.convergence_margin
+    assert accuracy >= expected - margin, (
+        f"accuracy {accuracy:.3f}; data parallelism reaches {expected:.3f}, the margin is {margin:g}"
     )
 
 
@@ -188,5 +188,5 @@ def _assert_weights(found: Weights, expected: Weights, what: str) -> None:
 
 
 def _assert_close(found: Any, expected: Any, what: str) -> None:
-    far = float(np.max(np.abs(np.asarray(found) - np.asarray(expected))))
-    assert far <= CLOSE, f"{what} is off by {far:.3g}"
+    error = float(np.max(np.abs(np.asarray(found) - np.asarray(expected))))
+    assert error <= CLOSE, f"{what} is off by {error:.3g}"
