@@ -1,4 +1,4 @@
-"""What `isotrain conformance` does; `isotrain.core.cli.app` has its arguments."""
+"""Command `isotrain conformance`; `isotrain.core.cli.app` declares its arguments."""
 
 from __future__ import annotations
 
@@ -28,15 +28,15 @@ def conformance(options: argparse.Namespace) -> ExitCode:
 
 
 def scorecard_of(name: str, backend: str | None, replicas: int) -> Scorecard:
-    """Of the backend of that name, or of the strategy; with a backend given, of the strategy."""
-    host = plugin_manager()
-    if backend is None and split_backend(name)[0] in host.backends.names():
+    """Scorecard of the backend or strategy `name`; with a `backend`, of the strategy on it."""
+    plugins = plugin_manager()
+    if backend is None and split_backend(name)[0] in plugins.backends.names():
         from isotrain.testing.backend import check_backend
 
         return check_backend(name, replicas=replicas)
-    if backend is None and name not in host.strategies.names():
-        known = [*host.backends.names(), *host.strategies.names()]
-        raise IsotrainError(unknown_name("backend or strategy", name, known))
+    if backend is None and name not in plugins.strategies.names():
+        names = [*plugins.backends.names(), *plugins.strategies.names()]
+        raise IsotrainError(unknown_name("backend or strategy", name, names))
     from isotrain.testing.strategy import check_strategy
 
     return check_strategy(name, backend=backend, replicas=replicas)

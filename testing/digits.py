@@ -1,4 +1,4 @@
-"""What strategies train in the checks: a small network on handwritten digits, here and in NumPy."""
+"""Training run of the strategy checks: a small network on handwritten digits, in Keras and in NumPy."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from isotrain.testing import reference_model
 from isotrain.testing.native_kit_models import kit_model_fields
 
 TRAIN = 797
-"""Images to train on: the last global batch of an epoch is a partial one."""
+"""Number of training images; the last global batch of an epoch is partial."""
 GLOBAL_BATCH = 64
 EPOCHS = 5
-"""Of 13 steps: hardly any strategy's last exchange falls on the last one by itself."""
+"""Number of epochs, of 13 steps each: a strategy's period rarely ends on the last step by chance."""
 RATE = 0.375
 HIDDEN = 16
 
@@ -28,7 +28,7 @@ Weights = Mapping[str, np.ndarray]
 
 
 def build_model() -> Any:
-    """The portable model: 64 pixels, one hidden layer, 10 logits."""
+    """Portable Keras model: input [samples, 64], one hidden layer, logits [samples, 10]."""
     import keras
     from keras import layers
 
@@ -39,9 +39,9 @@ def build_model() -> Any:
 
 @functools.cache
 def images() -> tuple[np.ndarray, np.ndarray]:
-    """The digits of scikit-learn, float64 from 0 to 1, and their labels.
+    """Digits of scikit-learn: images [1797, 64], float64 from 0 to 1; labels [1797], int64.
 
-    From the file that its `load_digits` reads, which to import would take every process a second.
+    Read from the file that `load_digits` reads: importing scikit-learn would cost every process a second.
 
     Raises:
         IsotrainError: scikit-learn is not installed.
@@ -51,14 +51,14 @@ def images() -> tuple[np.ndarray, np.ndarray]:
 
 
 def data(count: int = TRAIN) -> DataSet:
-    """Every second image is held out: each writer is in both parts."""
+    """Data set of `count` training images; every second image is held out, so both parts have each writer."""
     inputs, labels = images()
     train = slice(1, 2 * count, 2)
     return DataSet((inputs[train], labels[train]), (inputs[::2], labels[::2]))
 
 
 def spec(count: int = TRAIN, *, adapter: Adapter | None = None, **changes: Any) -> dict[str, Any]:
-    """The spec of a run on the first `count` images, for a backend."""
+    """Spec of a run on the first `count` images, for a backend, with `changes` to its fields."""
     return {
         "name": "conformance",
         "model": build_model,
@@ -79,30 +79,32 @@ def spec(count: int = TRAIN, *, adapter: Adapter | None = None, **changes: Any) 
 
 
 def require() -> None:
-    """Makes sure that the images are there.
+    """Checks that the images are installed.
 
     Raises:
-        IsotrainError: scikit-learn, with which they come, is not installed.
+        IsotrainError: scikit-learn, which includes them, is not installed.
     """
     _package()
 
 
 def _package() -> Path:
-    """The folder of scikit-learn."""
-    found = importlib.util.find_spec("sklearn")
-    if found is None or found.origin is None:
+    """Folder of scikit-learn."""
+    module_spec = importlib.util.find_spec("sklearn")
+    if module_spec is None or module_spec.origin is None:
         raise IsotrainError(
             "the checks of strategies train on the digits of scikit-learn, which is not installed:"
             " pip install 'isotrain[testing]'."
         )
-    return Path(found.origin).parent
+    return Path(module_spec.origin).parent
 
 
 class Oracle:
-    """The same training in NumPy, on whole global batches.
+    """The same training in NumPy, on whole global batches, in float64.
+
+    `rows` are indices of training images, shape [samples].
 
     Attributes:
-        weights: By canonical name.
+        weights: Weights by canonical name.
     """
 
     def __init__(self, weights: Weights, count: int = TRAIN) -> None:
@@ -110,39 +112,39 @@ class Oracle:
         self._data = data(count)
 
     def loss(self, rows: np.ndarray) -> float:
-        """The mean loss over training images."""
+        """Mean loss over training images, a scalar."""
         inputs, labels = (part[rows] for part in self._data.train)
         probabilities = self._probabilities(self._hidden(inputs))
         return float(-np.log(probabilities[np.arange(len(rows)), labels]).mean())
 
     def gradients(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """The gradient of that loss."""
+        """Gradients of the mean loss, by name, in the shapes of the weights."""
         inputs, labels = (part[rows] for part in self._data.train)
         hidden = self._hidden(inputs)
-        outer = self._probabilities(hidden)
-        outer[np.arange(len(rows)), labels] -= 1
-        outer /= len(rows)
-        inner = (outer @ self.weights["head/kernel"].T) * (1 - hidden**2)
+        logits_grad = self._probabilities(hidden)
+        logits_grad[np.arange(len(rows)), labels] -= 1
+        logits_grad /= len(rows)
+        hidden_grad = (logits_grad @ self.weights["head/kernel"].T) * (1 - hidden**2)
         return {
-            "hidden/kernel": inputs.T @ inner,
-            "hidden/bias": inner.sum(axis=0),
-            "head/kernel": hidden.T @ outer,
-            "head/bias": outer.sum(axis=0),
+            "hidden/kernel": inputs.T @ hidden_grad,
+            "hidden/bias": hidden_grad.sum(axis=0),
+            "head/kernel": hidden.T @ logits_grad,
+            "head/bias": logits_grad.sum(axis=0),
         }
 
     def step(self, rows: np.ndarray) -> None:
-        """Plain gradient descent."""
+        """Takes one step of plain SGD."""
         for name, gradient in self.gradients(rows).items():
             self.weights[name] = self.weights[name] - RATE * gradient
 
     def accuracy(self) -> float:
-        """The share of held-out images that are told right."""
+        """Accuracy on the held-out images, a scalar from 0 to 1."""
         inputs, labels = self._data.validation
-        guesses = np.argmax(self._probabilities(self._hidden(inputs)), axis=1)
-        return float((guesses == labels).mean())
+        predicted = np.argmax(self._probabilities(self._hidden(inputs)), axis=1)
+        return float((predicted == labels).mean())
 
     def trained(self) -> Oracle:
-        """This one, after all of the training."""
+        """Trains for all epochs, in place; returns itself."""
         for epoch in range(EPOCHS):
             for rows in reference_model.epoch_batches(epoch, GLOBAL_BATCH, TRAIN):
                 self.step(rows)
@@ -156,6 +158,6 @@ class Oracle:
 
     def _probabilities(self, hidden: np.ndarray) -> np.ndarray:
         logits = hidden @ self.weights["head/kernel"] + self.weights["head/bias"]
-        powers = np.exp(logits - logits.max(axis=1, keepdims=True))
-        scaled: np.ndarray = powers / powers.sum(axis=1, keepdims=True)
-        return scaled
+        exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
+        softmax: np.ndarray = exponentials / exponentials.sum(axis=1, keepdims=True)
+        return softmax

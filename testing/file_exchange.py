@@ -1,4 +1,4 @@
-"""How the processes of a run compare notes without the collectives that are being tested."""
+"""Gathers arrays between processes through files, independent of the collectives under test."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Arrays = Mapping[str, np.ndarray]
 
 
 class FileExchange:
-    """Arrays that every process of a run shows to all others, through files of the run directory."""
+    """All-gather of arrays between the processes of a run, through files in a shared folder."""
 
     def __init__(self, folder: Path, rank: int, processes: int) -> None:
         self._folder = folder
@@ -24,18 +24,25 @@ class FileExchange:
         self._uses = 0
 
     def all_gather(self, arrays: Arrays) -> list[dict[str, np.ndarray]]:
-        """Gives the arrays of every process, by rank; returns once all have called it."""
+        """Gathers the arrays of every process, by rank. Collective.
+
+        Args:
+            arrays: Arrays by name, any shapes and dtypes; they may differ between processes.
+
+        Raises:
+            TimeoutError: A process did not call it within 60 seconds.
+        """
         self._uses += 1
-        own = self._path(self._rank)
-        unfinished = own.with_suffix(".part.npz")
+        path = self._path(self._rank)
+        unfinished = path.with_suffix(".part.npz")
         np.savez(unfinished, **arrays)  # type: ignore[arg-type]
-        unfinished.rename(own)
+        unfinished.rename(path)
         return [self._read(self._path(rank)) for rank in range(self._processes)]
 
     def all_gather_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """As `all_gather`, for one array per local replica: gives those of all replicas, in order."""
-        shown = self.all_gather({f"{place:03}": row for place, row in enumerate(rows)})
-        return [arrays[name] for arrays in shown for name in sorted(arrays)]
+        """Gathers one array per local replica; returns those of all replicas, in order. Collective."""
+        by_rank = self.all_gather({f"{index:03}": row for index, row in enumerate(rows)})
+        return [arrays[name] for arrays in by_rank for name in sorted(arrays)]
 
     def _path(self, rank: int) -> Path:
         return self._folder / f"board-{self._uses}-{rank}.npz"

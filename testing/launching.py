@@ -1,4 +1,4 @@
-"""Starts the runs in which checks are made, shows nothing of them, and tells how they went."""
+"""Launches the runs in which checks are made, without output, and returns their results."""
 
 from __future__ import annotations
 
@@ -21,15 +21,15 @@ SpecFields = Mapping[str, Any]
 
 @dataclass(frozen=True)
 class Run:
-    """How a run went.
+    """Result of a run.
 
     Attributes:
-        returned: By rank; nothing when it failed.
-        notes: What processes had noted by its end, by rank.
-        failure: Why the run failed; None when it did not.
-        ended: When all processes were gone, in seconds since 1970.
-        exit_seconds: Since the end of the last process's work.
-        folder: With its files.
+        returned: Return values by rank; empty when the run failed.
+        notes: Notes of the processes, by rank; also of failed runs.
+        failure: Error text of a failed run, or None.
+        ended: Time when all processes had exited, in seconds since 1970.
+        exit_seconds: Seconds from the end of the last process's work to that time.
+        folder: Run directory.
     """
 
     returned: list[Any]
@@ -40,25 +40,32 @@ class Run:
     folder: Path
 
     def forget(self) -> None:
-        """Removes its files."""
+        """Removes the run directory."""
         shutil.rmtree(self.folder, ignore_errors=True)
 
 
 class Notes:
-    """What a process of a run has found so far: kept in a file, and so not lost when the run fails."""
+    """Notes of one process, saved to a file at each change: they survive a run that fails."""
 
     def __init__(self, session: Session) -> None:
         self._path = session.run_directory / f"notes-{session.rank}.json"
         self._found: dict[str, Any] = {}
 
     def add(self, name: str, value: Any) -> None:
-        """Notes one finding: JSON types."""
+        """Adds a note, of JSON types, and saves the file."""
         self._found[name] = value
         atomic_write(self._path, json.dumps(self._found))
 
 
 def try_run(work: Callable[[Session], Any], spec: SpecFields, backend: str, replicas: int) -> Run:
-    """Launches a run that may fail; its files are then kept, until it is told to forget them."""
+    """Launches a run that may fail; the run directory of a failed run stays until `Run.forget`.
+
+    Args:
+        work: Function that every rank runs.
+        spec: Spec of the run.
+        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas.
+    """
     folder = Path(tempfile.mkdtemp(prefix="isotrain-conformance-"))
     finished = time.time()
 

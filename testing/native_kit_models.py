@@ -1,4 +1,4 @@
-"""The kit's models in a framework's own words, where it trains no portable models."""
+"""Framework-specific models of the conformance kit, for backends that train no portable models."""
 
 from __future__ import annotations
 
@@ -6,11 +6,11 @@ from isotrain.core.contracts.adapter import Adapter
 
 
 def kit_model_fields(adapter: Adapter | None, **names: str) -> dict[str, str]:
-    """Fields of a spec that stand in the place of the portable ones.
+    """Spec fields that replace the portable models; none for a backend that trains those.
 
     Args:
-        adapter: Of the backend that is checked; None: any that trains portable models.
-        names: For each field what it is called in the adapter's `conformance_models`.
+        adapter: Adapter of the checked backend; None for any backend that trains portable models.
+        names: Name of each field's function in the adapter's `conformance_models` module.
     """
     if adapter is None or adapter.conformance_models is None:
         return {}

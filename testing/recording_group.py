@@ -1,4 +1,4 @@
-"""A replica group that notes which capabilities are used of it."""
+"""Proxy of a replica group that records which capabilities are used."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ NEEDS: Mapping[str, Capability] = {
     "parameter_server_stats": Capability.PARAMETER_SERVER_STEP,
     "reseed": Capability.PARAMETER_SERVER_STEP,
 }
-"""The methods of a replica group that take a capability; every backend has the others."""
+"""Capability that each method of a replica group requires; every backend has the other methods."""
 
 REPLICA_NEEDS: Mapping[str, Capability] = {
     "send_receive": Capability.SEND_RECEIVE,
@@ -45,13 +45,13 @@ REPLICA_NEEDS: Mapping[str, Capability] = {
     "read_weights": Capability.UPDATE_SHARD,
     "write_weights": Capability.UPDATE_SHARD,
 }
-"""The methods of a replica within a computation that take one besides `compute`."""
+"""Capability that each method of a replica requires besides `compute`."""
 
 _EXCHANGES = {"all_reduce", "all_gather", "reduce_scatter", "all_gather_shards", *REPLICA_NEEDS}
 
 
 class RecordingGroup:
-    """A replica group whose every use of a capability is noted."""
+    """Proxy of a replica group that adds each used capability to a set."""
 
     def __init__(self, group: ReplicaGroup, used: set[Capability]) -> None:
         self._group = group
@@ -65,7 +65,7 @@ class RecordingGroup:
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
-        """Notes what the computation uses of its replica, when it runs or is traced."""
+        """Records the capabilities that the computation uses when it runs or is traced. Collective."""
         self._used.add(Capability.COMPUTE)
         return self._group.compute(
             _RecordingComputation(computation, self._used), *values, static=static
@@ -74,7 +74,7 @@ class RecordingGroup:
 
 @dataclass(frozen=True)
 class _RecordingComputation:
-    """A computation on a watched replica; equal to another of the same, which is not traced again."""
+    """Computation on a recording replica; equal for equal computations, so that none is traced twice."""
 
     computation: Computation
     used: set[Capability] = field(compare=False)
@@ -89,25 +89,25 @@ class _RecordingReplica:
         self._used = used
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._replica, name)
+        attribute = getattr(self._replica, name)
         if name not in _EXCHANGES:
-            return found
+            return attribute
         if name in REPLICA_NEEDS:
             self._used.add(REPLICA_NEEDS[name])
 
         def exchange(tensor: Any, *arguments: Any, **options: Any) -> Any:
             if "bfloat16" in str(getattr(tensor, "dtype", "")):
                 self._used.add(Capability.BFLOAT16_COLLECTIVES)
-            return found(tensor, *arguments, **options)
+            return attribute(tensor, *arguments, **options)
 
         return exchange
 
 
 @contextlib.contextmanager
 def recording_capabilities(session: Session, used: set[Capability]) -> Iterator[None]:
-    """Adds to `used` the capabilities that the session's group is used for within.
+    """Within it, adds the capabilities that the session's group uses to `used`.
 
-    Uses are noted and not refused: a refusal on some replicas would leave the others waiting for them.
+    Uses are recorded and not refused: a refusal on some replicas would leave the others waiting for them.
     """
     group = session.group
     session.group = RecordingGroup(group, used)  # type: ignore[assignment]

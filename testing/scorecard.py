@@ -1,4 +1,4 @@
-"""What the checks found: an outcome for each, and all of them together."""
+"""Checks, their outcomes, and the scorecard of all outcomes."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ Verdict = Literal["passed", "failed", "skipped"]
 
 @dataclass(frozen=True)
 class Check:
-    """One check: a function that raises when something is wrong.
+    """Check: a function that raises `AssertionError` when something is wrong.
 
     Attributes:
-        function: The name and the first line of the docstring are what people see of it.
-        needs: The capabilities that a backend must have for it to be asked.
+        function: Check function; users see its name and the first line of its docstring.
+        needs: Capabilities that a backend must have; without them the check is skipped.
     """
 
     function: Callable[..., None]
@@ -25,41 +25,41 @@ class Check:
 
     @property
     def name(self) -> str:
-        """The function's."""
+        """Name of the function."""
         return self.function.__name__
 
     @property
     def meaning(self) -> str:
-        """What holds when it passes, in a line."""
+        """Property that holds when the check passes, in one line."""
         return (self.function.__doc__ or "").strip().splitlines()[0]
 
     def obstacle(self, can: Capabilities) -> str | None:
-        """Why a backend whose groups can do this is not asked; None when it is."""
+        """Reason to skip a backend with these capabilities; None when the check applies."""
         missing = can.missing(self.needs)
         return "the backend has " + "; ".join(missing) if missing else None
 
     def passed(self) -> Outcome:
-        """It holds."""
+        """Outcome of a check that passed."""
         return Outcome(self.name, self.meaning, "passed")
 
     def failed(self, reason: str) -> Outcome:
-        """It does not hold, and why."""
+        """Outcome of a check that failed, with the reason."""
         return Outcome(self.name, self.meaning, "failed", reason)
 
     def skipped(self, reason: str) -> Outcome:
-        """It was not made, and why."""
+        """Outcome of a check that was not made, with the reason."""
         return Outcome(self.name, self.meaning, "skipped", reason)
 
 
 @dataclass(frozen=True)
 class Outcome:
-    """What became of one check.
+    """Outcome of one check.
 
     Attributes:
-        check: Its name.
-        meaning: What holds when it passes.
-        verdict: What became of it.
-        reason: Why it failed or was not asked.
+        check: Name of the check.
+        meaning: Property that holds when the check passes.
+        verdict: `passed`, `failed` or `skipped`.
+        reason: Why the check failed or was skipped, or None.
     """
 
     check: str
@@ -70,14 +70,14 @@ class Outcome:
 
 @dataclass(frozen=True)
 class Scorecard:
-    """All outcomes of one backend or strategy.
+    """Outcomes of all checks of one backend or strategy.
 
     Attributes:
-        kind: What was checked.
-        name: Its name.
-        backend: Where it ran.
-        replicas: With how many.
-        outcomes: One per check, in the order in which they were made.
+        kind: `backend` or `strategy`.
+        name: Name of the backend or strategy.
+        backend: Backend of the runs, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas.
+        outcomes: Outcomes, in the order in which the checks were made.
     """
 
     kind: Literal["backend", "strategy"]
@@ -93,28 +93,28 @@ class Scorecard:
 
     @property
     def failures(self) -> dict[str, str]:
-        """The checks that failed, and why."""
+        """Reasons of the failed checks, by name."""
         return {o.check: o.reason or "" for o in self.outcomes if o.verdict == "failed"}
 
     def to_dict(self) -> dict[str, Any]:
-        """The card as plain JSON values."""
+        """Scorecard as plain JSON values."""
         fields = asdict(self)
         return {**fields, "outcomes": list(fields["outcomes"]), "passed": self.passed}
 
 
 def outcome_of_processes(check: Check, problems: Sequence[str]) -> Outcome:
-    """The outcome of a check that every process made.
+    """Outcome of a check that every process made.
 
     Args:
-        check: Which.
-        problems: What is wrong, by rank; empty texts where nothing is.
+        check: Check.
+        problems: Problem of each process, by rank; an empty text where the check passed.
     """
-    told = [f"process {rank}: {text}" for rank, text in enumerate(problems) if text]
-    return check.failed("\n".join(told)) if told else check.passed()
+    failures = [f"process {rank}: {text}" for rank, text in enumerate(problems) if text]
+    return check.failed("\n".join(failures)) if failures else check.passed()
 
 
 def outcome_of(check: Check, *given: Any) -> Outcome:
-    """Makes a check that needs no run."""
+    """Calls the function of a check with these arguments, in this process; returns the outcome."""
     try:
         check.function(*given)
     except AssertionError as error:

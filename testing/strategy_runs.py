@@ -1,4 +1,4 @@
-"""The runs in which a strategy is tried, and what each process brings back from them."""
+"""Runs of the strategy checks: functions that every rank runs, with the results that it returns."""
 
 from __future__ import annotations
 
@@ -20,14 +20,14 @@ from isotrain.testing import digits
 from isotrain.testing.recording_group import recording_capabilities
 
 EARLY = 3
-"""Steps after each of which the replicas are looked at."""
+"""Number of first steps after each of which the replicas are compared."""
 SPREAD_RATE = 0.5
 TINY_RATE = 2.0**-40
-"""With which weights stay where they are, but for what is exchanged."""
+"""Learning rate so small that weights change only by communication."""
 SMALL_RATE = 2.0**-24
-"""With which gradients do not change, and can still be told from the weights."""
+"""Learning rate so small that gradients stay constant, but large enough to change the weights measurably."""
 HALF, WHOLE = 30, 60
-"""Steps after which the sum of the gradients is looked at."""
+"""Steps after which the sum of the gradients is measured."""
 
 Found = dict[str, Any]
 
@@ -54,24 +54,24 @@ def whole_training(session: Session) -> Found:
 
 
 def one_image(session: Session) -> Found:
-    """Trains on a single image: all replicas but one have nothing."""
+    """Trains on a single image: all replicas but one have no samples."""
     start = _weights(session)
     losses = [float(session.step(batch)) for batch in session.batches()]
     held = {kind: session.group.describe_state((kind,)) for kind in MODEL_STATE}
-    parts = _parts(session)
+    shards = _parts(session)
     planned = session.plan.state_bytes
     return {
         "start": start,
         "losses": losses,
         "weights": _weights(session),
         "held": {kind: sum(i.nbytes for i in infos.values()) for kind, infos in held.items()},
-        "parts": parts,
+        "parts": shards,
         "planned": None if planned is None else asdict(planned),
     }
 
 
 def exchange_alone(session: Session) -> Found:
-    """Drives the replicas apart and takes steps that change nothing but by what is exchanged."""
+    """Makes the weights of the replicas differ, then takes steps that change them only by communication."""
     start, group = _weights(session), session.group
     first = next(session.batches())
     group.local_step(first, SPREAD_RATE)
@@ -86,28 +86,28 @@ def exchange_alone(session: Session) -> Found:
 
 
 def steady_gradient(session: Session) -> Found:
-    """Takes steps on one global batch, so small that its gradient stays what it is."""
-    found: Found = {"start": _weights(session)}
+    """Takes steps on one global batch, so small that its gradient stays constant."""
+    results: Found = {"start": _weights(session)}
     for batch in session.batches():
         session.step(batch)
         if batch.step + 1 in (HALF, WHOLE):
-            found[f"after {batch.step + 1}"] = _weights(session)
+            results[f"after {batch.step + 1}"] = _weights(session)
         if batch.step + 1 == WHOLE:
             break
-    return found
+    return results
 
 
 def _weights(session: Session) -> dict[str, np.ndarray]:
-    """All of them, brought together where they lie in parts. Called by every process."""
+    """Trainable weights by name, gathered where they are sharded. Collective."""
     described = session.group.describe_state(("trainable",)).values()
-    in_parts = any(info.offset is not None for info in described)
-    together = session.strategy.evaluating(session.group) if in_parts else nullcontext()
-    with together:
+    is_sharded = any(info.offset is not None for info in described)
+    gathered = session.strategy.evaluating(session.group) if is_sharded else nullcontext()
+    with gathered:
         return session.read_state(("trainable",))
 
 
 def _parts(session: Session) -> list[str]:
-    """What this process alone has of the state, of those that are to have other parts."""
+    """Names of the shards of this process, with their offset and the index of their copy."""
     described = session.group.describe_state(MODEL_STATE).items()
     held = [f"{name} from {info.offset}" for name, info in described if info.offset is not None]
     copy = session.plan.device_mesh.coordinates(session.rank).get(DATA, 0) if held else 0
@@ -115,11 +115,11 @@ def _parts(session: Session) -> list[str]:
 
 
 def _fingerprints(session: Session) -> list[str]:
-    """Of each local replica: equal where the weights are.
+    """Fingerprint of each local replica, equal where the weights are equal. Collective.
 
-    Where a process holds several replicas, they are told apart by the gradients that they compute for
-    the same images; without that capability, and in a parameter-server run, whose coordinator holds one
-    state for all of them, this process's state stands for all.
+    Several replicas of one process are compared by the gradients that they compute for the same images.
+    Without the capability `gradients`, and in a parameter-server run, whose coordinator has one state for
+    all of them, the state of this process stands for all.
     """
     local = session.group.local_replicas
     supported = (
@@ -135,7 +135,7 @@ def _fingerprints(session: Session) -> list[str]:
     ):
         return [_digest(list(_weights(session).values()))] * len(local)
     gradients, _ = session.group.gradients(_same_for_all(session))
-    return [_digest([session.group.numpy(part) for part in own]) for own in gradients]
+    return [_digest([session.group.numpy(g) for g in of_replica]) for of_replica in gradients]
 
 
 def _digest(arrays: Sequence[np.ndarray]) -> str:
@@ -143,9 +143,9 @@ def _digest(arrays: Sequence[np.ndarray]) -> str:
 
 
 def _same_for_all(session: Session, count: int = 4) -> Batch:
-    """A batch in which every local replica has the very same images."""
+    """Batch in which every local replica has the same `count` images."""
     group = session.group
     inputs, labels = (part[:count] for part in digits.data().train)
-    placed = Slice(group.to_device(inputs), group.to_device(labels), count, 1.0)
-    slices = tuple((placed,) for _ in group.local_replicas)
+    micro_batch = Slice(group.to_device(inputs), group.to_device(labels), count, 1.0)
+    slices = tuple((micro_batch,) for _ in group.local_replicas)
     return Batch(0, 0, 0, count * group.replicas, False, True, slices)

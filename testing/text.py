@@ -1,4 +1,4 @@
-"""Scorecards and the lists of checks as text."""
+"""Text tables of scorecards and of lists of checks."""
 
 from __future__ import annotations
 
@@ -10,12 +10,12 @@ from isotrain.testing.scorecard import Check, Outcome, Scorecard
 
 
 def scorecard(card: Scorecard) -> str:
-    """Every outcome, and below the table the whole reason of each failure."""
+    """Table of all outcomes, followed by the full reason of each failure."""
     counts = Counter(outcome.verdict for outcome in card.outcomes)
     where = "" if card.kind == "backend" else f" on {card.backend}"
-    told = ", ".join(f"{counts[v]} {v}" for v in ("passed", "failed", "skipped"))
+    totals = ", ".join(f"{counts[v]} {v}" for v in ("passed", "failed", "skipped"))
     parts = [
-        paragraph(f"{card.kind} {card.name}{where}, {card.replicas} replicas: {told}"),
+        paragraph(f"{card.kind} {card.name}{where}, {card.replicas} replicas: {totals}"),
         table(("check", "outcome", ""), map(_row, card.outcomes)),
         *(
             facts(f"{name} failed", [("", line) for line in reason.splitlines()])
@@ -31,6 +31,6 @@ def _row(outcome: Outcome) -> tuple[str, str, str]:
 
 
 def checks(listed: Iterable[Check]) -> str:
-    """Checks with what they mean and the capabilities that they need."""
+    """Table of checks with their meaning and the capabilities that they need."""
     rows = [(c.name, c.meaning, ", ".join(sorted(c.needs)) or "-") for c in listed]
     return table(("check", "what holds when it passes", "asked of backends with"), rows)

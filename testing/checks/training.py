@@ -1,4 +1,4 @@
-"""Checks of the promises on order, mean and start, against the model in NumPy."""
+"""Checks of sample order, gradient means and initial state, against the model in NumPy."""
 
 from __future__ import annotations
 
@@ -31,19 +31,19 @@ def start_is_of_the_seed(context: CheckContext) -> None:
 def order(context: CheckContext) -> None:
     """Each replica gets its contiguous slice of each global batch, in order, in every epoch."""
     replicas = context.group.replicas
-    found = []
+    slices = []
     for batch in context.session.batches():
-        for pieces in batch.slices:
-            seen = [context.group.numpy(p.inputs["index"])[: p.count] for p in pieces]
-            found.append(np.concatenate(seen))
+        for micro_batches in batch.slices:
+            seen = [context.group.numpy(m.inputs["index"])[: m.count] for m in micro_batches]
+            slices.append(np.concatenate(seen))
     expected = [
         np.array_split(rows, replicas)[replica]
         for rows in reference_model.all_batches()
         for replica in context.group.local_replicas
     ]
-    assert len(found) == len(expected), f"{len(found)} slices, expected {len(expected)}"
-    for number, (own, rows) in enumerate(zip(found, expected, strict=True)):
-        assert own.tolist() == rows.tolist(), f"slice {number}: {own}, expected {rows}"
+    assert len(slices) == len(expected), f"{len(slices)} slices, expected {len(expected)}"
+    for number, (indices, rows) in enumerate(zip(slices, expected, strict=True)):
+        assert indices.tolist() == rows.tolist(), f"slice {number}: {indices}, expected {rows}"
 
 
 def sizes(context: CheckContext) -> None:
@@ -52,11 +52,11 @@ def sizes(context: CheckContext) -> None:
     for count, size in ((1, 1), (2, 5), (5, 4), (7, 7), (13, 3)):
         rows = []
         for batch in context.batches(count, size):
-            for replica, pieces in zip(context.group.local_replicas, batch.slices, strict=True):
-                (piece,) = pieces
-                assert abs(piece.weight * batch.size - piece.count * replicas) < 1e-9
-                own = context.group.numpy(piece.inputs["index"])[: piece.count]
-                rows += [(batch.step, replica, int(index)) for index in own]
+            for replica, slices in zip(context.group.local_replicas, batch.slices, strict=True):
+                (local,) = slices
+                assert abs(local.weight * batch.size - local.count * replicas) < 1e-9
+                indices = context.group.numpy(local.inputs["index"])[: local.count]
+                rows += [(batch.step, replica, int(index)) for index in indices]
         expected = [
             (step, replica, int(index))
             for step, start in enumerate(range(0, count, size))
@@ -82,7 +82,7 @@ def training(context: CheckContext) -> None:
 
 def training_metrics(context: CheckContext) -> None:
     """Training metrics are means over the samples, each as it was when it was trained on."""
-    found = context.trained.metrics
+    metrics = context.trained.metrics
     oracle = reference_model.Oracle.fresh()
     values: dict[str, list[np.ndarray]] = {}
     for rows in reference_model.all_batches():
@@ -90,7 +90,7 @@ def training_metrics(context: CheckContext) -> None:
             values.setdefault(name, []).append(per_sample)
         oracle.update(oracle.gradients(rows))
     assert_close(
-        found, {name: np.concatenate(parts).mean() for name, parts in values.items()}, "metrics"
+        metrics, {name: np.concatenate(parts).mean() for name, parts in values.items()}, "metrics"
     )
 
 
@@ -111,24 +111,26 @@ def replicas_stay_equal(context: CheckContext) -> None:
     gradients, _ = context.gradients_of_all(context.same_for_all(1))
     for rank, state in enumerate(states):
         assert_same(state, states[0], f"state of process {rank} after training")
-    for replica, own in enumerate(gradients):
-        assert_same(own, gradients[0], f"gradients of replica {replica} for the same samples")
+    for replica, of_replica in enumerate(gradients):
+        assert_same(
+            of_replica, gradients[0], f"gradients of replica {replica} for the same samples"
+        )
 
 
 def exact_mean_of_gradients(context: CheckContext) -> None:
     """The mean over replicas of their gradients is the gradient of the mean over the samples."""
-    found = []
+    results = []
     for count in (7, 1):
         context.restart()
         (batch,) = context.batches(count, count)
         gradients, loss = context.gradients_of_all(batch)
         mean = {
-            name: sum(own[name] for own in gradients) / context.group.replicas
+            name: sum(of_replica[name] for of_replica in gradients) / context.group.replicas
             for name in gradients[0]
         }
-        found.append((count, mean, gradients, loss))
+        results.append((count, mean, gradients, loss))
     oracle = reference_model.Oracle.fresh()
-    for count, mean, gradients, loss in found:
+    for count, mean, gradients, loss in results:
         rows = np.arange(count)
         assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
         assert_close(mean, oracle.gradients(rows), f"gradient of {count} samples")
@@ -139,13 +141,13 @@ def exact_mean_of_gradients(context: CheckContext) -> None:
 
 def synchronous_step(context: CheckContext) -> None:
     """Loss and weights are as in NumPy after a step on an even, an uneven and a nearly empty batch."""
-    found = []
+    results = []
     for count in (6, 7, 1):
         context.restart()
         (batch,) = context.batches(count, count)
         loss = float(context.group.synchronous_step(batch, reference_model.RATE))
-        found.append((count, loss, context.session.read_state(("trainable",))))
-    for count, loss, weights in found:
+        results.append((count, loss, context.session.read_state(("trainable",))))
+    for count, loss, weights in results:
         oracle, rows = reference_model.Oracle.fresh(), np.arange(count)
         assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
         oracle.update(oracle.gradients(rows))
@@ -168,13 +170,13 @@ def steps_leave_no_threads(context: CheckContext) -> None:
 
 def accumulation(context: CheckContext) -> None:
     """Slices in two micro-batches, some of them empty, give the same step."""
-    found = []
+    results = []
     for count in (7, 1):
         context.restart()
         (batch,) = context.batches(count, count, gradient_accumulation_steps=2)
         loss = float(context.group.synchronous_step(batch, reference_model.RATE))
-        found.append((count, loss, context.session.read_state(("trainable",))))
-    for count, loss, weights in found:
+        results.append((count, loss, context.session.read_state(("trainable",))))
+    for count, loss, weights in results:
         oracle, rows = reference_model.Oracle.fresh(), np.arange(count)
         assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
         oracle.update(oracle.gradients(rows))
@@ -218,18 +220,20 @@ def local_step_accumulated(context: CheckContext) -> None:
 def _check_local_steps(
     context: CheckContext, *counts: int, gradient_accumulation_steps: int = 1
 ) -> None:
-    found = []
+    results = []
     for count in counts:
         context.restart()
         (batch,) = context.batches(count, count, gradient_accumulation_steps)
         loss = float(context.group.local_step(batch, reference_model.RATE))
-        found.append((count, loss, context.session.read_state(("trainable",))))
+        results.append((count, loss, context.session.read_state(("trainable",))))
     replica = context.group.local_replicas[0]
-    for count, loss, weights in found:
+    for count, loss, weights in results:
         expected = reference_model.Oracle.fresh().losses(np.arange(count)).mean()
         assert_close(loss, expected, f"loss of {count} samples")
-        own = _after_own_slice(context, replica, count)
-        assert_close(weights, own, f"weights of replica {replica} after {count} samples")
+        expected_weights = _after_own_slice(context, replica, count)
+        assert_close(
+            weights, expected_weights, f"weights of replica {replica} after {count} samples"
+        )
 
 
 def average_parameters(context: CheckContext) -> None:
@@ -240,19 +244,21 @@ def average_parameters(context: CheckContext) -> None:
     context.group.average_parameters()
     weights = context.session.read_state(("trainable",))
     gradients, _ = context.gradients_of_all(context.same_for_all(1))
-    apart = [_after_own_slice(context, replica, 7) for replica in range(context.group.replicas)]
-    mean = {name: np.mean([own[name] for own in apart], axis=0) for name in weights}
+    local = [_after_own_slice(context, replica, 7) for replica in range(context.group.replicas)]
+    mean = {name: np.mean([w[name] for w in local], axis=0) for name in weights}
     assert_close(weights, mean, "averaged weights")
-    for replica, own in enumerate(gradients):
-        assert_same(own, gradients[0], f"gradients of replica {replica} for the same samples")
+    for replica, of_replica in enumerate(gradients):
+        assert_same(
+            of_replica, gradients[0], f"gradients of replica {replica} for the same samples"
+        )
 
 
 def _after_own_slice(context: CheckContext, replica: int, count: int) -> dict[str, np.ndarray]:
-    """One replica's weights after a local step from the start on `count` samples."""
+    """Weights of one replica, by name, after a local step from the start on `count` samples."""
     oracle = reference_model.Oracle.fresh()
-    own = np.array_split(np.arange(count), context.group.replicas)[replica]
-    if len(own):
-        oracle.update(oracle.gradients(own))
+    rows = np.array_split(np.arange(count), context.group.replicas)[replica]
+    if len(rows):
+        oracle.update(oracle.gradients(rows))
     return oracle.weights
 
 
@@ -262,7 +268,7 @@ def dropout_differs(context: CheckContext) -> None:
     batch = context.same_for_all(1, noise=1.0)
     first, _ = context.gradients_of_all(batch)
     second, _ = context.gradients_of_all(batch)
-    masks = [own["noisy/kernel"].ravel() for own in (*first, *second)]
+    masks = [gradients["noisy/kernel"].ravel() for gradients in (*first, *second)]
     for mask in masks:
         assert set(np.unique(mask)) == {0.0, 2.0}, f"not a mask of rate 1/2: {mask}"
     distinct = {mask.tobytes() for mask in masks}
@@ -277,17 +283,19 @@ def reseeds_dropout(context: CheckContext) -> None:
     def drawn(replica: int, step: int) -> list[bytes]:
         context.group.reseed(replica, step)
         gradients, _ = context.gradients_of_all(batch)
-        return [own["noisy/kernel"].tobytes() for own in gradients]
+        return [of_replica["noisy/kernel"].tobytes() for of_replica in gradients]
 
     try:
-        first, later, other, again = (drawn(*unit) for unit in ((1, 3), (1, 4), (0, 3), (1, 3)))
+        first, later, other, again = (
+            drawn(*replica_and_step) for replica_and_step in ((1, 3), (1, 4), (0, 3), (1, 3))
+        )
     except UnsupportedError:
-        served = (
+        capabilities = (
             plugin_manager()
             .backend(context.session.plan.backend)
             .capabilities_for(ParameterServerLayout.name)
         )
-        assert Capability.PARAMETER_SERVER_STEP not in served.has, (
+        assert Capability.PARAMETER_SERVER_STEP not in capabilities.has, (
             "workers of a parameter-server run are asked to"
         )
         return
