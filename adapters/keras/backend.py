@@ -1,4 +1,4 @@
-"""Which framework Keras runs on in this process; imports nothing heavy."""
+"""Selects Keras' backend framework for this process; imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -13,23 +13,23 @@ from isotrain.plugin import Availability, PlanError
 
 ENVIRONMENT_VARIABLE = "KERAS_BACKEND"
 LAZY_IMPORT = "isotrain.adapters.keras.lazy_import"
-"""To be imported before Keras, and before TensorFlow, which imports it: they then start sooner."""
+"""Module to import before Keras, and before TensorFlow, which imports Keras: both then import faster."""
 
 
 def is_installed() -> bool:
-    """Whether there is a Keras here; imports nothing."""
+    """Whether Keras is installed; does not import it."""
     return importlib.util.find_spec("keras") is not None
 
 
 def version() -> dict[str, str]:
-    """That of Keras, under its name; nothing where it is not installed."""
+    """`{"keras": version}`; empty if Keras is not installed."""
     return {"keras": metadata.version("keras")} if is_installed() else {}
 
 
 def private_api_changes() -> Availability | None:
-    """Which private parts of Keras are no longer as they were; None where all are, or it is not installed.
+    """Private parts of Keras that differ from what isotrain expects; None without any, or without Keras.
 
-    Imports Keras, on the framework that was claimed.
+    Imports Keras, on the framework of `set_backend`.
     """
     if not is_installed():
         return None
@@ -40,16 +40,16 @@ def private_api_changes() -> Availability | None:
 
 
 def set_backend(framework: str) -> None:
-    """Makes this process's Keras run on `framework`, and start soon; call before anything imports Keras.
+    """Selects Keras' backend and defers its slow imports; call before anything imports Keras.
 
     Raises:
-        PlanError: Keras already runs on another framework here, which cannot be changed.
+        PlanError: Keras is already imported with another backend, which cannot be changed.
     """
     if "keras" in sys.modules:
-        running = sys.modules["keras"].backend.backend()
-        if running != framework:
+        active = sys.modules["keras"].backend.backend()
+        if active != framework:
             raise PlanError(
-                f"Keras already runs on {running!r} in this process, and this backend needs"
+                f"Keras already runs on {active!r} in this process, and this backend needs"
                 f" {framework!r}. Keras can run on one framework per process: use isotrain.run or"
                 f" isotrain.launch, which start processes of their own, or set"
                 f" {ENVIRONMENT_VARIABLE}={framework} before Keras is imported."
@@ -60,6 +60,6 @@ def set_backend(framework: str) -> None:
 
 
 def is_keras_instance(value: Any, kind: Literal["Layer", "Loss", "Metric"]) -> bool:
-    """Whether a value is of a class of Keras; imports nothing: without Keras there is none."""
+    """Whether a value is an instance of a Keras class; False if Keras has not been imported."""
     keras = sys.modules.get("keras")
     return keras is not None and isinstance(value, getattr(keras, kind))

@@ -1,4 +1,7 @@
-"""Models and weights in Keras' own files. Imported by adapters only after `keras_backend.set_backend`."""
+"""Export of models, and reading of weights, in Keras' file formats.
+
+Imported by adapters only after `keras_backend.set_backend`.
+"""
 
 from __future__ import annotations
 
@@ -18,16 +21,16 @@ from isotrain.plugin import ExportForm, IsotrainError, UnsupportedError
 
 
 def write(model: keras.Layer, form: ExportForm, target: Path, inputs: Any | None = None) -> None:
-    """Writes a model in one of Keras' forms.
+    """Writes a model in one of Keras' export forms.
 
     Args:
-        model: What to write.
-        form: In which form.
-        target: The file or folder.
-        inputs: Of a few samples, for a model that does not say itself what its inputs are like.
+        model: Model to write.
+        form: Export form.
+        target: File or folder to write.
+        inputs: Inputs of a few samples, first axis samples, for a model without symbolic inputs.
 
     Raises:
-        UnsupportedError: The model is no `keras.Model`, or Keras cannot write it.
+        UnsupportedError: The model is not a `keras.Model`, or Keras cannot write it.
     """
     if not isinstance(model, keras.Model):
         raise UnsupportedError(f"export: {form} needs a keras.Model, not a {type(model).__name__}.")
@@ -44,16 +47,16 @@ def write(model: keras.Layer, form: ExportForm, target: Path, inputs: Any | None
 
 
 def _export(kind: str, model: keras.Model, target: Path, inputs: Any | None) -> None:
-    """Writes the computation of predictions."""
+    """Writes the model for inference, as ONNX or SavedModel."""
     model.export(target, kind, verbose=False, input_signature=_signature(model, inputs))
 
 
 def _signature(model: keras.Model, inputs: Any | None) -> Any:
-    """What the model is called with, for any number of samples; None where nobody knows."""
-    given = inputs
+    """Input signature of the model with a free batch size; None if the inputs are unknown."""
+    tensors = inputs
     if getattr(model, "inputs", None):  # a sequential model has one, and no `input`
-        given = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
-    return None if given is None else [keras.tree.map_structure(_spec, given)]
+        tensors = model.inputs[0] if isinstance(model, keras.Sequential) else model.input
+    return None if tensors is None else [keras.tree.map_structure(_spec, tensors)]
 
 
 def _spec(tensor: Any) -> keras.InputSpec:
@@ -62,7 +65,7 @@ def _spec(tensor: Any) -> keras.InputSpec:
 
 
 def _save(model: keras.Model, target: Path, inputs: Any | None) -> None:
-    """Writes the model, to be trained on."""
+    """Writes the whole model as a `.keras` file, which can be trained further."""
     with keras_private.without_tensorflow():
         model.save(target)
 
@@ -76,30 +79,33 @@ _WRITERS: Mapping[ExportForm, Callable[[Any, Path, Any], Any]] = {
 
 
 def read_keras_weights(path: Path, model: keras.Layer) -> dict[str, np.ndarray]:
-    """Reads a `.weights.h5` or `.keras` file of a model of this structure, by the model's names.
+    """Reads a `.weights.h5` or `.keras` file of a model of this structure.
 
-    The file has no names of its own: Keras finds weights by the kinds and the order of layers. Layers
-    with other weights than the file's are left out.
+    The file has no weight names: Keras matches weights by the types and the order of layers. Layers whose
+    weights do not match the file's are left out.
+
+    Returns:
+        Arrays by canonical name; bfloat16 becomes float32.
 
     Raises:
-        IsotrainError: It cannot be read.
+        IsotrainError: The file cannot be read.
     """
     variables = [*model.trainable_variables, *model.non_trainable_variables]
     names = dict(zip(map(id, variables), keras_model.canonical_names(variables), strict=True))
-    found: dict[str, np.ndarray] = {}
+    weights: dict[str, np.ndarray] = {}
 
     def note(variable: Any, value: Any) -> None:
         name = names.get(id(variable))
         if name is not None:
-            found[name] = _as_numpy(value)
+            weights[name] = _as_numpy(value)
 
     try:
         with keras_private.intercept_assignments(note), warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of layers that are left out, which the report lists
+            warnings.simplefilter("ignore")  # about layers left out, which the report lists
             model.load_weights(path, skip_mismatch=True)
     except (OSError, ValueError, KeyError, zipfile.BadZipFile) as error:
         raise IsotrainError(f"initial_weights: {path} cannot be read: {error}") from error
-    return found
+    return weights
 
 
 def _as_numpy(value: Any) -> np.ndarray:

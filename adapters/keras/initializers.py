@@ -1,4 +1,4 @@
-"""Initial weights of portable models: a function of model and seed alone, the same on every framework.
+"""Initial weights of portable models: determined by model and seed, equal on every framework.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -19,10 +19,10 @@ from isotrain.adapters.keras import private as keras_private
 
 @contextlib.contextmanager
 def seeded_initial_weights(seed: int) -> Iterator[None]:
-    """Makes Keras' initializers draw the same numbers on every framework.
+    """Context in which Keras' initializers draw the same numbers on every framework.
 
-    Initializers take their seeds from Python's generator, seeded here, and their draws from NumPy
-    (float64, then rounded to the weight's type) in place of the framework's generator.
+    Initializers take their seeds from Python's `random`, seeded here, and their draws from NumPy's PCG64
+    (float64, then cast to the weight's dtype) in place of the framework's generator.
     """
     draws = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
     state = python_random.getstate()
@@ -66,7 +66,7 @@ def _uniform(
 def _truncated_normal(
     generator: np.random.Generator, shape: tuple[int, ...], mean: float = 0.0, stddev: float = 1.0
 ) -> np.ndarray:
-    """Draws within two standard deviations of the mean; those outside are drawn again."""
+    """Float64 draws within two standard deviations of the mean, by rejection sampling."""
     values = np.asarray(generator.standard_normal(shape))
     while (outside := np.abs(values) > 2.0).any():
         values[outside] = generator.standard_normal(int(outside.sum()))

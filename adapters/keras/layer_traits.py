@@ -1,4 +1,4 @@
-"""What the layers of a Keras model do that bears on whether runs agree.
+"""Traits of Keras layers that affect whether runs are reproducible and equal to each other.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -19,19 +19,21 @@ _FOR_FIT = ("train_step", "test_step", "compute_loss", "compute_metrics")
 
 
 def model_traits(model: keras.Layer, precision: str) -> list[LayerTrait]:
-    """Lists the traits of a Keras model.
+    """Lists the traits of a Keras model and of its layers.
 
     Args:
-        model: The built model.
-        precision: The spec's.
+        model: Built model.
+        precision: The spec's `precision`.
     """
     kind = type(model).__name__
-    own = [LayerTrait(Trait.CUSTOM_TRAINING, name, kind) for name in _own_training(model)]
-    return layer_traits(keras_private.layers_of(model), precision) + own
+    custom_training = [
+        LayerTrait(Trait.CUSTOM_TRAINING, name, kind) for name in _own_training(model)
+    ]
+    return layer_traits(keras_private.layers_of(model), precision) + custom_training
 
 
 def _own_training(model: keras.Layer) -> Iterator[str]:
-    """What the model brings for Keras' own loop."""
+    """Names of the model's overrides for Keras' `fit`, and `compile(...)` if it was compiled."""
     if not isinstance(model, keras.Model):
         return
     for name in _FOR_FIT:
@@ -42,11 +44,11 @@ def _own_training(model: keras.Layer) -> Iterator[str]:
 
 
 def layer_traits(layers: Iterable[keras.Layer], precision: str) -> list[LayerTrait]:
-    """Lists the traits of each layer, seen on its own.
+    """Lists the traits of each layer, without those of its inner layers.
 
     Args:
-        layers: Every layer, also those inside others.
-        precision: The spec's.
+        layers: All layers, inner ones included.
+        precision: The spec's `precision`.
     """
     return [
         LayerTrait(trait, layer.path or layer.name, type(layer).__name__)
@@ -65,12 +67,12 @@ def _of_layer(layer: keras.Layer, precision: str) -> Iterator[Trait]:
 
 
 def _never_draws(layer: keras.Layer) -> bool:
-    """Whether all of a layer's rates are 0: some make a generator all the same."""
+    """Whether all of a layer's dropout and noise rates are 0: some have a generator all the same."""
     rates = [getattr(layer, name, None) for name in _RATES]
     numbers = [rate for rate in rates if isinstance(rate, int | float)]
     return bool(numbers) and not any(numbers)
 
 
 def _computes_narrowly(layer: keras.Layer) -> bool:
-    kind: Any = layer.compute_dtype
-    return keras.backend.is_float_dtype(kind) and kind != _WIDE
+    dtype: Any = layer.compute_dtype
+    return keras.backend.is_float_dtype(dtype) and dtype != _WIDE

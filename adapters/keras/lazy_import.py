@@ -1,4 +1,4 @@
-"""Importing this before Keras defers two of its parts until somebody uses them; nothing else changes.
+"""Importing this module before Keras makes two of Keras' subpackages lazy; nothing else changes.
 
 `keras.wrappers` imports scikit-learn and `keras.visualization` matplotlib where these are installed, which
 takes longer than the rest of Keras, in every process.
@@ -22,14 +22,14 @@ DEFERRED = frozenset(
 )
 
 _ABOUT = frozenset({"__name__", "__file__", "__path__", "__package__", "__loader__", "__class__"})
-"""What is known of a module before it is executed."""
+"""Attributes that a module has before it is executed."""
 
 
 class _UntilUsed(LazyLoader):
-    """Executes a module when an attribute is asked for, unless it is one of `_ABOUT`.
+    """Loader that executes a module on the first read of an attribute that is not in `_ABOUT`.
 
-    `inspect` and TensorFlow's AutoGraph look for the module of a file by reading these of all there are;
-    `torch.package` has `inspect` ask of each whether it is a class.
+    `inspect` and TensorFlow's AutoGraph read these attributes of all loaded modules to find a file's module;
+    `torch.package` makes `inspect` test whether each module is a class.
     """
 
     def exec_module(self, module: ModuleType) -> None:
@@ -49,7 +49,7 @@ class _UntilUsed(LazyLoader):
 
 
 class _Deferring(MetaPathFinder):
-    """Finds these parts of Keras; they are executed when one of their attributes is asked for."""
+    """Finder that gives the deferred subpackages of Keras a lazy loader."""
 
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None

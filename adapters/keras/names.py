@@ -1,4 +1,4 @@
-"""The names of Keras' losses and metrics, known without importing Keras, so that a plan refuses others."""
+"""Names of Keras' losses and metrics, so that a plan can refuse unknown ones without importing Keras."""
 
 from __future__ import annotations
 
@@ -47,7 +47,7 @@ METRICS = (
     *("SparseTopKCategoricalAccuracy", "SpecificityAtSensitivity", "SquaredHinge"),
     *("TopKCategoricalAccuracy", "TrueNegatives", "TruePositives"),
 )
-"""All but those that measure no predictions: `Mean`, `Sum` and `MeanMetricWrapper`."""
+"""Metrics of predictions: all but `Mean`, `Sum` and `MeanMetricWrapper`."""
 _ABBREVIATIONS = {
     "acc": "Accuracy",
     "bce": "BinaryCrossentropy",
@@ -60,33 +60,33 @@ _ABBREVIATIONS = {
 
 
 def class_name(name: str, field: Field) -> str:
-    """The name of the class that a name in a spec stands for: itself, in small letters, or abbreviated.
+    """Class name for a name in a spec: the class name itself, snake case, or an abbreviation such as `mse`.
 
     Raises:
-        SpecError: It stands for none.
+        SpecError: The name is unknown.
     """
     classes = LOSSES if field == "loss" else METRICS
-    small = {resolve.snake_case(each): each for each in classes}
-    found = small.get(name) or _ABBREVIATIONS.get(name.lower(), name)
-    if found not in classes:
-        raise SpecError(f"{field}: {_unknown(name, field, (*small, *classes))}")
-    return found
+    by_snake_case = {resolve.snake_case(each): each for each in classes}
+    cls = by_snake_case.get(name) or _ABBREVIATIONS.get(name.lower(), name)
+    if cls not in classes:
+        raise SpecError(f"{field}: {_unknown(name, field, (*by_snake_case, *classes))}")
+    return cls
 
 
 def _unknown(name: str, field: Field, known: Sequence[str]) -> str:
-    """The names in small letters are enough to choose from."""
+    """Message for an unknown name; it offers the snake-case names only."""
     return unknown_name(f"Keras {field} name", name, [each for each in known if each.islower()])
 
 
 def require_known(spec: TrainingSpec, framework: str) -> None:
-    """Makes sure that a plan's losses and metrics are there, before anything starts.
+    """Checks the names of a spec's losses and metrics, before any process starts.
 
     Args:
-        spec: Of the plan.
-        framework: Whose entries of the spec are taken.
+        spec: Training spec to check.
+        framework: Framework whose losses are checked, where the spec has them per framework.
 
     Raises:
-        SpecError: One is not, or the spec gives this framework none.
+        SpecError: A name is unknown, or the spec has no loss for this framework.
     """
     check_loss_table(spec, framework)
     for loss in spec.losses(framework).values():

@@ -1,4 +1,4 @@
-"""Keras' generators of random numbers that no layer has.
+"""Keras seed generators outside of the model's layers.
 
 Imported by adapters only after `keras_backend.set_backend`.
 """
@@ -16,34 +16,34 @@ from isotrain.adapters.keras import private as keras_private
 from isotrain.plugin import TrainingSpec, import_strings
 
 UNSEEDED = "keras"
-"""What the generator is called by which Keras draws where it is given no seed."""
+"""Name of the global seed generator, which Keras draws from when no seed is passed."""
 
 
 def standalone_generators(
     spec: TrainingSpec, framework: str, model: Any
 ) -> dict[str, keras.random.SeedGenerator]:
-    """Generators by name. Called once the model is built.
+    """Seed generators by name: the global one, and those that the spec's functions use.
 
-    They are Keras' own, by which it draws where no seed is given, started here from the spec's seed; and
-    those that the spec's functions refer to by a name, as their module's or in their closure.
+    The global generator is replaced by one seeded with the spec's seed. Functions' generators are found in
+    their globals and closures. Called after the model is built.
 
     Args:
-        spec: Names the functions.
-        framework: Whose entries of the spec are taken.
-        model: Whose own generators are not meant.
+        spec: Training spec, for the seed and the functions.
+        framework: Framework whose functions are used, where the spec has one per framework.
+        model: Built model; generators whose state is among its weights are left out.
     """
-    found = {UNSEEDED: keras.random.SeedGenerator(spec.seed & 0x7FFFFFFF)}
-    keras_private.set_default_generator(found[UNSEEDED])
+    generators = {UNSEEDED: keras.random.SeedGenerator(spec.seed & 0x7FFFFFFF)}
+    keras_private.set_default_generator(generators[UNSEEDED])
     for function in _functions(spec, framework):
         for name, value in _referred_to(function).items():
             if isinstance(value, keras.random.SeedGenerator):
-                found.setdefault(f"keras-{name}", value)
-    own = {id(variable) for variable in getattr(model, "non_trainable_variables", ())}
-    return {name: each for name, each in found.items() if id(each.state) not in own}
+                generators.setdefault(f"keras-{name}", value)
+    model_states = {id(variable) for variable in getattr(model, "non_trainable_variables", ())}
+    return {name: each for name, each in generators.items() if id(each.state) not in model_states}
 
 
 def _functions(spec: TrainingSpec, framework: str) -> Iterator[Any]:
-    """The person's own objective, loss and metrics."""
+    """The user's own objective, losses and metrics."""
     if spec.objective is not None:
         yield choices.resolve_for_framework(spec.objective, framework, "objective")
     for component in (*spec.losses(framework).values(), *spec.metrics):
@@ -52,7 +52,7 @@ def _functions(spec: TrainingSpec, framework: str) -> Iterator[Any]:
 
 
 def _referred_to(function: Any) -> dict[str, Any]:
-    """What a function refers to by name; of an object, its attributes."""
+    """Globals and closure variables that a function uses, by name; an object's attributes otherwise."""
     if inspect.isfunction(function):
         names = inspect.getclosurevars(function)
         return {**names.globals, **names.nonlocals}
