@@ -20,13 +20,13 @@ from isotrain.core.json_format import json_page
 
 
 def compare(options: argparse.Namespace) -> ExitCode:
-    """Compares, and prints what was found; also when it is interrupted.
+    """Runs `isotrain compare` and prints the results so far, even after an interruption.
 
     Args:
-        options: Of the command line.
+        options: Parsed command-line options.
 
     Returns:
-        The exit code; an interruption is passed on.
+        The exit code; a `KeyboardInterrupt` is re-raised.
     """
     quiet = options.quiet or options.json
     engine = ComparisonEngine(read_spec(options), _request(options), _silent if quiet else _tell)
@@ -40,12 +40,13 @@ def compare(options: argparse.Namespace) -> ExitCode:
 
 
 def report(options: argparse.Namespace) -> None:
-    """Makes the report again from what is stored, and prints the tables."""
-    given = Path(options.folder)
-    found = read_comparison(given)
-    folder = given if given.is_dir() else given.parent
-    path = store.publish(found, folder) or found.to_html(folder)  # which says what is missing
-    _print(found, folder, path, options.json)
+    """Runs `isotrain report`: rewrites the report of a stored comparison and prints its tables."""
+    source = Path(options.folder)
+    comparison = read_comparison(source)
+    folder = source if source.is_dir() else source.parent
+    # Without the report's packages, `to_html` raises an error that names the missing one.
+    path = store.publish(comparison, folder) or comparison.to_html(folder)
+    _print(comparison, folder, path, options.json)
 
 
 def _request(options: argparse.Namespace) -> CompareRequest:
@@ -76,8 +77,8 @@ def _show(engine: ComparisonEngine, options: argparse.Namespace) -> None:
 
 def _print(found: Comparison, folder: Path, report: Path | None, as_json: bool) -> None:
     if as_json:
-        where = {"folder": str(folder), "report": None if report is None else str(report)}
-        print(json_page({**found.to_dict(), **where}), flush=True)
+        paths = {"folder": str(folder), "report": None if report is None else str(report)}
+        print(json_page({**found.to_dict(), **paths}), flush=True)
         return
     from isotrain.analysis.compare import text
 
@@ -98,19 +99,19 @@ def _tell(line: str) -> None:
 
 
 def _silent(line: str) -> None:
-    """Shows nothing."""
+    """Ignores a line of progress."""
 
 
 def check(options: argparse.Namespace) -> ExitCode | None:
-    """Prints what will make results differ."""
+    """Runs `isotrain check` and prints its findings."""
     from isotrain.analysis.check.check import check as checked
     from isotrain.analysis.check.rule import Severity
 
     spec = read_spec(options)
-    looking: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
+    progress: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
     if not options.no_measure:
-        looking = waiting("loading the data and building the model (--no-measure leaves it out)")
-    with looking:
+        progress = waiting("loading the data and building the model (--no-measure leaves it out)")
+    with progress:
         result = checked(
             spec,
             backends=options.backend,
@@ -125,15 +126,15 @@ def check(options: argparse.Namespace) -> ExitCode | None:
         from isotrain.analysis.check import text
 
         sys.stdout.write(text.result(result))
-    counted = tuple(Severity) if options.strict else (Severity.ERROR, Severity.WARNING)
-    return ExitCode.FINDINGS if any(map(result.with_severity, counted)) else None
+    failing = tuple(Severity) if options.strict else (Severity.ERROR, Severity.WARNING)
+    return ExitCode.FINDINGS if any(map(result.with_severity, failing)) else None
 
 
 def parity(options: argparse.Namespace) -> ExitCode:
-    """Compares runs tensor by tensor; the exit code tells what was found."""
+    """Runs `isotrain parity` and prints its results; the exit code gives the verdict."""
     from isotrain.analysis.parity import check
 
-    found = check.parity(
+    result = check.parity(
         read_spec(options),
         backends=options.backend,
         replicas=options.replicas,
@@ -146,11 +147,11 @@ def parity(options: argparse.Namespace) -> ExitCode:
         say=lambda line: print(f"isotrain: {line}", file=sys.stderr, flush=True),
     )
     if options.json:
-        print(found.to_json())
+        print(result.to_json())
     else:
         from isotrain.analysis.parity import text
 
-        sys.stdout.write(text.result(found))
+        sys.stdout.write(text.result(result))
     return {"difference": ExitCode.DIFFERENT, "failed": ExitCode.RUN_FAILED}.get(
-        found.verdict, ExitCode.OK
+        result.verdict, ExitCode.OK
     )

@@ -1,4 +1,4 @@
-"""Rules about batches, their shares, the number of samples and the learning rate."""
+"""Rules about global and local batches, the number of samples and the learning rate."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from isotrain.core.planning.single_sample_slices import (
 )
 
 _MUCH = 8.0
-"""The factor from which Goyal et al. (2017) warm up: their base of 256 to batches of 2048 and more."""
+"""Scaling factor from which a warm-up is advised: 256 to 2048 samples in Goyal et al. (2017)."""
 
 
 def local_batch_size(subject: Subject) -> Iterator[Hit]:
-    """A global batch that follows the replicas."""
+    """A global batch that grows with the number of replicas."""
     if subject.spec.local_batch_size is None:
         return
     for target in subject.several:
@@ -27,7 +27,7 @@ def local_batch_size(subject: Subject) -> Iterator[Hit]:
 
 
 def rate(subject: Subject) -> Iterator[Hit]:
-    """A learning rate that does not fit the global batch, or was scaled boldly."""
+    """A learning rate that does not match the global batch, or is scaled up without warm-up."""
     scaling, spec = subject.spec.scaling, subject.spec
     base = scaling.base_batch_size or spec.local_batch_size
     for target in subject.targets:
@@ -49,8 +49,8 @@ def rate(subject: Subject) -> Iterator[Hit]:
 
 
 def shares(subject: Subject) -> Iterator[Hit]:
-    """Shares of a full global batch that are unequal or empty."""
-    parts = subject.spec.gradient_accumulation_steps
+    """Local batches and micro-batches of a full global batch that are unequal or empty."""
+    micro_batches = subject.spec.gradient_accumulation_steps
     samples = dict(subject.with_samples())
     for target in subject.targets:
         batch = min(_global(target), samples.get(target, _global(target)))
@@ -63,10 +63,11 @@ def shares(subject: Subject) -> Iterator[Hit]:
             detail = f"{batch} samples over {target.replicas} replicas"
             yield Hit("ISO205", _batch_field(subject), detail, where)
         sizes = {_share(batch, target, replica) for replica in range(target.replicas)}
-        words = f"local batches of {' and '.join(map(str, sorted(sizes)))} in {parts} parts"
-        if min(sizes) < parts:
+        listed = " and ".join(map(str, sorted(sizes)))
+        words = f"local batches of {listed} in {micro_batches} micro-batches"
+        if min(sizes) < micro_batches:
             yield Hit("ISO208", "gradient_accumulation_steps", words, where)
-        elif any(size % parts for size in sizes):
+        elif any(size % micro_batches for size in sizes):
             yield Hit("ISO207", "gradient_accumulation_steps", words, where)
 
 
@@ -76,7 +77,7 @@ def _share(batch: int, target: CheckTarget, replica: int) -> int:
 
 
 def length(subject: Subject) -> Iterator[Hit]:
-    """How the samples make up epochs."""
+    """Data sets that do not divide into whole global batches or epochs."""
     spec = subject.spec
     for target, samples in subject.with_samples():
         batch, where = _global(target), (target.label,)
@@ -97,7 +98,7 @@ def length(subject: Subject) -> Iterator[Hit]:
 
 
 def single_samples(subject: Subject) -> Iterator[Hit]:
-    """Slices of one sample, over which a layer of the model normalises."""
+    """Local batches of one sample, in a model with a layer that normalises over the local batch."""
     for target in subject.targets:
         probe = subject.probes.get(target.plan.framework)
         if probe is None:
@@ -113,7 +114,7 @@ def single_samples(subject: Subject) -> Iterator[Hit]:
 
 
 def data(subject: Subject) -> Iterator[Hit]:
-    """Samples whose order is not the spec's affair, or not shuffled, or that a transform mixes."""
+    """Data that shards itself, is not shuffled, or has a transform that mixes samples."""
     streamed = [
         target
         for target in subject.several

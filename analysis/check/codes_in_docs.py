@@ -13,7 +13,7 @@ from isotrain.analysis.check.rule import Rule
 
 _START, _END = "<!-- codes -->\n", "<!-- /codes -->"
 _COLUMNS = 118
-"""Longest line of a sentence."""
+"""Maximum line length of a sentence, in characters."""
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?]) (?=[A-Z`]|isotrain |torch's )")
 
 
@@ -38,7 +38,7 @@ def _entry(rule: Rule) -> Iterator[str]:
 
 
 def _lined(text: str) -> str:
-    """A text with each sentence on a line of its own, or on several where it is long."""
+    """A text with one sentence per line, long sentences wrapped."""
     sentences = _BETWEEN_SENTENCES.split(text)
     return "\n".join(
         textwrap.fill(each, _COLUMNS, break_long_words=False, break_on_hyphens=False)
@@ -47,7 +47,7 @@ def _lined(text: str) -> str:
 
 
 def updated(page: str) -> str:
-    """A page with the codes as they are declared now between its two marks."""
+    """The page with the text between its two markers replaced by the current codes."""
     before, _, rest = page.partition(_START)
     _, _, after = rest.partition(_END)
     return f"{before}{_START}{codes()}{_END}{after}"

@@ -1,4 +1,4 @@
-"""What a check found, as records that print, travel as JSON and show themselves in a notebook."""
+"""Results of a check, with conversions to JSON and to a table for notebooks."""
 
 from __future__ import annotations
 
@@ -19,18 +19,18 @@ _SHOWN_LAYERS = 5
 
 @dataclass(frozen=True)
 class Finding:
-    """One thing that a check found.
+    """One finding of a check.
 
     Attributes:
-        code: Stable, such as `ISO101`.
-        severity: `error`, `warning` or `note`.
-        field: Of the spec, or `backend` or `replicas`.
-        title: What was found, in one line.
-        detail: The numbers and names of this case.
-        layers: Of the model, where it is about some, as `name (class)`.
-        targets: Those it holds for, as `NAME[:COLLECTIVE]@REPLICAS`.
-        reason: What follows from it.
-        fix: What to do.
+        code: Stable code of the rule, such as `ISO101`.
+        severity: Severity, `error`, `warning` or `note`.
+        field: Spec field, or `backend` or `replicas`.
+        title: The problem in one line.
+        detail: Numbers and names of this case.
+        layers: Layers it is about, each `name (class)`; empty if it is not about layers.
+        targets: Targets it applies to, each `NAME[:COLLECTIVE]@REPLICAS`.
+        reason: Consequences of the problem.
+        fix: Advice on what to do.
     """
 
     code: str
@@ -45,7 +45,7 @@ class Finding:
 
     @property
     def case(self) -> str:
-        """Detail and layers in one line; of many layers, the first."""
+        """Detail and the first layers in one line."""
         if not self.layers:
             return self.detail
         return f"{self.detail}: {first_of(self.layers, _SHOWN_LAYERS)}"
@@ -60,14 +60,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class CheckResult:
-    """Everything a check found; iterates over its findings, the most severe first.
+    """All results of a check; iterates over its findings, most severe first.
 
     Attributes:
-        spec: The spec's name.
-        targets: What was asked about, as `NAME[:COLLECTIVE]@REPLICAS`.
+        spec: Spec name.
+        targets: Requested targets, each `NAME[:COLLECTIVE]@REPLICAS`.
         measured: Whether the data was loaded and the model built.
-        findings: The most severe first, then by code.
-        silenced: Findings left out on request, by code.
+        findings: Findings, most severe first, then by code.
+        silenced: Number of silenced findings, by code.
     """
 
     spec: str
@@ -117,22 +117,22 @@ def _row(found: Finding) -> tuple[str, ...]:
 
 
 def merge_hits(hits: Iterable[Hit], targets: Sequence[str]) -> list[Finding]:
-    """Makes findings of hits: equal ones become one that holds for all of their targets.
+    """Merges hits that differ only in their targets into one finding each.
 
     Args:
-        hits: In any order.
-        targets: Every target, in the order in which they are named.
+        hits: Hits of all rules, in any order.
+        targets: Labels of all targets, in the order in which findings list them.
     """
     groups: dict[tuple[Any, ...], set[str]] = {}
     for hit in hits:
         key = (hit.code, hit.field, hit.detail, hit.layers)
         groups.setdefault(key, set()).update(hit.targets)
-    found = [
+    findings = [
         _finding(RULES[code], field, detail, layers, [t for t in targets if t in where])
         for (code, field, detail, layers), where in groups.items()
     ]
     order = list(Severity)
-    return sorted(found, key=lambda each: (order.index(each.severity), each.code))
+    return sorted(findings, key=lambda each: (order.index(each.severity), each.code))
 
 
 def _finding(
@@ -154,7 +154,7 @@ def _finding(
 def split_silenced(
     findings: Iterable[Finding], silenced: Iterable[str]
 ) -> tuple[tuple[Finding, ...], dict[str, int]]:
-    """Splits findings into those that stay, and how many were silenced by code."""
+    """Splits findings into those kept, and the number of silenced ones by code."""
     codes = tuple(silenced)
     kept: list[Finding] = []
     counts: dict[str, int] = {}

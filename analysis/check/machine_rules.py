@@ -1,4 +1,4 @@
-"""Rules about backends and the machine, and the targets that can be planned."""
+"""Rules about backends and the machine, and the planning of targets."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ from isotrain.core.system import hardware
 def plan_targets(
     cast: ResolvedSpec, backends: Sequence[str], replicas: Sequence[int | None]
 ) -> list[CheckTarget | Hit]:
-    """Plans every pair of backend and replicas; a pair that is refused is a hit.
+    """Plans every pair of backend and number of replicas; a pair that cannot be planned is a hit.
 
     Raises:
-        IsotrainError: There is no such backend, collective or strategy.
+        IsotrainError: A backend, collective or strategy is unknown.
     """
-    found: dict[str, CheckTarget | Hit] = {}
+    planned: dict[str, CheckTarget | Hit] = {}
     for backend in backends:
         name, collective = split_backend(backend)
         adapter = cast.plugins.backend(name)
@@ -36,11 +36,11 @@ def plan_targets(
                 plan = make_plan(cast, backend=backend, replicas=count)
             except PlanError as error:
                 label = backend if count is None else f"{backend}@{count}"
-                found[label] = _refused(error, label, cast, backend, count)
+                planned[label] = _refused(error, label, cast, backend, count)
             else:
                 label = f"{backend}@{plan.replicas}"
-                found[label] = CheckTarget(label, adapter, plan)
-    return list(found.values())
+                planned[label] = CheckTarget(label, adapter, plan)
+    return list(planned.values())
 
 
 def _refused(
@@ -50,7 +50,7 @@ def _refused(
     backend: str,
     replicas: int | None,
 ) -> Hit:
-    """Finds what is to blame by leaving it out."""
+    """Finds the option to blame for a plan's failure by planning without it."""
     name, collective = split_backend(backend)
     code, field = "ISO501", "backend"
     if isinstance(error, BackendUnavailableError):
@@ -65,8 +65,8 @@ def _refused(
 def _fits_elsewhere(cast: ResolvedSpec, backend: str, replicas: int | None) -> bool:
     if cast.spec.device != "gpu":
         return False
-    anywhere = ResolvedSpec(cast.spec.replace(device="auto"), cast.plugins)
-    return _fits(anywhere, backend, replicas)
+    any_device = ResolvedSpec(cast.spec.replace(device="auto"), cast.plugins)
+    return _fits(any_device, backend, replicas)
 
 
 def _fits(cast: ResolvedSpec, backend: str, replicas: int | None) -> bool:
@@ -78,25 +78,25 @@ def _fits(cast: ResolvedSpec, backend: str, replicas: int | None) -> bool:
 
 
 def devices(subject: Subject) -> Iterator[Hit]:
-    """More processes that compute, or threads of theirs, than there are devices or cores."""
+    """More processes or threads than devices or cores."""
     cores = hardware.cores()
     for target in subject.targets:
         plan, where = target.plan, (target.label,)
         if plan.device != "cpu":
             continue
         gpus = 0 if subject.spec.device == "cpu" else target.adapter.accelerators()
-        places, told = plan.device_mesh.total_size, _told(plan)
+        processes, description = plan.device_mesh.total_size, _told(plan)
         if gpus:
-            yield Hit("ISO403", "replicas", f"{told}, {gpus} GPUs", where)
-        if places > cores:
-            yield Hit("ISO404", "replicas", f"{told}, {cores} cores", where)
-        elif places * plan.threads > cores:
-            words = f"{told} of {plan.threads} threads, {cores} cores"
+            yield Hit("ISO403", "replicas", f"{description}, {gpus} GPUs", where)
+        if processes > cores:
+            yield Hit("ISO404", "replicas", f"{description}, {cores} cores", where)
+        elif processes * plan.threads > cores:
+            words = f"{description} of {plan.threads} threads, {cores} cores"
             yield Hit("ISO405", "threads", words, where)
 
 
 def _told(plan: Plan) -> str:
-    """How many compute: replicas, or the stages of these."""
+    """The number of replicas, or of pipeline stages and replicas, as text."""
     if plan.device_mesh.total_size == plan.replicas:
         return f"{plan.replicas} replicas"
     return f"{plan.device_mesh.total_size} stages of {plan.replicas} replicas"
@@ -104,12 +104,12 @@ def _told(plan: Plan) -> str:
 
 @dataclass(frozen=True)
 class MemoryLimit:
-    """What state has to fit into: this machine, or each of its GPUs.
+    """Memory that the training state must fit into: this machine's, or that of each GPU.
 
     Attributes:
-        target: The run.
-        model: Whose state it is.
-        limit_bytes: Bytes that there are.
+        target: Target whose state must fit.
+        model: Size of the model's state in bytes.
+        limit_bytes: Available memory in bytes.
     """
 
     target: CheckTarget
@@ -118,24 +118,24 @@ class MemoryLimit:
 
     @classmethod
     def of(cls, target: CheckTarget, model: ModelBytes) -> MemoryLimit | None:
-        """That of a run; None where nobody tells how large it is."""
+        """The memory limit of a target; None if the memory of its GPUs is unknown."""
         if target.plan.device == "cpu":
             return cls(target, model, hardware.memory_bytes())
-        most = hardware.gpu_memory_bytes()
-        return None if most is None else cls(target, model, most)
+        gpu_bytes = hardware.gpu_memory_bytes()
+        return None if gpu_bytes is None else cls(target, model, gpu_bytes)
 
     @property
     def _is_gpu(self) -> bool:
         return self.target.plan.device != "cpu"
 
     def bytes_needed(self, strategy: Strategy) -> int:
-        """By the state of a place on a GPU of its own, or of all places of the host that has most."""
+        """Bytes of state on one GPU, or on CPUs of all processes of the host that has most."""
         plan = self.target.plan
-        own = strategy.state_bytes(self.model, plan.replicas).total
+        per_process = strategy.state_bytes(self.model, plan.replicas).total
         if self._is_gpu:
-            return own
+            return per_process
         most = max(map(len, plan.hosts)) / plan.replicas
-        return own * math.ceil(self._mesh(strategy).total_size * most)
+        return per_process * math.ceil(self._mesh(strategy).total_size * most)
 
     def _mesh(self, strategy: Strategy) -> DeviceMesh:
         plan = self.target.plan
@@ -144,7 +144,7 @@ class MemoryLimit:
         )
 
     def notes_if_fitting(self, strategy: Strategy, spec: TrainingSpec) -> list[str] | None:
-        """The backend's notes if a strategy runs in the place of the target's own, and fits; else None."""
+        """The backend's notes if a strategy could replace the target's and would fit; else None."""
         target = self.target
         adapter = target.adapter
         try:
@@ -163,7 +163,11 @@ class MemoryLimit:
         return notes
 
     def message(self, taken: int) -> str:
-        """That more is taken than there is."""
+        """The message that the state needs more memory than there is.
+
+        Args:
+            taken: Bytes that the state needs.
+        """
         gibs, most = f"{taken / 2**30:.3g} GiB", f"{self.limit_bytes / 2**30:.3g}"
         if self._is_gpu:
             return f"each GPU would have to hold {gibs}, and has {most}"
@@ -171,27 +175,32 @@ class MemoryLimit:
 
 
 def memory(subject: Subject) -> Iterator[Hit]:
-    """State that takes more than the machine or a GPU has, and the strategies with which it would not."""
+    """State that exceeds the memory of the machine or a GPU, and the strategies that would fit."""
     for target in subject.targets:
         probe = subject.probes.get(target.plan.framework)
-        room = None if probe is None or probe.model is None else MemoryLimit.of(target, probe.model)
-        if room is None or (taken := room.bytes_needed(subject.strategy)) <= room.limit_bytes:
+        memory_limit = (
+            None if probe is None or probe.model is None else MemoryLimit.of(target, probe.model)
+        )
+        if (
+            memory_limit is None
+            or (taken := memory_limit.bytes_needed(subject.strategy)) <= memory_limit.limit_bytes
+        ):
             continue
-        found = {
-            given: room.notes_if_fitting(other, subject.spec)
-            for given, other in subject.memory_saving.items()
+        candidates = {
+            argument: memory_limit.notes_if_fitting(other, subject.spec)
+            for argument, other in subject.memory_saving.items()
         }
-        fitting = {given: notes for given, notes in found.items() if notes is not None}
+        fitting = {argument: notes for argument, notes in candidates.items() if notes is not None}
         advice = (
             f"--strategy {' or '.join(fitting)} would fit" if fitting else "no strategy would fit"
         )
-        caveats = [f" ({given}: {'; '.join(told)})" for given, told in fitting.items() if told]
-        words = f"{room.message(taken)}; {advice}{''.join(caveats)}"
+        caveats = [f" ({name}: {'; '.join(caveat)})" for name, caveat in fitting.items() if caveat]
+        words = f"{memory_limit.message(taken)}; {advice}{''.join(caveats)}"
         yield Hit("ISO407", "model", words, (target.label,))
 
 
 def notes(subject: Subject) -> Iterator[Hit]:
-    """What backends honour in their own way."""
+    """Notes of backends on fields that they implement in their own way."""
     for target in subject.targets:
         options, count = target.plan.options, target.replicas
         probe = subject.probes.get(target.plan.framework)

@@ -15,7 +15,7 @@ _SUM = "sum"
 
 
 def layers(subject: Subject) -> Iterator[Hit]:
-    """Layers that depend on the local batch, on random numbers or on their own type."""
+    """Layers that depend on the local batch, random numbers or their own dtype."""
     yield from _about_layers(subject, "ISO101", Trait.LOCAL_STATISTICS, subject.several)
     yield from _about_layers(subject, "ISO102", Trait.RANDOM, subject.several)
     if len(subject.frameworks) > 1:
@@ -33,19 +33,19 @@ def layers(subject: Subject) -> Iterator[Hit]:
 
 
 def custom_training(subject: Subject) -> Iterator[Hit]:
-    """What the model brings for training, and nobody calls."""
-    for found, where in subject.with_layers(Trait.CUSTOM_TRAINING, subject.targets):
-        yield Hit("ISO109", "model", f"not called: {', '.join(found)}", labels(where))
+    """Training methods of the model that isotrain does not call."""
+    for layer_names, where in subject.with_layers(Trait.CUSTOM_TRAINING, subject.targets):
+        yield Hit("ISO109", "model", f"not called: {', '.join(layer_names)}", labels(where))
 
 
 def without_gradient(subject: Subject) -> Iterator[Hit]:
-    """Trainable weights that do not take part in the loss."""
-    for found, where in subject.with_layers(Trait.WITHOUT_GRADIENT, subject.targets):
-        yield Hit("ISO110", "model", f"no gradient: {', '.join(found)}", labels(where))
+    """Trainable weights without a gradient of the loss."""
+    for layer_names, where in subject.with_layers(Trait.WITHOUT_GRADIENT, subject.targets):
+        yield Hit("ISO110", "model", f"no gradient: {', '.join(layer_names)}", labels(where))
 
 
 def first_step(subject: Subject) -> Iterator[Hit]:
-    """What went wrong in a first step."""
+    """Errors of the first step in a probe process."""
     for framework, probe in subject.probes.items():
         where = [target for target in subject.targets if target.plan.framework == framework]
         if probe.fault:
@@ -55,13 +55,13 @@ def first_step(subject: Subject) -> Iterator[Hit]:
 def _about_layers(
     subject: Subject, code: str, trait: Trait, targets: Iterable[CheckTarget]
 ) -> Iterator[Hit]:
-    for found, where in subject.with_layers(trait, targets):
-        count = "1 layer" if len(found) == 1 else f"{len(found)} layers"
-        yield Hit(code, "model", count, labels(where), found)
+    for layer_names, where in subject.with_layers(trait, targets):
+        count = "1 layer" if len(layer_names) == 1 else f"{len(layer_names)} layers"
+        yield Hit(code, "model", count, labels(where), layer_names)
 
 
 def per_framework(subject: Subject) -> Iterator[Hit]:
-    """Fields whose value is another for another framework of the targets."""
+    """Fields whose value differs between the frameworks of the targets."""
     spec, frameworks = subject.spec, subject.frameworks
     fields = {
         "model": spec.model,
@@ -70,15 +70,15 @@ def per_framework(subject: Subject) -> Iterator[Hit]:
         "optimizer.custom": getattr(spec.optimizer, "custom", None),
     }
     for name, value in fields.items():
-        given = _described(value, frameworks)
-        if len(set(given.values())) > 1:
-            detail = ", ".join(f"{framework}: {text}" for framework, text in given.items())
+        described = _described(value, frameworks)
+        if len(set(described.values())) > 1:
+            detail = ", ".join(f"{framework}: {text}" for framework, text in described.items())
             code = "ISO106" if name == "model" else "ISO303"
             yield Hit(code, name, detail, labels(subject.targets))
 
 
 def _described(value: Any, frameworks: Iterable[str]) -> dict[str, str]:
-    """What a table holds for each framework, in words; nothing where it is no table."""
+    """The value of a per-framework mapping for each framework as text; empty for any other value."""
     if not isinstance(value, Mapping):
         return {}
     return {name: _words(value[name]) for name in frameworks if name in value}
@@ -91,7 +91,7 @@ def _words(value: Any) -> str:
 
 
 def weight_decay(subject: Subject) -> Iterator[Hit]:
-    """Weight decay of optimizers that frameworks bring themselves."""
+    """Coupled weight decay in native models of several frameworks."""
     optimizer = subject.spec.optimizer
     native = isinstance(subject.spec.model, Mapping) and len(subject.frameworks) > 1
     if optimizer.weight_decay and native and not optimizer.decay_is_decoupled:
@@ -100,16 +100,16 @@ def weight_decay(subject: Subject) -> Iterator[Hit]:
 
 
 def loss(subject: Subject) -> Iterator[Hit]:
-    """A loss that is no mean over samples, as was seen or as it is named."""
+    """A loss that is not a mean over samples, as measured or as declared."""
     spec = subject.spec
     shared = subject.targets if spec.gradient_accumulation_steps > 1 else subject.several
-    found: dict[str, list[CheckTarget]] = {}
+    by_detail: dict[str, list[CheckTarget]] = {}
     for target in shared:
         detail = _no_mean(subject, target.plan.framework)
         if detail is not None:
-            found.setdefault(detail, []).append(target)
+            by_detail.setdefault(detail, []).append(target)
     field = "loss" if spec.objective is None else "objective"
-    for detail, targets in found.items():
+    for detail, targets in by_detail.items():
         yield Hit("ISO301", field, detail, labels(targets))
 
 
@@ -122,7 +122,7 @@ def _no_mean(subject: Subject, framework: str) -> str | None:
 
 
 def metrics(subject: Subject) -> Iterator[Hit]:
-    """Metrics that are a person's own."""
+    """Custom metrics, which the spec names by reference."""
     if not subject.several:
         return
     for index, metric in enumerate(subject.spec.metrics):
@@ -131,6 +131,6 @@ def metrics(subject: Subject) -> Iterator[Hit]:
 
 
 def strategy(subject: Subject) -> Iterator[Hit]:
-    """A strategy that is not equal to data parallelism."""
+    """A strategy that is not equivalent to data parallelism."""
     if subject.several and not subject.strategy.equals_data_parallel:
         yield Hit("ISO305", "strategy", subject.spec.strategy.name, labels(subject.several))

@@ -1,4 +1,4 @@
-"""A rule of the check, and how much its findings matter."""
+"""A rule of `isotrain check`, and the severity of its findings."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from enum import StrEnum
 
 
 class Severity(StrEnum):
-    """How much a finding matters, most first."""
+    """Severity of a finding, most severe first."""
 
     ERROR = "error"
     """The run does not start, or does not get past its first step."""
@@ -19,14 +19,14 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True)
 class Rule:
-    """What one code stands for.
+    """A rule of the check, identified by its code.
 
     Attributes:
-        code: `ISO` and three digits; the first is the group's.
-        severity: Of its findings.
-        title: What was found, in one line.
-        reason: What follows from it in isotrain.
-        fix: What to do.
+        code: Code, `ISO` and three digits; the first digit is the group.
+        severity: Severity of its findings.
+        title: The problem in one line.
+        reason: Consequences in isotrain.
+        fix: Advice on what to do.
     """
 
     code: str
@@ -37,5 +37,5 @@ class Rule:
 
     @property
     def group(self) -> str:
-        """The part of the code that its whole group shares."""
+        """The prefix of the code that identifies its group, such as `ISO1`."""
         return self.code[:4]

@@ -1,4 +1,4 @@
-"""A check's result as text for people."""
+"""A check's result as terminal text."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from isotrain.core.reporting.tables import facts, paragraph
 
 
 def result(found: CheckResult) -> str:
-    """The findings, the most severe first, and last how many there are."""
+    """The findings, most severe first, and their counts at the end."""
     blocks = [
         _block(list(same), len(found.targets))
         for _, same in groupby(found.findings, key=lambda finding: finding.code)
@@ -20,7 +20,7 @@ def result(found: CheckResult) -> str:
 
 
 def _block(same: Sequence[Finding], targets: int) -> str:
-    """The findings of one code: each case, then why and what to do."""
+    """The findings of one code: its cases, then reason and fix."""
     first = same[0]
     rows = [row for found in same for row in _rows(found, targets)]
     rows += [("why", first.reason), ("fix", first.fix)]
