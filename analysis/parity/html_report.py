@@ -1,4 +1,4 @@
-"""A check of parity as one self-contained page of HTML."""
+"""A parity check as one self-contained HTML page."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ thead th { border-bottom: 1px solid; }
 
 
 def whole(found: ParityRecord) -> str:
-    """A page of its own."""
+    """The complete HTML page."""
     title = escape(f"Parity of {found.name}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
@@ -30,7 +30,7 @@ def whole(found: ParityRecord) -> str:
 
 
 def body(found: ParityRecord) -> str:
-    """The page's content, as a notebook shows it."""
+    """The page's body, also shown in notebooks."""
     headline = f"{text.HEADLINES[found.verdict]}: {found.summary}"
     runs = "".join(_run(run) for run in found.runs if run.status != "reference")
     table = html_table(text.COLUMNS, text.rows(found))

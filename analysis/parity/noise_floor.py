@@ -1,4 +1,4 @@
-"""The noise floor: how far apart two runs may be for rounding alone, tensor by tensor and step by step."""
+"""The noise floor: the difference that rounding explains, for every tensor and step."""
 
 from __future__ import annotations
 
@@ -12,38 +12,38 @@ from isotrain.analysis.parity.records import Stage
 from isotrain.analysis.parity.run_trace import Differences, RunTrace, relative
 
 MARGIN = 10.0
-"""Times what was seen of the reference's own noise: other backends round otherwise, not less."""
+"""Factor on the reference's measured noise: other backends round differently, not less."""
 MIN_ROUNDINGS = 4.0
 """Units in the last place that any two sums may differ by, before the margin."""
 _UNITS = {"float64": 2.0**-52, "float32": 2.0**-23, "float16": 2.0**-10, "bfloat16": 2.0**-7}
 _LARGEST = 2.0
-"""What relative differences reach."""
+"""Upper limit of relative differences."""
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class NoiseRun:
-    """A run of the reference that should differ by rounding alone.
+    """A rerun of the reference that should differ by rounding alone.
 
     Attributes:
-        run: That run.
-        scale: Its differences times this are what the reference's precision would show.
+        run: Trace of the rerun.
+        scale: Factor that converts its differences to the reference's precision.
     """
 
     def seen(self, index: int, reference: RunTrace) -> Differences:
-        """The noise of each tensor in the traced step of that index, relative to the reference's norm.
+        """The noise of each tensor in the traced step with that index, relative to the reference's norm.
 
         The difference is scaled, not its ratio to the norm: a tensor that is nothing but rounding is as
         small as the precision is fine, and its noise is as large as itself in every precision.
         """
         step, other = self.run.steps[index], reference.steps[index]
-        found: Differences = {("loss", "loss"): self.scale * relative(step.loss, other.loss)}
+        noise: Differences = {("loss", "loss"): self.scale * relative(step.loss, other.loss)}
         for stage, tensors in other.tensors.items():
             for name, tensor in tensors.items():
                 if name in step.tensors[stage]:
                     apart = tensor_sketch.distance(step.tensors[stage][name], tensor) * self.scale
-                    found[stage, name] = _ratio(apart, tensor.norm)
-        return found
+                    noise[stage, name] = _ratio(apart, tensor.norm)
+        return noise
 
     run: RunTrace
     scale: float
@@ -77,26 +77,26 @@ class NoiseFloor:
         return seen
 
     def at(self, index: int, stage: Stage, name: str) -> float:
-        """The floor of a tensor in the traced step of that index."""
-        own = self._seen[index].get((stage, name), 0.0)
-        return MARGIN * max(own, self._medians[index].get(stage, 0.0), self._unit)
+        """The noise floor of a tensor in the traced step with that index, a relative difference."""
+        noise = self._seen[index].get((stage, name), 0.0)
+        return MARGIN * max(noise, self._medians[index].get(stage, 0.0), self._unit)
 
     def saturated_from(self) -> int | None:
-        """The first traced step at which most gradients' floors are as large as the gradients."""
+        """The first traced step whose median gradient noise floor reaches 1; None if there is none."""
         for index, step in enumerate(self._steps):
             if MARGIN * self._medians[index].get("gradient", 0.0) >= 1.0:
                 return step
         return None
 
     def largest(self, stage: Stage) -> float:
-        """The largest noise that was seen in a stage, over all steps."""
+        """The largest measured noise of a stage over all steps."""
         return max(
             (v for seen in self._seen for (s, _), v in seen.items() if s == stage), default=0
         )
 
 
 def scale_between(noise: RunTrace, reference: RunTrace) -> float:
-    """What differences of a run in one precision to the reference mean in the reference's.
+    """The factor that scales differences to a run in another precision to the reference's precision.
 
     A float64 run differs from a float32 one by the rounding of float32; for a float64 reference,
     that is scaled down to the rounding of float64.
@@ -113,7 +113,7 @@ def _ratio(apart: float, norm: float) -> float:
 def _medians(seen: Differences) -> dict[Stage, float]:
     stages = {stage for stage, _ in seen}
     return {
-        stage: statistics.median(value for (own, _), value in seen.items() if own == stage)
+        stage: statistics.median(value for (key, _), value in seen.items() if key == stage)
         for stage in stages
     }
 

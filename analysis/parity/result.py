@@ -1,4 +1,4 @@
-"""A check of parity as people hold it: its records, and every way to show them."""
+"""The result of `isotrain.parity`: its records, as HTML, as a data frame and for notebooks."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ from isotrain.core.reporting.tables import data_frame
 
 
 class Parity(ParityRecord):
-    """Everything that one check of parity found, as a page, as a table and for notebooks."""
+    """All results of one parity check, with conversions to HTML and pandas."""
 
     def __repr__(self) -> str:
-        """In a line; `isotrain.analysis.parity.text` and `to_html` tell all of it."""
+        """The verdict in one line; `to_html` has everything."""
         return f"<Parity {self.verdict}: {self.summary}>"
 
     def to_html(self) -> str:
-        """One self-contained page."""
+        """A self-contained HTML page."""
         return html_report.whole(self)
 
     def to_pandas(self) -> Any:
@@ -30,7 +30,7 @@ class Parity(ParityRecord):
         return data_frame([_row(run, step) for run in self.runs for step in run.steps])
 
     def _repr_html_(self) -> str:
-        """What a notebook shows."""
+        """The HTML that a notebook shows."""
         return html_report.body(self)
 
 

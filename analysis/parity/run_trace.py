@@ -1,4 +1,4 @@
-"""A traced run as a whole: what its processes returned, put together."""
+"""The trace of a run, assembled from what its processes returned."""
 
 from __future__ import annotations
 
@@ -24,15 +24,15 @@ class StepTrace:
     """One step of a run.
 
     Attributes:
-        step: Counted from 0 over the run.
-        samples: In the global batch.
-        local_batch_sizes: Samples of each replica.
-        even: Whether every replica has equally many.
-        loss: The mean loss of the global batch.
-        learning_rate: The rate of the step.
-        copies: Per stage the tensors of each replica (gradients) or process (everything else).
-        tensors: Per stage the tensors that runs are compared by: the mean over the replicas of the
-            gradients before reduction, and the first replica's of everything else.
+        step: Step index, from 0 over the run.
+        samples: Number of samples in the global batch.
+        local_batch_sizes: Number of samples of each replica.
+        even: Whether all local batches are equally large.
+        loss: Mean loss of the global batch.
+        learning_rate: Learning rate of the step.
+        copies: Tensors of each replica (gradients) or process (all other stages), by stage.
+        tensors: Tensors that runs are compared by, by stage: the mean over replicas of the gradients
+            before reduction, and the first copy of everything else.
     """
 
     step: int
@@ -46,31 +46,30 @@ class StepTrace:
 
     @property
     def update(self) -> Tensors:
-        """The gradients that the weights were updated with, as well as they are known."""
+        """The reduced gradients; where a backend does not show them, the mean before reduction."""
         return self.tensors["reduced"] or self.tensors["gradient"]
 
     @property
     def gradient_norm(self) -> float:
-        """The norm of all gradients after the reduction."""
+        """The Euclidean norm over all gradients after the reduction."""
         return tensor_sketch.length([tensor.norm for tensor in self.update.values()])
 
 
 @dataclass(frozen=True)
 class RunTrace:
-    """A run.
+    """The trace of a run.
 
     Attributes:
-        name: As in `RunRecord`.
-        precision: What it computed in.
-        replicas: How many.
-        steps: Those that were traced.
-        start: Weights and non-trainable state before the first step.
-        initializer_start: The same as the run's own initializers left them.
-        again: The gradients before reduction of the first step, computed once more with random streams
-            that have moved on.
-        evaluation_loss: The first batch's loss at the start in evaluation mode.
-        plan: The plan it followed.
-        notes: How it took its steps, where that was asked for.
+        name: Run name, as in `RunRecord`.
+        precision: Precision of the computation, such as `float32`.
+        replicas: Number of replicas.
+        steps: Traces of the traced steps.
+        start: State before the first step, by stage.
+        initializer_start: State that the run's own initializers made, by stage.
+        again: Mean gradients of the first step, computed a second time with advanced random streams.
+        evaluation_loss: Loss of the first batch in evaluation mode before the first step.
+        plan: Plan of the run as plain values.
+        notes: Notes on how the run takes its steps, if they were collected.
     """
 
     name: str
@@ -85,14 +84,14 @@ class RunTrace:
     notes: list[str] = field(default_factory=list)
 
     def before(self, index: int, stage: Stage) -> Tensors:
-        """The state before the step of that index."""
+        """The state of a stage before the traced step with that index."""
         return self.steps[index - 1].tensors[stage] if index else self.start[stage]
 
 
 def assemble_trace(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace:
-    """Makes a run's trace of what its processes returned, by rank."""
+    """Assembles a run's trace from what its processes returned, in rank order."""
     main = returned[0]
-    again = [_tensors(own) for process in returned for own in process["probe"]["again"]]
+    again = [_tensors(prints) for process in returned for prints in process["probe"]["again"]]
     return RunTrace(
         name=name,
         precision=main["plan"]["precision"],
@@ -114,17 +113,18 @@ def _indices(returned: Mapping[str, Any]) -> range:
 
 
 def _step(parts: Sequence[Mapping[str, Any]]) -> StepTrace:
-    """One step of all processes."""
+    """Assembles a step from the parts that all processes returned."""
     copies: dict[Stage, list[Tensors]] = {
-        stage: [_tensors(own) for part in parts for own in part[stage]] for stage in _OF_REPLICAS
+        stage: [_tensors(prints) for part in parts for prints in part[stage]]
+        for stage in _OF_REPLICAS
     }
     copies |= {stage: [_tensors(part[stage]) for part in parts] for stage in _OF_PROCESSES}
-    tensors = {stage: found[0] if found else {} for stage, found in copies.items()}
+    tensors = {stage: replicas[0] if replicas else {} for stage, replicas in copies.items()}
     main = parts[0]
     return StepTrace(
         step=main["step"],
         samples=main["size"],
-        local_batch_sizes=[share for part in parts for share in part["local_batch_sizes"]],
+        local_batch_sizes=[size for part in parts for size in part["local_batch_sizes"]],
         even=main["even"],
         loss=main["loss"],
         learning_rate=main["learning_rate"],
@@ -138,7 +138,7 @@ def _tensors(prints: Mapping[str, Any]) -> Tensors:
 
 
 def differences(run: StepTrace, reference: StepTrace) -> Differences:
-    """How far each tensor of a step, and its loss, is from the reference's, in the order of the stages."""
+    """The relative difference of each tensor and the loss to the reference, in the order of the stages."""
     found: Differences = {}
     for stage in (*_OF_REPLICAS, *_OF_PROCESSES):
         for name, tensor in run.tensors[stage].items():
@@ -150,7 +150,7 @@ def differences(run: StepTrace, reference: StepTrace) -> Differences:
 
 
 def relative(one: float, other: float) -> float:
-    """The difference of two numbers relative to the larger; infinite where just one is finite."""
+    """The relative difference of two numbers; infinite if only one of them is finite."""
     if math.isfinite(one) != math.isfinite(other):
         return math.inf
     scale = max(abs(one), abs(other))
@@ -158,7 +158,7 @@ def relative(one: float, other: float) -> float:
 
 
 def furthest_start(run: RunTrace, reference: RunTrace) -> tuple[str, float]:
-    """The weight that the run's own initializers set furthest from the reference's, and how far."""
+    """The weight whose initialization differs most from the reference's, and its relative difference."""
     found = {
         name: tensor_sketch.difference(tensor, reference.start["weight"][name])
         for name, tensor in run.initializer_start["weight"].items()
@@ -168,7 +168,7 @@ def furthest_start(run: RunTrace, reference: RunTrace) -> tuple[str, float]:
 
 
 def not_compared(run: RunTrace, reference: RunTrace) -> dict[Stage, list[str]]:
-    """The tensors that have no counterpart in the reference, per stage."""
+    """Names of the tensors without a counterpart in the reference, by stage."""
     last, other = run.steps[-1], reference.steps[-1]
     found: dict[Stage, list[str]] = {}
     for stage in (*_OF_REPLICAS, *_OF_PROCESSES):

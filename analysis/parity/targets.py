@@ -1,4 +1,4 @@
-"""The runs that a check of parity is asked for."""
+"""The runs that a parity check compares."""
 
 from __future__ import annotations
 
@@ -16,15 +16,15 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 @dataclass(frozen=True)
 class ParityTarget:
-    """A run that was asked for.
+    """A requested run.
 
     Attributes:
-        backend: `NAME[:COLLECTIVE]`.
-        replicas: How many.
-        strategy: `NAME[,OPTION=VALUE...]`.
-        name: What it is called; has the strategy where there are several.
-        spec: What it trains.
-        launcher: What starts its processes.
+        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas.
+        strategy: Strategy, `NAME[,OPTION=VALUE...]`.
+        name: Run name; includes the strategy where several are compared.
+        spec: Training spec of the run.
+        launcher: Launcher that starts its processes.
     """
 
     backend: str
@@ -44,36 +44,36 @@ def parity_targets(
     strategies: Sequence[StrategyLike],
     launcher: LauncherChoice,
 ) -> list[ParityTarget]:
-    """Every run, each once, the reference first.
+    """The distinct requested runs, the reference first.
 
     Args:
-        spec: What they train.
-        host: Knows backends and launchers.
-        backends: `NAME` or `NAME:COLLECTIVE`.
-        replicas: Numbers of them; None: 1, or as many as the launcher's hosts give.
-        strategies: One or more.
-        launcher: What starts their processes.
+        spec: Training spec, without the strategies.
+        host: Plugin manager.
+        backends: Backends, each `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of replicas; None: 1, or as many as the launcher's allocation has room for.
+        strategies: Strategies, one or more.
+        launcher: Launcher that starts every run.
 
     Raises:
-        PlanError: There is just one, or a launcher has no place for it.
+        PlanError: There is only one run, or the launcher's allocation has no room for one.
     """
-    found = {}
+    targets = {}
     if replicas is None and launcher.name == LOCAL:
         replicas = (1,)
     for choice in map(StrategyChoice.of, strategies):
-        own = spec.with_strategy(choice)
-        for asked in (None,) if replicas is None else replicas:
+        run_spec = spec.with_strategy(choice)
+        for requested in (None,) if replicas is None else replicas:
             for backend in backends:
-                count = asked or _replicas_there(own, host, backend, launcher)
+                count = requested or _replicas_there(run_spec, host, backend, launcher)
                 name = f"{backend}@{count}" + (f" {choice.label}" if len(strategies) > 1 else "")
-                label = own.strategy.label
-                found[name] = ParityTarget(backend, count, label, name, own, launcher)
-    if len(found) < 2:
+                label = run_spec.strategy.label
+                targets[name] = ParityTarget(backend, count, label, name, run_spec, launcher)
+    if len(targets) < 2:
         raise PlanError(
             "parity: there is nothing to compare. Name two backends (--backend A --backend B), two"
             " numbers of replicas (--replicas 1,2) or two strategies (--strategy A --strategy B)."
         )
-    return list(found.values())
+    return list(targets.values())
 
 
 def _replicas_there(

@@ -1,4 +1,4 @@
-"""A tensor in a few dozen numbers that still tell how far apart two tensors are.
+"""Fingerprints of tensors: a few dozen numbers from which the distance of two tensors is estimated.
 
 The heart of a fingerprint is a count sketch: every element is added, with a random sign, to one of a few
 buckets (M. Charikar, K. Chen, M. Farach-Colton, "Finding frequent items in data streams", 2002). Buckets
@@ -20,24 +20,24 @@ import numpy as np
 BUCKETS = 32
 SAMPLES = 16
 WHOLE = 64
-"""Tensors of up to so many elements are kept whole: their sketch is the tensor itself."""
+"""Largest number of elements of a tensor that is its own sketch."""
 _CHUNK = 1 << 20
 _SIGN, _BUCKET = 0x80, BUCKETS - 1
 
 
 @dataclass(frozen=True)
 class Fingerprint:
-    """What is kept of a tensor; all of it is computed in float64.
+    """A count sketch and summary statistics of a tensor, computed in float64.
 
     Attributes:
-        size: Elements of the tensor.
-        floating: Whether its numbers are floating-point ones.
+        size: Number of elements.
+        floating: Whether the dtype is floating-point.
         norm: Euclidean norm.
         mean: Mean of the elements.
         max_abs: Largest absolute value.
-        sketch: The elements themselves up to `WHOLE` of them, else the sums of `BUCKETS` buckets.
-        sample: The elements themselves again, else up to `SAMPLES` of them at positions that depend on the
-            size alone.
+        sketch: All elements of a tensor of up to `WHOLE` elements, else `BUCKETS` signed bucket sums.
+        sample: All elements of a tensor of up to `WHOLE` elements, else `SAMPLES` of them, at positions
+            that depend on the size alone.
     """
 
     size: int
@@ -49,21 +49,21 @@ class Fingerprint:
     sample: tuple[float, ...]
 
     def to_list(self) -> list[Any]:
-        """As plain JSON values, in the order of the attributes; a sample that is the sketch is null."""
+        """The attributes as plain JSON values, in their order; null for a sample equal to the sketch."""
         sample = None if self.sample == self.sketch else list(self.sample)
         numbers = [self.size, self.floating, self.norm, self.mean, self.max_abs]
         return [*numbers, list(self.sketch), sample]
 
 
 def from_list(fields: Sequence[Any]) -> Fingerprint:
-    """Makes a fingerprint of what `Fingerprint.to_list` gave."""
+    """The inverse of `Fingerprint.to_list`."""
     size, floating, norm, average, largest, sketch, sample = fields
     sample = sketch if sample is None else sample
     return Fingerprint(size, floating, norm, average, largest, tuple(sketch), tuple(sample))
 
 
 def fingerprint(array: np.ndarray) -> Fingerprint:
-    """Takes a tensor's fingerprint, of its elements in row-major order."""
+    """Computes the fingerprint of an array of any shape and numeric dtype, in row-major order."""
     flat = np.ascontiguousarray(array).reshape(-1).astype(np.float64)
     if flat.size <= WHOLE:
         sketch = sample = tuple(flat.tolist())
@@ -82,7 +82,7 @@ def fingerprint(array: np.ndarray) -> Fingerprint:
 
 
 def _sketch(flat: np.ndarray) -> np.ndarray:
-    """The signed sums of the buckets; a byte of a generator gives each element its bucket and sign."""
+    """The signed bucket sums of a float64 vector, shape [BUCKETS]; PCG64 draws buckets and signs."""
     generator = np.random.Generator(np.random.PCG64(flat.size))
     sums = np.zeros(BUCKETS)
     for start in range(0, flat.size, _CHUNK):
@@ -98,7 +98,7 @@ def _positions(size: int) -> np.ndarray:
 
 
 def length(vector: Sequence[float]) -> float:
-    """The Euclidean norm, whatever the numbers' scale."""
+    """The Euclidean norm, computed without overflow."""
     return math.hypot(*vector)
 
 
@@ -150,8 +150,8 @@ def combination(factors: Sequence[float], tensors: Sequence[Fingerprint]) -> Fin
 
 
 def means(replicas: Sequence[Mapping[str, Fingerprint]]) -> dict[str, Fingerprint]:
-    """Of each tensor the fingerprint of the mean of what the replicas have."""
-    return {name: mean([own[name] for own in replicas]) for name in replicas[0]}
+    """The fingerprint of the mean over replicas of every tensor, by name."""
+    return {name: mean([tensors[name] for tensors in replicas]) for name in replicas[0]}
 
 
 def mean(tensors: Sequence[Fingerprint]) -> Fingerprint:

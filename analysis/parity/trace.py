@@ -1,4 +1,4 @@
-"""What every process of a traced run does: train as ever, and take the fingerprints of everything."""
+"""The work of every process of a traced run: training steps whose tensors are fingerprinted."""
 
 from __future__ import annotations
 
@@ -34,16 +34,16 @@ Prints = dict[str, list[Any]]
 
 @dataclass(frozen=True)
 class Trace(InternalWork):
-    """What to trace; called with its session on every process of the run.
+    """A traced run's work; called with the session on every process of the run.
 
     Attributes:
-        steps: How many.
-        names: From the model's own names to common ones.
-        initial: A file with the weights and the non-trainable state to start from, by common name; None
-            for this run's own, which rank 0 then leaves in its run directory.
-        asks: Whether the group is to tell how it takes such steps.
-        seen: A file in the folder of `initial`, which every process must see, before that is there; None: all
-            are on the machine that has it.
+        steps: Number of steps to trace.
+        names: Map from the model's weight names to common names.
+        initial: File with initial weights and non-trainable state by common name; None: the run starts
+            from its own, and rank 0 writes them to its run directory.
+        asks: Whether to collect the replica group's notes on its steps.
+        seen: Marker file in the shared folder of `initial`, which every process must see; None: all
+            processes run on this machine.
     """
 
     name: ClassVar[str] = "trace"
@@ -54,15 +54,15 @@ class Trace(InternalWork):
     seen: str | None = None
 
     def __call__(self, session: Session) -> dict[str, Any]:
-        """Traces.
+        """Traces the run. Collective.
 
         Returns:
-            `replicas` of this process, `kept` (whether the gradients after the reduction could be seen),
-            `start` and each of `steps` as fingerprints, `probe` (see `_probe`), `plan`, and the `notes`
-            that were asked for.
+            Plain values: `replicas` of this process, `kept` (whether the gradients after the reduction
+            are available), `initializer_start`, `start` and `steps` as fingerprints, `probe` (see
+            `_probe`), `plan` and `notes`.
 
         Raises:
-            PlanError: This process does not see the folder.
+            PlanError: This process does not see the shared folder.
         """
         if self.seen is not None and not Path(self.seen).is_file():
             host, folder = socket.gethostname(), Path(self.seen).parent
@@ -83,11 +83,11 @@ class Trace(InternalWork):
 
 
 def steps_to_trace(plan: Plan, count: int) -> list[int]:
-    """The first steps of a run; the last gives way to the first smaller global batch, if that is later.
+    """Indices of the steps to trace: the first `count`, the last replaced by a later partial batch.
 
     Args:
-        plan: With its samples counted.
-        count: How many steps.
+        plan: Plan of the run, its samples counted.
+        count: Number of steps.
     """
     steps = list(range(min(count, plan.total_steps or count)))
     if plan.samples is None or not plan.steps_per_epoch:
@@ -100,7 +100,7 @@ def steps_to_trace(plan: Plan, count: int) -> list[int]:
 
 
 class _Tracer:
-    """One process's share of a traced run."""
+    """Traces a run on one process."""
 
     def __init__(self, session: Session, request: Trace) -> None:
         self._session = session
@@ -115,28 +115,28 @@ class _Tracer:
         self._kept = self._group.keep_gradients()
 
     def _start_from(self, initial: str | None) -> None:
-        """Writes the initial state that is given; without one, rank 0 leaves its own in a file."""
+        """Loads the initial state from a file; without one, rank 0 writes its own to a file."""
         import numpy as np
 
-        own = {kind: self._session.read_state((kind,)) for kind in _STARTING}
+        local = {kind: self._session.read_state((kind,)) for kind in _STARTING}
         if initial is None:
             common = {
                 f"{kind}/{self._names.common(name)}": self._names.to_common(name, array)
-                for kind, arrays in own.items()
+                for kind, arrays in local.items()
                 for name, array in arrays.items()
             }
             if self._session.is_main:
                 np.savez(self._session.run_directory / INITIAL_FILE, **common)  # type: ignore[arg-type]
             return
         with np.load(Path(initial), allow_pickle=False) as archive:
-            given = {name: archive[name] for name in archive.files}
-        weights = [n.removeprefix("trainable/") for n in given if n.startswith("trainable/")]
-        require_counterparts(list(own["trainable"]), weights, self._names)
-        for kind, arrays in own.items():
+            loaded = {name: archive[name] for name in archive.files}
+        weights = [n.removeprefix("trainable/") for n in loaded if n.startswith("trainable/")]
+        require_counterparts(list(local["trainable"]), weights, self._names)
+        for kind, arrays in local.items():
             keys = {name: f"{kind}/{self._names.common(name)}" for name in arrays}
-            found = {name: given[key] for name, key in keys.items() if key in given}
+            shared = {name: loaded[key] for name, key in keys.items() if key in loaded}
             self._session.write_state(
-                {name: self._names.to_model(name, array) for name, array in found.items()}
+                {name: self._names.to_model(name, array) for name, array in shared.items()}
             )
 
     def run(self) -> dict[str, Any]:
@@ -154,7 +154,7 @@ class _Tracer:
         }
 
     def _batches(self) -> Iterator[Batch]:
-        """The batches of the steps to trace, whatever lies between them."""
+        """Yields the batches of the steps to trace, skipping those in between."""
         following = -1
         batches: Iterator[Batch] = iter(())
         for step in self._steps:
@@ -167,7 +167,7 @@ class _Tracer:
     def _step(self, batch: Batch) -> dict[str, Any]:
         with self._group.preserving_training_state():
             local, loss = self._group.gradients(batch)
-            gradient = [self._gradients(own) for own in local]
+            gradient = [self._gradients(tensors) for tensors in local]
             if batch.step == self._steps[0]:
                 self._probe(batch)
                 self._notes = self._group.step_notes(batch) if self._asks else []
@@ -177,26 +177,28 @@ class _Tracer:
             "step": batch.step,
             "size": batch.size,
             "even": batch.even,
-            "local_batch_sizes": [sum(piece.count for piece in own) for own in batch.slices],
+            "local_batch_sizes": [
+                sum(micro_batch.count for micro_batch in slices) for slices in batch.slices
+            ],
             "loss": float(trained),
             "local_loss": float(loss),
             "learning_rate": self._session.learning_rate(batch.step),
             "gradient": gradient,
-            "reduced": [self._gradients(own) for own in reduced],
+            "reduced": [self._gradients(tensors) for tensors in reduced],
             **self._state(),
         }
 
     def _probe(self, batch: Batch) -> None:
-        """Looks whether the model is random, and what it gives in evaluation mode.
+        """Measures whether the model draws random numbers, and its loss in evaluation mode.
 
-        Leaves in `_probed` the gradients on a batch computed once more, with the random streams where
-        the first time left them, and the batch's loss in evaluation mode.
+        Stores in `_probed` the gradients of the batch computed a second time, with the random streams
+        advanced by the first, and the batch's loss in evaluation mode.
         """
         again, _ = self._group.gradients(batch)
         self._group.evaluation_step(batch)
         evaluated = self._group.collect_metrics("evaluation")
         self._probed = {
-            "again": [self._gradients(own) for own in again],
+            "again": [self._gradients(tensors) for tensors in again],
             "evaluation_loss": evaluated["loss"],
         }
 

@@ -1,4 +1,4 @@
-"""Makes the runs of a check of parity, one after the other, each in processes of its own."""
+"""Makes the runs of a parity check one at a time, each in new processes."""
 
 from __future__ import annotations
 
@@ -29,13 +29,13 @@ from isotrain.core.system.files import make_folder
 Say = Callable[[str], None]
 _OUTPUT = "the output folder"
 NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONOUS_STEP)
-"""The last one, as it compares all slots, which a replica that does not update all weights has not."""
+"""Required capabilities; the synchronous step, because all optimizer state is compared."""
 _SEEN_FILE = "seen"
-"""In the folder of the runs: who sees it sees also the initial weights that one of them leaves there."""
+"""Marker file in the runs' folder, by which every process checks that it sees the initial weights there."""
 
 
 class TraceRunner:
-    """Every run that it makes starts from the initial weights of the first, which is the reference."""
+    """Makes traced runs; all start from the initial weights of the first one, the reference."""
 
     def __init__(
         self,
@@ -46,15 +46,15 @@ class TraceRunner:
         output: str | os.PathLike[str] | None,
         say: Say | None,
     ) -> None:
-        """Prepares.
+        """Stores the settings of the runs; starts nothing.
 
         Args:
-            host: Knows the backends.
-            reference: The first run.
-            steps: How many to trace.
-            maps: Which tensor is which, by backend or framework.
-            output: A folder for what is kept; None: nothing is.
-            say: Called with a line before each run.
+            host: Plugin manager.
+            reference: Target of the reference run.
+            steps: Number of steps to trace.
+            maps: Weight name maps, by backend or framework.
+            output: Output folder for results; None: nothing is kept.
+            say: Callback that receives one line of text before each run.
         """
         self._host = host
         self._reference = reference
@@ -67,10 +67,10 @@ class TraceRunner:
         self._failed = False
 
     def plan(self, wanted: ParityTarget, spec: TrainingSpec) -> Plan:
-        """The plan of a run, under a spec of its own.
+        """Plans a run of the target with another spec.
 
         Raises:
-            PlanError: It cannot be made, or the backend does not show what is compared.
+            PlanError: The run cannot be planned, or the backend lacks a required capability.
         """
         chosen = wanted.launcher
         plan = make_plan(
@@ -91,7 +91,7 @@ class TraceRunner:
 
     @contextlib.contextmanager
     def running(self) -> Iterator[None]:
-        """Within it, runs can be made; their directories go with it, but for those of a failed check."""
+        """Context in which runs are made; deletes their directories on exit, unless a run failed."""
         if self._output is not None:
             make_folder(self._output, _OUTPUT)
         self._folder = self._own_folder()
@@ -102,10 +102,10 @@ class TraceRunner:
                 shutil.rmtree(self._folder, ignore_errors=True)
 
     def _own_folder(self) -> Path:
-        """A new one for the runs' directories, among this machine's temporary files or where hosts see it.
+        """Creates the folder of the run directories: temporary, or in the shared output folder.
 
         Raises:
-            PlanError: It cannot be made.
+            PlanError: The folder cannot be created.
         """
         if self._is_local:
             return _new_folder(None, "Set TMPDIR to a folder that can be.")
@@ -123,15 +123,15 @@ class TraceRunner:
         return self._reference.launcher.name == LOCAL
 
     def trace(self, wanted: ParityTarget, spec: TrainingSpec, note: str) -> RunTrace:
-        """Makes one run in processes of its own.
+        """Makes one traced run in new processes.
 
         Args:
-            wanted: The run.
-            spec: What it trains, if in another way than was wanted.
-            note: Which way that is; may be empty.
+            wanted: Target of the run.
+            spec: Training spec of the run; may differ from the target's.
+            note: How it differs, for progress lines and errors; may be empty.
 
         Raises:
-            RunFailedError: It failed; says which run it was.
+            RunFailedError: The run failed; the message names it.
         """
         self._launched += 1
         label = f"{wanted.name}{f' ({note})' if note else ''}"
@@ -158,7 +158,7 @@ class TraceRunner:
         return assemble_trace(wanted.name, returned)
 
     def keep(self, file: str, text: str) -> None:
-        """Writes a file beside the fingerprints, if these are kept."""
+        """Writes a text file to the output folder, if there is one."""
         if self._output is None:
             return
         path = self._output / file
