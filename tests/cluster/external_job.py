@@ -1,4 +1,4 @@
-"""A small training that every rank of an engine runs: `joined_job.py FOLDER BACKEND[,...] [ENGINE...]`.
+"""A small training that every rank of a scheduler runs: `external_job.py FOLDER BACKEND[,...] [LAUNCHER...]`.
 
 Where engines are named, it is run for each of them, as if that one had started the ranks that SLURM did.
 """

@@ -1,4 +1,4 @@
-"""Models that a record can hold, and models that it cannot: for `test_recorded.py`."""
+"""Models that can be captured, and models that cannot: for `test_graph_capture.py`."""
 
 from __future__ import annotations
 

@@ -51,7 +51,7 @@ PORTABLE: dict[str, dict[str, Any]] = {
         "objective": OBJECTIVE,
     },
 }
-TWICE_ADDED = f"{Path(__file__).with_name('twice_added.py')}:"
+TWICE_ADDED = f"{Path(__file__).with_name('double_update_metrics.py')}:"
 REPLAYED: dict[str, dict[str, Any]] = {
     "convolutions": {},
     "a metric that is recorded late": {

@@ -70,7 +70,7 @@ RECORDED: dict[str, dict[str, Any]] = {
         "metrics": {"left": ["mean_absolute_error"]},
     },
 }
-EPOCHS = f"{Path(__file__).with_name('twice_added.py')}:Counting"
+EPOCHS = f"{Path(__file__).with_name('double_update_metrics.py')}:Counting"
 OVERLAP = {"name": "mean_io_u", "num_classes": 4, "sparse_y_pred": False}
 LEFT: dict[str, tuple[Any, str]] = {
     "by calls": (

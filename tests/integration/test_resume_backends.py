@@ -125,7 +125,7 @@ TRIED: dict[str, tuple[str, ...]] = {
 """All where that is quick, weights apart in each layout of processes and in parts in the other framework, and
 every other exchange.
 
-What strategies keep of TensorFlow's tensors comes back in `test_going_on.py`. All pairs are of the drill,
+What strategies keep of TensorFlow's tensors comes back in `test_exact_resume.py`. All pairs are of the drill,
 `benchmarks.kills`.
 """
 SEEDS = {backend: seed for seed, backend in enumerate(TRIED)}

@@ -150,7 +150,7 @@ def test_what_is_raised_there_is_raised_here(bed: TwoHostCluster, how: str) -> N
 
 @pytest.mark.parametrize("how", ["ray", "job"])
 def test_a_rank_that_is_killed_there_is_named_here(bed: TwoHostCluster, how: str) -> None:
-    """As test_endings.py has it by the other engines."""
+    """As test_lost_ranks.py has it by the other launchers."""
     driven = Driven(bed, how, "killed")
     done = driven.host.run(driven.command(data="integration.scheduler_job:data_killed_on_rank_1"))
     assert done.returncode == ExitCode.RUN_FAILED, done.stdout

@@ -41,7 +41,7 @@ def folder(bed: TwoHostCluster, request: pytest.FixtureRequest) -> Path:
 
 
 def test_horovodrun_starts_every_rank_by_mpi_too(bed: TwoHostCluster, folder: Path) -> None:
-    """The others start runs, in test_joined.py, which looks at the same."""
+    """The others start runs, in test_external_launch.py, which looks at the same."""
     command = a_command(folder)
     started = start(bed, "horovodrun-mpi", command)
     try:
