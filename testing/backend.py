@@ -25,9 +25,9 @@ from isotrain.testing.checks import gradient_capture as gradient_capture_checks
 from isotrain.testing.checks import resume as resume_checks
 from isotrain.testing.checks import state as state_checks
 from isotrain.testing.checks import training as training_checks
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.launching import Notes, Run, try_run
 from isotrain.testing.scorecard import Check, Outcome, Scorecard, outcome_of, outcome_of_processes
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 STEP = Capability.SYNCHRONOUS_STEP
 STATE = Capability.NAMED_STATE

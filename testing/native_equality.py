@@ -12,7 +12,7 @@ from isotrain.core.contracts.state import StateKind
 from isotrain.core.data.batch import Batch
 from isotrain.core.session.session import Session
 from isotrain.core.worker.fit import fit
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 Weights = Mapping[str, np.ndarray]
 Loop = Callable[[Weights], Weights]

@@ -36,8 +36,8 @@ if find_spec("horovod") is not None:  # a fork server of a framework serves all 
     horovod = "isotrain.adapters.horovod"
     of_torch = ("isotrain.adapters.torch.comm.ddp", f"{horovod}.torch_comm")
     _BESIDE = {
-        "isotrain.adapters.torch.replica.group": (f"{horovod}.torch_adapter", *of_torch),
-        "isotrain.adapters.tensorflow.replica.group": (
+        "isotrain.adapters.torch.replica.replica_group": (f"{horovod}.torch_adapter", *of_torch),
+        "isotrain.adapters.tensorflow.replica.replica_group": (
             f"{horovod}.tf_adapter",
             f"{horovod}.tf_comm",
         ),

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isotrain.adapters.common.capabilities import fully_sharded_bytes
+from isotrain.adapters.common.layout_capabilities import fully_sharded_bytes
 from isotrain.adapters.horovod import build_info
-from isotrain.adapters.horovod.adapter import FRESH_UNDER_MPI, Horovod
+from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.tensorflow.adapter import (
     DEFAULT_BUCKET_BYTES,
@@ -77,7 +77,7 @@ class HorovodTF(Horovod):
         import tensorflow as tf
 
         from isotrain.adapters.tensorflow.comm import base as communicator
-        from isotrain.adapters.tensorflow.replica import group as replica_group
+        from isotrain.adapters.tensorflow.replica import replica_group as replica_group
 
         if context.replicas == 1:
             single = communicator.SingleReplicaCommunicator(*context.local_replicas)
@@ -97,7 +97,7 @@ class HorovodTF(Horovod):
     ) -> ReplicaGroup:
         _use_tensorflow(backend_config, context)
         from isotrain.adapters.horovod import runtime, tf_comm
-        from isotrain.adapters.tensorflow.sharded import group as sharded_group
+        from isotrain.adapters.tensorflow.sharded import replica_group as sharded_group
 
         subgroups = runtime.sharding_process_sets(context.device_mesh)
         horovod_communicator = tf_comm.HorovodCommunicator(context, backend_config, subgroups)
@@ -115,7 +115,7 @@ class HorovodTF(Horovod):
         _use_tensorflow(backend_config, context)
         from isotrain.adapters.horovod import runtime, tf_comm
         from isotrain.adapters.tensorflow.pipeline import comm as pipeline_comm
-        from isotrain.adapters.tensorflow.pipeline import group as pipeline_group
+        from isotrain.adapters.tensorflow.pipeline import replica_group as pipeline_group
 
         subgroups = runtime.pipeline_process_sets(context.device_mesh)
         processes = tf_comm.HorovodCommunicator(context, backend_config, subgroups)

@@ -13,7 +13,7 @@ import tensorflow as tf
 from isotrain.adapters.horovod import runtime
 from isotrain.adapters.tensorflow.base.variable_init import broadcast_initial_values
 from isotrain.adapters.tensorflow.comm.base import Communicator
-from isotrain.adapters.tensorflow.replica.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients
 from isotrain.adapters.tensorflow.trainer.state import native
 from isotrain.adapters.tensorflow.trainer.weights import weights_of

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters.common.capabilities import fully_sharded_bytes
+from isotrain.adapters.common.layout_capabilities import fully_sharded_bytes
 from isotrain.adapters.horovod import build_info
-from isotrain.adapters.horovod.adapter import FRESH_UNDER_MPI, Horovod
+from isotrain.adapters.horovod.base_adapter import FRESH_UNDER_MPI, Horovod
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.adapter import (
     EXPORTS,
@@ -76,7 +76,7 @@ class HorovodTorch(Horovod):
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
         from isotrain.adapters.torch.comm import base as communicator
-        from isotrain.adapters.torch.replica import group as replica_group
+        from isotrain.adapters.torch.replica import replica_group as replica_group
 
         def connect() -> communicator.Communicator:
             if context.replicas == 1:
@@ -98,7 +98,7 @@ class HorovodTorch(Horovod):
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
         from isotrain.adapters.horovod.torch_comm import HorovodCommunicator
-        from isotrain.adapters.torch.sharded import group as sharded_group
+        from isotrain.adapters.torch.sharded import replica_group as sharded_group
 
         def connect() -> HorovodCommunicator:
             return HorovodCommunicator(context, backend_config)
@@ -115,8 +115,8 @@ class HorovodTorch(Horovod):
         keras_backend.set_backend("torch")
         from isotrain.adapters.horovod import torch_pipeline_comm
         from isotrain.adapters.torch.pipeline import comm as pipeline_comm
-        from isotrain.adapters.torch.pipeline import group as pipeline_group
-        from isotrain.adapters.torch.replica import group as replica_group
+        from isotrain.adapters.torch.pipeline import replica_group as pipeline_group
+        from isotrain.adapters.torch.replica import replica_group as replica_group
 
         def connect() -> pipeline_comm.PipelineCommunicator:
             return torch_pipeline_comm.HorovodPipelineCommunicator(backend_config, context)

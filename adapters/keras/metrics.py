@@ -11,9 +11,9 @@ from typing import Any
 import keras
 import numpy as np
 
-from isotrain.adapters.common import resolve as choices
+from isotrain.adapters.common import spec_components as choices
 from isotrain.adapters.common.outputs import OutputSelector
-from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.keras import private as keras_private
 from isotrain.plugin import (
     Component,

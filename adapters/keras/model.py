@@ -16,8 +16,8 @@ from typing import Any
 import keras
 
 from isotrain.adapters.common.outputs import OutputSelector, objective_batch
-from isotrain.adapters.common.resolve import resolve_for_framework
 from isotrain.adapters.common.seeds import seed_offset
+from isotrain.adapters.common.spec_components import resolve_for_framework
 from isotrain.adapters.keras import losses as keras_losses
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.initializers import seeded_initial_weights

@@ -11,7 +11,7 @@ from typing import Any
 import keras
 import numpy as np
 
-from isotrain.adapters.common.resolve import call_checked, resolve_for_framework
+from isotrain.adapters.common.spec_components import call_checked, resolve_for_framework
 from isotrain.adapters.keras import private as keras_private
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
 

@@ -10,13 +10,13 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters.common import private_api
-from isotrain.adapters.common.capabilities import (
+from isotrain.adapters.common.layout_capabilities import (
     FULLY_SHARDED_CAPABILITIES,
     PIPELINE_CAPABILITIES,
     fully_sharded_bytes,
 )
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.tensorflow.build_info import is_cuda_build
 from isotrain.adapters.tensorflow.optimizer_state_names import KerasOptimizerStateNames
 from isotrain.plugin import (
@@ -152,7 +152,7 @@ class _TensorFlowAdapter(Adapter):
 
         from isotrain.adapters.tensorflow import distribution
         from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
-        from isotrain.adapters.tensorflow.replica.group import TensorFlowReplicaGroup
+        from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 
         distribution.use_threads(backend_config.threads * len(context.local_replicas))
         if context.replicas == 1:
@@ -315,7 +315,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         keras_backend.set_backend("tensorflow")
         from isotrain.adapters.tensorflow import distribution
         from isotrain.adapters.tensorflow.comm import tf_distribute
-        from isotrain.adapters.tensorflow.sharded import group as sharded
+        from isotrain.adapters.tensorflow.sharded import replica_group as sharded
 
         distribution.use_threads(backend_config.threads)
         distribution.multi_worker_strategy(
@@ -337,7 +337,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         from isotrain.adapters.tensorflow import distribution
         from isotrain.adapters.tensorflow.comm import tf_distribute
         from isotrain.adapters.tensorflow.pipeline import comm as pipeline_comm
-        from isotrain.adapters.tensorflow.pipeline import group as pipeline_group
+        from isotrain.adapters.tensorflow.pipeline import replica_group as pipeline_group
 
         distribution.use_threads(backend_config.threads)
         distribution.multi_worker_strategy(

@@ -16,9 +16,12 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow import distribution
-from isotrain.adapters.tensorflow.base.keras_tracing import local_mean_losses, seed_offset_of
+from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
+    local_mean_losses,
+    seed_offset_of,
+)
 from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
-from isotrain.adapters.tensorflow.replica.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch
 from isotrain.plugin import (
     BackendConfig,

@@ -10,13 +10,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.common import private_api
-from isotrain.adapters.common.capabilities import (
+from isotrain.adapters.common.layout_capabilities import (
     FULLY_SHARDED_CAPABILITIES,
     PIPELINE_CAPABILITIES,
     fully_sharded_bytes,
 )
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.torch.optimizer_state_names import TorchOptimizerStateNames
 from isotrain.plugin import (
     NOT_REPLICATED,
@@ -181,7 +181,7 @@ class TorchDDP(TcpParameterServer):
         keras_backend.set_backend("torch")
         from isotrain.adapters.torch.comm import base as communicator
         from isotrain.adapters.torch.comm import ddp
-        from isotrain.adapters.torch.replica import group as replica_group
+        from isotrain.adapters.torch.replica import replica_group as replica_group
 
         def connect() -> communicator.Communicator:
             if context.replicas == 1:
@@ -202,7 +202,7 @@ class TorchDDP(TcpParameterServer):
         keras_backend.set_backend("torch")
         if not isinstance(spec.model, Mapping):
             return self._start_sharded(spec, backend_config, context, unit_bytes)
-        from isotrain.adapters.torch.replica import group as replica_group
+        from isotrain.adapters.torch.replica import replica_group as replica_group
         from isotrain.adapters.torch.sharded import fsdp
 
         def connect() -> fsdp.FSDPCommunicator:
@@ -220,7 +220,7 @@ class TorchDDP(TcpParameterServer):
     ) -> ReplicaGroup:
         """Starts a process of a fully sharded run of a portable model."""
         from isotrain.adapters.torch.comm import ddp
-        from isotrain.adapters.torch.sharded import group as sharded
+        from isotrain.adapters.torch.sharded import replica_group as sharded
 
         def connect() -> ddp.DDPCommunicator:
             return ddp.DDPCommunicator(backend_config, context)
@@ -236,9 +236,9 @@ class TorchDDP(TcpParameterServer):
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
         from isotrain.adapters.torch.pipeline import comm as pipeline_comm
-        from isotrain.adapters.torch.pipeline import group as pipeline_group
         from isotrain.adapters.torch.pipeline import process_group_comm
-        from isotrain.adapters.torch.replica import group as replica_group
+        from isotrain.adapters.torch.pipeline import replica_group as pipeline_group
+        from isotrain.adapters.torch.replica import replica_group as replica_group
 
         def connect() -> pipeline_comm.PipelineCommunicator:
             return process_group_comm.ProcessGroupPipelineCommunicator(backend_config, context)
@@ -323,7 +323,7 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
     if device == "gpu":
         return StartMethod(why_fresh="a process that has initialized a GPU cannot be forked")
     # torch imports its compiler, which takes as long as all the rest, when it builds the first optimizer
-    imports = ("torch._dynamo", __name__, "isotrain.adapters.torch.replica.group", *modules)
+    imports = ("torch._dynamo", __name__, "isotrain.adapters.torch.replica.replica_group", *modules)
     if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
         return StartMethod((_FAST_IMPORT, "torch", *imports))
     with_keras = (*imports, "isotrain.adapters.torch.trainer.keras")

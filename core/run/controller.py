@@ -111,7 +111,7 @@ def execute(
         require_interface_used(options.get("interface"), plan)
         require_startable(resolved.plugins.launcher(plan.launcher, plan.launcher_options))
         return _lead(work, resolved, plan, options, conclude, None)
-    from isotrain.core.rendezvous.other_ranks import run_rank  # these import NumPy
+    from isotrain.core.rendezvous.nonzero_rank import run_nonzero_rank  # these import NumPy
     from isotrain.core.rendezvous.rank_zero import RankZeroLauncher
     from isotrain.core.rendezvous.worker_group import join_worker_group
 
@@ -136,7 +136,7 @@ def execute(
             return _lead(
                 work, workers.resolved_spec, plan, options, conclude, RankZeroLauncher(workers)
             )
-    returned, directory = run_rank(
+    returned, directory = run_nonzero_rank(
         workers, Job(work, workers.resolved_spec.spec, plan, b"", selection.current())
     )
     return conclude(RunOutcome(returned, RunDirectory(Path(directory))))

@@ -21,8 +21,8 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing import digits, reference_model
+from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.launching import SpecFields
-from isotrain.testing.shared_runs import launched_in_turn
 
 REPLICAS = 2
 """Number of replicas: a sum of two is the same to the bit in any order; that of more need not be."""

@@ -112,6 +112,6 @@ class Reference(TcpParameterServer):
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> ReplicaGroup:
         from isotrain.testing.reference.comm import Communicator
-        from isotrain.testing.reference.group import ReferenceGroup
+        from isotrain.testing.reference.replica_group import ReferenceGroup
 
         return ReferenceGroup(spec, Communicator(context, backend_config.timeout))

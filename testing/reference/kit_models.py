@@ -14,7 +14,7 @@ from isotrain.testing.reference.layers import (
     Dropout,
     Embedding,
 )
-from isotrain.testing.reference.losses import mean_squared_error
+from isotrain.testing.reference.losses_and_metrics import mean_squared_error
 from isotrain.testing.reference.network import Branch, Network
 
 

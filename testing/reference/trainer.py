@@ -21,7 +21,7 @@ from isotrain.plugin import (
     unknown_name,
 )
 from isotrain.testing.reference.layers import Array
-from isotrain.testing.reference.losses import Means, build_objective
+from isotrain.testing.reference.losses_and_metrics import Means, build_objective
 from isotrain.testing.reference.network import Network
 from isotrain.testing.reference.optimizers import build_optimizer, clipped
 

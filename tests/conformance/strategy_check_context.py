@@ -16,7 +16,7 @@ from isotrain.core.session.session import Session
 from isotrain.testing.check_context import batches_in_order
 from isotrain.testing.file_exchange import FileExchange
 from isotrain.testing.reference.layers import BatchNormalization, Dense
-from isotrain.testing.reference.losses import mean_squared_error
+from isotrain.testing.reference.losses_and_metrics import mean_squared_error
 from isotrain.testing.reference.network import Branch, Network
 
 RATE = 0.125

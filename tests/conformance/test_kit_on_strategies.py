@@ -14,9 +14,9 @@ from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.testing import strategy
 from isotrain.testing.checks import resume as resume_checks
+from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.launching import Run
 from isotrain.testing.scorecard import outcome_of
-from isotrain.testing.shared_runs import launched_in_turn
 
 TOGETHER: tuple[tuple[str, tuple[str, ...]], ...] = (
     (

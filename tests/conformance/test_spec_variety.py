@@ -9,7 +9,7 @@ import pytest
 from conformance import spec_variety
 from conformance.tolerances import EXACT, distance
 
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

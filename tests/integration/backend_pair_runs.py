@@ -14,7 +14,7 @@ import isotrain
 from isotrain.core.checkpoints.folder import checkpoint_at
 from isotrain.core.launching.run_directory.return_values import save_value
 from isotrain.core.plugins import selection
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 BACKENDS = (
     *("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf"),

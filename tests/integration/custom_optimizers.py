@@ -276,7 +276,7 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
 
 
 def refusal(session: isotrain.Session, name: str, fields: dict[str, Any]) -> str:
-    from isotrain.testing.shared_runs import next_session
+    from isotrain.testing.consecutive_sessions import next_session
 
     try:
         with next_session(session, name, fields):

@@ -13,7 +13,7 @@ import isotrain
 from isotrain.analysis.parity.trace import Trace
 from isotrain.core.session.session import Session
 from isotrain.core.spec.weight_name_map import NameMap
-from isotrain.testing.shared_runs import next_session
+from isotrain.testing.consecutive_sessions import next_session
 
 STEPS = 4
 SAMPLES = 29

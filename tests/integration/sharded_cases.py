@@ -18,8 +18,8 @@ from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.session.session import Session
 from isotrain.testing import reference_model
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.file_exchange import FileExchange
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 PARALLEL = {"name": "data-parallel"}
 ALIKE: tuple[StateKind, ...] = (*MODEL_STATE, "random", "metrics")

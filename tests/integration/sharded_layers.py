@@ -9,7 +9,7 @@ import keras
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters.keras.sharding import require_shardable
+from isotrain.adapters.keras.weight_sharding import require_shardable
 from isotrain.adapters.tensorflow.comm.base import SingleReplicaCommunicator
 from isotrain.adapters.tensorflow.sharded.keras_layers import ShardedLayers
 from isotrain.adapters.tensorflow.sharded.trainer import ShardedTrainer

@@ -14,7 +14,7 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.state import ALL_STATE
 from isotrain.core.launching.run_directory.return_values import load_value, save_value
 from isotrain.testing.check_context import assert_same
-from isotrain.testing.shared_runs import next_session
+from isotrain.testing.consecutive_sessions import next_session
 
 WHOLE, KILLED = "whole", "killed"
 LATER = {"batch": range(5, 9), "write": range(16, 28)}

@@ -11,9 +11,9 @@ import pytest
 
 import isotrain
 from isotrain.analysis.check.rule import Severity
+from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout
 from isotrain.testing.reference.network import Network
-from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.usefixtures("reference")
 

@@ -11,7 +11,7 @@ from helpers.isolated import run_isolated
 from integration import custom_optimizers as own
 
 import isotrain
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

@@ -11,7 +11,7 @@ import pytest
 from integration import differentiating_models as own
 
 import isotrain
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

@@ -23,7 +23,7 @@ from plugins.example_plugin_tests import EXAMPLES
 
 import isotrain
 from isotrain.testing import backend, strategy
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = [
     pytest.mark.examples,

@@ -10,7 +10,7 @@ import pytest
 
 import isotrain
 from isotrain.core.spec.loading import load_spec
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 
 FOLDER = Path(__file__).resolve().parents[2] / "examples" / "familiar"
 NAMES = sorted(path.stem for path in FOLDER.glob("*.py"))

@@ -32,9 +32,9 @@ from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing.checks.declarations import declarations
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.file_exchange import FileExchange
 from isotrain.testing.launching import try_run
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 ADAPTERS: dict[str, type[Adapter]] = {a.name: a for a in (HorovodTorch, HorovodTF)}
 RUNS = [("horovod-torch", 2), ("horovod-torch", 3), ("horovod-tf", 2)]

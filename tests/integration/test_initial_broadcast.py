@@ -11,7 +11,7 @@ import pytest
 
 import isotrain
 from isotrain.core.contracts.process import from_variables
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

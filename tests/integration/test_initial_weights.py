@@ -21,9 +21,9 @@ from isotrain.core.checkpoints.safetensors_file import write_safetensors
 from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.session.weights import weight_readers
 from isotrain.core.session.weights.weight_readers import open_weights
-from isotrain.testing.reference.group import ReferenceGroup
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
+from isotrain.testing.reference.replica_group import ReferenceGroup
 
 pytestmark = pytest.mark.usefixtures("reference")
 

@@ -10,8 +10,8 @@ import pytest
 
 import isotrain
 from isotrain.adapters.common.outputs import OutputSelector
-from isotrain.adapters.common.resolve import snake_case
-from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.common.spec_components import snake_case
+from isotrain.adapters.keras import builtin_names as keras_names
 
 SAMPLES, CLASSES = 12, 3
 CUTS = ((0, 5), (5, 12))

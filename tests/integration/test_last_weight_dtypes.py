@@ -20,9 +20,9 @@ from isotrain.core.session.weights.weights_file import (
     require_storable,
     save_weights,
 )
+from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
-from isotrain.testing.shared_runs import launched_in_turn
 
 TORCH_KEEPS = ("complex64", "uint16", "uint32", "uint64", "int8", "bfloat16", "bool", "sparse")
 TORCH_REFUSES = ("complex128", "complex32", "float8_e4m3fn", "float8_e5m2", "quint8")

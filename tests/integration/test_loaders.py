@@ -13,7 +13,7 @@ from conformance.backends import param
 
 import isotrain
 from isotrain.core.worker.fit import fit
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

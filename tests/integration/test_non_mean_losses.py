@@ -16,10 +16,10 @@ import isotrain
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import as_source
 from isotrain.core.errors import RunFailedError, SpecError
+from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.reference.layers import Array, Dense
-from isotrain.testing.reference.losses import mean_squared_error
+from isotrain.testing.reference.losses_and_metrics import mean_squared_error
 from isotrain.testing.reference.network import Network
-from isotrain.testing.shared_runs import launched_in_turn
 
 BATCH = 12
 RNG = np.random.default_rng(3)

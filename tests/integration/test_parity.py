@@ -19,8 +19,8 @@ from isotrain.analysis.parity.noise_floor import NoiseFloor, NoiseRun, scale_bet
 from isotrain.analysis.parity.run_trace import RunTrace, assemble_trace
 from isotrain.core.plugins import selection
 from isotrain.core.spec.loading import load_spec
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS
 from isotrain.testing.launching import try_run
-from isotrain.testing.shared_runs import LONG_TIMEOUTS
 
 ROOT = Path(__file__).parents[2]
 PLANTED = {

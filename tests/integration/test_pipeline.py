@@ -23,9 +23,9 @@ from isotrain.core.pipeline.partition import PipelineSplit
 from isotrain.core.session.weights.weights_file import WEIGHTS
 from isotrain.core.worker.fit import fit
 from isotrain.testing.check_context import assert_same
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, Work, next_session
 from isotrain.testing.launching import try_run
 from isotrain.testing.native_equality import train
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, Work, next_session
 
 pytestmark = pytest.mark.slow
 
@@ -297,8 +297,8 @@ def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, A
 
 def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
     """And what is said of lists that are not the model; how large slots are before stages are known."""
-    from isotrain.adapters.tensorflow.pipeline.group import PipelineTrainer
     from isotrain.adapters.tensorflow.pipeline.modules import PipelineModules
+    from isotrain.adapters.tensorflow.pipeline.replica_group import PipelineTrainer
 
     found = saving(session, name, folder=folder)
     slots = PipelineTrainer(session.spec).update.variables

@@ -16,9 +16,9 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.data.batch import Batch
+from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Branch, Network
-from isotrain.testing.shared_runs import launched_in_turn
 
 pytestmark = pytest.mark.usefixtures("reference")
 

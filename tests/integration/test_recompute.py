@@ -9,9 +9,9 @@ import pytest
 from integration import recomputed_models as models
 
 import isotrain
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.launching import try_run
 from isotrain.testing.native_equality import train
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 pytestmark = [
     pytest.mark.slow,

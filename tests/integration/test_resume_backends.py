@@ -24,7 +24,7 @@ from isotrain.core.checkpoints.folder import checkpoint_at
 from isotrain.core.launching.run_directory.return_values import load_value
 from isotrain.core.results.result import read_history
 from isotrain.testing.check_context import assert_same
-from isotrain.testing.shared_runs import LONG_TIMEOUTS
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS
 
 pytestmark = pytest.mark.slow
 

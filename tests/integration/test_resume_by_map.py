@@ -18,7 +18,7 @@ from isotrain.core.errors import IsotrainError
 from isotrain.core.session.weights import weight_readers
 from isotrain.core.session.weights.state_conversion import StateConverter
 from isotrain.core.spec.training_spec import TrainingSpec
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

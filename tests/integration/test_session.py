@@ -20,9 +20,9 @@ from isotrain.core.data import sources
 from isotrain.core.errors import DataError
 from isotrain.core.session.weights.weights_file import save_weights
 from isotrain.strategies.data_parallel import DataParallel
-from isotrain.testing.reference.group import ReferenceGroup
 from isotrain.testing.reference.layers import BatchNormalization, Dense
 from isotrain.testing.reference.network import Network
+from isotrain.testing.reference.replica_group import ReferenceGroup
 
 pytestmark = pytest.mark.usefixtures("reference")
 

@@ -19,8 +19,8 @@ from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.testing import reference_model
+from isotrain.testing.consecutive_sessions import launched_in_turn
 from isotrain.testing.launching import try_run
-from isotrain.testing.shared_runs import launched_in_turn
 
 CLOSE = 1e-12
 EVERY = tuple(cases.OPTIMIZERS)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from integration import submodule_modes as own
 
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

@@ -37,8 +37,8 @@ from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing import launching
 from isotrain.testing.check_context import assert_same
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.file_exchange import FileExchange
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 RUNS = [("tf-mirrored", 2), ("tf-multiworker", 2)]
 STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")

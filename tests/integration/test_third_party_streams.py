@@ -12,9 +12,9 @@ import pytest
 from integration import third_party_streams
 
 import isotrain
+from isotrain.testing.consecutive_sessions import next_session
 from isotrain.testing.reference.layers import Dense
 from isotrain.testing.reference.network import Network
-from isotrain.testing.shared_runs import next_session
 
 pytestmark = [pytest.mark.usefixtures("reference"), pytest.mark.slow]
 

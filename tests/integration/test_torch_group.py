@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.testing.shared_runs import next_session
+from isotrain.testing.consecutive_sessions import next_session
 
 pytestmark = pytest.mark.slow
 START = [-1.0, -0.5, 0.25, 1.0]

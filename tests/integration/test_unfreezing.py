@@ -9,7 +9,7 @@ import pytest
 
 import isotrain
 from isotrain.core.errors import SpecError
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 
 def portable(frozen: bool) -> Any:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 import isotrain
-from isotrain.testing.shared_runs import launched_in_turn
+from isotrain.testing.consecutive_sessions import launched_in_turn
 
 pytestmark = pytest.mark.slow
 

@@ -25,10 +25,10 @@ from isotrain.core.plugins.registries import BackendRegistry
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.reference.adapter import Reference
 from isotrain.testing.reference.comm import Communicator
-from isotrain.testing.reference.group import ReferenceGroup
+from isotrain.testing.reference.replica_group import ReferenceGroup
 
 if TYPE_CHECKING:
-    from isotrain.adapters.torch.replica.group import TorchReplicaGroup
+    from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
 
 
 class _Broken(Reference):

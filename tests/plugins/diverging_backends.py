@@ -16,7 +16,7 @@ from isotrain.core.plugins.registries import BackendRegistry
 from isotrain.core.spec.training_spec import TrainingSpec
 
 if TYPE_CHECKING:
-    from isotrain.adapters.torch.replica.group import TorchReplicaGroup
+    from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
 
 
 class Faulty(TorchDDP):

@@ -28,9 +28,9 @@ import isotrain
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.worker.fit import fit
 from isotrain.testing import digits, native_equality, reference_model, strategy, strategy_runs
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.launching import Run, try_run
 from isotrain.testing.scorecard import outcome_of
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 CASE = trained_cases.FLOAT64
 """A convolutional network and a transformer."""

@@ -13,8 +13,8 @@ from integration import sharded_cases as cases
 
 import isotrain
 from isotrain.core.session.session import Session
+from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.launching import try_run
-from isotrain.testing.shared_runs import LONG_TIMEOUTS, next_session
 
 REPLICAS = 3
 WIDTH = 255

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters.keras.sharding import named_like
+from isotrain.adapters.keras.weight_sharding import named_like
 
 
 @contextlib.contextmanager

@@ -11,16 +11,16 @@ import tensorflow as tf
 
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.common.pipeline.checks import MASK_AT_SPLIT, MASKED_LOSS
-from isotrain.adapters.common.pipeline.interfaces import (
-    PipelineLosses,
-    PipelineModel,
-    no_comparison_needed,
-)
 from isotrain.adapters.common.pipeline.sequential import (
     Call,
     Modules,
     SequentialChunk,
     SequentialModel,
+)
+from isotrain.adapters.common.pipeline.split_model import (
+    PipelineLosses,
+    PipelineModel,
+    no_comparison_needed,
 )
 from isotrain.adapters.keras import losses as keras_losses
 from isotrain.adapters.keras import private as keras_private

@@ -9,7 +9,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
-from isotrain.adapters.common.pipeline.interfaces import PipelineLosses, PipelineModel
+from isotrain.adapters.common.pipeline.split_model import PipelineLosses, PipelineModel
 from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.state import native

@@ -11,7 +11,10 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.keras import model as keras_model
-from isotrain.adapters.tensorflow.base.keras_tracing import local_mean_losses, random_streams
+from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
+    local_mean_losses,
+    random_streams,
+)
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
 from isotrain.plugin import Batch, Phase, Weighted

@@ -13,9 +13,9 @@ import tensorflow as tf
 
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.keras.sharding import require_shardable
-from isotrain.adapters.tensorflow.base.compile import Compute
+from isotrain.adapters.keras.weight_sharding import require_shardable
 from isotrain.adapters.tensorflow.base.variables import assign_all, value_of
+from isotrain.adapters.tensorflow.base.xla import Compute
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.sharded.keras_layers import ShardedLayers
 from isotrain.adapters.tensorflow.sharded.modules import ShardedModules

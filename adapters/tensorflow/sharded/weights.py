@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters.common.sharding import ShardSpec, shard_sizes
+from isotrain.adapters.common.weight_sharding import ShardSpec, shard_sizes
 from isotrain.adapters.tensorflow.base.variables import assign_anew, named_as, value_of
 from isotrain.adapters.tensorflow.comm.base import Communicator, plan_buckets
 from isotrain.adapters.tensorflow.trainer.state import native

@@ -18,13 +18,13 @@ from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.losses import Losses
-from isotrain.adapters.keras.rng import UNSEEDED, standalone_generators
+from isotrain.adapters.keras.standalone_generators import UNSEEDED, standalone_generators
 from isotrain.adapters.tensorflow.base import private_api
-from isotrain.adapters.tensorflow.base.compile import Compute, compiled
-from isotrain.adapters.tensorflow.base.keras_tracing import shifted_seeds
+from isotrain.adapters.tensorflow.base.keras_trace_overrides import shifted_seeds
 from isotrain.adapters.tensorflow.base.private_api import copies
 from isotrain.adapters.tensorflow.base.recompute import recompute, recomputed
 from isotrain.adapters.tensorflow.base.variables import assign_all, flatten, undo_where, value_of
+from isotrain.adapters.tensorflow.base.xla import Compute, compiled
 from isotrain.adapters.tensorflow.trainer.loss import forward, loss_computer
 from isotrain.adapters.tensorflow.trainer.loss_weighting import SliceWeights, Total
 from isotrain.adapters.tensorflow.trainer.metrics import MetricCollection

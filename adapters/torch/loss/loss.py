@@ -18,10 +18,10 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from isotrain.adapters.common import callables
-from isotrain.adapters.common import resolve as choices
+from isotrain.adapters.common import spec_components as choices
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.torch.loss import functional as losses
 from isotrain.adapters.torch.loss.functional import Masked, broadcast_weights
 from isotrain.plugin import Component, SpecError, TrainingSpec, unweighted

@@ -9,10 +9,10 @@ from typing import Any
 
 import torch
 
-from isotrain.adapters.common import resolve as choices
+from isotrain.adapters.common import spec_components as choices
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.torch.loss import functional
 from isotrain.adapters.torch.loss.loss import PerOutputLoss, TotalLoss
 from isotrain.adapters.torch.metrics import auc, confusion, iou, per_class

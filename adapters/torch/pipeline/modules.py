@@ -9,16 +9,16 @@ import torch
 from torch import nn
 
 from isotrain.adapters.common.pipeline.checks import MASKED_LOSS
-from isotrain.adapters.common.pipeline.interfaces import (
-    PipelineLosses,
-    PipelineModel,
-    no_comparison_needed,
-)
 from isotrain.adapters.common.pipeline.sequential import (
     Call,
     Modules,
     SequentialChunk,
     SequentialModel,
+)
+from isotrain.adapters.common.pipeline.split_model import (
+    PipelineLosses,
+    PipelineModel,
+    no_comparison_needed,
 )
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.native import NativeTrainer

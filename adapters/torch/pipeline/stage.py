@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from isotrain.adapters.common.pipeline.interfaces import (
+from isotrain.adapters.common.pipeline.split_model import (
     PipelineChunk,
     PipelineLosses,
     PipelineModel,

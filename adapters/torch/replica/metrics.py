@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isotrain.adapters.common import resolve
+from isotrain.adapters.common import spec_components
 from isotrain.adapters.torch.base.tensors import to_numpy
 from isotrain.adapters.torch.metrics.base import MeasuredPredictions, Metric, collect
 from isotrain.adapters.torch.replica.loss_weighting import EvaluationLoss
@@ -95,7 +95,7 @@ def _update(metrics: Sequence[Metric], micro_batch: Slice, predictions: Any) -> 
             with torch.no_grad():
                 predictions.add_to(metrics)
         metrics, predictions = predictions.others(metrics), predictions.predictions
-    resolve.require_predictions(metrics, predictions)
+    spec_components.require_predictions(metrics, predictions)
     plain, _ = unweighted(micro_batch.targets)
     with torch.no_grad():
         for metric in metrics:

@@ -12,10 +12,10 @@ from torch import nn
 from torch.distributed.device_mesh import DeviceMesh as TorchDeviceMesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 
-from isotrain.adapters.common import sharding
+from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.torch.comm.base import Wait
 from isotrain.adapters.torch.comm.ddp import DDPCommunicator
-from isotrain.adapters.torch.replica.group import TorchReplicaGroup
+from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.adapters.torch.trainer.state import Section, in_place
@@ -134,7 +134,7 @@ def _require_shardable(weights: Mapping[str, torch.Tensor]) -> None:
     Raises:
         SpecError: A weight is a scalar, empty or not contiguous.
     """
-    sharding.require_all_sharded([name for name, each in weights.items() if not each.dim()])
+    weight_sharding.require_all_sharded([name for name, each in weights.items() if not each.dim()])
     unsupported = [
         name for name, each in weights.items() if not (each.numel() and each.is_contiguous())
     ]
@@ -154,7 +154,7 @@ def _require_single_dtype(unit: Iterable[torch.Tensor]) -> None:
     """
     dtypes = {str(each.dtype).removeprefix("torch.") for each in unit}
     if len(dtypes) > 1:
-        sharding.require_single_dtype(dtypes)
+        weight_sharding.require_single_dtype(dtypes)
 
 
 def fsdp_modules(model: nn.Module, unit_bytes: int) -> list[nn.Module]:

@@ -12,9 +12,9 @@ import keras
 import torch
 from torch import nn
 
-from isotrain.adapters.common import sharding
+from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.keras.sharding import named_like, require_shardable
+from isotrain.adapters.keras.weight_sharding import named_like, require_shardable
 from isotrain.adapters.torch.base.tensors import TensorOrShard, overwrite
 from isotrain.adapters.torch.comm.base import Communicator
 from isotrain.adapters.torch.graph.trace import Compute
@@ -82,7 +82,7 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
         self._require_shardable()
         paths = [variable.path for variable in self._variables]
         sizes = [variable.value.nbytes for variable in self._variables]
-        units = sharding.fsdp_units(paths, sizes, unit_bytes, "/")
+        units = weight_sharding.fsdp_units(paths, sizes, unit_bytes, "/")
         self.weights = ShardedWeights(self.trainable, units, communicator, mesh)
         self._updated_variables = list(map(_variable, paths, self.weights.local_shards))
         self._build_optimizer_state()

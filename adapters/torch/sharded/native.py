@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.common import sharding
+from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.torch.base.tensors import TensorOrShard
 from isotrain.adapters.torch.comm.base import Communicator
 from isotrain.adapters.torch.optim.lamb import Lamb
@@ -40,9 +40,11 @@ class ShardedNativeTrainer(ShardedTrainer, NativeTrainer):
     def shard_weights(self, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int) -> None:
         weights = self.trainable
         scalars = [name for name, each in weights.items() if not each.dim()]
-        sharding.require_shardable(scalars, {str(each.dtype)[6:] for each in weights.values()})
+        weight_sharding.require_shardable(
+            scalars, {str(each.dtype)[6:] for each in weights.values()}
+        )
         sizes = [each.nbytes for each in weights.values()]
-        units = sharding.fsdp_units(list(weights), sizes, unit_bytes, ".")
+        units = weight_sharding.fsdp_units(list(weights), sizes, unit_bytes, ".")
         self.weights = ShardedWeights(weights, units, communicator, mesh)
         self._lazy_parameters = LazyParameters(self.weights)
         self._indices = {name: index for index, name in enumerate(weights)}

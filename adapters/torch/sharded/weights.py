@@ -7,7 +7,7 @@ from typing import Literal, NamedTuple
 
 import torch
 
-from isotrain.adapters.common import sharding
+from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.tensors import TensorOrShard, TensorShard
 from isotrain.adapters.torch.comm.base import Communicator
@@ -75,7 +75,7 @@ _DESCRIPTIONS: Mapping[str, str] = {
 """Descriptions of a replica's call, by kind, in the error for differing replicas."""
 
 
-class ShardSpec(sharding.ShardSpec):
+class ShardSpec(weight_sharding.ShardSpec):
     """Axis and shard lengths along which a torch tensor is sharded."""
 
     def split(self, tensor: torch.Tensor) -> Sequence[torch.Tensor]:
@@ -336,7 +336,8 @@ class ShardedWeights:
     def _sizes(self, unit: Sequence[int]) -> list[int]:
         """Length of each replica's shards of a unit, plus one for the flag that says whether it deviates."""
         return [
-            size + 1 for size in sharding.shard_sizes([self._shard_specs[index] for index in unit])
+            size + 1
+            for size in weight_sharding.shard_sizes([self._shard_specs[index] for index in unit])
         ]
 
     def _all_gather_unit(self, number: int, deviates: float = 0.0) -> tuple[torch.Tensor, bool]:

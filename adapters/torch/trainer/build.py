@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.common import resolve
+from isotrain.adapters.common import spec_components
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.native import NativeTrainer
@@ -19,7 +19,9 @@ from isotrain.plugin import SpecError, TrainingSpec
 
 def build_model(spec: TrainingSpec, device: torch.device) -> Any:
     """Calls the spec's model function, with the spec's seed, on a device."""
-    return _build_seeded(spec, device, resolve.resolve_for_framework(spec.model, "torch", "model"))
+    return _build_seeded(
+        spec, device, spec_components.resolve_for_framework(spec.model, "torch", "model")
+    )
 
 
 def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:

@@ -20,7 +20,7 @@ from isotrain.adapters.keras import layer_traits as keras_layer_traits
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.losses import Losses
-from isotrain.adapters.keras.rng import standalone_generators
+from isotrain.adapters.keras.standalone_generators import standalone_generators
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.tensors import overwrite, restored_after
 from isotrain.adapters.torch.graph.metrics.phase_metrics import CapturedMetrics

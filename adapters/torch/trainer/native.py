@@ -15,8 +15,8 @@ from torch import nn
 from torch.nn.parameter import is_lazy
 
 from isotrain.adapters.common.outputs import as_plain_tree, objective_batch
-from isotrain.adapters.common.resolve import call_checked, resolve_for_framework
 from isotrain.adapters.common.seeds import SEED_MASK, seed_offset
+from isotrain.adapters.common.spec_components import call_checked, resolve_for_framework
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.layer_traits import model_traits
 from isotrain.adapters.torch.base.no_grad import WithoutGradients

@@ -13,7 +13,7 @@ from isotrain.core.spec.loading import load_spec
 from isotrain.testing import reference_model
 from isotrain.testing.reference.flatten import flatten, unflatten_into, unflatten_like
 from isotrain.testing.reference.layers import BatchNormalization, Dense, Dropout, Embedding, Layer
-from isotrain.testing.reference.losses import (
+from isotrain.testing.reference.losses_and_metrics import (
     accuracy,
     build_objective,
     mean_absolute_error,

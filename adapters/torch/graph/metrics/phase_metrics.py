@@ -11,7 +11,7 @@ from typing import Any, Self
 
 import torch
 
-from isotrain.adapters.common import resolve as choices
+from isotrain.adapters.common import spec_components as choices
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import losses as keras_losses
 from isotrain.adapters.keras.losses import Losses

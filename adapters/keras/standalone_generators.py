@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from isotrain.adapters.common import resolve as choices
+from isotrain.adapters.common import spec_components as choices
 from isotrain.adapters.keras import private as keras_private
 from isotrain.plugin import TrainingSpec, import_strings
 

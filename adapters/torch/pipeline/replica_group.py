@@ -18,7 +18,7 @@ from isotrain.adapters.torch.comm.base import all_reduce_mean_flat
 from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.torch.pipeline.modules import split_model
 from isotrain.adapters.torch.pipeline.stage import PipelineContext, TorchStageWork
-from isotrain.adapters.torch.replica.group import TorchReplicaGroup
+from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
 from isotrain.adapters.torch.trainer.state import Section
 from isotrain.plugin import (
     MODEL_STATE,

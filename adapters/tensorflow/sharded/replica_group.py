@@ -9,7 +9,7 @@ from typing import Any
 import tensorflow as tf
 
 from isotrain.adapters.tensorflow.comm.base import Communicator
-from isotrain.adapters.tensorflow.replica.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.replica.tracing import MicroBatches, Weights
 from isotrain.adapters.tensorflow.sharded.trainer import ShardedTrainer
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 import tensorflow as tf
 
-from isotrain.adapters.common import sharding
+from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.tensorflow.base.layer_traits import model_traits
@@ -391,7 +391,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         self.local_index(replica)
-        return sharding.mark_local_slots(
+        return weight_sharding.mark_local_slots(
             self._trainer.state.describe(kinds), self._trainer.update.is_local_slot
         )
 
@@ -413,7 +413,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         )
 
     def is_remote(self, name: str) -> bool:
-        return sharding.is_remote(name, self._trainer.update.is_remote_slot)
+        return weight_sharding.is_remote(name, self._trainer.update.is_remote_slot)
 
     def _write_late_metric_state(self, batch: Batch) -> None:
         """Lets metrics create the variables that a saved state waits for, on samples that do not count."""

@@ -11,7 +11,7 @@ from typing import Any
 
 import keras
 
-from isotrain.adapters.common import sharding
+from isotrain.adapters.common import weight_sharding
 
 
 @contextlib.contextmanager
@@ -41,4 +41,4 @@ def require_shardable(weights: Mapping[str, Any]) -> None:
     """
     unshardable = [name for name, each in weights.items() if each.constraint or not each.shape]
     types = {keras.backend.standardize_dtype(each.dtype) for each in weights.values()}
-    sharding.require_shardable(unshardable, types)
+    weight_sharding.require_shardable(unshardable, types)

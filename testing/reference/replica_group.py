@@ -27,7 +27,7 @@ from isotrain.plugin import (
 from isotrain.testing.reference.comm import Communicator
 from isotrain.testing.reference.flatten import flatten, unflatten_into, unflatten_like
 from isotrain.testing.reference.layers import Array
-from isotrain.testing.reference.losses import mean
+from isotrain.testing.reference.losses_and_metrics import mean
 from isotrain.testing.reference.network import Network
 from isotrain.testing.reference.replica import ReferenceReplica
 from isotrain.testing.reference.trainer import ReplicaTrainer

@@ -154,7 +154,7 @@ class RankRelay:
         )
 
 
-def run_rank(group: WorkerGroup, job: Job) -> tuple[list[Any], str]:
+def run_nonzero_rank(group: WorkerGroup, job: Job) -> tuple[list[Any], str]:
     """Runs this rank's part of a job.
 
     Args:
@@ -172,7 +172,7 @@ def run_rank(group: WorkerGroup, job: Job) -> tuple[list[Any], str]:
 
 
 def _run_rank(group: WorkerGroup, job: Job, folder: Path) -> tuple[list[Any], str]:
-    """`run_rank`, with a local folder in case rank 0's run directory is not visible here."""
+    """`run_nonzero_rank`, with a local folder in case rank 0's run directory is not visible here."""
     rendezvous = group.rendezvous
     assert isinstance(rendezvous, RendezvousClient)
     channel = rendezvous.channel

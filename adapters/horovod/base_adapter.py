@@ -9,10 +9,13 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters.common.capabilities import FULLY_SHARDED_CAPABILITIES, PIPELINE_CAPABILITIES
+from isotrain.adapters.common.layout_capabilities import (
+    FULLY_SHARDED_CAPABILITIES,
+    PIPELINE_CAPABILITIES,
+)
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.keras import names as keras_names
+from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.plugin import (
     NOT_REPLICATED,
     PARAMETER_SERVER_CAPABILITIES,

@@ -18,7 +18,7 @@ from isotrain.adapters.tensorflow.pipeline.comm import PipelineCommunicator
 from isotrain.adapters.tensorflow.pipeline.modules import split_model
 from isotrain.adapters.tensorflow.pipeline.stage import PipelineContext, TensorFlowStageWork
 from isotrain.adapters.tensorflow.pipeline.weights import StageWeights
-from isotrain.adapters.tensorflow.replica.group import TensorFlowReplicaGroup
+from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.replica.tracing import MicroBatches, Weights, row
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.optimizer import WeightUpdate

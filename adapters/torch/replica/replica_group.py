@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from isotrain.adapters.common import sharding
+from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
@@ -441,7 +441,9 @@ class TorchReplicaGroup(ReplicaGroup):
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         self.local_index(replica)
-        infos = sharding.mark_local_slots(self._state.describe(kinds), self.trainer.is_local_slot)
+        infos = weight_sharding.mark_local_slots(
+            self._state.describe(kinds), self.trainer.is_local_slot
+        )
         tied = {n: a for n, a in self.trainer.aliases.items() if n in infos}
         return infos | {n: replace(infos[n], aliases=names) for n, names in tied.items()}
 
@@ -468,7 +470,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._rate = None  # the state may have another learning rate
 
     def is_remote(self, name: str) -> bool:
-        return sharding.is_remote(name, self.trainer.is_remote_slot)
+        return weight_sharding.is_remote(name, self.trainer.is_remote_slot)
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
         return load_weight_arrays(path, self.model)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal
 
-from isotrain.adapters.common import resolve
+from isotrain.adapters.common import spec_components
 from isotrain.adapters.common.outputs import check_loss_table
 from isotrain.plugin import SpecError, unknown_name
 
@@ -66,7 +66,7 @@ def class_name(name: str, field: Field) -> str:
         SpecError: The name is unknown.
     """
     classes = LOSSES if field == "loss" else METRICS
-    by_snake_case = {resolve.snake_case(each): each for each in classes}
+    by_snake_case = {spec_components.snake_case(each): each for each in classes}
     cls = by_snake_case.get(name) or _ABBREVIATIONS.get(name.lower(), name)
     if cls not in classes:
         raise SpecError(f"{field}: {_unknown(name, field, (*by_snake_case, *classes))}")
