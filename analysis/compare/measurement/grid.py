@@ -1,4 +1,4 @@
-"""Which cells a comparison has: every backend with every number of replicas and every strategy."""
+"""The grid of a comparison: every backend with every number of replicas and every strategy."""
 
 from __future__ import annotations
 
@@ -21,14 +21,14 @@ class PlannedCell:
     """One cell to measure.
 
     Attributes:
-        name: As in `Cell`.
-        backend: `NAME` or `NAME:COLLECTIVE`, as asked for.
-        replicas: How many.
-        strategy: Under which it runs.
-        python: The interpreter, where it is not this program's own.
-        plan: What was resolved; empty where it was refused.
-        refusal: Why it cannot be run.
-        unsupported: Whether the refusal is one that the backend declares.
+        name: Cell name, as in `Cell`.
+        backend: Backend as requested, `NAME` or `NAME:COLLECTIVE`.
+        replicas: Number of replicas.
+        strategy: Strategy of the run.
+        python: Path of the interpreter; None: this one.
+        plan: Plan as plain values; empty if planning failed.
+        refusal: Error of the planning; None if the cell can run.
+        unsupported: Whether the error says that the backend does not support the cell.
     """
 
     name: str
@@ -54,24 +54,24 @@ def planned_cells(
     strategies: Sequence[StrategyChoice],
     runner: Runner,
 ) -> list[PlannedCell]:
-    """Plans every cell, in the order asked for; cells that would do the same are one.
+    """Plans all cells in the requested order; equivalent cells are merged.
 
     Args:
-        spec: With the threads of every cell.
-        backends: `NAME` or `NAME:COLLECTIVE`.
-        replicas: Numbers of them; None: as many as the launcher's hosts give.
-        strategies: One or more.
-        runner: Knows the interpreters and the launcher.
+        spec: Training spec with its number of threads.
+        backends: Backends, each `NAME` or `NAME:COLLECTIVE`.
+        replicas: Numbers of replicas; None: as many as the launcher's allocation has room for.
+        strategies: Strategies, one or more.
+        runner: Runner with the interpreters and the launcher.
     """
-    found: dict[tuple[Any, ...], PlannedCell] = {}
+    cells: dict[tuple[Any, ...], PlannedCell] = {}
     for strategy in strategies:
         for backend in backends:
             for count in replicas or (None,):
                 target = _planned(spec, backend, count, strategy, runner)
                 if len(strategies) > 1:
                     target = replace(target, name=f"{target.name} {strategy.label}")
-                found.setdefault(_identity(target), target)
-    return list(found.values())
+                cells.setdefault(_identity(target), target)
+    return list(cells.values())
 
 
 def _identity(target: PlannedCell) -> tuple[Any, ...]:
@@ -86,16 +86,16 @@ def _planned(
     strategy: StrategyChoice,
     runner: Runner,
 ) -> PlannedCell:
-    own = spec.with_strategy(strategy)
+    cell_spec = spec.with_strategy(strategy)
     python = runner.interpreter_of(backend)
     plan: Mapping[str, Any] = {}
     refusal = None
     unsupported = False
     try:
-        plan = runner.plan(own, backend, replicas)
+        plan = runner.plan(cell_spec, backend, replicas)
     except UnsupportedError as error:
         refusal, unsupported = str(error), True
-    except Exception as error:  # a backend may be anyone's; the others are to go on
+    except Exception as error:  # third-party backends raise anything; other cells go on
         refusal = reason_of(error)
     count = replicas or plan.get("replicas", runner.slots)
     name = f"{backend}@{count}"
@@ -103,15 +103,15 @@ def _planned(
 
 
 def reason_of(error: Exception) -> str:
-    """What to tell of an error that a cell met."""
+    """The reason of a failed cell; errors other than isotrain's include their type."""
     return str(error) if isinstance(error, IsotrainError) else f"{type(error).__name__}: {error}"
 
 
 def available_backends(host: PluginManager, interpreters: Mapping[str, str]) -> list[str]:
-    """The backends that can be used here, and those that have an interpreter of their own.
+    """The backends that are available here or have an interpreter in `interpreters`.
 
     Raises:
-        PlanError: There is none.
+        PlanError: No backend is available.
     """
     from isotrain.core.planning import listings
 
@@ -129,8 +129,8 @@ def equal_threads(spec: TrainingSpec, places: int) -> TrainingSpec:
     """Gives every replica of every cell the same number of threads, unless the spec says how many.
 
     Args:
-        spec: What to train.
-        places: As many as share the cores of a machine, in the cell that has most.
+        spec: Training spec.
+        places: Largest number of processes of any cell on one host.
     """
     if spec.threads is not None:
         return spec
@@ -138,11 +138,11 @@ def equal_threads(spec: TrainingSpec, places: int) -> TrainingSpec:
 
 
 def max_processes_per_host(replicas: Sequence[int] | None, allocation: Allocation | None) -> int:
-    """How many replicas share the cores of a machine, in the cell that has most.
+    """The largest number of processes of any cell on one host.
 
     Args:
-        replicas: Numbers of them; None: as many as the launcher's hosts give.
-        allocation: What the launcher has; None: this machine.
+        replicas: Numbers of replicas; None: as many as the launcher's allocation has room for.
+        allocation: Allocation of the launcher; None: this machine.
     """
     if allocation is None or allocation.slots == 1:  # a single process may have all of them
         return max(replicas or (1,))

@@ -1,4 +1,4 @@
-"""What the processes of a comparison's run do: train, and time themselves."""
+"""The work of every process of a comparison's run: timed training."""
 
 from __future__ import annotations
 
@@ -25,14 +25,14 @@ _MIN_EXCHANGES = 3
 
 @dataclass(frozen=True)
 class Measurement(InternalWork):
-    """How one run is measured; called with its session on every process.
+    """A run's measurement; called with the session on every process. Collective.
 
     Attributes:
-        steps: Training steps whose losses are kept.
-        evaluate: Whether to evaluate after these, where the spec has validation data.
-        blocks: Steady blocks that are enough.
-        block_seconds: How long a block should take.
-        seconds: Limit of the blocks together, for runs that do not become steady or are slow.
+        steps: Number of first training steps whose losses are kept.
+        evaluate: Whether to evaluate after these steps, if the spec has validation data.
+        blocks: Number of steady blocks after which to stop.
+        block_seconds: Target duration of a block in seconds.
+        seconds: Limit of all blocks in seconds, for runs that are slow or do not become steady.
     """
 
     name: ClassVar[str] = "measure"
@@ -43,7 +43,7 @@ class Measurement(InternalWork):
     seconds: float
 
     def __call__(self, session: Session) -> dict[str, Any]:
-        """Measures; returns plain values, on each process its own."""
+        """Measures; returns plain values, different on each process."""
         session.disable_progress_reports()
         feed = _Feed(session)
         steps = min(self.steps, session.total_steps)
@@ -72,7 +72,7 @@ class Measurement(InternalWork):
         }
 
     def _metrics(self, session: Session) -> dict[str, float]:
-        """Of the first steps; no part of any timing."""
+        """Training and validation metrics after the first steps, by name; not timed."""
         metrics = session.metrics() if session.spec.metrics else {}
         if self.evaluate and session.can_evaluate:
             evaluated = session.evaluate()
@@ -80,7 +80,7 @@ class Measurement(InternalWork):
         return metrics
 
     def _blocks(self, timer: _Timer) -> tuple[list[_Block], int | None]:
-        """Times blocks until enough of them are steady, or the limit has passed."""
+        """Times blocks until enough are steady or the limit has passed; with the first steady index."""
         from isotrain.analysis.compare.measurement.steady_state import steady_state_start
 
         blocks: list[_Block] = []
@@ -95,12 +95,12 @@ class Measurement(InternalWork):
 
 
 def _first_steps(feed: _Feed, steps: int) -> tuple[list[Tensor], tuple[float, float], float]:
-    """Takes the first steps; gives their losses, when the first of them ended, and how long all took."""
+    """Takes the first steps; returns losses, end of the first step on two clocks, and total seconds."""
     group = feed.session.group
     began = time.perf_counter()
     losses = [feed.step()[1]]
     group.synchronize_device()
-    # By the clock that all processes of a machine share, and by that of the events.
+    # The monotonic clock, which all processes of a machine share, and Unix time, which events have.
     first = time.monotonic(), time.time()
     losses += [feed.step()[1] for _ in range(steps - 1)]
     group.synchronize_device()
@@ -108,10 +108,10 @@ def _first_steps(feed: _Feed, steps: int) -> tuple[list[Tensor], tuple[float, fl
 
 
 class _Feed:
-    """Trains step after step, from the start again where the run ends.
+    """Trains step after step, and starts over at the end of the run.
 
     Attributes:
-        session: The session.
+        session: Training session.
     """
 
     def __init__(self, session: Session) -> None:
@@ -128,14 +128,14 @@ class _Feed:
         return found
 
     def step(self) -> tuple[int, Tensor]:
-        """Trains on the next batch; returns its samples over all replicas, and its loss."""
+        """Trains on the next batch; returns its global batch size and its mean loss (scalar)."""
         batch = self.batch()
         return batch.size, self.session.step(batch)
 
 
 @dataclass(frozen=True)
 class _Block:
-    """Consecutive steps, timed together: the device has finished all work at both ends."""
+    """Consecutive steps timed together, the device synchronised at both ends."""
 
     steps: int
     samples: int
@@ -157,7 +157,7 @@ class _Timer:
         self._feed = feed
 
     def block(self) -> _Block:
-        """Times one block, all processes at the same time."""
+        """Times one block. Collective."""
         group, steps, step = self.session.group, self.steps, self._feed.step
         samples = 0
         group.synchronize_device()
@@ -169,7 +169,7 @@ class _Timer:
 
 
 def _calibrated(timer: _Timer, seconds: float) -> list[_Block]:
-    """Finds how many steps make a block of so many seconds; returns the blocks this took."""
+    """Sets the timer's steps per block to match a duration; returns the blocks timed meanwhile."""
     tried: list[_Block] = []
     while True:
         tried.append(timer.block())
@@ -183,28 +183,28 @@ def _calibrated(timer: _Timer, seconds: float) -> list[_Block]:
 
 
 def _agreed(session: Session, value: int) -> int:
-    """Gives every process the whole number, from 0, that rank 0 has."""
+    """Broadcasts a non-negative integer from rank 0, by a max all-reduce. Collective."""
     if session.group.is_single_process or session.plan.uses_parameter_server:
         return value
     return int(session.group.all_reduce_max([float(value if session.is_main else 0)])[0])
 
 
 StepSpan = tuple[str, float, float]
-"""Of a step: its name, and when it began and how long it took, in seconds."""
+"""A span of a step: name, start and duration in seconds."""
 
 
 def _timeline(feed: _Feed) -> list[StepSpan]:
-    """The pieces of a typical step, the device waited for before and after it."""
+    """The spans of the step of median length, the device synchronised before and after it."""
     from statistics import median_low
 
     feed.session.group.enable_action_timing()
     steps = [_step_spans(feed) for _ in range(_TIMELINE_STEPS)]
-    lengths = [sum(pieces[-1][1:]) for pieces in steps]
+    lengths = [sum(spans[-1][1:]) for spans in steps]
     return steps[lengths.index(median_low(lengths))]
 
 
 def _step_spans(feed: _Feed) -> list[StepSpan]:
-    """Input, the step (in stages, what its process did), and what the device still computes then."""
+    """The spans of one step: input, the step or its pipeline actions, remaining device work."""
     group, session = feed.session.group, feed.session
     group.synchronize_device()
     began = time.perf_counter()
@@ -221,7 +221,7 @@ def _step_spans(feed: _Feed) -> list[StepSpan]:
 
 
 def _all_reduce_seconds(session: Session) -> float | None:
-    """Median seconds of one all-reduce of the gradient's size, by the backend's own verb."""
+    """Median seconds of a sum all-reduce of the gradient's size on the backend. Collective."""
     import numpy as np
 
     group, size = session.group, session.plan.gradient_bytes
@@ -246,7 +246,7 @@ def _all_reduce_seconds(session: Session) -> float | None:
 
 
 def _peak_memory() -> int:
-    """The most resident memory this process had so far, in bytes.
+    """Peak resident memory of this process in bytes.
 
     Not `getrusage`: its figure starts at that of the process which started this one.
     """

@@ -1,4 +1,4 @@
-"""Which run is made next."""
+"""The order of a comparison's runs: randomised rounds, then runs where the ranking is open."""
 
 from __future__ import annotations
 
@@ -11,16 +11,17 @@ from isotrain.analysis.compare.records import Cell
 
 @dataclass(frozen=True)
 class RunOrder:
-    """How runs are ordered and when there are enough.
+    """Order of the runs of a comparison, and when to stop.
 
     Every cell is first run `repeats` times, in rounds: one run of each cell, in an order drawn anew for
-    every round, so that no cell always runs first, or always after the same other one. With a time
-    budget, runs are then added where the ranking is still open, until it is not or the time is over.
+    every round, so that no cell always runs first or always after the same one (randomised block design).
+    With a time budget, runs are then added to the cells whose ranking is open, until it is decided or the
+    time is used up.
 
     Attributes:
-        repeats: Runs that each cell is to have.
-        seed: Of the order.
-        time_budget: Seconds for all runs; None for no limit, and no further runs.
+        repeats: Runs of each cell before any cell gets more.
+        seed: Seed of the order.
+        time_budget: Time budget of all runs in seconds; None: no limit, and `repeats` runs of each.
     """
 
     repeats: int
@@ -30,12 +31,12 @@ class RunOrder:
     def next_cell(
         self, cells: Sequence[Cell], open_ranking: Sequence[str], spent: float
     ) -> str | None:
-        """Names the cell to run, or None when there is nothing more to do.
+        """The name of the cell to run next; None when no run is left.
 
         Args:
-            cells: With the runs they have; failed ones are left out, and so are refused ones.
-            open_ranking: The cells that cannot be told from the fastest.
-            spent: Seconds that all runs so far took.
+            cells: Cells that can run, with the runs made so far; failed ones are ignored.
+            open_ranking: Names of the cells that cannot be told from the fastest.
+            spent: Duration of all runs so far in seconds.
         """
         alive = [cell for cell in cells if cell.status != "failed"]
         for cell in self._candidates(alive, open_ranking):
@@ -52,7 +53,7 @@ class RunOrder:
             yield from sorted(self.round(contenders, fewest), key=lambda c: len(c.repeats))
 
     def round(self, cells: Sequence[Cell], number: int) -> list[Cell]:
-        """The cells in the order of one round; it depends on seed, round and the cells' names."""
+        """The cells in the pseudorandom order of a round, which depends on seed, round and names alone."""
 
         def drawn(cell: Cell) -> float:
             return random.Random(f"{self.seed}/{number}/{cell.name}").random()
@@ -61,7 +62,7 @@ class RunOrder:
 
 
 def _expected(cell: Cell) -> float:
-    """Seconds that a cell's next run will take, as far as is known."""
+    """Expected duration of a cell's next run in seconds: the mean of its runs, 0 without any."""
     if not cell.repeats:
         return 0.0
     return sum(repeat.run_s for repeat in cell.repeats) / len(cell.repeats)

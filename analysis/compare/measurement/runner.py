@@ -1,4 +1,4 @@
-"""Plans and makes the runs of a comparison, in this interpreter or in another one."""
+"""Planning and execution of a comparison's runs, in this interpreter or in another one."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ _DO = "isotrain.analysis.compare.measurement.runner_main:run_task"
 
 
 class Runner:
-    """Plans and makes runs, each in the interpreter of its backend, by one launcher.
+    """Plans and makes runs, each in the interpreter of its backend, all with one launcher.
 
     Attributes:
-        slots: Processes of every run that the launcher starts on its hosts; 1 where it has none.
+        slots: Number of process slots in the launcher's allocation; 1 without an allocation.
     """
 
     def __init__(
@@ -47,15 +47,15 @@ class Runner:
         launcher: LauncherChoice | None = None,
         slots: int = 1,
     ) -> None:
-        """Takes note of the interpreters and the launcher.
+        """Validates the interpreters.
 
         Args:
-            interpreters: Backend, `NAME` or `NAME:COLLECTIVE`, to the path of its interpreter.
-            launcher: What starts the processes of this program's own interpreter; None: the local one.
-            slots: As the attribute.
+            interpreters: Path of the interpreter, by backend (`NAME` or `NAME:COLLECTIVE`).
+            launcher: Launcher of runs in this interpreter; None: the local launcher.
+            slots: Number of process slots, as in the attribute.
 
         Raises:
-            PlanError: One of them is no program.
+            PlanError: An interpreter is not an executable file.
         """
         for backend, python in interpreters.items():
             if not os.access(python, os.X_OK) or os.path.isdir(python):
@@ -68,15 +68,15 @@ class Runner:
         self.slots = slots
 
     def interpreter_of(self, backend: str) -> str | None:
-        """The interpreter of a backend; None for this program's own."""
-        own = self._interpreters.get(backend)
-        return own or self._interpreters.get(split_backend(backend)[0])
+        """The path of a backend's interpreter; None: this one."""
+        exact = self._interpreters.get(backend)
+        return exact or self._interpreters.get(split_backend(backend)[0])
 
     def plan(self, spec: TrainingSpec, backend: str, replicas: int | None) -> dict[str, Any]:
-        """Resolves one cell's run; without a number of replicas, with as many as its launcher's hosts give.
+        """Plans a cell's run; `replicas=None` fills the launcher's allocation.
 
         Raises:
-            IsotrainError: It does not fit together.
+            IsotrainError: The run cannot be planned.
         """
         python = self.interpreter_of(backend)
         if python is None:
@@ -93,14 +93,14 @@ class Runner:
         measurement: Measurement,
         folder: Path,
     ) -> dict[str, Any]:
-        """Makes one run in new processes, with a template of their own where they are forked.
+        """Makes one run in new processes; forked ones get a fork server of their own.
 
         Args:
-            spec: What to train.
-            backend: On what.
-            replicas: With how many.
-            measurement: How to measure it.
-            folder: New or empty, for the run's files.
+            spec: Training spec.
+            backend: Backend, `NAME` or `NAME:COLLECTIVE`.
+            replicas: Number of replicas.
+            measurement: Measurement that every process makes.
+            folder: New or empty folder for the run's files.
 
         Returns:
             `started` (monotonic seconds), and `ranks`: what each process returned.
@@ -127,11 +127,11 @@ def plan_here(
     replicas: int | None,
     launcher: LauncherChoice | None = None,
 ) -> dict[str, Any]:
-    """As `Runner.plan`, in this interpreter."""
+    """Plans a run in this interpreter, as `Runner.plan`."""
     cast = ResolvedSpec(spec, plugin_manager(spec.plugins))
-    found = make_plan(cast, backend=backend, replicas=replicas, launcher=launcher)
-    require_submittable(cast.plugins.launcher(found.launcher, found.launcher_options), spec, found)
-    return found.to_dict()
+    plan = make_plan(cast, backend=backend, replicas=replicas, launcher=launcher)
+    require_submittable(cast.plugins.launcher(plan.launcher, plan.launcher_options), spec, plan)
+    return plan.to_dict()
 
 
 def run_here(
@@ -142,21 +142,21 @@ def run_here(
     folder: Path,
     launcher: LauncherChoice | None = None,
 ) -> dict[str, Any]:
-    """As `Runner.run`, in this interpreter."""
+    """Makes a run in this interpreter, as `Runner.run`."""
     host = plugin_manager(spec.plugins)
     plan = make_plan(
         ResolvedSpec(spec, host), backend=backend, replicas=replicas, launcher=launcher
     )
     directory = RunDirectory.create(spec.name, folder)
-    heard = _ReadyTime()
-    with FORK_SERVERS.only_new():  # what is measured is what a new program would see
+    ready_time = _ReadyTime()
+    with FORK_SERVERS.only_new():  # measure the start-up of a new program
         started = time.monotonic()
-        ranks = run_job(measurement, spec, plan, host, directory, on_event=heard)
-    return {"started": started, "ranks": heard.by_this_clock(ranks, plan)}
+        ranks = run_job(measurement, spec, plan, host, directory, on_event=ready_time)
+    return {"started": started, "ranks": ready_time.by_this_clock(ranks, plan)}
 
 
 class _ReadyTime:
-    """Notes when rank 0 was ready, by the clock here and by its own, which may be another one."""
+    """Event callback that records when rank 0 was ready, by this machine's clock and by rank 0's."""
 
     def __init__(self) -> None:
         self._ready: tuple[float, float] | None = None
@@ -166,12 +166,12 @@ class _ReadyTime:
             self._ready = time.monotonic(), event.time
 
     def by_this_clock(self, ranks: list[dict[str, Any]], plan: Plan) -> list[dict[str, Any]]:
-        """What the processes returned, the end of the first step by the clock here.
+        """The returned values with the end of the first step converted to this machine's clock.
 
-        Of a launcher's processes, which may be on other hosts, it is the one of rank 0.
+        Processes of a launcher, which may be on other hosts, all get the time of rank 0.
 
         Raises:
-            RunFailedError: It was not heard when that one was ready, and so no time here is known.
+            RunFailedError: No ready event of rank 0 arrived, so that its clock cannot be converted.
         """
         if plan.launcher == LOCAL:
             return ranks
@@ -186,7 +186,7 @@ class _ReadyTime:
 
 
 def _ask(python: str, task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
-    """Has another interpreter do a task; raises the error that it met."""
+    """Runs a task in another interpreter; re-raises its error here."""
     call = {**task, "folder": str(folder), "version": VERSION}
     process = ChildProcess(_DO, call, folder / "launcher", python=python)
     try:
@@ -194,13 +194,13 @@ def _ask(python: str, task: Mapping[str, Any], folder: Path) -> dict[str, Any]:
     finally:
         process.end(END_SECONDS)
     try:
-        found: dict[str, Any] = process.answer()
+        result: dict[str, Any] = process.answer()
     except ChildRaisedError as error:
         text = f"{error.message} (in {python})"
         raise error_named(error.kind, text, IsotrainError) from None
     except ChildEndedError as error:
         raise IsotrainError(_no_answer(error, python)) from None
-    return found
+    return result
 
 
 def _no_answer(error: ChildEndedError, python: str) -> str:

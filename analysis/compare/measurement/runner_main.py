@@ -1,4 +1,4 @@
-"""What another interpreter does for a comparison: plan or make a run."""
+"""Entry point in another interpreter of a comparison: plans or makes a run."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ def run_task(task: Mapping[str, Any]) -> dict[str, Any]:
     """Plans a run, or makes it in the task's folder.
 
     Raises:
-        PlanError: Whoever asks has another version of isotrain.
+        PlanError: The requesting interpreter has another version of isotrain.
     """
     if task["version"] != VERSION:
         raise PlanError(

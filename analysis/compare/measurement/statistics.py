@@ -19,20 +19,20 @@ _STUDENT = (
 """97.5 % quantiles of Student's distribution with 1, 2, ... degrees of freedom."""
 
 Statistic = Callable[[np.ndarray], np.ndarray]
-"""From blocks, shape `[blocks, resamples, columns]`, to one number per resample."""
+"""A statistic of blocks, from shape [blocks, resamples, columns] to shape [resamples], float64."""
 
 
 class Bootstrap:
-    """A statistic's value over repeated runs, and how it varies when runs and blocks are redrawn.
+    """Hierarchical bootstrap of a statistic over repeated runs and the blocks within them.
 
     Runs vary more than the blocks of one run do, so runs are redrawn first and then the blocks of
     each (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8; for
     benchmarks Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time", ISMM 2013).
 
     Attributes:
-        value: The mean of the statistic over the runs.
-        draws: The same of each resample, shape `[RESAMPLES]`.
-        runs: How many there were.
+        value: Mean of the statistic over the runs.
+        draws: That mean for each resample, shape [RESAMPLES], float64.
+        runs: Number of runs.
     """
 
     def __init__(self, value: float, draws: np.ndarray, runs: int) -> None:
@@ -44,12 +44,12 @@ class Bootstrap:
     def of_runs(
         cls, runs: Sequence[np.ndarray], statistic: Statistic, generator: np.random.Generator
     ) -> Bootstrap:
-        """Redraws runs, and blocks within them.
+        """Resamples runs, and blocks within them.
 
         Args:
-            runs: Of each run its blocks, shape `[blocks, columns]`.
-            statistic: Of the blocks of one run.
-            generator: Seeded.
+            runs: Blocks of each run, shape [blocks, columns], float64.
+            statistic: Statistic of the blocks of one run.
+            generator: Seeded random generator.
         """
         value = float(np.mean([statistic(run[:, None, :])[0] for run in runs]))
         within = np.stack([_redrawn(run, statistic, generator) for run in runs])
@@ -60,7 +60,7 @@ class Bootstrap:
 
     @classmethod
     def of_values(cls, values: Sequence[float], generator: np.random.Generator) -> Bootstrap:
-        """Redraws runs that have one number each."""
+        """Resamples runs that have one number each."""
         runs = [np.array([[value]], dtype=np.float64) for value in values]
         return cls.of_runs(runs, mean, generator)
 
@@ -70,7 +70,7 @@ class Bootstrap:
         return Bootstrap(self.value / other.value, self.draws / other.draws, runs)
 
     def scaled(self, factor: float) -> Bootstrap:
-        """The same in another unit."""
+        """The measurement times a constant."""
         return Bootstrap(self.value * factor, self.draws * factor, self.runs)
 
     def estimate(self) -> Estimate:
@@ -97,7 +97,7 @@ class Bootstrap:
 
 
 def _redrawn(run: np.ndarray, statistic: Statistic, generator: np.random.Generator) -> np.ndarray:
-    """The statistic of `RESAMPLES` resamples of one run's blocks."""
+    """The statistic of `RESAMPLES` resamples of a run's blocks, shape [RESAMPLES]."""
     drawn = generator.integers(len(run), size=(len(run), RESAMPLES))
     return statistic(run[drawn])
 
@@ -110,22 +110,22 @@ def _widening(runs: int) -> float:
 
 
 def mean(blocks: np.ndarray) -> np.ndarray:
-    """The mean of the first column."""
-    found: np.ndarray = blocks[..., 0].mean(axis=0)
-    return found
+    """The mean of the first column, shape [resamples]."""
+    values: np.ndarray = blocks[..., 0].mean(axis=0)
+    return values
 
 
 def rate(blocks: np.ndarray) -> np.ndarray:
-    """The sum of the first column over the sum of the second."""
-    found: np.ndarray = blocks[..., 0].sum(axis=0) / blocks[..., 1].sum(axis=0)
-    return found
+    """The sum of the first column divided by that of the second, shape [resamples]."""
+    values: np.ndarray = blocks[..., 0].sum(axis=0) / blocks[..., 1].sum(axis=0)
+    return values
 
 
 def quantile(level: float) -> Statistic:
-    """The quantile of the first column."""
+    """A statistic: the quantile of the first column."""
 
     def of(blocks: np.ndarray) -> np.ndarray:
-        found: np.ndarray = np.quantile(blocks[..., 0], level, axis=0)
-        return found
+        values: np.ndarray = np.quantile(blocks[..., 0], level, axis=0)
+        return values
 
     return of

@@ -1,4 +1,4 @@
-"""Where a sequence of block times becomes steady."""
+"""Detection of the steady state in a sequence of block times (MSER, Mann-Kendall)."""
 
 from __future__ import annotations
 
@@ -11,11 +11,11 @@ import numpy as np
 MATERIAL = 0.03
 """A drift below this share of the block time is not worth waiting for."""
 _LEAST = 8
-"""Blocks below which nothing can be said."""
+"""Least number of blocks for a decision."""
 _END = 5
 """The last blocks, at which no truncation is tried: their variance is an accident."""
 _SIGNIFICANT = 2.58
-"""Of a normal deviate: 1 %, both sides."""
+"""Critical value of the normal distribution: 1 %, two-sided."""
 _ROBUST = 3 * 1.4826
 """Median absolute deviations that make three standard deviations of normal noise."""
 
@@ -28,13 +28,13 @@ def steady_state_start(times: Sequence[float]) -> int | None:
     as there, a warm-up of more than half of the blocks means that there are too few of them. What
     remains must not drift either: no trend that is both significant (Mann, "Nonparametric tests
     against trend", Econometrica 13(3), 1945) and larger than `MATERIAL`. Single slow blocks, which
-    any machine has, are first drawn in to three standard deviations.
+    any machine has, are first clipped to three standard deviations.
 
     Args:
-        times: Of each block, per sample; positive.
+        times: Seconds per sample of each block; positive.
 
     Returns:
-        The first steady block, or None as long as there is none.
+        Index of the first steady block; None if there is none yet.
     """
     if len(times) < _LEAST:
         return None
@@ -46,17 +46,17 @@ def steady_state_start(times: Sequence[float]) -> int | None:
 
 
 def _drawn_in(values: np.ndarray) -> np.ndarray:
-    """Limits outliers, by the spread of the later half."""
+    """Clips outliers by the spread of the later half; shape [blocks], float64."""
     late = values[len(values) // 2 :]
     middle = np.median(late)
     spread = _ROBUST * np.median(np.abs(late - middle))
     reach = max(spread, MATERIAL * middle)
-    found: np.ndarray = np.clip(values, middle - reach, middle + reach)
-    return found
+    clipped: np.ndarray = np.clip(values, middle - reach, middle + reach)
+    return clipped
 
 
 def _truncation(values: np.ndarray) -> int:
-    """How many first values to leave out so that the standard error of the rest is least."""
+    """Number of first values to drop so that the standard error of the rest is least (MSER)."""
     count = len(values)
     errors = [
         float(np.sum((values[start:] - values[start:].mean()) ** 2)) / (count - start) ** 2
@@ -72,7 +72,7 @@ def _drifts(values: np.ndarray) -> bool:
 
 
 def _mann_kendall(values: np.ndarray) -> float:
-    """The normal deviate of Mann's test: large where later values tend to be larger."""
+    """The z-score of the Mann-Kendall trend test: positive if later values tend to be larger."""
     count = len(values)
     later = np.sign(values[None, :] - values[:, None])
     score = float(np.triu(later, 1).sum())
