@@ -1,4 +1,4 @@
-"""What changed since an earlier comparison."""
+"""Changes of cells since an earlier comparison."""
 
 from __future__ import annotations
 
@@ -12,14 +12,13 @@ from isotrain.analysis.compare.records import Cell, Change, ComparisonRecord, Es
 def since(
     old: ComparisonRecord, new: ComparisonRecord, *, margin: float, seed: int
 ) -> list[Change]:
-    """Compares every cell, and those that only the old comparison has, with what it was.
+    """The change of every cell of either comparison.
 
     Args:
-        old: The earlier comparison.
-        new: The one of now, its cells summarised.
-        margin: A cell is slower when its throughput, the whole interval of it, is lower by more than
-            this share.
-        seed: Of the bootstrap.
+        old: Earlier comparison.
+        new: Present comparison, its cells summarised.
+        margin: Fraction by which the whole interval of the throughput must fall to count as slower.
+        seed: Seed of the bootstrap.
     """
     before = {cell.name: cell for cell in old.cells}
     note = _caveat(old, new)
@@ -31,7 +30,7 @@ def since(
 
 
 def _caveat(old: ComparisonRecord, new: ComparisonRecord) -> str | None:
-    """What else differs between the two, so that figures may differ for that reason."""
+    """Differences in machine, spec or launcher that may explain changed figures; None without any."""
     names = ("processor", "cores", "gpus")
     found = []
     if any(old.machine.get(name) != new.machine.get(name) for name in names):

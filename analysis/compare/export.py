@@ -1,4 +1,4 @@
-"""Cells as rows of a flat table: for CSV files and data frames."""
+"""Conversion of cells to rows of a flat table, for CSV files and data frames."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _NUMBERS = ("exchanged_bytes", "final_loss", "loss_difference")
 
 
 def rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
-    """One row per cell, with the same columns in each; what a cell lacks is None.
+    """One row per cell, all with the same columns; missing values are None.
 
     An estimate takes three columns: its name, and that with `_low` and `_high`. A metric's column is
     `metric_<name>`.
@@ -27,10 +27,10 @@ def _row(cell: Cell, metrics: Sequence[str]) -> dict[str, Any]:
     row = {name: getattr(cell, name) for name in _PLAIN}
     row["runs"] = len(cell.repeats)
     for name in ESTIMATES:
-        found: Estimate | None = getattr(cell, name)
-        row[name] = found and found.value
-        row[f"{name}_low"] = found and found.low
-        row[f"{name}_high"] = found and found.high
+        estimate: Estimate | None = getattr(cell, name)
+        row[name] = estimate and estimate.value
+        row[f"{name}_low"] = estimate and estimate.low
+        row[f"{name}_high"] = estimate and estimate.high
     row |= {name: getattr(cell, name) for name in _NUMBERS}
     row |= {f"metric_{name}": cell.metrics.get(name) for name in metrics}
     row["notes"] = "; ".join(cell.notes)
@@ -39,9 +39,9 @@ def _row(cell: Cell, metrics: Sequence[str]) -> dict[str, Any]:
 
 def csv_text(cells: Sequence[Cell]) -> str:
     """The rows as CSV."""
-    found = rows(cells)
+    table = rows(cells)
     stream = io.StringIO()
-    writer = csv.DictWriter(stream, list(found[0]) if found else [], lineterminator="\n")
+    writer = csv.DictWriter(stream, list(table[0]) if table else [], lineterminator="\n")
     writer.writeheader()
-    writer.writerows(found)
+    writer.writerows(table)
     return stream.getvalue()

@@ -1,4 +1,4 @@
-"""A comparison as people hold it: its records, and every way to show them."""
+"""The result of `isotrain.compare`: its records, as text, CSV, HTML or a data frame."""
 
 from __future__ import annotations
 
@@ -28,14 +28,14 @@ _MAX_REPLICAS = 10**6
 
 
 class Comparison(ComparisonRecord):
-    """Everything that one comparison measured, as tables, as a report and for notebooks."""
+    """All results of one comparison, with conversions to CSV, HTML and pandas."""
 
     def __repr__(self) -> str:
-        """What is printed of it: the tables that `isotrain compare` prints."""
+        """The tables that `isotrain compare` prints."""
         return text.result(self)
 
     def to_csv(self) -> str:
-        """A row per cell, the ends of every interval in columns of their own."""
+        """CSV text with a row per cell, interval ends in separate columns."""
         return export.csv_text(self.cells)
 
     def to_html(self, folder: str | os.PathLike[str]) -> Path:
@@ -56,24 +56,24 @@ class Comparison(ComparisonRecord):
 
 
 def from_dict(fields: Mapping[str, Any], where: str = "comparison") -> Comparison:
-    """Makes a comparison of what `Comparison.to_dict` gave.
+    """The inverse of `Comparison.to_dict`, validated.
 
     Args:
-        fields: By name.
-        where: The file, for messages.
+        fields: Fields by name.
+        where: File name for error messages.
 
     Raises:
-        IsotrainError: They are not as they were given: names the field.
+        IsotrainError: A field is missing, unknown or invalid; the message names it.
     """
-    own = {name: value for name, value in fields.items() if name != "format"}
-    found = record(Comparison, own, where)
-    for field, fault in _faults(found):
+    values = {name: value for name, value in fields.items() if name != "format"}
+    comparison = record(Comparison, values, where)
+    for field, fault in _faults(comparison):
         raise IsotrainError(f"{where}: {field}: {fault}.")
-    return found
+    return comparison
 
 
 def _faults(found: Comparison) -> Iterator[tuple[str, str]]:
-    """Values that have the right type, and make no sense together."""
+    """Yields field and error of values that have the right type but are inconsistent."""
     cells = {cell.name for cell in found.cells}
     if len(cells) < len(found.cells):
         yield "cells", "two of them have one name"
@@ -85,9 +85,9 @@ def _faults(found: Comparison) -> Iterator[tuple[str, str]]:
         yield "created", f"expected a time in seconds since 1970, received {found.created!r}"
     held: dict[str, Sequence[Cell | Change]] = {"cells": found.cells, "changes": found.changes}
     for kind, holders in held.items():
-        for place, holder in enumerate(holders):
+        for index, holder in enumerate(holders):
             for name, fault in _faults_of(holder):
-                yield f"{kind}[{place}]: {name}", fault
+                yield f"{kind}[{index}]: {name}", fault
 
 
 def _faults_of(holder: Cell | Change) -> Iterator[tuple[str, str]]:
@@ -103,7 +103,7 @@ def read_comparison(path: Path) -> Comparison:
     """Reads a comparison from its folder, or from the JSON file itself.
 
     Raises:
-        IsotrainError: It is missing, is not a comparison, or is of another format.
+        IsotrainError: The file is missing, is not a comparison, or has another format version.
     """
     file = path / COMPARISON_FILE if path.is_dir() else path
     try:

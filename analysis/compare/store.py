@@ -1,4 +1,4 @@
-"""The folder of a comparison: written so that nothing is lost, read to go on or to report again."""
+"""The output folder of a comparison: written atomically, read to resume or to report again."""
 
 from __future__ import annotations
 
@@ -19,15 +19,15 @@ CSV_FILE = "comparison.csv"
 REPORT_PACKAGES = ("jinja2", "matplotlib")
 RUNS_FOLDER = "runs"
 _FREE_SETTINGS = {"repeats", "time_budget_s", "run_seconds", "spent_s", "margin"}
-"""What may differ when a comparison goes on: how much is measured, not how."""
+"""Settings that may differ on resume: how much is measured, not how."""
 _MACHINE = ("system", "processor", "cores", "gpus")
 
 
 def new_folder(name: str, folder: str | os.PathLike[str] | None) -> Path:
-    """Makes the folder of a new comparison; `comparisons/<name>-<time>` where none is named.
+    """Creates the folder of a new comparison; `folder=None` means `comparisons/<name>-<time>`.
 
     Raises:
-        PlanError: It holds files already, or cannot be made.
+        PlanError: The folder is not empty, or cannot be created.
     """
     path = Path(folder) if folder is not None else _free_path(name)
     try:
@@ -51,19 +51,19 @@ def _free_path(name: str) -> Path:
 
 
 def write(comparison: ComparisonRecord, folder: Path) -> None:
-    """Writes `comparison.json`; a reader never sees half of it.
+    """Writes `comparison.json` atomically.
 
     Raises:
-        RunFailedError: The disk is full, or the folder is gone.
+        RunFailedError: The file cannot be written.
     """
     _replace(folder / COMPARISON_FILE, comparison.to_json())
 
 
 def publish(comparison: Comparison, folder: Path) -> Path | None:
-    """Writes what is made from the comparison: the table for spreadsheets, and the report.
+    """Writes `comparison.csv` and the HTML report.
 
     Returns:
-        The path of the report; None where a package that it needs is not installed.
+        The path of the report; None if a package that it needs is not installed.
     """
     _replace(folder / CSV_FILE, comparison.to_csv())
     if not all(importlib.util.find_spec(package) for package in REPORT_PACKAGES):
@@ -79,10 +79,10 @@ def _replace(target: Path, text: str) -> None:
 
 
 def check_same(stored: ComparisonRecord, wanted: ComparisonRecord, folder: Path) -> None:
-    """Refuses to go on with a comparison of something else, or measured in another way.
+    """Refuses to resume a comparison with another spec, machine, grid or way of measuring.
 
     Raises:
-        PlanError: Names what differs.
+        PlanError: The two differ; the message lists the differences.
     """
     differing = [
         *_differing("spec", _plain(stored.spec), _plain(wanted.spec)),
@@ -102,8 +102,8 @@ def check_same(stored: ComparisonRecord, wanted: ComparisonRecord, folder: Path)
 
 
 def _plain(value: Mapping[str, Any]) -> dict[str, Any]:
-    found: dict[str, Any] = json.loads(json.dumps(value, default=str))
-    return found
+    plain: dict[str, Any] = json.loads(json.dumps(value, default=str))
+    return plain
 
 
 def _differing(what: str, one: Mapping[str, Any], two: Mapping[str, Any]) -> list[str]:

@@ -1,4 +1,4 @@
-"""From the raw measurements of runs to the estimates of every cell."""
+"""Summary of runs: raw measurements to repeats, and repeats to the estimates of every cell."""
 
 from __future__ import annotations
 
@@ -33,11 +33,11 @@ _WAITING = (
 
 
 def idle_notes(timeline: Sequence[Span], replicas: int) -> list[str]:
-    """The share of their passes' time in which stages compute none, and what is predicted.
+    """A note on the measured and the predicted pipeline bubble; empty for runs without stages.
 
     Args:
-        timeline: Of a typical step; of what has no stages nothing is told.
-        replicas: Whose stages these are.
+        timeline: Spans of a typical step.
+        replicas: Number of replicas.
     """
     taken = [span for span in timeline if span.name in (*_PASSES, *_BETWEEN)]
     if not taken:
@@ -65,12 +65,12 @@ _NO_FIGURES: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class RunTimes:
-    """When a run was made.
+    """Order, start and duration of a run.
 
     Attributes:
-        order: Among all runs of the comparison, from 0.
-        began: Unix time.
-        seconds: How long it took.
+        order: Position among all runs of the comparison, from 0.
+        began: Start as Unix time.
+        seconds: Duration in seconds.
     """
 
     order: int
@@ -79,15 +79,15 @@ class RunTimes:
 
 
 def repeat_of(raw: Mapping[str, Any], times: RunTimes) -> Repeat:
-    """Puts together what the processes of one run measured.
+    """Combines the measurements of the processes of one run.
 
-    A block takes as long as its slowest process takes; processor time is added up.
+    A block's duration is that of its slowest process; CPU time is summed over processes.
     """
     ranks = raw["ranks"]
     main = ranks[0]
     blocks = main["blocks"]
-    seconds = [max(own) for own in zip(*(r["blocks"]["seconds"] for r in ranks), strict=True)]
-    cpu = [sum(own) for own in zip(*(r["blocks"]["cpu_s"] for r in ranks), strict=True)]
+    seconds = [max(block) for block in zip(*(r["blocks"]["seconds"] for r in ranks), strict=True)]
+    cpu = [sum(block) for block in zip(*(r["blocks"]["cpu_s"] for r in ranks), strict=True)]
     steady = main["steady_state_start"]
     start = len(seconds) // 2 if steady is None else steady
     warm_steps = (
@@ -113,7 +113,7 @@ def repeat_of(raw: Mapping[str, Any], times: RunTimes) -> Repeat:
 
 
 def with_run(cell: Cell, raw: Mapping[str, Any], times: RunTimes) -> Cell:
-    """Adds a run to a cell; what it learned is that of its first run."""
+    """Adds a run to a cell; losses, metrics, plan and time line are those of its first run."""
     repeats = [*cell.repeats, repeat_of(raw, times)]
     cell = replace(cell, status="finished", reason=None, repeats=repeats)
     if len(repeats) > 1:
@@ -133,7 +133,7 @@ def with_run(cell: Cell, raw: Mapping[str, Any], times: RunTimes) -> Cell:
 
 
 def _timeline(ranks: Sequence[Mapping[str, Any]]) -> list[Span]:
-    """The pieces of a step of every process."""
+    """The spans of a typical step of every process."""
     return [
         Span(f"rank {rank}", name, start, seconds)
         for rank, found in enumerate(ranks)
@@ -142,12 +142,12 @@ def _timeline(ranks: Sequence[Mapping[str, Any]]) -> list[Span]:
 
 
 def summarize(cells: Sequence[Cell], reference: str | None, seed: int) -> list[Cell]:
-    """Gives every finished cell its estimates; the others none.
+    """Computes the estimates of finished cells, and clears those of all others.
 
     Args:
-        cells: With their runs.
-        reference: The cell that losses and plans are compared with.
-        seed: Of the bootstrap.
+        cells: Cells with their runs.
+        reference: Name of the cell that losses and plans are compared with.
+        seed: Seed of the bootstrap.
     """
     rates = {c.name: throughput(c, seed) for c in cells if c.status == "finished"}
     known = next((c for c in cells if c.name == reference and c.status == "finished"), None)
@@ -160,18 +160,18 @@ def summarize(cells: Sequence[Cell], reference: str | None, seed: int) -> list[C
 
 
 def throughput(cell: Cell, seed: int) -> Bootstrap:
-    """Samples per second over the steady blocks of all runs."""
+    """Bootstrap of the samples per second over the steady blocks of all runs."""
     runs = [np.array([r.block_samples, r.block_seconds], np.float64).T for r in cell.repeats]
     return Bootstrap.of_runs(runs, rate, _generator(cell, seed))
 
 
 def per_run(cell: Cell, values: Sequence[float], seed: int) -> Bootstrap:
-    """Of a figure that each run has once."""
+    """Bootstrap of a figure with one value per run."""
     return Bootstrap.of_values(values, _generator(cell, seed))
 
 
 def _generator(cell: Cell, seed: int) -> np.random.Generator:
-    """Every cell has its own numbers, whatever the other cells are."""
+    """A generator seeded by seed and cell name, independent of the other cells."""
     return np.random.default_rng([seed, zlib.crc32(cell.name.encode())])
 
 
@@ -205,13 +205,13 @@ def _estimated(cell: Cell, samples_per_s: Bootstrap, seed: int) -> Cell:
 def _all_reduce(
     cell: Cell, each: Callable[[Sequence[float]], Estimate]
 ) -> tuple[Estimate | None, Estimate | None]:
-    """Seconds of an all-reduce, and the bandwidth that this is on every link."""
+    """Seconds of an all-reduce, and its bus bandwidth in bytes per second."""
     times = [r.all_reduce_s for r in cell.repeats if r.all_reduce_s]
     if not times:
         return None, None
     size = value(float, cell.plan.get("gradient_bytes"), f"{cell.name}: plan.gradient_bytes")
-    carried = 2 * (cell.replicas - 1) / cell.replicas * size
-    return each(times), each([carried / seconds for seconds in times])
+    bus_bytes = 2 * (cell.replicas - 1) / cell.replicas * size
+    return each(times), each([bus_bytes / seconds for seconds in times])
 
 
 def _notes(runs: Sequence[Repeat]) -> list[str]:
@@ -248,6 +248,6 @@ def _related(
 
 
 def largest_difference(reference: Cell, cell: Cell) -> float | None:
-    """The largest relative difference of two cells' losses; infinite where just one is no number."""
+    """The largest relative difference of two cells' losses; infinite if only one loss is finite."""
     pairs = list(zip(reference.losses, cell.losses, strict=False))
     return max((difference(one, two) for one, two in pairs), default=None)

@@ -22,7 +22,7 @@ _NONE = "-"
 
 
 def result(comparison: ComparisonRecord) -> str:
-    """Everything that the terminal shows."""
+    """The whole text that `isotrain compare` prints."""
     done = [cell for cell in comparison.cells if cell.samples_per_s is not None]
     parts = []
     if done:
@@ -46,14 +46,14 @@ def result(comparison: ComparisonRecord) -> str:
 
 
 def result_paths(folder: Path, report: Path | None) -> str:
-    """Where the results are."""
+    """The paths of the results and the report as text."""
     missing = "not made: pip install 'isotrain[report]', then isotrain report with this folder"
     shown = missing if report is None else str(report)
     return facts(None, [("results", str(folder)), ("report", shown)])
 
 
 def _changes(comparison: ComparisonRecord) -> list[str]:
-    """What changed since an earlier comparison."""
+    """The changes since an earlier comparison as text blocks."""
     figures = [change for change in comparison.changes if change.samples_per_s is not None]
     others = [(c.cell, str(c.note)) for c in comparison.changes if c.samples_per_s is None]
     parts = []
@@ -67,7 +67,7 @@ def _changes(comparison: ComparisonRecord) -> list[str]:
 
 
 def html(comparison: ComparisonRecord) -> str:
-    """The table of speeds and the verdict, for notebooks."""
+    """HTML for notebooks: the table of speeds and the verdict."""
     done = [cell for cell in comparison.cells if cell.samples_per_s is not None]
     rows = [_speed(cell) for cell in done]
     rows += [

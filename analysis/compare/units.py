@@ -1,4 +1,4 @@
-"""Numbers of a comparison as texts: one unit and one number of decimals for all that stand together."""
+"""Formatting of a comparison's numbers: one unit and one number of decimals per column."""
 
 from __future__ import annotations
 
@@ -22,13 +22,13 @@ _SUPERSCRIPTS = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 
 @dataclass(frozen=True)
 class Unit:
-    """How numbers of one kind are written.
+    """Unit and number of decimals in which numbers are formatted.
 
     Attributes:
-        kind: What they count.
-        name: The unit's name; empty for a plain number.
-        size: One unit in what the records are in.
-        decimals: After the point.
+        kind: Kind of quantity.
+        name: Unit name; empty for plain numbers.
+        size: Size of the unit in the records' base unit, such as 1e-3 for ms.
+        decimals: Digits after the decimal point.
     """
 
     kind: Kind
@@ -47,7 +47,7 @@ class Unit:
         return f"{value / self.size:,.{self.decimals}f}".replace("-", "−")
 
     def full(self, value: float) -> str:
-        """The same with the unit's name."""
+        """A number in this unit, with the unit's name."""
         return f"{self.text(value)} {self.name}".rstrip()
 
 
@@ -55,8 +55,8 @@ def unit_of(kind: Kind, values: Iterable[float]) -> Unit:
     """Picks the unit in which the largest of some numbers has few digits before the point.
 
     Args:
-        kind: What they count.
-        values: In seconds, bytes, bytes per second or plain; those that are not finite do not count.
+        kind: Kind of quantity.
+        values: Numbers in seconds, bytes, bytes per second or without unit; non-finite ones are ignored.
     """
     sizes = [abs(value) for value in values if math.isfinite(value) and value != 0]
     largest, smallest = max(sizes, default=1.0), min(sizes, default=1.0)
@@ -81,7 +81,7 @@ def _shortest(value: float) -> int:
 
 
 def power(value: float) -> str:
-    """A number that is near zero: two digits and a power of ten."""
+    """A number in scientific notation with two digits."""
     if value == 0:
         return "0"
     digits, _, exponent = f"{value:.1e}".partition("e")
@@ -89,7 +89,7 @@ def power(value: float) -> str:
 
 
 def tick(value: float, _position: float) -> str:
-    """A number at an axis, as matplotlib asks for it."""
+    """A tick label; matplotlib formatter signature."""
     if value == 0 or 1e-3 <= abs(value) < 1e7:
         return f"{value:,.6g}".replace("-", "−")
     digits, _, exponent = f"{value:.0e}".partition("e")

@@ -1,4 +1,4 @@
-"""Which cell to take: the fastest, or no telling."""
+"""The verdict of a comparison: the fastest cell, or a tie."""
 
 from __future__ import annotations
 
@@ -7,11 +7,11 @@ from collections.abc import Sequence
 from isotrain.analysis.compare.records import MIN_RUNS, Cell, Estimate, Verdict
 
 LOSS_TOLERANCE = 1e-3
-"""A relative difference of losses from which on the verdict mentions it."""
+"""Relative difference of losses above which the verdict warns."""
 
 
 def decide(cells: Sequence[Cell]) -> Verdict:
-    """Says which of the summarised cells has the highest throughput, as far as that can be told."""
+    """Picks the cell with the highest throughput, if no other cell's interval overlaps its own."""
     ranked = sorted(_finished(cells), key=lambda cell: -_rate(cell).value)
     if not ranked:
         return Verdict(None, [], "No cell finished: there is nothing to compare.")
@@ -32,19 +32,19 @@ def _rate(cell: Cell) -> Estimate:
 
 
 def _can_tell(fast: Cell, slow: Cell) -> bool:
-    """Whether the two differ: their intervals are apart, and know how runs differ."""
+    """Whether two cells differ: disjoint intervals, each from at least `MIN_RUNS` runs."""
     runs = min(len(fast.repeats), len(slow.repeats))
     return runs >= MIN_RUNS and not _rate(fast).overlaps(_rate(slow))
 
 
 def _figure(cell: Cell) -> str:
-    found = _rate(cell)
-    value, low, high = map(three_digits, (found.value, found.low, found.high))
+    rate = _rate(cell)
+    value, low, high = map(three_digits, (rate.value, rate.low, rate.high))
     return f"{cell.name} with {value} samples/s [{low}, {high}]"
 
 
 def three_digits(value: float) -> str:
-    """A figure for people: three digits, or all of the whole number where there are more."""
+    """A number with three significant digits, or as an integer from 100 on."""
     return f"{value:,.0f}" if value >= 100 else f"{value:.3g}"
 
 
