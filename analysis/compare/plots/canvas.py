@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from matplotlib.transforms import Bbox
 
 WIDE, NARROW = 760, 340
-"""Widths of a drawing, for a page and for a phone."""
+"""Widths of a drawing in pixels, for a page and for a phone."""
 PAPER, INK, MUTED, GRID, BAND = "#ffffff", "#16191d", "#59626d", "#d9dee4", "#e9eef3"
 SERIES_COLORS = ("#0072b2", "#d55e00", "#009e73", "#cc79a7", INK, "#e69f00", "#56b4e9")
 """Okabe and Ito, "Color Universal Design" (2008), without the yellow, which white paper swallows."""
@@ -29,11 +29,11 @@ DASHES: tuple[Any, ...] = ("-", (0, (5, 2)), (0, (1.5, 1.5)), (0, (6, 2, 1.5, 2)
 
 FONT_SIZE = 12
 _CHARACTER = 7.0
-"""Width of one on average, in pixels."""
+"""Average width of a character in pixels."""
 _LINE = 20
 _SHORT_LEGEND = 8
 _MARGIN = 18
-"""Around a drawing in a file of its own, in pixels."""
+"""Margin around a drawing in a separate file, in pixels."""
 _SVG = "http://www.w3.org/2000/svg"
 _XLINK = "http://www.w3.org/1999/xlink"
 _DECIMALS = re.compile(r"(\.\d\d)\d+")
@@ -67,7 +67,7 @@ _STYLE = {
 
 @dataclass(frozen=True)
 class SeriesStyle:
-    """How one series is told from the others: never by its colour alone."""
+    """Style of a series; series differ in marker and dash too, never in colour alone."""
 
     color: str
     marker: str = "o"
@@ -86,7 +86,7 @@ class SeriesStyle:
 
 
 class Canvas:
-    """A figure on which everything is placed in pixels from the left and from the top."""
+    """A matplotlib figure with coordinates in pixels from the top left."""
 
     def __init__(self, width: float, height: float) -> None:
         from matplotlib.figure import Figure
@@ -118,7 +118,7 @@ class Canvas:
         return Bbox([[-margin / 72, -margin / 72], [end / 72 for end in ends]])
 
     def text(self, x: float, y: float, text: str, **kwargs: Any) -> None:
-        """Puts a text with its middle at the height `y`."""
+        """Draws a text, vertically centred at `y`."""
         kwargs.setdefault("va", "center_baseline")
         self.figure.text(x / self.width, 1 - y / self.height, printable(text), **kwargs)
 
@@ -140,7 +140,7 @@ class Canvas:
 
 
 def _legend_labels(labels: Sequence[str], width: float) -> list[str]:
-    """The labels as they are shown: many of them are cut to fit into two columns."""
+    """The labels as displayed: shortened so that many of them fit into two columns."""
     room = width if len(labels) <= _SHORT_LEGEND else min(width, WIDE / 2)
     shown = [shortened(printable(label), int((room - 66) / _CHARACTER)) for label in labels]
     return [
@@ -154,7 +154,7 @@ def _legend_columns(labels: Sequence[str], width: float) -> int:
 
 
 def legend_height(labels: Sequence[str], width: float) -> float:
-    """Pixels that a legend takes."""
+    """Height of a legend in pixels."""
     columns = _legend_columns(labels, width)
     return -(-len(labels) // columns) * _LINE + 6
 
@@ -165,7 +165,7 @@ def printable(text: str) -> str:
 
 
 def shortened(name: str, limit: int) -> str:
-    """A name with an ellipsis in its middle where it is longer than `limit`."""
+    """A name of at most `limit` characters, with an ellipsis in its middle if cut."""
     if len(name) <= limit:
         return name
     tail = limit // 2
@@ -185,7 +185,7 @@ def _style() -> Iterator[None]:
 
 
 def missing(error: ImportError) -> IsotrainError:
-    """What to say where a package that draws or lays out the report is not installed."""
+    """The error for a missing package that the report needs."""
     return IsotrainError(
         f"the HTML report needs a package that is not installed ({error.name}): "
         "`pip install 'isotrain[report]'`, then `isotrain report DIR` makes it from what is stored."
@@ -220,11 +220,11 @@ def svg_file(draw: Draw, title: str, description: str) -> str:
 
 
 def svg_inline(draw: Draw, name: str, width: int, title: str, description: str) -> str:
-    """A drawing for within a page, whose style sheet sets the colours.
+    """A drawing to embed in a page, whose style sheet sets the colours.
 
     Args:
-        draw: Makes the drawing.
-        name: Put before every id, so that several fit into a page.
+        draw: Function that makes the drawing.
+        name: Prefix of every id, unique in the page.
         width: `WIDE` or `NARROW`.
         title: For a screen reader.
         description: For a screen reader: the figures in words.
@@ -256,7 +256,7 @@ def _svg(draw: Draw, width: int, margin: float = 0) -> ElementTree.Element:
 
 
 def _slim(element: ElementTree.Element) -> None:
-    """Drops decimals and white space that nobody sees: half of a drawing's size."""
+    """Drops invisible decimals and white space, half of a drawing's size."""
     for key in ("d", "x", "y"):
         if key in element.attrib:
             element.attrib[key] = _DECIMALS.sub(r"\1", " ".join(element.attrib[key].split()))

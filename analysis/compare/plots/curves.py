@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 MAX_POINTS = 400
-"""Of one curve: more cannot be told apart on a page."""
+"""Largest number of points of a curve; more are indistinguishable on a page."""
 _LOG_FROM = 8
 """Replicas from which both axes of a scaling curve are logarithmic."""
 _LEFT = 58
@@ -33,8 +33,8 @@ def draw_scaling(series: Sequence[Series], width: int) -> Canvas:
     """Draws speedup over replicas against the ideal line.
 
     Args:
-        series: Each with a finite speedup in every cell.
-        width: In pixels.
+        series: Series with a finite speedup in every cell.
+        width: Width in pixels.
     """
     labels = ["ideal", *(one.label for one in series)]
     plot = 280 if width < 500 else 360
@@ -82,7 +82,7 @@ def _speedups(axes: Axes, series: Series, shift: float) -> Any:
 
 
 def stride(steps: int) -> int:
-    """One of so many steps is drawn of a curve."""
+    """The stride at which a curve's steps are drawn."""
     return max(1, -(-steps // MAX_POINTS))
 
 

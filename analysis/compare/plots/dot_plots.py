@@ -24,22 +24,22 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 _MAX_DOTS = 60
-"""Of one cell: more would only make the file larger."""
+"""Largest number of dots of a cell, which limits the file size."""
 _LOG_RANGE = 30.0
-"""Where the largest is so many times the smallest, a logarithmic axis shows both."""
+"""Ratio of largest to smallest value from which the axis is logarithmic."""
 _AXIS = 46
 
 
 @dataclass(frozen=True)
 class Row:
-    """One cell.
+    """A row of the plot: one cell.
 
     Attributes:
-        label: Its name.
-        look: Its colour and marker.
-        text: Written at the right.
-        marks: Estimates, and whether the mark is filled.
-        times: Or the single values of a distribution.
+        label: Cell name.
+        look: Colour and marker.
+        text: Text at the right.
+        marks: Estimates, each with whether its mark is filled.
+        times: Values of a distribution, in seconds; empty in plots of estimates.
     """
 
     label: str
@@ -51,7 +51,7 @@ class Row:
 
 @dataclass(frozen=True)
 class _Frame:
-    """Where things are at one width: labels left of the rows, or above them on a phone."""
+    """Layout at a width: labels left of the rows, or above them on a phone; in pixels."""
 
     left: float
     right: float
@@ -67,7 +67,7 @@ class _Frame:
 
     @property
     def label_height(self) -> float:
-        """Of a row's label from the top of the row."""
+        """Distance of a row's label from the top of the row in pixels."""
         return self.middle if self.left > 100 else 12
 
 
@@ -118,12 +118,12 @@ def draw_marks(
     """Draws estimates with their intervals.
 
     Args:
-        rows: The cells.
-        unit: Of the estimates.
-        label: Of the axis.
-        band: An interval to shade over all rows.
-        width: In pixels.
-        legend: Looks, whether filled, and what they mean.
+        rows: Rows, one per cell.
+        unit: Unit of the estimates.
+        label: Axis label.
+        band: Interval to shade over all rows; None: no band.
+        width: Width in pixels.
+        legend: Legend entries, each style, whether filled, and text.
     """
     names = [name for _, _, name in legend]
     canvas, axes, frame = _open(rows, width, legend_height(names, width) if legend else 0)
@@ -166,7 +166,7 @@ def _dot(look: SeriesStyle, filled: bool) -> dict[str, Any]:
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float, float, float]:
-    """Least, first quartile, median, third quartile and most."""
+    """Minimum, first quartile, median, third quartile and maximum."""
     if len(values) == 1:
         return (values[0],) * 5
     first, middle, third = statistics.quantiles(values, n=4, method="inclusive")
@@ -201,7 +201,7 @@ def draw_times(rows: Sequence[Row], unit: Unit, width: int) -> Canvas:
 
 
 def thinned(values: Sequence[float]) -> list[float]:
-    """At most `_MAX_DOTS` of the values, evenly over their ranks, with the least and the most."""
+    """At most `_MAX_DOTS` values, evenly spaced in rank, with minimum and maximum."""
     ranked = sorted(values)
     if len(ranked) <= _MAX_DOTS:
         return ranked

@@ -1,4 +1,4 @@
-"""Every plot of a comparison: what it is called, what it says in words and figures, and how it is drawn."""
+"""All plots of a comparison, each with title, caption, summary, table and drawing function."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from isotrain.analysis.compare.records import Cell, ComparisonRecord, Estimate
 from isotrain.analysis.compare.units import Unit, power, unit_of
 
 _NAMED = 8
-"""So many cells are told one by one in a description; of more, the ends."""
+"""Largest number of cells that a summary lists; of more, it lists both ends."""
 _THROUGHPUT = (
     "Samples per second in the steady state: the mark is the estimate, the line its 95 % bootstrap "
     "interval. The band is the interval of the fastest cell; a cell whose interval reaches into it "
@@ -56,16 +56,16 @@ _MEMORY = (
 
 @dataclass(frozen=True)
 class Plot:
-    """One plot, and the same for those who do not see it.
+    """A plot and its text alternative.
 
     Attributes:
-        name: Of its files.
-        title: Its heading.
-        caption: How to read it.
-        summary: What it shows, with the figures; or why there is nothing to draw.
-        columns: Headings of its figures as a table.
-        rows: The table.
-        draw: Draws it at a width; None where there is nothing to draw.
+        name: File name without suffix.
+        title: Heading.
+        caption: Explanation of how to read it.
+        summary: Content in words and figures; or why there is nothing to draw.
+        columns: Column headings of its figures as a table.
+        rows: Rows of that table.
+        draw: Function that draws it at a width; None if there is nothing to draw.
     """
 
     name: str

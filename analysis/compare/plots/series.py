@@ -1,4 +1,4 @@
-"""Which cells belong together in a plot, and how each of them looks."""
+"""Grouping of cells into series, and the style of every series and cell."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from isotrain.analysis.compare.records import Cell, Estimate
 
 @dataclass(frozen=True)
 class Series:
-    """The cells that differ in nothing but the number of replicas.
+    """Cells that differ only in the number of replicas.
 
     Attributes:
-        label: Backend, collective and, where several are compared, strategy.
-        cells: By number of replicas.
-        look: Its colour, marker and dash.
+        label: Backend and collective, and the strategy where several are compared.
+        cells: Cells, ascending in the number of replicas.
+        look: Colour, marker and dash.
     """
 
     label: str
@@ -26,19 +26,19 @@ class Series:
 
 
 def finished(cells: Iterable[Cell]) -> list[Cell]:
-    """Those that have estimates."""
+    """The finished cells, which have estimates."""
     return [cell for cell in cells if cell.status == "finished"]
 
 
 def is_finite(estimate: Estimate | None) -> bool:
-    """Whether an estimate can be drawn: the interval may be open, the value not."""
+    """Whether an estimate has a finite value; its interval may be infinite."""
     return estimate is not None and math.isfinite(estimate.value)
 
 
 def series_of(cells: list[Cell]) -> list[Series]:
     """Groups cells by backend, collective and strategy.
 
-    One replica exchanges nothing: its cell belongs to every collective of its backend.
+    A single replica communicates nothing, so its cell belongs to every collective of its backend.
     """
     keys = list(dict.fromkeys(_key(cell, cells) for cell in cells))
     several = len({strategy for _, _, strategy in keys}) > 1
@@ -80,7 +80,7 @@ def _belongs(cell: Cell, key: tuple[str, str, str]) -> bool:
 
 
 def styles_of(cells: list[Cell]) -> dict[str, SeriesStyle]:
-    """How each cell looks, by name: colour and marker of its series, a dash by replicas."""
+    """The style of each cell by name: colour and marker by series, dash by number of replicas."""
     replicas = sorted({cell.replicas for cell in cells})
     looks: dict[str, SeriesStyle] = {}
     for series in series_of(cells):

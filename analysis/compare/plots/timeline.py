@@ -1,4 +1,4 @@
-"""The plot of a typical step: who does what when."""
+"""The time line of a typical step: the activities of every process."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ def length(cell: Cell) -> float:
 
 
 def seconds_by_name(cell: Cell) -> dict[str, float]:
-    """Seconds that each kind of span takes in a step: the mean over the tracks."""
+    """Seconds per step of each kind of span, averaged over the tracks."""
     tracks = {span.track for span in cell.timeline}
     total: dict[str, float] = {}
     for span in cell.timeline:
@@ -43,7 +43,7 @@ def seconds_by_name(cell: Cell) -> dict[str, float]:
 
 
 def lanes(spans: Sequence[Span]) -> list[list[Span]]:
-    """Shares spans out so that in no lane two are at the same time."""
+    """Distributes spans over lanes so that spans in a lane do not overlap."""
     found: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span.start_s, -span.seconds)):
         slack = 1e-6 * span.seconds
@@ -69,9 +69,9 @@ def draw(cells: Sequence[Cell], unit: Unit, width: int) -> Canvas:
     """Draws the spans of every cell on one axis of time, one row for each of its tracks.
 
     Args:
-        cells: Each with a time line.
-        unit: Of the axis.
-        width: In pixels.
+        cells: Cells with a time line.
+        unit: Unit of the time axis.
+        width: Width in pixels.
     """
     names = list(dict.fromkeys(span.name for cell in cells for span in cell.timeline))
     body, foot = sum(map(_height, cells)), legend_height(names, width)

@@ -1,4 +1,4 @@
-"""The report as one HTML page that needs nothing else: no network, no scripts, no fonts."""
+"""The report as a self-contained HTML page: no network, no scripts, no fonts."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _STATUS = {"failed": "failed", "skipped": "not measured"}
 
 @dataclass(frozen=True)
 class _Drawn:
-    """A plot with its drawings, trusted markup of our own."""
+    """A plot with its wide and narrow drawing as trusted SVG markup."""
 
     plot: Plot
     wide: Any
@@ -35,11 +35,11 @@ class _Drawn:
 
 
 def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) -> str:
-    """The page as text.
+    """Renders the HTML page.
 
     Args:
-        comparison: What to report.
-        plots: Those of the comparison, where they have been made already.
+        comparison: Comparison to report.
+        plots: Plots of the comparison; None: they are made here.
 
     Raises:
         IsotrainError: A package that the report needs is not installed.
@@ -65,7 +65,7 @@ def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) ->
 
 @functools.cache
 def page_template() -> Any:
-    """What a page is made of; to compile it takes as long as to fill it in."""
+    """The compiled Jinja template, cached because compiling takes as long as rendering."""
     import jinja2
 
     environment = jinja2.Environment(
@@ -85,7 +85,7 @@ def _inline(plot: Plot, variant: str, width: int) -> str:
 
 
 def _facts(comparison: ComparisonRecord) -> dict[str, Any]:
-    """What the template is filled with besides the plots."""
+    """The template's variables besides the plots."""
     cells = finished(comparison.cells)
     groups = report_tables.groups(cells)
     return {
@@ -115,7 +115,7 @@ def _moment(seconds: float) -> str:
 
 
 def _machine_line(comparison: ComparisonRecord) -> str:
-    """The machine in a few words, and what has started runs elsewhere."""
+    """The machine, and the launcher of runs on other hosts, in one line."""
     machine = comparison.machine
     parts = [str(machine[name]) for name in ("processor",) if machine.get(name)]
     for name, unit in (("cores", "cores"), ("memory_gib", "GiB of memory"), ("gpus", "GPUs")):
@@ -139,7 +139,7 @@ def _heading(comparison: ComparisonRecord) -> str:
 
 
 def _ties(comparison: ComparisonRecord) -> list[str]:
-    """The cells that cannot be told from the fastest though they were run often enough."""
+    """Names of tied cells that all have at least `MIN_RUNS` runs; else empty."""
     tied = comparison.verdict.tied
     runs = [len(comparison.cell(name).repeats) for name in tied]
     return tied if min(runs, default=0) >= MIN_RUNS else []
@@ -159,7 +159,7 @@ def _counts(comparison: ComparisonRecord) -> str:
 
 
 def _marks(comparison: ComparisonRecord) -> dict[str, str]:
-    """A word next to the name of some cells."""
+    """Labels of the fastest or tied cells, by cell name."""
     marks = dict.fromkeys(_ties(comparison), "tie")
     if comparison.verdict.pick is not None and len(finished(comparison.cells)) > 1:
         marks[comparison.verdict.pick] = "fastest"
@@ -167,7 +167,7 @@ def _marks(comparison: ComparisonRecord) -> dict[str, str]:
 
 
 def _repeats(cells: Sequence[Cell]) -> str:
-    """How often cells were run, in words."""
+    """The number of runs per cell as text."""
     numbers = sorted({len(cell.repeats) for cell in cells})
     if not numbers:
         return ""
@@ -177,7 +177,7 @@ def _repeats(cells: Sequence[Cell]) -> str:
 
 
 def _plan(cell: Cell, comparison: ComparisonRecord) -> dict[str, Any]:
-    """One cell's plan and what differs from the reference's."""
+    """The template variables of a cell's plan and its differences to the reference's."""
     rows = [
         (
             report_tables.label(name),

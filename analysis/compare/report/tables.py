@@ -16,7 +16,7 @@ Reading = Estimate | float | None
 
 @dataclass(frozen=True)
 class TableColumn:
-    """One column: what it is called, what it counts, and where it is in a cell."""
+    """A column: its label, kind of quantity, and getter for a cell's value."""
 
     label: str
     kind: Kind
@@ -25,7 +25,7 @@ class TableColumn:
 
 @dataclass(frozen=True)
 class TableEntry:
-    """One cell's number in a column; both empty where it was not measured."""
+    """A cell's formatted value and interval in a column; empty if not measured."""
 
     value: str
     interval: str
@@ -33,7 +33,7 @@ class TableEntry:
 
 @dataclass(frozen=True)
 class TableSection:
-    """Measures that are read together.
+    """A table of related measures.
 
     Attributes:
         title: The table's caption.
@@ -71,7 +71,7 @@ _EXCHANGE = (
 
 
 def groups(cells: Iterable[Cell]) -> list[TableSection]:
-    """All measures of the finished cells, in the groups and the order in which they are shown."""
+    """The tables of all measures of the finished cells, in display order."""
     cells = list(cells)
     metrics = dict.fromkeys(name for cell in cells for name in cell.metrics)
     result = (
@@ -118,10 +118,10 @@ def _group(
 ) -> TableSection:
     heads, columns = [], []
     for measure in measures:
-        found = [measure.of(cell) for cell in cells]
-        unit = unit_of(measure.kind, [_value(each) for each in found if each is not None])
+        readings = [measure.of(cell) for cell in cells]
+        unit = unit_of(measure.kind, [_value(each) for each in readings if each is not None])
         heads.append((measure.label, unit.name))
-        columns.append([_entry(each, unit) for each in found])
+        columns.append([_entry(each, unit) for each in readings])
     rows = {
         cell.name: tuple(column[index] for column in columns) for index, cell in enumerate(cells)
     }
@@ -144,25 +144,25 @@ def _entry(measured: Reading, unit: Unit) -> TableEntry:
 
 
 def versions(cells: Iterable[Cell]) -> list[tuple[str, str, str]]:
-    """Package, version, and which cells ran with it where not all did."""
+    """Rows of package, version, and the cells that ran with it (`all` or their names)."""
     with_any = [cell for cell in cells if cell.versions]
-    found: dict[tuple[str, str], list[str]] = {}
+    by_version: dict[tuple[str, str], list[str]] = {}
     for cell in with_any:
         for pair in cell.versions.items():
-            found.setdefault(pair, []).append(cell.name)
+            by_version.setdefault(pair, []).append(cell.name)
     return [
         (package, version, "all" if len(names) == len(with_any) else ", ".join(names))
-        for (package, version), names in sorted(found.items())
+        for (package, version), names in sorted(by_version.items())
     ]
 
 
 def facts(values: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Names and values as texts."""
+    """Rows of field label and formatted value."""
     return [(label(name), shown(name, value)) for name, value in values.items()]
 
 
 def label(name: str) -> str:
-    """A field's name for people."""
+    """The label of a field, with its unit."""
     for ending, unit in (("_gib", "GiB"), ("_s", "s")):
         if name.endswith(ending):
             name = f"{name.removesuffix(ending)}, {unit}"
@@ -170,6 +170,6 @@ def label(name: str) -> str:
 
 
 def shown(name: str, value: Any) -> str:
-    """A field's value for people; fields of bytes with a unit."""
+    """The formatted value of a field; byte counts get a unit."""
     is_size = "bytes" in name and isinstance(value, int | float)
     return tables.size(value) if is_size else tables.text_of(value)

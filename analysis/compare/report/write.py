@@ -18,11 +18,11 @@ PLOTS_FOLDER = "plots"
 def write_report(comparison: ComparisonRecord, folder: Path) -> Path:
     """Writes `report.html`, and every plot as `plots/NAME.svg` and `plots/NAME.png`.
 
-    A reader never sees half of a file. A plot for which there is nothing to draw has no files.
+    Files are written atomically. A plot without data has no files.
 
     Args:
-        comparison: What to report.
-        folder: Where to; made if need be.
+        comparison: Comparison to report.
+        folder: Output folder, created if missing.
 
     Returns:
         The path of the page.
@@ -47,7 +47,7 @@ def _write_plot(plot: Plot, folder: Path) -> None:
     paths = folder / f"{plot.name}.svg", folder / f"{plot.name}.png"
     if plot.draw is None:
         for path in paths:
-            path.unlink(missing_ok=True)  # of an earlier report
+            path.unlink(missing_ok=True)  # left by an earlier report
         return
     atomic_write(paths[0], svg_file(plot.draw, plot.title, plot.summary).encode())
     atomic_write(paths[1], png(plot.draw))
