@@ -1,4 +1,4 @@
-"""What `isotrain compare`, `report`, `check` and `parity` do; `core/cli/commands` has their arguments."""
+"""Commands `isotrain compare`, `report`, `check` and `parity`; `core/cli/commands` has their arguments."""
 
 from __future__ import annotations
 

@@ -22,24 +22,24 @@ def since(
     """
     before = {cell.name: cell for cell in old.cells}
     note = _caveat(old, new)
-    found = []
+    present = []
     for cell in new.cells:
         change = _change(before.pop(cell.name, None), cell, margin, seed)
-        found.append(replace(change, note=change.note or note))
-    return found + [Change(name, note="not measured now") for name in before]
+        present.append(replace(change, note=change.note or note))
+    return present + [Change(name, note="not measured now") for name in before]
 
 
 def _caveat(old: ComparisonRecord, new: ComparisonRecord) -> str | None:
     """Differences in machine, spec or launcher that may explain changed figures; None without any."""
     names = ("processor", "cores", "gpus")
-    found = []
+    caveats = []
     if any(old.machine.get(name) != new.machine.get(name) for name in names):
-        found.append("another machine then")
+        caveats.append("another machine then")
     if {**old.spec, "name": None} != {**new.spec, "name": None}:
-        found.append("another spec then")
+        caveats.append("another spec then")
     if old.settings.get("launcher") != new.settings.get("launcher"):
-        found.append("by another launcher then")
-    return "; ".join(found) or None
+        caveats.append("by another launcher then")
+    return "; ".join(caveats) or None
 
 
 def _change(old: Cell | None, new: Cell, margin: float, seed: int) -> Change:

@@ -131,12 +131,12 @@ def _throughput(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
     caption = _THROUGHPUT
     if left_out:
         caption += f" Without a throughput, and so not drawn: {_counted(left_out, 'cell')}."
-    told = [_estimate_text(unit, name, found[name]) for name in ranked]
+    descriptions = [_estimate_text(unit, name, found[name]) for name in ranked]
     return Plot(
         "throughput",
         title,
         caption,
-        f"Throughput with 95 % intervals, highest first: {_ends(told)}.",
+        f"Throughput with 95 % intervals, highest first: {_ends(descriptions)}.",
         ("cell", "samples/s", "95 % interval"),
         tuple((n, unit.text(found[n].value), interval(unit, found[n])) for n in ranked),
         partial(dot_plots.draw_marks, drawn, unit, "samples per second", found[fastest]),
@@ -163,8 +163,8 @@ def _scaling(_: ComparisonRecord, cells: list[Cell]) -> Plot:
             if cell.speedup is not None:
                 speedup = cell.speedup
                 share = percent.full(speedup.value / cell.replicas)
-                told = (unit.text(speedup.value), interval(unit, speedup), share)
-                table.append((series.label, str(cell.replicas), *told))
+                figures = (unit.text(speedup.value), interval(unit, speedup), share)
+                table.append((series.label, str(cell.replicas), *figures))
     return Plot(
         "scaling",
         title,
@@ -200,7 +200,9 @@ def _losses(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
         if reference is cell:
             largest = "reference"
         table.append((cell.name, str(len(cell.losses)), f"{_last(cell.losses):.6g}", largest))
-    told = [f"{name} ends at {last}, largest difference {apart}" for name, _, last, apart in table]
+    descriptions = [
+        f"{name} ends at {last}, largest difference {apart}" for name, _, last, apart in table
+    ]
     caption = _LOSS + (_DIFFERENCE.format(reference.name) if reference else _NO_DIFFERENCE)
     if steps > curves.MAX_POINTS:
         caption += _THINNED.format(curves.stride(steps))
@@ -208,7 +210,7 @@ def _losses(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
         "loss",
         "Loss, and difference to the reference" if reference else title,
         caption,
-        f"Loss curves over {steps:,} steps: {_ends(told)}.",
+        f"Loss curves over {steps:,} steps: {_ends(descriptions)}.",
         ("cell", "steps", "last loss", "largest relative difference"),
         tuple(table),
         partial(curves.draw_losses, able, reference, styles_of(cells)),
@@ -233,12 +235,12 @@ def _step_times(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         table.append((name, str(len(seconds)), *(unit.text(value) for value in five)))
         text = unit.text(five[2])
         drawn.append(dot_plots.Row(name, looks[name], text, times=tuple(seconds)))
-    told = [f"{r[0]} median {r[4]}, from {r[2]} to {r[6]} {unit.name}" for r in table]
+    descriptions = [f"{r[0]} median {r[4]}, from {r[2]} to {r[6]} {unit.name}" for r in table]
     return Plot(
         "step-times",
         title,
         _STEP_TIMES,
-        f"Time of a step over the timed blocks: {_ends(told)}.",
+        f"Time of a step over the timed blocks: {_ends(descriptions)}.",
         (
             "cell",
             "blocks",
@@ -265,7 +267,7 @@ def _timeline(_: ComparisonRecord, cells: list[Cell]) -> Plot:
     if not able:
         return _nothing("timeline", title, "No cell has a time line.")
     unit = unit_of("seconds", [timeline.length(cell) for cell in able])
-    table, told = [], []
+    table, descriptions = [], []
     for cell in able:
         shares = timeline.seconds_by_name(cell)
         table += [
@@ -273,12 +275,12 @@ def _timeline(_: ComparisonRecord, cells: list[Cell]) -> Plot:
             for name, seconds in shares.items()
         ]
         parts = ", ".join(f"{name} {unit.full(seconds)}" for name, seconds in shares.items())
-        told.append(f"{cell.name}: {parts}")
+        descriptions.append(f"{cell.name}: {parts}")
     return Plot(
         "timeline",
         title,
         _TIMELINE,
-        f"Means over the processes of a step: {_ends(told)}.",
+        f"Means over the processes of a step: {_ends(descriptions)}.",
         ("cell", "what", f"time per step, {unit.name}", "share of the step"),
         tuple(table),
         partial(timeline.draw, able, unit),
@@ -304,12 +306,14 @@ def _memory(_: ComparisonRecord, cells: list[Cell]) -> Plot:
         (SeriesStyle(INK, MARKERS[0]), True, "largest process"),
         (SeriesStyle(INK, MARKERS[0]), False, "all processes"),
     )
-    told = [f"{name} {one} in the largest process, {total} in all" for name, one, total in table]
+    descriptions = [
+        f"{name} {one} in the largest process, {total} in all" for name, one, total in table
+    ]
     return Plot(
         "memory",
         title,
         _MEMORY,
-        f"Peak memory in {unit.name}: {_ends(told)}.",
+        f"Peak memory in {unit.name}: {_ends(descriptions)}.",
         ("cell", f"largest process, {unit.name}", f"all processes, {unit.name}"),
         tuple(table),
         partial(
