@@ -368,8 +368,8 @@ def test_momenta_are_averaged_where_a_replica_had_no_samples(tmp_path: Path) -> 
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"bucket_cap_mb": "big"}, "expected a positive number of MiB, got 'big'"),
-        ({"static_graph": "no"}, "expected true or false, got 'no'"),
+        ({"bucket_cap_mb": "big"}, "expected a positive number of MiB, received 'big'"),
+        ({"static_graph": "no"}, "expected true or false, received 'no'"),
     ],
 )
 def test_options_of_ddp_are_checked(options: dict[str, Any], words: str) -> None:
