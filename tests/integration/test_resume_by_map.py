@@ -28,7 +28,7 @@ WRONG: dict[str, tuple[Any, str]] = {
     "no map": (None, r"it lacks .*checkpoint\.map"),
     "another map": (
         {"tensorflow": {"kernel": "bias"}},
-        r"step-000000005, by `checkpoint\.map`: 'kernel' has shape",
+        r"step-000000005, by `checkpoint\.map`: 'kernel': expected shape",
     ),
 }
 """What is told where torch's model goes on in TensorFlow by them."""
