@@ -49,7 +49,7 @@ test-kernels: environment ## tests that compare bits, with the matrix kernels of
 	$(KERNELS_OF_AVX2) $(PYTEST) $(KERNEL_TESTS)
 	$(KERNELS_OF_SSE) $(PYTEST) $(KERNEL_TESTS)
 
-test-launchers: environment ## runs under real engines, on hosts that are namespaces: takes root, and installs the engines
+test-launchers: environment ## runs under real schedulers and launchers, on hosts that are namespaces: takes root, and installs them
 	$(VENV_PYTHON) tools/setup_launchers.py
 	.venv-launchers/bin/python -m pytest --numprocesses 2 $(BY_FILE) tests/launchers
 

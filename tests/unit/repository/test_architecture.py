@@ -254,8 +254,8 @@ def test_core_names_no_backend() -> None:
             assert is_shown or not names.search(text), f"{path}: {text!r}"
 
 
-def rooms() -> list[set[str]]:
-    """Those of core, from above; some are beside each other."""
+def core_packages() -> list[set[str]]:
+    """Packages of core, from the top down; those of one layer are in one set."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
     contracts = project["tool"]["importlinter"]["contracts"]
     found = next(each for each in contracts if each.get("containers") == ["isotrain.core"])
@@ -309,21 +309,21 @@ def test_modules_that_are_named_are_there() -> None:
 
 
 def test_who_names_a_module_above_is_known() -> None:
-    levels = {room: level for level, beside in enumerate(rooms()) for room in beside}
+    levels = {package: level for level, layer in enumerate(core_packages()) for package in layer}
     found: dict[str, set[str]] = {}
     for path in modules("core"):
         own = path.relative_to(ROOT / "core").with_suffix("").parts[0]
         for module, _ in named(path):
-            of_core, room = module.split(".")[1] == "core", module.split(".")[2]
-            if not of_core or (levels[room] <= levels[own] and room != own):
+            of_core, package = module.split(".")[1] == "core", module.split(".")[2]
+            if not of_core or (levels[package] <= levels[own] and package != own):
                 found.setdefault(str(path.relative_to(ROOT)), set()).add(module)
     assert found == NAMED_FROM_BELOW
 
 
-def test_contributors_read_of_every_room_in_its_order() -> None:
+def test_contributors_read_of_every_package_in_its_order() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
-    drawn = text.partition("The rooms of `core`")[2].split("```")[1].strip().splitlines()
-    assert [set(re.split(", ", re.split(r"\s{2,}", line)[0])) for line in drawn] == rooms()
+    drawn = text.partition("The packages of `core`")[2].split("```")[1].strip().splitlines()
+    assert [set(re.split(", ", re.split(r"\s{2,}", line)[0])) for line in drawn] == core_packages()
 
 
 def test_every_package_is_in_the_wheel() -> None:
