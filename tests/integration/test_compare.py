@@ -312,4 +312,4 @@ def test_an_object_cannot_travel_to_another_interpreter(tmp_path: Path) -> None:
         output=tmp_path / "out",
     )
     assert comparison.cells[0].status == "failed"
-    assert "model: given as an object" in str(comparison.cells[0].reason)
+    assert "received an object, which cannot be sent" in str(comparison.cells[0].reason)

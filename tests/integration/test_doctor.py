@@ -232,7 +232,7 @@ def isotrain_register_backends(register):
 
 
 CHANGED_PARTS = {
-    "changed-horovod": "Horovod .* has changed private APIs.*: the names in its library",
+    "changed-horovod": "Horovod .* has changed private APIs.*: the class names in its library",
     "changed-keras": "Keras .* has changed private APIs.*: Layer._flatten_layers .AttributeError",
     "changed-torch": "torch .* has changed private APIs.*: fx.experimental.proxy_tensor.* .AttributeError",
     "changed-tensorflow": "TensorFlow .* has changed private APIs.*: Module._flatten .RuntimeError",

@@ -161,7 +161,7 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
 
 @pytest.mark.parametrize("name", ["Tidy", "tidy_averaging", "-tidy", "tidy-", "2tidy", "a b", ""])
 def test_a_name_that_cannot_be_one_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match="not of the form of 'my-strategy'"):
+    with pytest.raises(PluginError, match="expected a name such as 'my-strategy'"):
         make_plugin(name, tmp_path)
     assert not list(tmp_path.iterdir())
 
@@ -169,11 +169,11 @@ def test_a_name_that_cannot_be_one_is_refused(name: str, tmp_path: Path) -> None
 def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     folder = make_plugin("tidy", tmp_path)
     (folder / "README.md").write_text("mine")
-    with pytest.raises(PluginError, match="cannot be made"):
+    with pytest.raises(PluginError, match="cannot be created"):
         make_plugin("tidy", tmp_path)
     assert (folder / "README.md").read_text() == "mine"
 
 
 def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match="there is a strategy 'data-parallel' already"):
+    with pytest.raises(PluginError, match="the strategy 'data-parallel' is already registered"):
         make_plugin("data-parallel", tmp_path)

@@ -230,8 +230,8 @@ def with_jax(folder: Path) -> None:
     variables = {"PYTHONPATH": path, "XLA_FLAGS": " ".join(jax_install.QUICK_TO_COMPILE)}
     program = f"""
 from pathlib import Path
-from integration import pair_runs
-pair_runs.run("both", {JAX!r}, Path({str(folder)!r}), plugins=["isotrain_jax"])
+from integration import backend_pair_runs
+backend_pair_runs.run("both", {JAX!r}, Path({str(folder)!r}), plugins=["isotrain_jax"])
 """
     done = subprocess.run(
         [sys.executable, "-c", program],
