@@ -16,7 +16,7 @@ _PAGES = _ROOT / "docs" / "launching"
 _STANDINS = _ROOT / "tests" / "helpers" / "digits_only"
 """Among them the digits, without the second that scikit-learn takes each rank to import."""
 ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes", "tls")
-PAGES = (*ENGINES, "README", "joined")
+PAGES = (*ENGINES, "README", "rendezvous")
 SECONDS = 250.0
 _SCRIPT = """\
 import isotrain

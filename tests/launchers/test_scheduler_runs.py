@@ -32,7 +32,7 @@ HOW = {
     "mpi": ("mpi", "hosts=node1:2"),
     "torchrun": ("torchrun", _HOSTS),
     "horovodrun": ("horovodrun", _HOSTS),
-    "ray": ("ray", "workers=2", "parallel_layout=STRICT_SPREAD"),
+    "ray": ("ray", "workers=2", "placement=STRICT_SPREAD"),
     "job": ("kubernetes", "image=me/train:1", "pods=2"),
     "jobset": ("kubernetes", "image=me/train:1", "pods=2", "kind=jobset"),
 }
