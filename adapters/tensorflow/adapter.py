@@ -403,7 +403,7 @@ def tensorflow_preload(device: DeviceKind, *modules: str) -> StartMethod:
     if device == "gpu":
         return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
     package = "isotrain.adapters.tensorflow"
-    submodules = ("replica.group", "distribution", "comm.tf_distribute")
+    submodules = ("replica.replica_group", "distribution", "comm.tf_distribute")
     adapter_modules = (__name__, *(f"{package}.{each}" for each in submodules), *modules)
     return StartMethod((keras_backend.LAZY_IMPORT, "tensorflow", "keras", *adapter_modules))
 

@@ -106,7 +106,7 @@ class Reference(TcpParameterServer):
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         package = "isotrain.testing.reference"
-        return StartMethod(("numpy", __name__, f"{package}.comm", f"{package}.group"))
+        return StartMethod(("numpy", __name__, f"{package}.comm", f"{package}.replica_group"))
 
     def start(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
