@@ -228,7 +228,7 @@ PRIVATE_WORDS = (
 def test_public_names_and_pages_use_the_words_of_the_field() -> None:
     listed = Path(__file__).with_name("public_api.txt").read_text(encoding="utf-8")
     names = re.sub(r"[_.]|(?<=[a-z])(?=[A-Z])", " ", listed)
-    texts_by_name = {"public_api.txt": names, **{page.name: words(page) for page in PAGES}}
+    texts_by_name = {"public_api.txt": names, **{str(page): words(page) for page in PAGES}}
     for where, content in texts_by_name.items():
         found = re.search(PRIVATE_WORDS, content, re.IGNORECASE)
         assert not found, f"{where}: {found}"
