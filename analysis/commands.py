@@ -105,6 +105,7 @@ def _silent(line: str) -> None:
 def check(options: argparse.Namespace) -> ExitCode | None:
     """Runs `isotrain check` and prints its findings."""
     from isotrain.analysis.check.check import check as checked
+    from isotrain.analysis.check.findings import result_text
     from isotrain.analysis.check.rule import Severity
 
     spec = read_spec(options)
@@ -123,9 +124,7 @@ def check(options: argparse.Namespace) -> ExitCode | None:
     if options.json:
         print(json_page(result.to_dict()))
     else:
-        from isotrain.analysis.check import text
-
-        sys.stdout.write(text.result(result))
+        sys.stdout.write(result_text(result))
     failing = tuple(Severity) if options.strict else (Severity.ERROR, Severity.WARNING)
     return ExitCode.FINDINGS if any(map(result.with_severity, failing)) else None
 

@@ -9,9 +9,10 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability
 from isotrain.core.contracts.parallel_layout import REPLICATED
 from isotrain.core.contracts.plan import split_backend
+from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
@@ -19,7 +20,7 @@ from isotrain.core.session.session import Session
 from isotrain.core.spec.loading import load_spec
 from isotrain.testing import reference_model
 from isotrain.testing.check_context import CheckContext
-from isotrain.testing.checks import collectives, computations, declarations
+from isotrain.testing.checks import collectives, computations
 from isotrain.testing.checks import crashes as crash_checks
 from isotrain.testing.checks import gradient_capture as gradient_capture_checks
 from isotrain.testing.checks import resume as resume_checks
@@ -33,10 +34,53 @@ STEP = Capability.SYNCHRONOUS_STEP
 STATE = Capability.NAMED_STATE
 GRADIENTS = Capability.GRADIENTS
 COMPUTE = Capability.COMPUTE
+_UNKNOWN = "no-such-thing"
 PLACEMENT = REPLICATED.name
 """Parallel layout of the checked groups; parameter-server groups are checked through a strategy."""
 EXIT_SECONDS = 4.0
 """Limit in seconds from the end of the work to the exit of the processes."""
+
+
+def declarations(adapter: Adapter) -> None:
+    """In every parallel layout, a capability is there or lacking with a reason; a collective is there."""
+    declared = adapter.capabilities
+    assert REPLICATED.name in declared, f"{REPLICATED.name}: nothing is declared"
+    for parallel_layout, can in declared.items():
+        _assert_declared_once(parallel_layout, can)
+    assert adapter.collectives, "no collective"
+    assert adapter.replicas_per_process in ("one", "all"), adapter.replicas_per_process
+    assert isinstance(adapter.availability(), Availability), "availability() gives no Availability"
+
+
+def _assert_declared_once(parallel_layout: str, can: Capabilities) -> None:
+    for capability in Capability:
+        declared = (capability in can.has) + (capability in can.lacks)
+        assert declared == 1, (
+            f"{parallel_layout}: {capability} is in {declared} of `has` and `lacks`; expected in one"
+        )
+        assert can.lacks.get(capability, "-").strip(), (
+            f"{parallel_layout}: {capability} is lacking without a reason"
+        )
+    unknown = {*can.has, *can.lacks} - set(Capability)
+    assert not unknown, f"{parallel_layout}: no capabilities: {sorted(map(str, unknown))}"
+
+
+def unknown_choices_are_refused(adapter: Adapter) -> None:
+    """A collective or an option that the backend does not know is an error that names it."""
+    options = {"backend_options": {adapter.name: {_UNKNOWN: 1}}}
+    spec = load_spec(reference_model.spec(adapter, **options))
+    messages = {}
+    try:
+        adapter.resolve_collective(_UNKNOWN, device="cpu", replicas=2)
+    except UnsupportedError as error:
+        messages["collective"] = str(error)
+    try:
+        adapter.check_options(spec)
+    except IsotrainError as error:
+        messages["option"] = str(error)
+    for kind in ("collective", "option"):
+        assert kind in messages, f"the {kind} {_UNKNOWN!r} was accepted"
+        assert _UNKNOWN in messages[kind], f"the {kind} {_UNKNOWN!r} is not named: {messages[kind]}"
 
 
 def _check(function: Any, *needs: Capability) -> Check:
@@ -44,8 +88,8 @@ def _check(function: Any, *needs: Capability) -> Check:
 
 
 STATIC = (
-    _check(declarations.declarations),
-    _check(declarations.unknown_choices_are_refused),
+    _check(declarations),
+    _check(unknown_choices_are_refused),
 )
 """Checks that take the adapter; no run is started."""
 

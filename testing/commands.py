@@ -4,13 +4,16 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
+from collections.abc import Iterable
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, unknown_name
 from isotrain.core.json_format import FORMAT, json_page
 from isotrain.core.plugins.manager import plugin_manager
-from isotrain.testing.scorecard import Scorecard
+from isotrain.core.reporting.tables import facts, paragraph, table
+from isotrain.testing.scorecard import Check, Outcome, Scorecard
 
 
 def conformance(options: argparse.Namespace) -> ExitCode:
@@ -21,9 +24,7 @@ def conformance(options: argparse.Namespace) -> ExitCode:
     if options.json:
         print(json_page({"format": FORMAT, "scorecard": card.to_dict()}))
     else:
-        from isotrain.testing import text
-
-        sys.stdout.write(text.scorecard(card))
+        sys.stdout.write(scorecard_text(card))
     return ExitCode.OK if card.passed else ExitCode.FINDINGS
 
 
@@ -40,3 +41,30 @@ def scorecard_of(name: str, backend: str | None, replicas: int) -> Scorecard:
     from isotrain.testing.strategy import check_strategy
 
     return check_strategy(name, backend=backend, replicas=replicas)
+
+
+def scorecard_text(card: Scorecard) -> str:
+    """Table of all outcomes, followed by the full reason of each failure."""
+    counts = Counter(outcome.verdict for outcome in card.outcomes)
+    where = "" if card.kind == "backend" else f" on {card.backend}"
+    totals = ", ".join(f"{counts[v]} {v}" for v in ("passed", "failed", "skipped"))
+    parts = [
+        paragraph(f"{card.kind} {card.name}{where}, {card.replicas} replicas: {totals}"),
+        table(("check", "outcome", ""), map(_row, card.outcomes)),
+        *(
+            facts(f"{name} failed", [("", line) for line in reason.splitlines()])
+            for name, reason in card.failures.items()
+        ),
+    ]
+    return "\n".join(parts)
+
+
+def _row(outcome: Outcome) -> tuple[str, str, str]:
+    explained = outcome.reason if outcome.verdict == "skipped" else outcome.meaning
+    return outcome.check, outcome.verdict, explained or ""
+
+
+def checks_text(listed: Iterable[Check]) -> str:
+    """Table of checks with their meaning and the capabilities that they need."""
+    rows = [(c.name, c.meaning, ", ".join(sorted(c.needs)) or "-") for c in listed]
+    return table(("check", "what holds when it passes", "asked of backends with"), rows)

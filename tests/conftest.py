@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from hypothesis import HealthCheck, settings
 
-from isotrain.analysis.compare.report import write as report
+from isotrain.analysis.compare.report import html as report
 from isotrain.core.launching.forkserver.pool import FORK_SERVERS
 from isotrain.core.plugins import selection
 

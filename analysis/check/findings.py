@@ -1,10 +1,11 @@
-"""Results of a check, with conversions to JSON and to a table for notebooks."""
+"""Results of a check, with conversions to JSON, to text, and to a table for notebooks."""
 
 from __future__ import annotations
 
 import html
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
+from itertools import groupby
 from typing import Any
 
 from isotrain.analysis.check.codes import RULES, is_silenced
@@ -13,6 +14,7 @@ from isotrain.analysis.check.subject import Hit
 from isotrain.core.errors import first_of
 from isotrain.core.json_format import FORMAT, json_page
 from isotrain.core.reporting.html import html_table
+from isotrain.core.reporting.tables import facts, paragraph
 
 _SHOWN_LAYERS = 5
 
@@ -164,3 +166,43 @@ def split_silenced(
         else:
             kept.append(found)
     return tuple(kept), dict(sorted(counts.items()))
+
+
+def result_text(checked: CheckResult) -> str:
+    """The findings, most severe first, and their counts at the end."""
+    blocks = [
+        _block(list(same), len(checked.targets))
+        for _, same in groupby(checked.findings, key=lambda finding: finding.code)
+    ]
+    return "\n".join([*blocks, paragraph(_summary(checked))])
+
+
+def _block(same: Sequence[Finding], targets: int) -> str:
+    """The findings of one code: its cases, then reason and fix."""
+    first = same[0]
+    rows = [row for finding in same for row in _case_rows(finding, targets)]
+    rows += [("why", first.reason), ("fix", first.fix)]
+    return facts(f"{first.code} {first.severity}: {first.title}", rows)
+
+
+def _case_rows(finding: Finding, targets: int) -> Iterator[tuple[str, str]]:
+    for index, line in enumerate(finding.case.splitlines()):
+        yield "" if index else finding.field, line
+    where = ", ".join(finding.targets)
+    yield "on", f"all: {where}" if 1 < targets == len(finding.targets) else where
+
+
+def _summary(checked: CheckResult) -> str:
+    counts = [
+        f"{number} {severity}{'' if number == 1 else 's'}"
+        for severity in Severity
+        if (number := len(checked.with_severity(severity)))
+    ]
+    parts = [
+        f"{checked.spec} on {', '.join(checked.targets)}: {', '.join(counts) or 'nothing found'}"
+    ]
+    if checked.silenced:
+        parts.append(f"silenced: {', '.join(checked.silenced)}")
+    if not checked.measured:
+        parts.append("data and model were not looked at (--no-measure)")
+    return "; ".join(parts)

@@ -9,16 +9,16 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import asdict, replace
 from pathlib import Path
 
-from isotrain.analysis.compare import changes, store, summary
+from isotrain.analysis.compare import store, summary
 from isotrain.analysis.compare.measurement.grid import (
     PlannedCell,
+    RunOrder,
     available_backends,
     equal_threads,
     max_processes_per_host,
     planned_cells,
     reason_of,
 )
-from isotrain.analysis.compare.measurement.run_order import RunOrder
 from isotrain.analysis.compare.measurement.runner import Runner
 from isotrain.analysis.compare.records import Cell, Verdict
 from isotrain.analysis.compare.result import Comparison, read_comparison
@@ -189,10 +189,11 @@ class ComparisonEngine:
         cells = summary.summarize(self._cells, reference, seed)
         verdict = decide(cells)
         updated = replace(self.comparison, reference=reference, cells=cells, verdict=verdict)
-        since = []
         if self._old is not None:
-            since = changes.since(self._old, updated, margin=self._settings.margin, seed=seed)
-        self.comparison = replace(updated, changes=since)
+            margin = self._settings.margin
+            changes = summary.changes_since(self._old, updated, margin=margin, seed=seed)
+            updated = replace(updated, changes=changes)
+        self.comparison = updated
         store.write(self.comparison, self.folder)
 
     def _settle(self) -> None:

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import csv
+import io
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from isotrain.analysis.compare import export, text
+from isotrain.analysis.compare import text
 from isotrain.analysis.compare.records import (
     COMPARISON_FILE,
     ESTIMATES,
@@ -15,12 +17,15 @@ from isotrain.analysis.compare.records import (
     Cell,
     Change,
     ComparisonRecord,
+    Estimate,
 )
-from isotrain.analysis.compare.report import write as report
+from isotrain.analysis.compare.report.html import write_report
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_records import read_json, record
 from isotrain.core.reporting.tables import data_frame
 
+_PLAIN = ("name", "backend", "collective", "replicas", "strategy", "python", "status", "reason")
+_NUMBERS = ("exchanged_bytes", "final_loss", "loss_difference")
 _LATEST = 4e9
 """Seconds since 1970: in the year 2096."""
 _MOST = 1e30
@@ -36,11 +41,11 @@ class Comparison(ComparisonRecord):
 
     def to_csv(self) -> str:
         """CSV text with a row per cell, interval ends in separate columns."""
-        return export.csv_text(self.cells)
+        return csv_text(self.cells)
 
     def to_html(self, folder: str | os.PathLike[str]) -> Path:
         """Writes the report and its plots into a folder; returns the path of the report."""
-        return report.write_report(self, Path(folder))
+        return write_report(self, Path(folder))
 
     def to_pandas(self) -> Any:
         """A `pandas.DataFrame` with a row per cell, as in `to_csv`.
@@ -48,7 +53,7 @@ class Comparison(ComparisonRecord):
         Raises:
             IsotrainError: pandas is not installed.
         """
-        return data_frame(export.rows(self.cells))
+        return data_frame(csv_rows(self.cells))
 
     def _repr_html_(self) -> str:
         """The table, for notebooks."""
@@ -116,3 +121,37 @@ def read_comparison(path: Path) -> Comparison:
         found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
         raise IsotrainError(f"{file}: expected a comparison of format {FORMAT}, found {found!r}.")
     return from_dict(fields, str(file))
+
+
+def csv_rows(cells: Sequence[Cell]) -> list[dict[str, Any]]:
+    """One row per cell, all with the same columns; missing values are None.
+
+    An estimate takes three columns: its name, and that with `_low` and `_high`. A metric's column is
+    `metric_<name>`.
+    """
+    metrics = sorted({name for cell in cells for name in cell.metrics})
+    return [_row(cell, metrics) for cell in cells]
+
+
+def _row(cell: Cell, metrics: Sequence[str]) -> dict[str, Any]:
+    row = {name: getattr(cell, name) for name in _PLAIN}
+    row["runs"] = len(cell.repeats)
+    for name in ESTIMATES:
+        estimate: Estimate | None = getattr(cell, name)
+        row[name] = estimate and estimate.value
+        row[f"{name}_low"] = estimate and estimate.low
+        row[f"{name}_high"] = estimate and estimate.high
+    row |= {name: getattr(cell, name) for name in _NUMBERS}
+    row |= {f"metric_{name}": cell.metrics.get(name) for name in metrics}
+    row["notes"] = "; ".join(cell.notes)
+    return row
+
+
+def csv_text(cells: Sequence[Cell]) -> str:
+    """The rows as CSV."""
+    table = csv_rows(cells)
+    stream = io.StringIO()
+    writer = csv.DictWriter(stream, list(table[0]) if table else [], lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(table)
+    return stream.getvalue()

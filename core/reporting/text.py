@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.reporting import pipeline_text
 from isotrain.core.reporting.launcher_text import pairs
 from isotrain.core.reporting.tables import facts, number, paragraph, size, table, text_of
 
@@ -74,6 +74,7 @@ _LABELS = {
 }
 _OPTIONAL_GROUPS = ("stages", "notes")
 """Groups of one field each that are only shown if they are not empty."""
+_MILLI = 1e3
 _BYTES = ("gradient_bytes", "exchanged_bytes_per_step")
 
 
@@ -93,7 +94,7 @@ def _plan_rows(name: str, value: Any) -> list[tuple[str, str]]:
     if name == "notes":
         return [("-", note) for note in value]
     if name == "stages":
-        return pipeline_text.rows(value)
+        return _pipeline_rows(value)
     if name == "processes":
         return [(label, str(len(value)))] + [("", _process(process)) for process in value]
     if name == "start_method":
@@ -272,3 +273,80 @@ def _row(each: Mapping[str, Any], name: str) -> tuple[str, str, str, str]:
 
 def _yes_or_no(value: bool) -> str:
     return "yes" if value else "no"
+
+
+def _pipeline_rows(pipeline: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Rows (name, text) of a plan: its stages, their timeline, and better partitions."""
+    stages = pipeline["stages"]
+    passes = f"{pipeline['seconds'] * _MILLI:.3g} ms a step, of which stages wait {pipeline['bubble']:.0%}"
+    return [
+        *(_stage_row(number, stage) for number, stage in enumerate(stages, 1)),
+        (
+            "passes",
+            f"{passes}; digits: forward, letters: backward, of micro-batches 0 = a, 1 = b, ...",
+        ),
+        *((f"stage {number}", line) for number, line in enumerate(pipeline["drawing"], 1)),
+        ("balanced", _proposal(pipeline["balanced"])),
+        (
+            "best",
+            f"{_proposal(pipeline['best'])} (of all ways to cut and replicate, for as many processes)",
+        ),
+    ]
+
+
+def _stage_row(number: int, stage: Mapping[str, Any]) -> tuple[str, str]:
+    layers = stage["layers"]
+    names = layers[0] if len(layers) == 1 else f"{layers[0]} to {layers[-1]} ({len(layers)})"
+    sent = f", sends {size(stage['sent_bytes'])}" if stage["sent_bytes"] else ""
+    return (
+        f"stage {number}",
+        f"{names}: forward {stage['forward'] * _MILLI:.3g} ms, backward"
+        f" {stage['backward'] * _MILLI:.3g} ms a micro-batch{sent}; memory: weights"
+        f" {size(stage['weight_bytes'])}, gradients {size(stage['weight_bytes'])}, slots"
+        f" {size(stage['slot_bytes'])}, activations {size(stage['activation_bytes'])}",
+    )
+
+
+def _proposal(proposal: Mapping[str, Any]) -> str:
+    cut = f"cut at {', '.join(proposal['first'])}" if proposal["first"] else "no cut"
+    counts = ", ".join(map(str, proposal["workers"]))
+    label = "processes of each stage" if proposal["first"] else "processes"
+    return f"{cut}; {label}: {counts}; {proposal['seconds'] * _MILLI:.3g} ms a micro-batch"
+
+
+def runs(entries: Sequence[Mapping[str, Any]]) -> str:
+    """The runs, one per row, and why some failed."""
+    if not entries:
+        return paragraph("There are no runs.")
+    columns = (
+        "run directory",
+        "state",
+        "backend",
+        "launcher",
+        "replicas",
+        "started",
+        "step",
+        "loss",
+    )
+    parts = [table(columns, [_run_row(run) for run in entries])]
+    why = [(run["directory"], run["why"]) for run in entries if run["why"]]
+    return "\n".join([*parts, *([facts("why", why)] if why else [])])
+
+
+def _run_row(run: Mapping[str, Any]) -> tuple[str, ...]:
+    has_no_collective = run["collective"] in (None, "none")
+    total = f"/{run['total_steps']}" if run["total_steps"] else ""
+    return (
+        run["directory"],
+        run["state"],
+        "-"
+        if run["backend"] is None
+        else run["backend"] + ("" if has_no_collective else f":{run['collective']}"),
+        text_of(run["launcher"]),
+        text_of(run["replicas"]),
+        "-"
+        if run["started"] is None
+        else time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(run["started"])),
+        f"{run['step']}{total}",
+        text_of(run["loss"]),
+    )

@@ -31,7 +31,7 @@ from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.spec.loading import load_spec
-from isotrain.testing.checks.declarations import declarations
+from isotrain.testing.backend import declarations
 from isotrain.testing.consecutive_sessions import LONG_TIMEOUTS, next_session
 from isotrain.testing.file_exchange import FileExchange
 from isotrain.testing.launching import try_run

@@ -1,12 +1,14 @@
-"""The grid of a comparison: every backend with every number of replicas and every strategy."""
+"""The grid of a comparison (backends, replicas, strategies), and the order in which its cells run."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+import random
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from isotrain.analysis.compare.measurement.runner import Runner
+from isotrain.analysis.compare.records import Cell
 from isotrain.core.contracts.launcher import Allocation
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
@@ -125,16 +127,16 @@ def available_backends(host: PluginManager, interpreters: Mapping[str, str]) -> 
     return names
 
 
-def equal_threads(spec: TrainingSpec, places: int) -> TrainingSpec:
+def equal_threads(spec: TrainingSpec, processes: int) -> TrainingSpec:
     """Gives every replica of every cell the same number of threads, unless the spec says how many.
 
     Args:
         spec: Training spec.
-        places: Largest number of processes of any cell on one host.
+        processes: Largest number of processes of any cell on one host.
     """
     if spec.threads is not None:
         return spec
-    return spec.replace(threads=max(1, hardware.cores() // places))
+    return spec.replace(threads=max(1, hardware.cores() // processes))
 
 
 def max_processes_per_host(replicas: Sequence[int] | None, allocation: Allocation | None) -> int:
@@ -147,3 +149,62 @@ def max_processes_per_host(replicas: Sequence[int] | None, allocation: Allocatio
     if allocation is None or allocation.slots == 1:  # a single process may have all of them
         return max(replicas or (1,))
     return max(share.slots for share in allocation.host_slots)
+
+
+@dataclass(frozen=True)
+class RunOrder:
+    """Order of the runs of a comparison, and when to stop.
+
+    Every cell is first run `repeats` times, in rounds: one run of each cell, in an order drawn anew for
+    every round, so that no cell always runs first or always after the same one (randomised block design).
+    With a time budget, runs are then added to the cells whose ranking is open, until it is decided or the
+    time is used up.
+
+    Attributes:
+        repeats: Runs of each cell before any cell gets more.
+        seed: Seed of the order.
+        time_budget: Time budget of all runs in seconds; None: no limit, and `repeats` runs of each.
+    """
+
+    repeats: int
+    seed: int
+    time_budget: float | None = None
+
+    def next_cell(
+        self, cells: Sequence[Cell], open_ranking: Sequence[str], spent: float
+    ) -> str | None:
+        """The name of the cell to run next; None when no run is left.
+
+        Args:
+            cells: Cells that can run, with the runs made so far; failed ones are ignored.
+            open_ranking: Names of the cells that cannot be told from the fastest.
+            spent: Duration of all runs so far in seconds.
+        """
+        alive = [cell for cell in cells if cell.status != "failed"]
+        for cell in self._candidates(alive, open_ranking):
+            if self.time_budget is None or spent + _expected(cell) < self.time_budget:
+                return cell.name
+        return None
+
+    def _candidates(self, cells: Sequence[Cell], open_ranking: Sequence[str]) -> Iterator[Cell]:
+        for number in range(self.repeats):
+            yield from (c for c in self.round(cells, number) if len(c.repeats) == number)
+        if self.time_budget is not None:
+            contenders = [cell for cell in cells if cell.name in open_ranking]
+            fewest = min((len(cell.repeats) for cell in contenders), default=0)
+            yield from sorted(self.round(contenders, fewest), key=lambda c: len(c.repeats))
+
+    def round(self, cells: Sequence[Cell], number: int) -> list[Cell]:
+        """The cells in the pseudorandom order of a round, which depends on seed, round and names alone."""
+
+        def drawn(cell: Cell) -> float:
+            return random.Random(f"{self.seed}/{number}/{cell.name}").random()
+
+        return sorted(cells, key=drawn)
+
+
+def _expected(cell: Cell) -> float:
+    """Expected duration of a cell's next run in seconds: the mean of its runs, 0 without any."""
+    if not cell.repeats:
+        return 0.0
+    return sum(repeat.run_s for repeat in cell.repeats) / len(cell.repeats)

@@ -81,7 +81,7 @@ class Measurement(InternalWork):
 
     def _blocks(self, timer: _Timer) -> tuple[list[_Block], int | None]:
         """Times blocks until enough are steady or the limit has passed; with the first steady index."""
-        from isotrain.analysis.compare.measurement.steady_state import steady_state_start
+        from isotrain.analysis.compare.measurement.statistics import steady_state_start
 
         blocks: list[_Block] = []
         began = time.perf_counter()

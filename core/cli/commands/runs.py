@@ -26,9 +26,9 @@ def runs(options: argparse.Namespace) -> None:
     if options.json:
         print(json_page({"format": FORMAT, "runs": entries}))
         return
-    from isotrain.core.reporting import run_text
+    from isotrain.core.reporting import text
 
-    sys.stdout.write(run_text.runs(entries))
+    sys.stdout.write(text.runs(entries))
 
 
 def logs(options: argparse.Namespace) -> None:

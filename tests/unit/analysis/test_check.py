@@ -13,10 +13,10 @@ import jsonschema
 import pytest
 
 from isotrain.analysis.check import check as checking
-from isotrain.analysis.check import codes_in_docs, machine_rules, text
+from isotrain.analysis.check import codes_in_docs, machine_rules
 from isotrain.analysis.check.check import check
 from isotrain.analysis.check.codes import GROUPS, RULES
-from isotrain.analysis.check.findings import CheckResult
+from isotrain.analysis.check.findings import CheckResult, result_text
 from isotrain.analysis.check.rule import Severity
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
@@ -387,7 +387,7 @@ def test_a_sound_spec_has_no_findings(checked: Check) -> None:
     assert not len(result)
     assert result.targets == ("first@1", "first@2", "second@1", "second@2")
     words = "sound on first@1, first@2, second@1, second@2: nothing found\n"
-    assert text.result(result) == words
+    assert result_text(result) == words
     assert "nothing found" in result._repr_html_()
 
 
@@ -406,7 +406,7 @@ def test_findings_come_most_severe_first(checked: Check) -> None:
     order = [each.severity for each in result]
     assert order == sorted(order, key=list(Severity).index)
     assert {*order} == {*Severity}
-    shown = text.result(result)
+    shown = result_text(result)
     assert shown.startswith("ISO401 error: the backend cannot be used here\n")
     assert shown.index("ISO101 warning") < shown.index("ISO214 note")
     assert "model  1 layer: dense/x (X)\n" in shown
@@ -425,7 +425,7 @@ def test_a_code_or_its_group_is_silenced(checked: Check, where: str, given: str)
     result = checked(Scene(fields, traits=LOCAL), **options)
     assert found(result) == {"ISO101"}
     assert result.silenced == {"ISO214": 1}
-    assert "silenced: ISO214" in text.result(result)
+    assert "silenced: ISO214" in result_text(result)
 
 
 def test_an_unknown_code_is_an_error_with_the_nearest(checked: Check) -> None:
@@ -476,7 +476,7 @@ def test_what_needs_the_model_is_left_out_without_measuring(checked: Check) -> N
     result = checked(Scene({"shuffle": False}, traits=LOCAL, fails=True), measure=False)
     assert found(result) == {"ISO214"}
     assert not result.measured
-    assert "--no-measure" in text.result(result)
+    assert "--no-measure" in result_text(result)
 
 
 def test_a_failure_to_look_is_told_beside_the_rest(checked: Check) -> None:

@@ -13,12 +13,17 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.analysis.compare import changes, store, text
-from isotrain.analysis.compare.measurement.run_order import RunOrder
+from isotrain.analysis.compare import store, summary, text
+from isotrain.analysis.compare.measurement.grid import RunOrder
 from isotrain.analysis.compare.measurement.runner import Runner
 from isotrain.analysis.compare.measurement.runner_main import run_task
-from isotrain.analysis.compare.measurement.statistics import Bootstrap, mean, quantile, rate
-from isotrain.analysis.compare.measurement.steady_state import steady_state_start
+from isotrain.analysis.compare.measurement.statistics import (
+    Bootstrap,
+    mean,
+    quantile,
+    rate,
+    steady_state_start,
+)
 from isotrain.analysis.compare.records import (
     Cell,
     Change,
@@ -376,7 +381,7 @@ def test_changes_since_an_earlier_comparison() -> None:
     now = comparison(cell("a@1", 80, 81, 82), cell("b@1", 99, 101, 103), cell("new@1", 1.0))
 
     def since(margin: float) -> list[Change]:
-        return changes.since(old, now, margin=margin, seed=0)
+        return summary.changes_since(old, now, margin=margin, seed=0)
 
     slower, same, new, gone = since(0.05)
     assert slower.slower
@@ -391,7 +396,7 @@ def test_changes_since_an_earlier_comparison() -> None:
 
 def test_what_may_be_noise_is_not_called_slower() -> None:
     old, now = comparison(cell("a@1", 99, 100, 101)), comparison(cell("a@1", 70, 90, 105))
-    (found,) = changes.since(old, now, margin=0.0, seed=0)
+    (found,) = summary.changes_since(old, now, margin=0.0, seed=0)
     assert found.samples_per_s is not None
     assert found.samples_per_s.value < 0.95
     assert not found.slower
@@ -400,7 +405,7 @@ def test_what_may_be_noise_is_not_called_slower() -> None:
 def test_changes_tell_when_something_else_was_measured() -> None:
     old = comparison(cell("a@1", 100, 101, 102))
     now = replace(old, machine={"cores": 8}, spec={"seed": 1})
-    (found,) = changes.since(old, now, margin=0.0, seed=0)
+    (found,) = summary.changes_since(old, now, margin=0.0, seed=0)
     assert found.samples_per_s is not None
     assert found.note == "another machine then; another spec then"
     assert "another machine then" in text.result(replace(now, changes=[found]))
@@ -409,7 +414,7 @@ def test_changes_tell_when_something_else_was_measured() -> None:
 def test_records_survive_their_file(tmp_path: Path) -> None:
     full = cell("a@2", 1.0, 2.0, losses=[1.0, math.inf], timeline=[Span("rank 0", "step", 0, 1)])
     made = comparison(full, cell("b@2"))
-    made = replace(made, changes=changes.since(made, made, margin=0, seed=0))
+    made = replace(made, changes=summary.changes_since(made, made, margin=0, seed=0))
     store.write(made, tmp_path)
     assert read_comparison(tmp_path) == from_dict(made.to_dict()) == made
     assert "a@2" in made._repr_html_()

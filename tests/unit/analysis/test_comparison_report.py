@@ -22,7 +22,6 @@ from isotrain.analysis.compare.plots.series import series_of, styles_of
 from isotrain.analysis.compare.records import Estimate, Span
 from isotrain.analysis.compare.report import html as pages
 from isotrain.analysis.compare.report import tables as report_tables
-from isotrain.analysis.compare.report import write as report
 from isotrain.analysis.compare.report.html import render
 from isotrain.analysis.compare.summary import largest_difference
 from isotrain.core.errors import IsotrainError
@@ -68,7 +67,7 @@ class Page(HTMLParser):
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("reports") / "new"
-    assert report.write_report(samples.typical(), folder) == folder / "report.html"
+    assert pages.write_report(samples.typical(), folder) == folder / "report.html"
     return folder
 
 
@@ -166,7 +165,7 @@ def test_every_plot_is_a_sound_svg_and_png(folder: Path) -> None:
 
 @pytest.mark.slow
 def test_the_same_comparison_gives_the_same_bytes(folder: Path, tmp_path: Path) -> None:
-    report.write_report(samples.typical(), tmp_path)
+    pages.write_report(samples.typical(), tmp_path)
     files = [path.relative_to(folder) for path in folder.rglob("*.*")]
     assert len(files) > 10
     for file in files:
@@ -177,14 +176,14 @@ def test_plots_that_an_earlier_report_had_go_away(tmp_path: Path) -> None:
     old = tmp_path / "plots" / "scaling.svg"
     old.parent.mkdir()
     old.write_text("old")
-    report.write_report(samples.none_finished(), tmp_path)
+    pages.write_report(samples.none_finished(), tmp_path)
     assert list(old.parent.iterdir()) == []
 
 
 def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
     (tmp_path / "plots").write_text("a file")
     with pytest.raises(IsotrainError, match=re.escape(str(tmp_path))):
-        report.write_report(samples.none_finished(), tmp_path)
+        pages.write_report(samples.none_finished(), tmp_path)
 
 
 @pytest.mark.parametrize("name", ["none_finished", "broken_numbers"])

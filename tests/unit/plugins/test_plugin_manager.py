@@ -16,7 +16,7 @@ from isotrain.core.plugins import selection
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.manager import PLUGINS_VARIABLE, PluginManager, StrategyRegistry
 from isotrain.core.system.version import versions
-from isotrain.testing.checks.declarations import declarations
+from isotrain.testing.backend import declarations
 
 
 class Nothing(Strategy):

@@ -21,7 +21,8 @@ from isotrain.core.plugins.manager import PLUGINS_VARIABLE, PluginManager
 from isotrain.core.reporting import launcher_text, tables
 from isotrain.core.reporting import text as texts
 from isotrain.core.spec.sections import Timeouts
-from isotrain.testing import backend, strategy, text
+from isotrain.testing import backend, strategy
+from isotrain.testing.commands import checks_text
 
 ROOT = Path(__file__).parents[3]
 PLUGINS = ROOT / "docs" / "plugins.md"
@@ -65,7 +66,7 @@ def test_every_conformance_check_is_documented(
     monkeypatch.setattr(tables, "is_terminal", lambda: False)
     page = (ROOT / "docs" / "testing.md").read_text(encoding="utf-8")
     found = re.findall(rf"<!-- {kind} checks -->\n(.*?)<!-- / -->", page, re.DOTALL)
-    assert found == [text.checks(checks)]
+    assert found == [checks_text(checks)]
 
 
 def test_every_option_of_every_strategy_is_documented(host: PluginManager) -> None:

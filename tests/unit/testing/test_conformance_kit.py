@@ -17,7 +17,7 @@ from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.plugins.manager import plugin_manager
-from isotrain.testing import backend, commands, digits, strategy, text
+from isotrain.testing import backend, commands, digits, strategy
 from isotrain.testing.checks import crashes as crash_checks
 from isotrain.testing.launching import Run
 from isotrain.testing.native_equality import assert_native_equality
@@ -177,7 +177,7 @@ def test_what_a_backend_lacks_is_told_with_its_reason() -> None:
 def test_a_scorecard_is_told_whole() -> None:
     outcomes = (CHECK.passed(), FAILED, CHECK.skipped("no numbers"))
     card = Scorecard("backend", "abacus", "abacus", 2, outcomes)
-    shown = text.scorecard(card)
+    shown = commands.scorecard_text(card)
     assert "backend abacus, 2 replicas: 1 passed, 1 failed, 1 skipped" in shown
     for part in ("Sums are sums.", "no numbers", "2 + 2", "= 5"):
         assert part in shown
