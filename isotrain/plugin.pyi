@@ -95,7 +95,7 @@ from isotrain.core.parameter_server.layout import (
 from isotrain.core.parameter_server.layout import ParameterServerLayout as ParameterServerLayout
 from isotrain.core.parameter_server.tcp_adapter import TcpParameterServer as TcpParameterServer
 from isotrain.core.parameter_server.work_queue import WorkItem as WorkItem
-from isotrain.core.parameter_server.worker_liveness import WorkerLiveness as WorkerLiveness
+from isotrain.core.parameter_server.worker_pool import WorkerLiveness as WorkerLiveness
 from isotrain.core.parameter_server.worker_pool import WorkerPool as WorkerPool
 from isotrain.core.parameter_server.worker_pool import WorkResult as WorkResult
 from isotrain.core.pipeline.actions import Action as Action
