@@ -175,7 +175,7 @@ class Compressed(Strategy):
         return [f"{self.name}: starts without gradient residuals (error feedback)"]
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Computes gradients, reduces them compressed, and applies their mean."""
+        """Computes gradients, reduces them compressed, applies their mean. Returns the scalar mean loss."""
         if self._is_native or (self._method == "powersgd" and batch.step < self._start):
             return group.synchronous_step(batch, learning_rate)
         gradients, loss = group.gradients(batch)

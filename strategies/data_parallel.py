@@ -16,5 +16,5 @@ class DataParallel(Strategy):
     invariants = frozenset({Invariant.GRADIENT_SUM})
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Runs one synchronous step on the global batch."""
+        """Runs one synchronous step on the global batch; returns the mean loss, a scalar."""
         return group.synchronous_step(batch, learning_rate)

@@ -57,7 +57,10 @@ class ElasticAveraging(LocalStepStrategy):
         return super().resume_notes(strategy_before, replicas_before, replicas)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Takes a local step; an elastic update uses the distances from before the step."""
+        """Takes a local step and, every `every` steps, an elastic update; returns the scalar mean loss.
+
+        The elastic update uses the distances from before the local step.
+        """
         if batch.step % self._every or batch.step == 0 or group.replicas == 1:
             return group.local_step(batch, learning_rate)
         pulls = self._move_centre(group)
@@ -66,7 +69,7 @@ class ElasticAveraging(LocalStepStrategy):
         return loss
 
     def _move_centre(self, group: ReplicaGroup) -> list[Tensor]:
-        """Moves the centre towards the replicas; returns the pull of each local replica. Collective."""
+        """Moves the centre; returns the pull of each local replica, a vector of weights. Collective."""
         results = group.compute(move_centre, self._centre, static=self._beta)
         self._centre = [centre for centre, _ in results]
         return [pull for _, pull in results]

@@ -58,7 +58,7 @@ class Gossip(LocalStepStrategy):
         return super().configure(spec, plan)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Takes a local step, and a mixing step after every `every` of them."""
+        """Takes a local step, and mixes weights after every `every` steps; returns the scalar mean loss."""
         loss = group.local_step(batch, learning_rate)
         count, rest = divmod(batch.step + 1, self._every)
         if rest == 0 and group.replicas > 1:

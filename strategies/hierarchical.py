@@ -67,7 +67,7 @@ class Hierarchical(Strategy):
         return []
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Computes gradients, all-reduces them in two levels, and applies their mean."""
+        """All-reduces gradients in two levels and applies their mean; returns the mean loss, a scalar."""
         gradients, loss = group.gradients(batch)
         weights = replica_weights(group, batch)
         means = group.compute(mean_in_levels, gradients, *weights, static=self._hosts)

@@ -76,7 +76,10 @@ class LocalSGD(LocalStepStrategy):
         return (step + 1 - first) % every == 0
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Takes a synchronous or a local step, and averages the weights if `is_averaged_after` it."""
+        """Takes a synchronous or a local step, and averages the weights if `is_averaged_after` it.
+
+        Returns the mean loss, a scalar.
+        """
         if batch.step < self._start:
             return group.synchronous_step(batch, learning_rate)
         loss = group.local_step(batch, learning_rate)
@@ -151,6 +154,7 @@ class LocalSGD(LocalStepStrategy):
 
 
 def _mean(replica: Replica, weight: Tensor | None = None, *, static: Any) -> None:
+    """Computation that averages the parts `static` over all replicas; `weight` is a scalar or None."""
     average(replica, static, weight)
 
 

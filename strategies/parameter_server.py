@@ -72,7 +72,10 @@ class ParameterServer(Strategy):
         self._group = group
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Distributes the slices of the global batch to workers; a single replica takes a normal step."""
+        """Distributes the batch's slices to workers; returns the mean loss, a scalar.
+
+        A single replica takes a synchronous step.
+        """
         if group.replicas == 1:
             return group.synchronous_step(batch, learning_rate)
         return group.parameter_server_step(batch, learning_rate, self._staleness)

@@ -171,7 +171,7 @@ class Pipeline(Strategy):
         )
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Runs the forward and backward passes of this process's stage."""
+        """Runs forward and backward passes of this process's stage; returns the mean loss, a scalar."""
         return group.pipeline_step(batch, learning_rate, self._actions)
 
     @contextmanager

@@ -189,7 +189,7 @@ class Sharded(Strategy):
         )
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
-        """Reduce-scatters gradients, updates the local shard, and all-gathers the weights."""
+        """Reduce-scatters gradients, updates the local shard, all-gathers weights; returns a scalar loss."""
         if self._stage == 3:
             return group.synchronous_step(batch, learning_rate)
         gradients, loss = group.reduce_scatter_gradients(batch, self._reduction())

@@ -143,6 +143,7 @@ def batches_in_order(
 def _split(
     row: np.ndarray, names: list[str], shapes: dict[str, tuple[int, ...]]
 ) -> dict[str, np.ndarray]:
+    """Cuts a vector into arrays by name, each of its shape in `shapes`."""
     ends = np.cumsum([int(np.prod(shapes[name])) for name in names])[:-1]
     parts = np.split(row, ends)
     return {name: part.reshape(shapes[name]) for name, part in zip(names, parts, strict=True)}

@@ -133,7 +133,7 @@ class Oracle:
         }
 
     def step(self, rows: np.ndarray) -> None:
-        """Takes one step of plain SGD."""
+        """Takes one step of plain SGD on the samples at these indices, shape `[batch]`."""
         for name, gradient in self.gradients(rows).items():
             self.weights[name] = self.weights[name] - RATE * gradient
 
@@ -151,12 +151,14 @@ class Oracle:
         return self
 
     def _hidden(self, inputs: np.ndarray) -> np.ndarray:
+        """Activations of the hidden layer for inputs `[batch, features]`, shape `[batch, units]`."""
         hidden: np.ndarray = np.tanh(
             inputs @ self.weights["hidden/kernel"] + self.weights["hidden/bias"]
         )
         return hidden
 
     def _probabilities(self, hidden: np.ndarray) -> np.ndarray:
+        """Softmax probabilities, shape `[batch, classes]`."""
         logits = hidden @ self.weights["head/kernel"] + self.weights["head/bias"]
         exponentials = np.exp(logits - logits.max(axis=1, keepdims=True))
         softmax: np.ndarray = exponentials / exponentials.sum(axis=1, keepdims=True)

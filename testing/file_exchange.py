@@ -40,7 +40,7 @@ class FileExchange:
         return [self._read(self._path(rank)) for rank in range(self._processes)]
 
     def all_gather_rows(self, rows: Sequence[np.ndarray]) -> list[np.ndarray]:
-        """Gathers one array per local replica; returns those of all replicas, in order. Collective."""
+        """Gathers an array of any shape per local replica; returns those of all, in order. Collective."""
         by_rank = self.all_gather({f"{index:03}": row for index, row in enumerate(rows)})
         return [arrays[name] for arrays in by_rank for name in sorted(arrays)]
 
@@ -48,6 +48,7 @@ class FileExchange:
         return self._folder / f"board-{self._uses}-{rank}.npz"
 
     def _read(self, path: Path) -> dict[str, np.ndarray]:
+        """Arrays of a file by name, any shapes, once it exists."""
         deadline = time.monotonic() + _PATIENCE_SECONDS
         while not path.exists():
             if time.monotonic() > deadline:

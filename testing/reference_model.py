@@ -149,7 +149,7 @@ def epoch_batches(epoch: int, size: int = GLOBAL_BATCH, count: int = SAMPLES) ->
 
 
 def all_batches() -> Iterator[np.ndarray]:
-    """Sample indices of every global batch of the run."""
+    """Sample indices of every global batch of the run, int64, shape `[batch]`."""
     for epoch in range(EPOCHS):
         yield from epoch_batches(epoch)
 
@@ -182,7 +182,7 @@ class Oracle:
         return logits
 
     def outputs(self, rows: np.ndarray) -> dict[str, np.ndarray]:
-        """Outputs in evaluation mode, by name, before training, where every `noise` is 1."""
+        """Outputs `[samples, ...]` in evaluation mode by name, before training, where every `noise` is 1."""
         normalized = samples()[0]["features"][rows] / np.sqrt(1.0 + STATISTICS_EPSILON)
         return {
             "prediction": self.predictions(rows),
@@ -192,6 +192,7 @@ class Oracle:
         }
 
     def _hidden(self, rows: np.ndarray) -> np.ndarray:
+        """Activations of the hidden layer for the samples at `rows`, shape `[samples, units]`."""
         features = samples()[0]["features"][rows]
         hidden: np.ndarray = np.tanh(
             features @ self.weights["hidden/kernel"] + self.weights["hidden/bias"]
@@ -231,7 +232,7 @@ class Oracle:
         }
 
     def update(self, gradients: Mapping[str, np.ndarray]) -> None:
-        """Takes one step of SGD with momentum."""
+        """Takes one step of SGD with momentum; gradients by name, of the weights' shapes."""
         for name, gradient in gradients.items():
             self.velocity[name] = MOMENTUM * self.velocity[name] - RATE * gradient
             self.weights[name] = self.weights[name] + self.velocity[name]

@@ -98,7 +98,7 @@ def steady_gradient(session: Session) -> Found:
 
 
 def _weights(session: Session) -> dict[str, np.ndarray]:
-    """Trainable weights by name, gathered where they are sharded. Collective."""
+    """Trainable weights by name, in unsharded shapes, gathered where they are sharded. Collective."""
     described = session.group.describe_state(("trainable",)).values()
     is_sharded = any(info.offset is not None for info in described)
     gathered = session.strategy.evaluating(session.group) if is_sharded else nullcontext()
@@ -139,6 +139,7 @@ def _fingerprints(session: Session) -> list[str]:
 
 
 def _digest(arrays: Sequence[np.ndarray]) -> str:
+    """SHA-256 of the bytes of some arrays, any shapes and dtypes."""
     return hashlib.sha256(b"".join(array.tobytes() for array in arrays)).hexdigest()
 
 

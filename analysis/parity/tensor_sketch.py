@@ -94,6 +94,7 @@ def _sketch(flat: np.ndarray) -> np.ndarray:
 
 
 def _positions(size: int) -> np.ndarray:
+    """Pseudorandom positions in a flat tensor of `size` elements, int64, shape `[SAMPLES]`."""
     return np.random.Generator(np.random.PCG64(size)).integers(size, size=SAMPLES)
 
 

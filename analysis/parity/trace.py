@@ -203,6 +203,7 @@ class _Tracer:
         }
 
     def _gradients(self, tensors: Sequence[Tensor]) -> Prints:
+        """Fingerprints of gradients, each of its weight's shape, in the order of the weights."""
         arrays = (self._group.numpy(tensor) for tensor in tensors)
         return self._prints(dict(zip(self._weights, arrays, strict=True)))
 
@@ -210,6 +211,7 @@ class _Tracer:
         return {stage: self._prints(self._session.read_state((kind,))) for stage, kind in _STATE}
 
     def _prints(self, arrays: Mapping[str, np.ndarray]) -> Prints:
+        """Fingerprints, by common name, of arrays of any shapes by the model's names."""
         from isotrain.analysis.parity.tensor_sketch import fingerprint
 
         return {

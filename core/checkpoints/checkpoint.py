@@ -102,7 +102,7 @@ class Checkpoint:
         return arrays
 
     def _read_parts(self, arrays: Mapping[str, np.ndarray], parts: Sequence[IndexedPart]) -> None:
-        """Reads shards of one file into the arrays of their tensors; runs on a reader thread."""
+        """Reads shards of one file into arrays by name, of unsharded shapes; runs on a reader thread."""
         with self._opened(parts[0].file) as stream:
             for part in parts:
                 target = arrays[part.record.name]
@@ -159,7 +159,7 @@ class Checkpoint:
     def _read_into(
         self, target: np.ndarray, start: Sequence[int], stream: IO[bytes], part: IndexedPart
     ) -> None:
-        """Reads the elements that a shard and `target` share; `target` is the box at offset `start`."""
+        """Reads the elements that a shard and `target`, a box of its shape at offset `start`, share."""
         has_same_offset = list(start) == list(part.record.offset)
         if has_same_offset and read_into(stream, part.record, target, self._where(part.file)):
             return
@@ -241,7 +241,7 @@ def open_checkpoint(storage: Storage, folder: str) -> Checkpoint:
 
 
 def _array(shape: Sequence[int], dtype: str, name: str) -> np.ndarray:
-    """Allocates an uninitialized array, in pages of the base size.
+    """Allocates an uninitialized array of a shape and dtype, in pages of the base size.
 
     A virtual machine that has not had a huge page before can take five times as long to give it.
     """

@@ -112,6 +112,7 @@ def _tensor_diff(
 
 
 def _is_nan(array: np.ndarray) -> np.ndarray:
+    """Elementwise test for NaN: booleans of the array's shape, for any dtype."""
     return np.asarray(array != array)
 
 

@@ -98,7 +98,7 @@ class SafetensorsFile:
         return from_stored(native, entry.dtype).reshape(entry.shape)
 
     def read_all(self) -> dict[str, np.ndarray]:
-        """Reads every tensor, by name."""
+        """Reads every tensor, by name, in its stored shape and dtype (bfloat16 as float32)."""
         return {name: self.read(name) for name in self._entries}
 
 

@@ -163,7 +163,7 @@ def read_into(stream: IO[bytes], part: PartRecord, target: np.ndarray, where: st
 def read_blocks(
     stream: IO[bytes], part: PartRecord, where: str
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
-    """Reads a stored shard block by block.
+    """Reads a stored shard block by block, each in a shape of its own and the dtype of `array_dtype`.
 
     Args:
         stream: Stream of the file, at any position.

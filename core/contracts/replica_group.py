@@ -623,4 +623,5 @@ class ReplicaGroup(LayoutSteps, ABC):
 
 
 def _all_reduce(replica: Replica, tensor: Tensor, *, static: ReduceOp) -> Tensor:
+    """Computation that all-reduces one tensor of any shape; `static` is the reduction."""
     return replica.all_reduce(tensor, static)

@@ -44,7 +44,7 @@ def npz(path: str | Path, inputs: str = "x", targets: str | None = "y") -> Array
 
 
 def _npz_member(path: Path, name: str) -> Array:
-    """One array of an `.npz` file: memory-mapped, or loaded if it is compressed."""
+    """One array of an `.npz` file, any shape and dtype: memory-mapped, or loaded if it is compressed."""
     try:
         with zipfile.ZipFile(path) as archive:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]
@@ -65,7 +65,7 @@ def _npz_member(path: Path, name: str) -> Array:
 
 
 def _map_npy(path: Path, start: int) -> Array:
-    """Memory-maps the `.npy` data that begins at byte `start` of a file, read-only."""
+    """Memory-maps an array of the `.npy` header's shape and dtype, from byte `start` of a file, read-only."""
     try:
         with path.open("rb") as file:
             file.seek(start)

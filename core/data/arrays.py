@@ -109,13 +109,13 @@ def _any_rows(array: Array) -> Read:
 
 
 def _rows_in_order(array: Array) -> Read:
-    """As `_any_rows`, for consecutive indices; a copy too, for a model may change its inputs in place."""
+    """As `_any_rows`, for consecutive indices: a copy [batch, ...], for a model may change it in place."""
     plain = array.view(np.ndarray)
     return lambda indices: plain[indices[0] : indices[-1] + 1].copy()
 
 
 def _is_whole_map(array: Array) -> bool:
-    """Whether an array is a read-only or shared memory map itself, not a view of one."""
+    """Whether an array of any shape is a read-only or shared memory map itself, not a view of one."""
     return (
         isinstance(array, np.memmap)
         and isinstance(array.base, mmap.mmap)
@@ -143,7 +143,7 @@ class _MemmapRecipe:
         return cls(os.fspath(array.filename), array.dtype, array.shape, array.offset, order)
 
     def open(self) -> Array:
-        """Maps the file, read-only."""
+        """Maps the file, read-only, as an array of the recipe's shape and dtype."""
         order = cast("Any", self.order)
         return np.memmap(self.path, self.dtype, "r", self.offset, self.shape, order)
 

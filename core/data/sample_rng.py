@@ -21,14 +21,17 @@ Shape = tuple[int, ...]
 
 
 def mixed(bits: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """The SplitMix64 finaliser, elementwise: every input bit flips each output bit about half of the time."""
+    """The SplitMix64 finaliser (Steele et al. 2014), elementwise on uint64 of any shape.
+
+    Every input bit flips each output bit about half of the time.
+    """
     bits = (bits ^ (bits >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
     bits = (bits ^ (bits >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
     return bits ^ (bits >> np.uint64(31))
 
 
 def _absorbed(state: NDArray[np.uint64], words: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """Hashes one more word into each state (they broadcast); injective in the words for one state."""
+    """Hashes one more uint64 word into each state; shapes broadcast; injective in the words for a state."""
     return mixed(state + (words + np.uint64(1)) * np.uint64(GOLDEN))
 
 

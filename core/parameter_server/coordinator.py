@@ -179,6 +179,7 @@ class CoordinatorGroup(ReplicaGroup):
         return self._cached
 
     def _read(self, parts: tuple[StatePart, ...]) -> np.ndarray:
+        """This process's state of some parts, as one vector."""
         return self._group.numpy(self._group.compute(read_parts, static=parts)[0])
 
     def parameter_server_step(
@@ -291,7 +292,7 @@ class CoordinatorGroup(ReplicaGroup):
         return arrays
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> Tensor:
-        """A parameter-server step with staleness 0."""
+        """Runs a parameter-server step with staleness 0; returns the mean loss, a scalar."""
         return self.parameter_server_step(batch, learning_rate, 0)
 
     def evaluation_step(self, batch: Batch) -> None:
@@ -387,7 +388,7 @@ class CoordinatorGroup(ReplicaGroup):
     def _execution_state_of(
         self, replica: int | None, kinds: Sequence[StateKind]
     ) -> dict[str, np.ndarray]:
-        """Execution state of a replica's worker, by name in checkpoints; empty if `kinds` lacks it."""
+        """Execution state of a replica's worker by name, any shapes; empty if `kinds` lacks it."""
         if "exchange" not in kinds:
             return {}
         self._drain()
@@ -414,7 +415,7 @@ class CoordinatorGroup(ReplicaGroup):
         return self._group.read_weights_file(path)
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
-        """Computes the gradients in this process, replica by replica: for inspection, not for training."""
+        """Computes gradients, of the weights' shapes, in this process replica by replica, for inspection."""
         self._drain()
         gradients, total = [], 0.0
         for slices in batch.slices:
@@ -445,7 +446,7 @@ class CoordinatorGroup(ReplicaGroup):
         return self._group.keep_gradients()
 
     def kept_gradients(self) -> list[list[Tensor]]:
-        """Gradients of the last update, the same for each replica."""
+        """Gradients of the last update, of the weights' shapes, the same for each replica."""
         self._drain()
         return self._group.kept_gradients() * self.replicas
 

@@ -194,7 +194,7 @@ class TcpWorkerPool(WorkerPool):
 
 
 def _receive_message(worker: _Worker) -> tuple[dict[str, Any], list[np.ndarray]]:
-    """The next message of a worker.
+    """The next message of a worker: header, and arrays of any shape and dtype.
 
     Raises:
         PeerLostError: The worker failed; a ConnectionLostError: it is gone.

@@ -79,6 +79,7 @@ class _WorkerLoop:
                 )
 
     def _step(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        """Answers a request; `arrays` has the slices' arrays and last, if sent, one vector of new weights."""
         self._reporter.step = header["step"]
         self._reporter.enter("step")
         if header["has_weights"]:
@@ -94,6 +95,7 @@ class _WorkerLoop:
         self._weights = group.tensor(vector)
 
     def _compute(self, header: dict[str, Any], arrays: list[np.ndarray]) -> None:
+        """Sends the update of some slices: a vector of weighted gradients and statistics; metric state."""
         group = self._group
         group.compute(write_parts, [self._weights], static=_WEIGHTS_AND_STATISTICS)
         slices = tuple(self._decode_slice(encoded, arrays) for encoded in header["slices"])
@@ -109,6 +111,7 @@ class _WorkerLoop:
         self._connection.send({"loss": float(loss)}, result)
 
     def _decode_slice(self, encoded: list[Any], arrays: list[np.ndarray]) -> Slice:
+        """Slice on the device, whose inputs and targets are arrays of shape `[count, ...]`."""
         inputs, targets, count, weight = encoded
         to_device = self._group.to_device
         return Slice(

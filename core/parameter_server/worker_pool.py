@@ -91,13 +91,13 @@ class WorkerPool(ABC):
         """Called when the weights get a new version."""
 
     def execution_state(self, worker: int) -> Mapping[str, np.ndarray]:
-        """Execution state of a free worker, by name (state of the kind `exchange`); empty if it is lost."""
+        """Execution state (kind `exchange`) of a free worker by name, any shapes; empty if it is lost."""
         return {}
 
     def set_execution_state(  # noqa: B027  # workers without execution state
         self, worker: int, execution_state: Mapping[str, np.ndarray]
     ) -> None:
-        """Restores the execution state of a free worker (state of the kind `exchange`)."""
+        """Restores the execution state of a free worker: arrays by name, in the shapes and dtypes as read."""
 
     @abstractmethod
     def close(self) -> None:

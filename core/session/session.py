@@ -398,11 +398,11 @@ class Session:
             )
 
     def read_state(self, kinds: Sequence[StateKind] = MODEL_STATE) -> dict[str, np.ndarray]:
-        """Copies state to NumPy by name; names of optimizer state begin with `optimizer/`. Local."""
+        """Copies state to NumPy by name, in its shapes; optimizer state begins with `optimizer/`. Local."""
         return self.group.read_state(kinds)
 
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
-        """Sets state by name on every replica; every process passes the same arrays."""
+        """Sets state by name, shapes as read, on every replica; every process passes the same arrays."""
         self.group.write_state(state)
         self.strategy.state_written(self.group)
 

@@ -34,7 +34,7 @@ def encode_tree(tree: Any, arrays: list[np.ndarray]) -> Any:
 
 
 def decode_tree(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
-    """Inverse of `encode_tree`."""
+    """Inverse of `encode_tree`; the arrays keep shape and dtype."""
     if plain is None:
         return None
     if isinstance(plain, int):
@@ -60,12 +60,12 @@ def encode_value(value: Any) -> tuple[Any, list[np.ndarray]]:
 
 
 def decode_value(plain: Any, arrays: Sequence[np.ndarray]) -> Any:
-    """Inverse of `encode_value`."""
+    """Inverse of `encode_value`; the arrays keep shape and dtype."""
     return decode_value_from(plain, {array_name(i): array for i, array in enumerate(arrays)})
 
 
 def decode_value_from(plain: Any, archive: Mapping[str, np.ndarray]) -> Any:
-    """Inverse of `encode_value`, with its arrays under their names (`array_name`), as in an `.npz` file."""
+    """Inverse of `encode_value`, with arrays of any shape by name (`array_name`), as in an `.npz` file."""
     if isinstance(plain, dict):
         if set(plain) == {_ARRAY}:
             return archive[plain[_ARRAY]]
@@ -81,6 +81,7 @@ def array_name(index: int) -> str:
 
 
 def _encode_value(value: Any, arrays: list[np.ndarray]) -> Any:
+    """JSON form of a value; its arrays, of any shape and dtype, are appended to `arrays`."""
     if isinstance(value, np.ndarray):
         arrays.append(value)
         return {_ARRAY: array_name(len(arrays) - 1)}

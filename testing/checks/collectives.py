@@ -64,10 +64,12 @@ def _compare(
 
 
 def _own(replica: int, case: Case) -> np.ndarray:
+    """Input of a replica, of the case's shape and dtype."""
     return value(replica, *case[1:])
 
 
 def _inputs(context: CheckContext, case: Case) -> np.ndarray:
+    """Inputs of all replicas, stacked: shape `[replicas, *shape]`."""
     return np.stack([value(r, *case[1:]) for r in range(context.group.replicas)])
 
 
@@ -76,6 +78,7 @@ def _exact_mean(case: Case) -> bool:
 
 
 def _reduce(replica: Replica, *tensors: Tensor, static: Sequence[ReduceOp]) -> Any:
+    """All-reduces tensors of any shapes by each operation of `static`."""
     return [[replica.all_reduce(tensor, op) for tensor in tensors] for op in static]
 
 
@@ -86,7 +89,7 @@ def _compare_reduced(
     expected: Callable[[Case], np.ndarray],
     wanted: Callable[[Case], bool] = lambda case: True,
 ) -> None:
-    """Checks an all-reduce of every case within a computation, and of the first case outside of one."""
+    """Checks an all-reduce of every case (shape, dtype) in a computation, and of the first one outside."""
     group, first = context.group, next(cases())
     outside = group.all_reduce([group.tensor(given(r, first)) for r in group.local_replicas], op)
     _compare(context, _reduce, (op,), given, lambda way, replica, case: expected(case), wanted)
@@ -119,6 +122,7 @@ def all_reduce_max(context: CheckContext) -> None:
 
 
 def _gather(replica: Replica, *tensors: Tensor, static: Sequence[str]) -> Any:
+    """All-gathers tensors of any shapes, once for each entry of `static`."""
     return [[replica.all_gather(tensor) for tensor in tensors] for _ in static]
 
 
@@ -128,7 +132,7 @@ def all_gather(context: CheckContext) -> None:
 
 
 def _share(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
-    """Broadcasts from each root to all replicas that follow it."""
+    """Broadcasts tensors of any shapes from each root to all replicas that follow it."""
     subgroups_of_roots = [(tuple(range(root, replica.replicas)),) for root in static]
     return [
         [replica.broadcast_within(tensor, subgroups) for tensor in tensors]
@@ -154,7 +158,7 @@ def broadcast_keeps_bits(context: CheckContext) -> None:
 
 
 def _shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
-    """Sends around the ring by each distance."""
+    """Sends tensors of any shapes around the ring by each distance."""
     n = replica.replicas
     rings = [tuple((r + distance) % n for r in range(n)) for distance in static]
     return [[replica.send_receive(tensor, ring) for tensor in tensors] for ring in rings]
@@ -169,13 +173,14 @@ def send_receive(context: CheckContext) -> None:
 def _exchange(
     replica: Replica, tensor: Tensor, *, static: Sequence[tuple[Computation, Sequence[int]]]
 ) -> Any:
-    """Runs every collective of the backend; `static` has the optional ones, each with its ways."""
+    """Runs every collective of the backend on a tensor of any shape; `static` has the optional ones."""
     results = [_reduce(replica, tensor, static=get_args(ReduceOp))]
     results.append(_gather(replica, tensor, static=("all",)))
     return results + [computation(replica, tensor, static=ways) for computation, ways in static]
 
 
 def _sum(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
+    """All-reduces tensors of any shapes within the subgroup of all replicas."""
     all_replicas = (tuple(range(replica.replicas)),)
     return [[replica.all_reduce_within(tensor, all_replicas) for tensor in tensors] for _ in static]
 

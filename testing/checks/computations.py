@@ -33,21 +33,25 @@ def _compare(
     expected: Callable[[int], np.ndarray],
     static: Hashable = None,
 ) -> None:
+    """Runs a computation on every replica's input; compares with `expected`, float64 of any shape."""
     _assert_are(context, _computed(context, computation, static), expected)
 
 
 def _assert_are(
     context: CheckContext, found: list[Any], expected: Callable[[int], np.ndarray]
 ) -> None:
+    """Compares each local replica's result with its expected array, of one shape and dtype."""
     for replica, tensor in zip(context.group.local_replicas, found, strict=True):
         assert_same(context.group.numpy(tensor), expected(replica), f"replica {replica}")
 
 
 def _inputs(context: CheckContext) -> np.ndarray:
+    """Inputs of all replicas, float64, shape `[replicas, *SHAPE]`."""
     return np.stack([given(r) for r in range(context.group.replicas)])
 
 
 def _add_index(replica: Replica, tensor: Tensor, *, static: float) -> Tensor:
+    """Computation with the replica's index and the static factor; any shape."""
     return tensor * static + replica.index + replica.replicas
 
 
@@ -63,6 +67,7 @@ def computation(context: CheckContext) -> None:
 
 
 def _double_weights(replica: Replica) -> list[Tensor]:
+    """Computation that doubles the weights; returns vectors of the state before, after, and the weights."""
     before = replica.read(("trainable", "statistics"))
     weights = replica.read(("trainable",))
     replica.write(("trainable",), weights * 2)
@@ -87,6 +92,7 @@ def computation_on_state(context: CheckContext) -> None:
 
 
 def _collectives(replica: Replica, tensor: Tensor) -> list[Tensor]:
+    """Computation that all-reduces by every operation and all-gathers a tensor of any shape."""
     return [
         replica.all_reduce(tensor),
         replica.all_reduce(tensor * replica.replicas, "mean"),
@@ -108,6 +114,7 @@ def computation_collectives(context: CheckContext) -> None:
 
 
 def _scatter(replica: Replica, tensor: Tensor) -> Tensor:
+    """Computation that adds a flattened tensor at this replica's index of a vector `[replicas + 1]`."""
     indices = replica.ops.cast(replica.ops.reshape(tensor, (-1,)) * 0, "int32") + replica.index
     return replica.scatter_add(indices, replica.ops.reshape(tensor, (-1,)), replica.replicas + 1)
 
@@ -119,6 +126,7 @@ def computation_scatters(context: CheckContext) -> None:
 
 
 def _sum_and_share(replica: Replica, tensor: Tensor, *, static: Any) -> Tensor:
+    """Computation: all-reduce, then broadcast, within the subgroups `static`; any shape."""
     total = replica.all_reduce_within(tensor, static)
     return replica.broadcast_within(total + replica.index, static)
 
@@ -133,12 +141,14 @@ def computation_in_subgroups(context: CheckContext) -> None:
 
 
 def _sum_of_part(subgroups: Subgroups, replica: int) -> np.ndarray:
+    """Expected result of `_sum_and_share` on a replica, float64, shape `SHAPE`."""
     subgroup = local_subgroup(replica, subgroups) or (replica,)
     total: np.ndarray = np.sum([given(r) for r in subgroup], axis=0) + subgroup[0]
     return total
 
 
 def _short_sum(replica: Replica, tensor: Tensor) -> Tensor:
+    """Computation that all-reduces a third of a tensor in bfloat16; returns float64 of its shape."""
     third = replica.ops.cast(tensor / 3, "bfloat16")
     return replica.ops.cast(replica.all_reduce(third), "float64")
 

@@ -72,7 +72,7 @@ def unknown_state_is_refused(context: CheckContext) -> None:
 
 
 def _refusal(context: CheckContext, name: str, value: np.ndarray) -> str:
-    """Text of the error; empty when the value was accepted."""
+    """Text of the error on writing an array of any shape; empty when it was accepted."""
     try:
         context.session.write_state({name: value})
     except IsotrainError as error:

@@ -184,6 +184,7 @@ def accumulation(context: CheckContext) -> None:
 
 
 def _means(replica: Replica, *gradients: Tensor) -> list[Tensor]:
+    """Computation that all-reduces gradients, of the weights' shapes, to their means."""
     return [replica.all_reduce(gradient, "mean") for gradient in gradients]
 
 
@@ -254,7 +255,7 @@ def average_parameters(context: CheckContext) -> None:
 
 
 def _after_own_slice(context: CheckContext, replica: int, count: int) -> dict[str, np.ndarray]:
-    """Weights of one replica, by name, after a local step from the start on `count` samples."""
+    """Weights of one replica by name, float64, after a local step from the start on `count` samples."""
     oracle = reference_model.Oracle.fresh()
     rows = np.array_split(np.arange(count), context.group.replicas)[replica]
     if len(rows):

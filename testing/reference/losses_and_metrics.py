@@ -96,10 +96,12 @@ def _difference(targets: Array, predictions: Array) -> Array:
 
 
 def _per_sample(values: Array) -> Array:
+    """Mean over all axes but the first: shape `[samples, ...]` to `[samples]`."""
     return np.asarray(values.reshape(len(values), -1).mean(axis=1))
 
 
 def _size(values: Array) -> int:
+    """Number of elements of a sample in an array `[samples, ...]`."""
     return values.size // len(values)
 
 
@@ -128,6 +130,7 @@ def build_objective(spec: TrainingSpec, network: Network) -> Objective:
 
 
 def _checked(given: Any) -> tuple[Array, Any, Any]:
+    """Result of an objective: losses of shape `[samples]`, predictions for metrics, and slopes."""
     if not isinstance(given, tuple) or len(given) != 3:
         raise SpecError(
             "objective: on backend 'reference' it returns (losses, predictions, slopes): one loss per"

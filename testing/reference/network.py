@@ -97,6 +97,7 @@ class Network:
         return results[""] if self._is_row else results
 
     def _forward(self, inputs: Array, layers: Iterable[Layer]) -> Array:
+        """Forward pass through layers, shapes `[samples, ...]`."""
         for layer in layers:
             inputs = layer.forward(inputs, self.training and not layer.frozen)
         return inputs
@@ -133,4 +134,5 @@ class Network:
 
 
 def _named(layer: Layer, values: Mapping[str, Array]) -> dict[str, Array]:
+    """Arrays of a layer, in their shapes, by the names that they have in the model."""
     return {f"{layer.name}/{name}": value for name, value in values.items()}

@@ -33,7 +33,7 @@ class Optimizer(ABC):
         self.state: dict[str, Array] = {"steps": self._steps}
 
     def _slots(self, kind: str) -> list[Array]:
-        """Adds an array of zeros like each weight to the state; returns them in order."""
+        """Adds an array of zeros in each weight's shape to the state; returns them in order."""
         slots = {f"{kind}/{name}": np.zeros_like(w) for name, w in self._weights.items()}
         self.state |= slots
         return list(slots.values())
@@ -55,7 +55,7 @@ class Optimizer(ABC):
 
 
 class Sgd(Optimizer):
-    """SGD, optionally with momentum or Nesterov momentum."""
+    """SGD on weights of any shape, optionally with momentum or Nesterov momentum."""
 
     def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
         super().__init__(weights, settings)
@@ -71,7 +71,7 @@ class Sgd(Optimizer):
 
 
 class Adam(Optimizer):
-    """Adam; with weight decay, AdamW."""
+    """Adam (Kingma & Ba 2015) on weights of any shape; with weight decay, AdamW."""
 
     def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
         super().__init__(weights, settings)
@@ -105,7 +105,7 @@ def require_known(spec: TrainingSpec) -> None:
 
 
 def build_optimizer(spec: TrainingSpec, weights: Mapping[str, Array]) -> Optimizer:
-    """Optimizer of the spec for these weights."""
+    """Optimizer of the spec for these weights, of any shapes."""
     return OPTIMIZERS[spec.optimizer.name](weights, spec.optimizer)
 
 

@@ -42,10 +42,12 @@ class ReferenceReplica(Replica):
         unflatten_into(vector, self._weights(indices))
 
     def _weights(self, places: Sequence[int]) -> list[Array]:
+        """Trainable weights at some indices, in their shapes."""
         weights = self._program.part("trainable")
         return [weights[index] for index in places]
 
     def _arrays(self, parts: Sequence[StatePart]) -> list[Array]:
+        """Arrays of parts of the state, in their shapes."""
         return [array for part in parts for array in self._program.part(part)]
 
     def scatter_add(self, indices: Array, values: Array, length: int) -> Array:

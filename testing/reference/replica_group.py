@@ -63,6 +63,7 @@ class ReferenceGroup(ReplicaGroup):
         return map_tree(self._typed, arrays)
 
     def _typed(self, array: Array) -> Array:
+        """Floating-point array of any shape in the spec's precision; other arrays unchanged."""
         return array.astype(self._dtype, copy=False) if array.dtype.kind == "f" else array
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> Array:
@@ -91,6 +92,7 @@ class ReferenceGroup(ReplicaGroup):
         self._update(gradients[0], learning_rate)
 
     def _update(self, gradients: Sequence[Array], rate: float) -> None:
+        """Applies gradients, of the weights' shapes; keeps them for `kept_gradients` if asked to."""
         if self._keeps:
             self._kept = [np.array(gradient) for gradient in gradients]
         self._program.update(gradients, rate)
@@ -179,6 +181,7 @@ class ReferenceGroup(ReplicaGroup):
         return {name: self._described(name, value) for name, value in self._named(kinds, replica)}
 
     def _described(self, name: str, value: Array) -> StateInfo:
+        """Shape, dtype and size of a named array."""
         info = StateInfo(value.shape, value.dtype.name, value.nbytes)
         return info.on_this_replica_only() if self._program.is_alone(name) else info
 
@@ -190,6 +193,7 @@ class ReferenceGroup(ReplicaGroup):
     def _named(
         self, kinds: Sequence[StateKind], replica: int | None
     ) -> Iterator[tuple[str, Array]]:
+        """Named arrays of these kinds, in their shapes, not copied."""
         self.local_index(replica)
         for kind, values in self._program.state.items():
             if kind in kinds:

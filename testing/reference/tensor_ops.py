@@ -7,12 +7,12 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.plugin import UnsupportedError
+from isotrain.plugin import TensorFunctions, UnsupportedError
 from isotrain.testing.reference.layers import Array
 
 
-class NumpyTensorOps:
-    """NumPy implementation of `isotrain.core.contracts.replica.TensorFunctions`."""
+class NumpyTensorOps(TensorFunctions):
+    """NumPy implementation of the tensor functions, on arrays of any shape."""
 
     def abs(self, x: Array) -> Array:
         return np.asarray(np.abs(x))

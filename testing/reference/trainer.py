@@ -68,6 +68,7 @@ class ReplicaTrainer:
         }
 
     def _slots(self) -> dict[str, Array]:
+        """Optimizer state by name, in its shapes."""
         return {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
 
     def shard_optimizer(self, places: Sequence[int]) -> None:
@@ -123,6 +124,7 @@ class ReplicaTrainer:
         return total, gradients
 
     def _forward_and_backward(self, piece: Slice) -> tuple[float, list[Array]]:
+        """Mean loss of a slice, and weighted gradients of the weights' shapes."""
         self.network.training = True
         losses, predictions, slopes = self._computed(piece)
         self.metrics.add(piece.targets, predictions, piece.count)

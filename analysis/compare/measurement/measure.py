@@ -95,7 +95,7 @@ class Measurement(InternalWork):
 
 
 def _first_steps(feed: _Feed, steps: int) -> tuple[list[Tensor], tuple[float, float], float]:
-    """Takes the first steps; returns losses, end of the first step on two clocks, and total seconds."""
+    """Takes the first steps; returns scalar losses, end of the first step on two clocks, total seconds."""
     group = feed.session.group
     began = time.perf_counter()
     losses = [feed.step()[1]]

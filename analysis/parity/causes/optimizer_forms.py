@@ -97,6 +97,7 @@ def _column(tensors: Tensors, names: list[str]) -> np.ndarray:
 
 
 def _adam(gradients: list[np.ndarray], options: Options) -> Formulas:
+    """Updates by each form of Adam (Kingma & Ba 2015) after gradients of one shape; same shape."""
     first, second = np.zeros_like(gradients[0]), np.zeros_like(gradients[0])
     b1, b2, epsilon = options["beta_1"], options["beta_2"], options["epsilon"]
     for gradient in gradients:
@@ -113,6 +114,7 @@ def _adam(gradients: list[np.ndarray], options: Options) -> Formulas:
 
 
 def _rmsprop(gradients: list[np.ndarray], options: Options) -> Formulas:
+    """Updates by each form of RMSprop (Tieleman & Hinton 2012) after gradients of one shape; same shape."""
     second = np.zeros_like(gradients[0])
     for gradient in gradients:
         second = options["rho"] * second + (1 - options["rho"]) * gradient**2
@@ -120,6 +122,7 @@ def _rmsprop(gradients: list[np.ndarray], options: Options) -> Formulas:
 
 
 def _adagrad(gradients: list[np.ndarray], options: Options) -> Formulas:
+    """Updates by each form of Adagrad (Duchi et al. 2011) after gradients of one shape; same shape."""
     total = np.full_like(gradients[0], options["initial_accumulator_value"])
     for gradient in gradients:
         total = total + gradient**2
@@ -127,6 +130,7 @@ def _adagrad(gradients: list[np.ndarray], options: Options) -> Formulas:
 
 
 def _two_forms(gradient: np.ndarray, second: np.ndarray, epsilon: float) -> Formulas:
+    """Gradient over the root of its second moment, with epsilon outside and inside of the root; any shape."""
     return {
         "g / (√v + ε)": gradient / (np.sqrt(second) + epsilon),
         "g / √(v + ε)": gradient / np.sqrt(second + epsilon),

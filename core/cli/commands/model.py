@@ -100,7 +100,7 @@ def _data(reference: str) -> Any:
 
 
 def _named_arrays(tree: Any, name: str = "") -> Iterator[tuple[str, np.ndarray]]:
-    """The leaves of a pytree with their paths, such as `head/0`; a single array is `predictions`."""
+    """Arrays of a pytree, any shapes, with their paths, such as `head/0`; a single array is `predictions`."""
     if tree is None:
         return
     if not isinstance(tree, dict | list | tuple):

@@ -137,7 +137,7 @@ def _write_sources(
 
 
 def _common_state(saved: SavedRun, names: Collection[str]) -> dict[str, np.ndarray]:
-    """Weights and optimizer state; the mean over replicas where these differed."""
+    """Weights and optimizer state, unsharded shapes by name; the mean over replicas where these differed."""
     if saved.identity.replicas_differ:
         return _mean_state(saved, names)
     return saved.checkpoint.read("state", names)
@@ -164,7 +164,7 @@ def _write_portions(saved: SavedRun, group: ReplicaGroup, names: Iterable[str]) 
 def _read_portion(
     saved: SavedRun, names: Sequence[str], infos: Mapping[str, StateInfo]
 ) -> dict[str, np.ndarray]:
-    """Reads tensors of the shared state; of a sharded tensor only this process's shard."""
+    """Reads tensors of the shared state by name; of a sharded tensor only this process's shard's shape."""
     shards = {n: infos[n] for n in names if n in infos and infos[n].offset is not None}
     replicated = saved.checkpoint.read("state", [name for name in names if name not in shards])
     return replicated | {
@@ -262,7 +262,7 @@ def _write_per_replica(saved: SavedRun, context: SessionContext, *, weights: boo
 def _write_refused(
     group: ReplicaGroup, state: Mapping[str, np.ndarray], replica: int
 ) -> Iterator[str]:
-    """Sets state that a group may have from its first step on only; yields the names that it refuses."""
+    """Writes arrays, any shapes, that a group may refuse before its first step; yields the refused names."""
     for name, array in state.items():
         try:
             group.write_state({name: array}, replica=replica)

@@ -129,6 +129,7 @@ def finish_copies(copies: Mapping[str, PendingCopy]) -> dict[str, Section]:
 
 
 def _part(array: np.ndarray, info: StateInfo) -> TensorPart:
+    """Checkpoint record of an array: a shard of shape `info.shard_shape`, or a tensor of any shape."""
     if info.offset is None:
         return TensorPart(array, info.dtype)
     return TensorPart(array, info.dtype, info.shape, info.offset)

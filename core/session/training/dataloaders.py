@@ -142,6 +142,7 @@ class DataLoaders:
         )
 
     def _to_device(self, array: np.ndarray) -> Any:
+        """Tensor on the device, of an array's shape, in the precision of the spec."""
         return self._group.to_device(self._as_precision(array))
 
     def _as_precision(self, array: np.ndarray) -> np.ndarray:

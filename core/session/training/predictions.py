@@ -60,6 +60,7 @@ def concatenated(batches: Sequence[Any]) -> Any:
 
 
 def _require_rows(array: np.ndarray, expected: int) -> None:
+    """Refuses an output that is not of shape `[expected, ...]`: a row for each sample."""
     if array.ndim == 0 or len(array) != expected:
         raise UnsupportedError(
             f"predict: the model gave an output of shape {array.shape} for {expected} samples; expected a"
@@ -84,6 +85,7 @@ def _all_gathered(
 
 
 def _all_gather(replica: Replica, words: Tensor) -> Tensor:
+    """Computation that gathers one tensor of each replica: shape `[replicas, *shape]`."""
     return replica.all_gather(words)
 
 
@@ -114,10 +116,10 @@ def _arrays_of(tree: Any) -> list[np.ndarray]:
 
 
 def _unflattened(tree: Any, arrays: Iterator[np.ndarray]) -> Any:
-    """The structure of `tree` with other arrays."""
+    """The structure of `tree` with other arrays, of any shapes, in order."""
     return _mapped(lambda _: next(arrays), tree)
 
 
 def _mapped(function: Callable[[Any], np.ndarray], tree: Any) -> Any:
-    """Applies a function to the arrays of a structure; None stays None."""
+    """Applies a function to the arrays of a structure, any shapes; None stays None."""
     return map_tree(lambda leaf: None if leaf is None else function(leaf), tree, lists=True)

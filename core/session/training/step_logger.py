@@ -181,4 +181,5 @@ class StepLogger:
 
 
 def _is_ready(loss: Tensor) -> bool:
+    """Whether reading a scalar loss would not wait for a parameter server."""
     return bool(getattr(loss, "is_ready", True))

@@ -152,7 +152,7 @@ class StateConverter:
     def state(
         self, name: str, source: StateSource, saved: State, rate: float
     ) -> dict[str, np.ndarray]:
-        """Converts a weight and its optimizer state to this run's names and axis order.
+        """Converts a weight and its optimizer state to this run's names, axis order and shapes.
 
         Args:
             name: Name of the weight in this run.

@@ -139,7 +139,7 @@ class StateFormat:
     def to_local_state(
         self, common: State, weight: str, names: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
-        """Converts a weight's optimizer state from the common format to this one, by state name.
+        """Converts a weight's optimizer state from the common format to this one's names and shapes.
 
         Args:
             common: Arrays of the state in the common format, by slot.

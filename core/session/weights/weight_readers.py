@@ -102,6 +102,7 @@ class StoredWeights(Mapping[str, np.ndarray]):
         self._read = read
 
     def __getitem__(self, name: str) -> np.ndarray:
+        """Reads one weight, in its stored shape and dtype."""
         return self._read(name)
 
     def __iter__(self) -> Iterator[str]:
