@@ -178,7 +178,7 @@ def _drawn_in(values: np.ndarray) -> np.ndarray:
 
 
 def _truncation(values: np.ndarray) -> int:
-    """Number of first values to drop so that the standard error of the rest is least (MSER)."""
+    """Number of first values, of a vector, to drop so that the standard error of the rest is least (MSER)."""
     count = len(values)
     errors = [
         float(np.sum((values[start:] - values[start:].mean()) ** 2)) / (count - start) ** 2
@@ -188,13 +188,14 @@ def _truncation(values: np.ndarray) -> int:
 
 
 def _drifts(values: np.ndarray) -> bool:
+    """Whether a vector of values has a trend (Mann-Kendall) that changes its median materially."""
     half = len(values) // 2
     change = statistics.median(values[-half:]) / statistics.median(values[:half]) - 1
     return abs(change) > MATERIAL and abs(_mann_kendall(values)) > _SIGNIFICANT
 
 
 def _mann_kendall(values: np.ndarray) -> float:
-    """The z-score of the Mann-Kendall trend test: positive if later values tend to be larger."""
+    """The z-score of the Mann-Kendall trend test on a vector: positive if later values tend to be larger."""
     count = len(values)
     later = np.sign(values[None, :] - values[:, None])
     score = float(np.triu(later, 1).sum())
