@@ -61,6 +61,14 @@ def guide() -> Guide:
     return Guide([shlex.split(line)[1:] for line in lines], code, place)
 
 
+PACKAGES = {
+    "strategy": "isotrain-tidy-averaging",
+    "launcher": "isotrain-tidy-launcher",
+    "logger": "isotrain-tidy-logger",
+}
+"""Package by the kind of its plugin, as `isotrain new-plugin` makes them."""
+
+
 class Installed(NamedTuple):
     """Packages, installed beside this environment.
 
@@ -77,18 +85,22 @@ class Installed(NamedTuple):
 
 @pytest.fixture(scope="module")
 def installed(guide: Guide, tmp_path_factory: pytest.TempPathFactory) -> Installed:
-    """The package as it is made, the guide's, and the example's; by one call of pip."""
+    """A package of each kind as it is made, the guide's, and the example's; by one call of pip."""
     folder = tmp_path_factory.mktemp("new")
     site = folder / "site"
-    for made in (["new-plugin", "tidy-averaging"], guide.commands[0]):
-        done = command(*made, folder=folder)
+    made = [
+        ["new-plugin", package.removeprefix("isotrain-"), "--kind", kind]
+        for kind, package in PACKAGES.items()
+    ]
+    for arguments in (*made, guide.commands[0]):
+        done = command(*arguments, folder=folder)
         assert done.returncode == 0, done.stderr
     assert (folder / guide.place).is_file()
     (folder / guide.place).write_text(guide.code, encoding="utf-8")
     example = EXAMPLES / "plugin_strategy_slowmo"
     shutil.copytree(example, folder / example.name)  # pip builds in the sources' own folder
     no_network = ("--no-deps", "--no-build-isolation", "--no-index", "--quiet")
-    packages = ("isotrain-tidy-averaging", "isotrain-lookahead", example.name)
+    packages = (*PACKAGES.values(), "isotrain-lookahead", example.name)
     sources = [str(folder / package) for package in packages]
     call("-m", "pip", "install", *no_network, "--target", str(site), *sources, folder=folder)
     path = os.pathsep.join([str(site), os.environ["PYTHONPATH"]])
@@ -96,21 +108,24 @@ def installed(guide: Guide, tmp_path_factory: pytest.TempPathFactory) -> Install
 
 
 @pytest.mark.slow
-def test_strategies_pass_their_own_tests(installed: Installed) -> None:
-    """The new package at once, on torch; and the example, in NumPy: the kit, and tests of its options.
+def test_packages_pass_their_own_tests(installed: Installed) -> None:
+    """The new packages as they are made; and the example: the kit, and tests of its options.
 
     On a framework, `test_example_plugins.py` has the example pass the kit, and its test with numbers.
     """
-    folders = (installed.folder / "isotrain-tidy-averaging", EXAMPLES / "plugin_strategy_slowmo")
+    created = [installed.folder / package for package in PACKAGES.values()]
+    folders = (*created, EXAMPLES / "plugin_strategy_slowmo")
     told = call(
         *("-m", "plugins.example_plugin_tests", *map(str, folders)),
         folder=installed.folder,
         variables=installed.variables | {"ISOTRAIN_TEST_BACKEND": "reference"},
     )
-    new, example = json.loads(told)
-    assert f"{len(strategy.CHECKS) - 2} passed, 2 skipped" in new, new
-    assert "does not say that it equals data parallelism" in new
-    assert "does not say that it conserves gradient-sum" in new
+    averaging, launcher, logger, example = json.loads(told)
+    assert f"{len(strategy.CHECKS) - 2} passed, 2 skipped" in averaging, averaging
+    assert "does not say that it equals data parallelism" in averaging
+    assert "does not say that it conserves gradient-sum" in averaging
+    assert "3 passed" in launcher, launcher
+    assert "3 passed" in logger, logger
     assert f"{len(strategy.CHECKS) - 3 + 3} passed, 3 skipped" in example, example
 
 
@@ -161,8 +176,8 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
 
 @pytest.mark.parametrize("name", ["Tidy", "tidy_averaging", "-tidy", "tidy-", "2tidy", "a b", ""])
 def test_a_name_that_cannot_be_one_is_refused(name: str, tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match="expected a name such as 'my-strategy'"):
-        make_plugin(name, tmp_path)
+    with pytest.raises(PluginError, match="expected a name such as 'my-logger'"):
+        make_plugin(name, tmp_path, "logger")
     assert not list(tmp_path.iterdir())
 
 
@@ -170,10 +185,29 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
     folder = make_plugin("tidy", tmp_path)
     (folder / "README.md").write_text("mine")
     with pytest.raises(PluginError, match="cannot be created"):
-        make_plugin("tidy", tmp_path)
+        make_plugin("tidy", tmp_path, "launcher")
     assert (folder / "README.md").read_text() == "mine"
 
 
-def test_a_name_that_is_taken_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(PluginError, match="the strategy 'data-parallel' is already registered"):
-        make_plugin("data-parallel", tmp_path)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("strategy", "data-parallel"), ("launcher", "local"), ("logger", "csv")]
+)
+def test_a_name_that_is_taken_is_refused(kind: str, name: str, tmp_path: Path) -> None:
+    with pytest.raises(PluginError, match=f"the {kind} '{name}' is already registered"):
+        make_plugin(name, tmp_path, kind)
+
+
+def test_a_name_may_be_that_of_another_kind(tmp_path: Path) -> None:
+    assert make_plugin("csv", tmp_path, "launcher").name == "isotrain-csv"
+
+
+def test_an_unknown_kind_is_refused(tmp_path: Path) -> None:
+    done = command("new-plugin", "tidy", "--kind", "laucher", folder=tmp_path)
+    assert done.returncode == 2
+    assert "unknown kind of plugin 'laucher'. Did you mean 'launcher'?" in done.stderr
+    assert not list(tmp_path.iterdir())
+
+
+def test_the_kind_is_in_the_json(tmp_path: Path) -> None:
+    done = command("new-plugin", "tidy", "--kind", "logger", "--json", folder=tmp_path)
+    assert json.loads(done.stdout) == {"format": 1, "kind": "logger", "folder": "isotrain-tidy"}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
-from isotrain.core.cli.argument_types import int_from_two
+from isotrain.core.cli.argument_types import int_from_two, option
 from isotrain.core.cli.command import Command
 from isotrain.core.json_format import FORMAT, json_page
 
@@ -14,9 +14,9 @@ def new_plugin(options: argparse.Namespace) -> None:
     """Creates the package of a new plugin."""
     from isotrain.core.plugins.scaffold import make_plugin
 
-    folder = make_plugin(options.name, Path(options.directory))
+    folder = make_plugin(options.name, Path(options.directory), options.kind)
     if options.json:
-        print(json_page({"format": FORMAT, "folder": str(folder)}))
+        print(json_page({"format": FORMAT, "kind": options.kind, "folder": str(folder)}))
         return
     print(f"{folder}: pip install --editable {folder}, then pytest {folder}")
 
@@ -37,11 +37,25 @@ def _add_conformance_arguments(command: argparse.ArgumentParser) -> None:
         metavar="N",
         help="number of replicas, at least 2 (default: 2)",
     )
+    command.add_argument(
+        "--option",
+        type=option,
+        action="append",
+        default=[],
+        metavar="NAME=VALUE",
+        help="an option of the strategy, such as method=fp16 of compressed; may be repeated",
+    )
 
 
 def _add_new_plugin_arguments(command: argparse.ArgumentParser) -> None:
     command.add_argument(
-        "name", metavar="NAME", help="name of the strategy: lower case, with hyphens"
+        "name", metavar="NAME", help="name of the plugin: lower case, with hyphens"
+    )
+    command.add_argument(
+        "--kind",
+        default="strategy",
+        metavar="KIND",
+        help="what the plugin adds: strategy, launcher or logger (default: strategy)",
     )
     command.add_argument(
         "--directory",
@@ -60,20 +74,20 @@ CONFORMANCE = Command(
 examples:
   isotrain conformance my-backend
   isotrain conformance my-backend:gloo --replicas 3
-  isotrain conformance my-strategy --backend torch-ddp
+  isotrain conformance my-strategy --backend torch-ddp --option every=4
   isotrain conformance my-strategy --json > card.json""",
     add_arguments=_add_conformance_arguments,
     module="isotrain.testing.commands",
 )
 NEW_PLUGIN = Command(
     "new-plugin",
-    "create a package with a strategy",
-    "Creates a package that can be installed: a strategy, its entry point, tests with the\n"
-    "conformance kit, a README. Its tests pass as created.",
+    "create a package with a strategy, launcher or logger",
+    "Creates a package that can be installed: a small plugin of the kind, its entry point,\n"
+    "tests, a README. Its tests pass as created.",
     """\
 examples:
   isotrain new-plugin elastic-averaging
-  isotrain new-plugin elastic-averaging --directory ~/work""",
+  isotrain new-plugin my-cluster --kind launcher --directory ~/work""",
     add_arguments=_add_new_plugin_arguments,
     module=__name__,
 )
