@@ -5,7 +5,8 @@ from __future__ import annotations
 import argparse
 import sys
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from typing import Any
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.contracts.plan import split_backend
@@ -20,7 +21,7 @@ def conformance(options: argparse.Namespace) -> ExitCode:
     """Checks a backend or a strategy, and prints the scorecard."""
     if not options.json:
         print(f"checking {options.name} in real runs: a minute or so", file=sys.stderr)
-    card = scorecard_of(options.name, options.backend, options.replicas)
+    card = scorecard_of(options.name, options.backend, options.replicas, dict(options.option))
     if options.json:
         print(json_page({"format": FORMAT, "scorecard": card.to_dict()}))
     else:
@@ -28,10 +29,27 @@ def conformance(options: argparse.Namespace) -> ExitCode:
     return ExitCode.OK if card.passed else ExitCode.FINDINGS
 
 
-def scorecard_of(name: str, backend: str | None, replicas: int) -> Scorecard:
-    """Scorecard of the backend or strategy `name`; with a `backend`, of the strategy on it."""
+def scorecard_of(
+    name: str, backend: str | None, replicas: int, options: Mapping[str, Any]
+) -> Scorecard:
+    """Scorecard of the backend or strategy `name`; with a `backend`, of the strategy on it.
+
+    Args:
+        name: Backend (`NAME` or `NAME:COLLECTIVE`) or strategy.
+        backend: Backend to check the strategy on; None for the first that fits.
+        replicas: Number of replicas.
+        options: Options of the strategy.
+
+    Raises:
+        IsotrainError: The name is unknown, or a backend gets options.
+    """
     plugins = plugin_manager()
     if backend is None and split_backend(name)[0] in plugins.backends.names():
+        if options:
+            raise IsotrainError(
+                f"conformance: --option is for a strategy, and {name!r} is a backend; received"
+                f" {', '.join(options)}."
+            )
         from isotrain.testing.backend import check_backend
 
         return check_backend(name, replicas=replicas)
@@ -40,7 +58,7 @@ def scorecard_of(name: str, backend: str | None, replicas: int) -> Scorecard:
         raise IsotrainError(unknown_name("backend or strategy", name, names))
     from isotrain.testing.strategy import check_strategy
 
-    return check_strategy(name, backend=backend, replicas=replicas)
+    return check_strategy(name, backend=backend, replicas=replicas, options=options)
 
 
 def scorecard_text(card: Scorecard) -> str:

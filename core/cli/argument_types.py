@@ -48,7 +48,7 @@ def name_with_options(text: str) -> dict[str, Any]:
 
 
 def option(text: str) -> tuple[str, Any]:
-    """`NAME=VALUE` of a launcher; the value is YAML, so a text unless it reads as a number or the like."""
+    """An option, `NAME=VALUE`; the value is YAML, so a text unless it reads as a number or the like."""
     name, equals, value = text.partition("=")
     if not equals or not name.strip().isidentifier():
         raise argparse.ArgumentTypeError(f"expected NAME=VALUE, received {text!r}")

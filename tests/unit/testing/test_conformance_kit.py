@@ -204,17 +204,33 @@ def test_a_strategy_that_fits_nowhere_is_told_why() -> None:
 
 def test_an_unknown_name_is_told_what_there_is() -> None:
     with pytest.raises(IsotrainError, match=r"unknown backend or strategy 'data-paralel'.*Did you"):
-        commands.scorecard_of("data-paralel", None, 2)
+        commands.scorecard_of("data-paralel", None, 2, {})
+
+
+def test_options_of_a_backend_are_refused() -> None:
+    with pytest.raises(IsotrainError, match=r"'torch-ddp' is a backend; received method"):
+        commands.scorecard_of("torch-ddp", None, 2, {"method": "fp16"})
 
 
 @pytest.mark.parametrize(
     ("arguments", "checked"),
     [
         (["torch-ddp:gloo"], ("backend", "torch-ddp:gloo", {"replicas": 2})),
-        (["data-parallel"], ("strategy", "data-parallel", {"backend": None, "replicas": 2})),
+        (
+            ["data-parallel"],
+            ("strategy", "data-parallel", {"backend": None, "replicas": 2, "options": {}}),
+        ),
         (
             ["x", "--backend", "torch-ddp", "--replicas", "3"],
-            ("strategy", "x", {"backend": "torch-ddp", "replicas": 3}),
+            ("strategy", "x", {"backend": "torch-ddp", "replicas": 3, "options": {}}),
+        ),
+        (
+            ["compressed", "--option", "method=topk", "--option", "ratio=0.5"],
+            (
+                "strategy",
+                "compressed",
+                {"backend": None, "replicas": 2, "options": {"method": "topk", "ratio": 0.5}},
+            ),
         ),
     ],
 )
