@@ -1,197 +1,28 @@
-"""What a comparison makes of its measurements: intervals, steady states, order, verdict, changes."""
+"""What a comparison makes of its runs: summaries, order of runs, verdict, changes, records."""
 
 from __future__ import annotations
 
-import argparse
 import math
-import sys
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
+from unit.analysis.comparison_cells import cell, comparison, repeat
 
 from isotrain.analysis.compare import store, summary, text
 from isotrain.analysis.compare.measurement.grid import RunOrder
-from isotrain.analysis.compare.measurement.runner import Runner
-from isotrain.analysis.compare.measurement.runner_main import run_task
-from isotrain.analysis.compare.measurement.statistics import (
-    Bootstrap,
-    mean,
-    quantile,
-    rate,
-    steady_state_start,
-)
 from isotrain.analysis.compare.records import (
     Cell,
     Change,
-    Repeat,
     Span,
     Verdict,
 )
-from isotrain.analysis.compare.result import Comparison, from_dict, read_comparison
-from isotrain.analysis.compare.settings import CompareRequest
+from isotrain.analysis.compare.result import from_dict, read_comparison
 from isotrain.analysis.compare.summary import RunTimes, repeat_of, summarize
 from isotrain.analysis.compare.verdict import decide
-from isotrain.core.cli.commands.compare import COMPARE
-from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
-from isotrain.core.spec.loading import load_spec
-
-
-def repeat(rate_: float, order: int = 0, blocks: int = 8, spread: float = 0.01) -> Repeat:
-    """A run of 10 steps of 10 samples a block, at about so many samples per second."""
-    noise = np.random.default_rng(order).normal(1, spread, blocks)
-    return Repeat(
-        order=order,
-        started=0.0,
-        block_steps=10,
-        block_seconds=list(100 / rate_ * noise),
-        warm_up_steps=5,
-        compile_s=1.0,
-        first_step_s=4.0,
-        peak_memory_bytes=[100, 200],
-        cpu_s=8.0,
-        all_reduce_s=0.5,
-        block_samples=[100] * blocks,
-        run_s=10.0,
-    )
-
-
-def cell(name: str, *rates: float, **fields: Any) -> Cell:
-    """A finished cell with a run for each rate; a pending one without."""
-    backend, _, replicas = name.partition("@")
-    runs = [repeat(value, order) for order, value in enumerate(rates)]
-    given: dict[str, Any] = {
-        "name": name,
-        "backend": backend,
-        "collective": "none",
-        "replicas": int(replicas),
-        "strategy": "data-parallel",
-        "status": "finished" if rates else "skipped",
-        "repeats": runs,
-        "losses": [1.0, 0.5],
-        "plan": {"replicas": int(replicas), "gradient_bytes": 1000},
-    }
-    return Cell(**{**given, **fields})
-
-
-def comparison(*cells: Cell, **fields: Any) -> Comparison:
-    found = summarize(cells, cells[0].name, 0)
-    given: dict[str, Any] = {
-        "name": "n",
-        "spec": {"seed": 0},
-        "reference": cells[0].name,
-        "created": 1.0,
-        "finished": True,
-        "machine": {"cores": 2},
-        "settings": {"steps": 20, "repeats": 3},
-        "cells": found,
-        "verdict": decide(found),
-    }
-    return Comparison(**{**given, **fields})
-
-
-def interval(values: np.ndarray, seed: int = 0) -> Any:
-    """Of the mean of runs that have one number each."""
-    return Bootstrap.of_values(list(values), np.random.default_rng(seed)).estimate()
-
-
-@pytest.mark.parametrize("runs", [3, 5, 20])
-def test_intervals_cover_the_truth(runs: int) -> None:
-    generator = np.random.default_rng(7)
-    hits = 0
-    for seed in range(200):
-        found = interval(generator.normal(100, 5, runs), seed)
-        hits += found.low <= 100 <= found.high
-    assert 0.88 <= hits / 200 <= 0.995
-
-
-def test_intervals_know_that_runs_differ_more_than_blocks() -> None:
-    def width(between: float) -> float:
-        generator = np.random.default_rng(1)
-        runs = [generator.normal(100 + generator.normal(0, between), 1, (50, 1)) for _ in range(5)]
-        found = Bootstrap.of_runs(runs, mean, np.random.default_rng(2)).estimate()
-        return found.high - found.low
-
-    assert width(between=10) > 5 * width(between=0)
-
-
-def test_an_interval_of_equal_numbers_has_no_width() -> None:
-    found = interval(np.full(4, 3.0))
-    assert (found.low, found.value, found.high) == (3.0, 3.0, 3.0)
-    zero = interval(np.zeros(3))
-    assert (zero.low, zero.high) == (0.0, 0.0)
-
-
-def test_intervals_are_reproducible_and_positive() -> None:
-    wild = np.array([1.0, 50.0, 2000.0])
-    assert interval(wild) == interval(wild)
-    assert 0 < interval(wild).low < interval(wild).value < interval(wild).high
-
-
-def test_statistics_of_blocks() -> None:
-    blocks = np.array([[1.0, 2.0], [3.0, 2.0], [8.0, 4.0]])[:, None, :]
-    assert mean(blocks) == [4.0]
-    assert rate(blocks) == [1.5]
-    assert quantile(0.5)(blocks) == [3.0]
-
-
-def test_a_ratio_has_the_uncertainty_of_both() -> None:
-    slow = Bootstrap.of_values([9, 10, 11], np.random.default_rng(0))
-    sure = Bootstrap.of_values([20, 20, 20], np.random.default_rng(1))
-    found = sure.relative_to(slow).estimate()
-    assert found.value == pytest.approx(2)
-    assert found.low < 20 / 10.5 < 20 / 9.5 < found.high
-    assert sure.scaled(0.5).estimate().value == 10
-
-
-def noisy(values: list[float], seed: int = 0) -> list[float]:
-    noise = np.random.default_rng(seed).normal(1, 0.01, len(values))
-    return [float(value * factor) for value, factor in zip(values, noise, strict=True)]
-
-
-@pytest.mark.parametrize(
-    ("times", "earliest", "latest"),
-    [
-        (noisy([1.0] * 30), 0, 5),
-        (noisy([3.0] * 6 + [1.0] * 24), 6, 15),
-        (noisy([1 + math.exp(-i / 2) for i in range(30)]), 4, 14),
-        ([9.0, 5.0] + [1.0] * 20, 2, 3),
-        (noisy([1.0] * 24 + [20.0] + [1.0] * 5), 0, 8),
-    ],
-    ids=["flat", "a level", "settling", "exact", "one slow block"],
-)
-def test_the_steady_state_is_found(times: list[float], earliest: int, latest: int) -> None:
-    start = steady_state_start(times)
-    assert start is not None
-    assert earliest <= start <= latest
-
-
-@pytest.mark.parametrize(
-    "times",
-    [
-        noisy([1.0] * 7),
-        noisy([1 + 0.05 * i for i in range(30)]),
-        noisy([2 - 0.03 * i for i in range(30)]),
-        noisy([1.0] * 20 + [2.0] * 10),
-    ],
-    ids=["too few", "slowing down", "speeding up", "a late change"],
-)
-def test_what_is_not_steady_is_not_called_so(times: list[float]) -> None:
-    assert steady_state_start(times) is None
-
-
-def test_flat_noise_is_nearly_always_steady() -> None:
-    found = [steady_state_start(noisy([1.0] * 40, seed)) for seed in range(200)]
-    assert sum(start is None for start in found) < 20
-
-
-def test_a_drift_within_the_noise_is_seen() -> None:
-    drift = 1 - 0.15 * np.arange(60) / 60
-    noise = [np.random.default_rng(seed).normal(1, 0.05, 60) for seed in range(100)]
-    assert sum(steady_state_start(list(drift * one)) is not None for one in noise) < 40
+from isotrain.core.errors import IsotrainError
 
 
 def rank(seconds: list[float], at: float, **fields: Any) -> dict[str, Any]:
@@ -434,88 +265,3 @@ def test_rows_have_the_same_columns() -> None:
     assert Counter(line.count(",") for line in lines) == {lines[0].count(","): 3}
     assert "samples_per_s,samples_per_s_low,samples_per_s_high" in lines[0]
     assert "metric_accuracy" in lines[0]
-
-
-def test_only_the_same_comparison_goes_on(tmp_path: Path) -> None:
-    made = comparison(cell("a@1", 1.0))
-    more = replace(made, settings={"steps": 20, "repeats": 9})
-    store.check_same(made, more, tmp_path)  # more of the same
-    for other, told in (
-        (replace(made, spec={"seed": 1}), "spec.seed was 0, now 1"),
-        (replace(made, settings={"steps": 5}), "settings.steps was 20, now 5"),
-        (replace(made, machine={"cores": 4}), "machine.cores was 2, now 4"),
-        (comparison(cell("b@1", 1.0)), "cells were a@1"),
-    ):
-        with pytest.raises(PlanError, match=told):
-            store.check_same(made, other, tmp_path)
-
-
-def test_a_folder_with_files_is_refused(tmp_path: Path) -> None:
-    store.write(comparison(cell("a@1", 1.0)), tmp_path)
-    with pytest.raises(PlanError, match="--resume"):
-        store.new_folder("n", tmp_path)
-
-
-@pytest.mark.parametrize(
-    ("fields", "told"),
-    [
-        ({"replicas": [1, 0]}, "replicas"),
-        ({"replicas": []}, "replicas"),
-        ({"repeats": 0}, "repeats"),
-        ({"time_budget": 0.0}, "time budget"),
-        ({"margin": 1.5}, "margin"),
-        ({"resume": True}, "--output"),
-    ],
-)
-def test_wrong_requests_are_refused(fields: dict[str, Any], told: str) -> None:
-    with pytest.raises(PlanError, match=told):
-        CompareRequest(**fields)
-
-
-def test_arguments_are_read_as_people_write_them() -> None:
-    parser = argparse.ArgumentParser(exit_on_error=False)
-    COMPARE.add_arguments(parser)
-
-    def read(*given: str) -> argparse.Namespace:
-        return parser.parse_args(["spec.yaml", *given])
-
-    assert read("--replicas", "1, 2").replicas == [1, 2]
-    assert read("--time-budget", "1h30m").time_budget == 5400
-    assert read("--time-budget", "90").time_budget == 90
-    assert read("--fail-if-slower", "5%").fail_if_slower == pytest.approx(0.05)
-    assert read("--python", "a=/x=y").python == [("a", "/x=y")]
-    for wrong in (
-        ("--time-budget", "soon"),
-        ("--fail-if-slower", "200%"),
-        ("--python", "/x"),
-        ("--replicas", "1,b"),
-    ):
-        with pytest.raises(argparse.ArgumentError, match="expected"):
-            read(*wrong)
-
-
-def elsewhere(python: str) -> Any:
-    """Plans a run of a backend, with a collective that it does not have, in another interpreter."""
-    spec = {
-        "model": "json:loads",
-        "data": "json:loads",
-        "loss": "mse",
-        "optimizer": {"name": "sgd", "lr": 0.5},
-    }
-    made = load_spec({**spec, "global_batch_size": 4, "steps": 1})
-    return Runner({"torch-ddp": python}).plan(made, "torch-ddp:pigeons", 2)
-
-
-def test_an_error_of_another_interpreter_is_the_same_here() -> None:
-    with pytest.raises(UnsupportedError, match=rf"pigeons.*\(in {sys.executable}\)"):
-        elsewhere(sys.executable)
-
-
-def test_an_interpreter_that_does_not_answer_is_named() -> None:
-    with pytest.raises(IsotrainError, match="/bin/false ended with exit code 1 before it answered"):
-        elsewhere("/bin/false")
-
-
-def test_another_version_is_refused() -> None:
-    with pytest.raises(PlanError, match=r"made by 0\.0\.1: they may measure in different ways"):
-        run_task({"do": "plan", "version": "0.0.1"})

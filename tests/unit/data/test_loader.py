@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import threading
-import traceback
-from collections.abc import Callable
 from fractions import Fraction
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.data.loaded_batches import facts, loader, noisy, real, samples, source_of
 
 from isotrain.core.data import sampler
 from isotrain.core.data.arrays import ArraySource, arrays
-from isotrain.core.data.batch import Batch, Slice
+from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.pytree import Weighted, leaves
@@ -30,49 +29,6 @@ shapes = st.fixed_dictionaries(
         "drop_remainder": st.booleans(),
     }
 )
-
-
-def source_of(length: int) -> ArraySource:
-    """Sample i has the input [i, -i] and the target i."""
-    values = np.arange(length, dtype=np.float64)
-    return arrays(np.stack([values, -values], axis=1), np.arange(length))
-
-
-def loader(length: int, **options) -> Loader:
-    chosen = {
-        "global_batch_size": 8,
-        "replicas": 1,
-        "seed": 5,
-        "shuffle": True,
-        "drop_remainder": False,
-        "prefetch": 0,
-        "epochs": 1,
-    } | options
-    chosen.setdefault("local_replicas", range(chosen["replicas"]))
-    if "steps" in options:
-        chosen["epochs"] = None
-    return Loader(chosen.pop("source", None) or source_of(length), **chosen)
-
-
-def real(piece: Slice) -> list[int]:
-    return piece.targets[: piece.count].tolist()
-
-
-def samples(batch: Batch) -> list[int]:
-    return [sample for pieces in batch.slices for piece in pieces for sample in real(piece)]
-
-
-def lists(batch: Batch) -> list:
-    """All slices in comparable form."""
-    return [
-        (p.inputs.tolist(), p.targets.tolist(), p.count, p.weight) for s in batch.slices for p in s
-    ]
-
-
-def facts(batch: Batch, slices: Callable[[Batch], list] = lists) -> tuple:
-    """All of a batch in comparable form."""
-    numbers = (batch.epoch, batch.index, batch.step, batch.size, batch.is_last_of_epoch, batch.even)
-    return *numbers, slices(batch)
 
 
 @settings(deadline=None)
@@ -193,13 +149,6 @@ def test_arrays_in_memory_give_the_batches_of_any_source(shape, start, targets, 
     assert [facts(b, contents) for b in quick] == [facts(b, contents) for b in any_source]
 
 
-def noisy(inputs, targets, random):
-    """Changes its input in place, and draws in every way."""
-    inputs += random.normal(0.0, 1.0, (2,))
-    inputs *= np.where(random.bernoulli(0.5), -1.0, 1.0)[:, None]
-    return inputs + random.integers(0, 10)[:, None], targets
-
-
 @pytest.mark.slow
 @settings(deadline=None, max_examples=50)
 @given(shape=shapes)
@@ -279,33 +228,6 @@ def test_lengths():
     assert (dropped.steps_per_epoch, dropped.total_steps, len(dropped)) == (2, 5, 4)
 
 
-# In the background
-
-
-def test_the_background_thread_gives_the_same_batches():
-    options = {"transform": noisy, "replicas": 3, "gradient_accumulation_steps": 2, "epochs": 3}
-    plain = [facts(batch) for batch in loader(50, **options)]
-    assert [facts(batch) for batch in loader(50, **options, prefetch=3)] == plain
-    assert prefetch_threads() == []
-
-
-def prefetch_threads() -> list[threading.Thread]:
-    return [t for t in threading.enumerate() if t.name == "isotrain-prefetch"]
-
-
-def test_work_happens_in_the_one_thread_and_not_too_far_ahead():
-    made: list[threading.Thread] = []
-
-    def watch(inputs, targets, random):
-        made.append(threading.current_thread())
-        return inputs, targets
-
-    for number, _ in enumerate(loader(400, transform=watch, prefetch=2)):
-        assert len(made) <= number + 1 + 2
-    assert [thread.name for thread in set(made)] == ["isotrain-prefetch"]
-    assert len(made) == 50
-
-
 def test_small_arrays_in_memory_are_gathered_at_once():
     def makers(source, **options):
         batches = loader(
@@ -320,124 +242,6 @@ def test_small_arrays_in_memory_are_gathered_at_once():
     assert makers(source_of(64)) == {threading.current_thread().name}
     assert makers(arrays(np.zeros((64, 20_000)))) == {"isotrain-prefetch"}
     assert makers(arrays(np.zeros((64, 20_000))), shares_cores=True) == makers(source_of(64))
-
-
-def failing_transform(inputs, targets, random):
-    if 13 in targets:
-        raise ValueError("bad sample 13")
-    return inputs, targets
-
-
-@pytest.mark.parametrize("prefetch", [0, 2])
-def test_errors_reach_the_consumer_with_their_traceback(prefetch):
-    seen = []
-    batches = loader(40, transform=failing_transform, shuffle=False, prefetch=prefetch)
-    with pytest.raises(ValueError, match="bad sample 13") as caught:
-        seen.extend(batch.step for batch in batches)
-    assert seen == [0]
-    names = [frame.name for frame in traceback.extract_tb(caught.value.__traceback__)]
-    assert "failing_transform" in names
-    assert prefetch_threads() == []
-
-
-def test_stopping_early_leaves_no_thread():
-    for _ in loader(400, transform=noisy, prefetch=2):
-        break
-    assert prefetch_threads() == []
-    batches = iter(loader(400, transform=noisy, prefetch=2))
-    next(batches)
-    assert len(prefetch_threads()) == 1
-    del batches
-    assert prefetch_threads() == []
-
-
-def test_a_failing_consumer_leaves_no_thread():
-    def train():
-        for _ in loader(400, transform=noisy, prefetch=2):
-            raise RuntimeError("training failed")
-
-    with pytest.raises(RuntimeError, match="training failed"):
-        train()
-    assert prefetch_threads() == []
-
-
-# Streams
-
-
-class Stream:
-    """Replica r of n gives 10 * epoch + its share of 0 .. 5, as many times as `batches` says."""
-
-    def __init__(self, batches: int = 4, promised: int = 4, size: int = 6) -> None:
-        self.batches, self.promised, self.size = batches, promised, size
-
-    def __len__(self) -> int:
-        return self.promised
-
-    def iterate(self, *, epoch, seed, replica, replicas):
-        assert seed == 5
-        start, stop = sampler.slice_bounds(self.size, replicas, replica)
-        for number in range(self.batches):
-            values = 1000 * epoch + 100 * number + np.arange(start, stop)
-            yield values[:, None], values
-
-
-def stream(replicas: int = 4, **options) -> Loader:
-    given = {
-        "source": Stream(),
-        "global_batch_size": 6,
-        "replicas": replicas,
-        "epochs": 2,
-    } | options
-    return loader(0, **given)
-
-
-@pytest.mark.parametrize("replicas", [1, 2, 4, 6])
-def test_streams_give_their_batches(replicas):
-    batches = list(stream(replicas, gradient_accumulation_steps=2))
-    assert [(b.epoch, b.index, b.step) for b in batches] == [
-        (step // 4, step % 4, step) for step in range(8)
-    ]
-    for batch in batches:
-        base = 1000 * batch.epoch + 100 * batch.index
-        assert samples(batch) == [base + i for i in range(6)]
-        weights = [p.weight for pieces in batch.slices for p in pieces]
-        assert sum(weights) == pytest.approx(replicas)
-
-
-def test_streams_resume_and_stop():
-    whole = [facts(batch) for batch in stream(steps=7)]
-    assert len(whole) == 7
-    for start in range(8):
-        assert [facts(b) for b in stream(steps=7, start_step=start)] == whole[start:]
-
-
-def test_stream_augmentation_is_equal_whatever_the_split():
-    def jitter(inputs, targets, random):
-        return inputs + random.uniform()[:, None], targets
-
-    def seen(replicas):
-        batches = stream(replicas, transform=jitter)
-        pieces = (p for b in batches for s in b.slices for p in s)
-        return [row.tolist() for p in pieces for row in p.inputs[: p.count]]
-
-    assert seen(1) == seen(4)
-    drawn = {row[0] % 1.0 for row in seen(1)}
-    assert len(drawn) == 2 * 4 * 6
-
-
-def test_a_stream_that_ends_early_is_an_error():
-    with pytest.raises(DataError, match="replica 0 ended after 3 local batches of epoch 0"):
-        list(stream(source=Stream(batches=3)))
-
-
-def test_a_partial_local_batch_of_a_stream_is_an_error():
-    with pytest.raises(DataError, match=r"expected 2 rows"):
-        list(stream(source=Stream(size=4)))
-
-
-def test_a_stream_needs_a_sample_for_each_replica():
-    with pytest.raises(DataError, match="each of 7 replicas, received 6"):
-        stream(7)
 
 
 # Errors and data sets

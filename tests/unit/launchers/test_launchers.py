@@ -7,43 +7,24 @@ import json
 import os
 import pwd
 import shlex
-import subprocess
 from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
+from unit.launchers.rank_command import COMMAND, KEY, recorded
 
-from isotrain.core.contracts.events import Failed
 from isotrain.core.errors import ClusterInfoError, PlanError
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.launchers import host_options, mpi
 from isotrain.launchers.horovodrun import HorovodrunLauncher
 from isotrain.launchers.host_options import HostOptions
-from isotrain.launchers.kubernetes import KubernetesLauncher
 from isotrain.launchers.mpi import MpiLauncher
 from isotrain.launchers.ray import RayLauncher
 from isotrain.launchers.slurm import SlurmLauncher
 from isotrain.launchers.torchrun import TorchrunLauncher
 from isotrain.plugin import HostSlots, RankCommand, SchedulerLauncher
 
-KEY = "0123456789abcdef"
-COMMAND = RankCommand(
-    name="isotrain-digits",
-    spec=Path("/shared/a run/launcher/spec.json"),
-    spec_text='{"model": "m:build"}',
-    options=("--backend", "torch-ddp:gloo", "--json"),
-    run_directory=Path("/shared/a run/launcher/rank-0"),
-    variables={"PYTHONPATH": "/my code"},
-    key=KEY,
-)
-RECORDED = Path(__file__).parents[2] / "launchers" / "recorded"
 ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes")
-
-
-def recorded(name: str) -> dict[str, str]:
-    variables: dict[str, str] = json.loads((RECORDED / f"{name}.json").read_text())[0]["variables"]
-    return variables
 
 
 def test_every_rank_is_given_the_same_command() -> None:
@@ -96,138 +77,6 @@ def test_a_host_that_was_lost_is_left_out(launcher: str) -> None:
         plugin_manager().launcher(launcher).without("a")
     with_gpus = plugin_manager().launcher(launcher, {"hosts": "a:2,b:2", "gpus_per_host": 4})
     assert with_gpus.without("b") == {"hosts": "a:2", "gpus_per_host": 4}
-
-
-class TestSlurm:
-    def test_nodes_that_were_lost_are_left_out(self) -> None:
-        options: dict[str, Any] = {"nodes": 3, "options": "--account=me"}
-        for node in ("n2", "n3"):
-            options |= SlurmLauncher(**options).without(node)
-        assert options == {"nodes": 1, "options": "--account=me --exclude=n2,n3"}
-        job = {"SLURM_JOB_ID": "7", "SLURM_JOB_NODELIST": "n[1-3]"}
-        assert SlurmLauncher(**options).allocation_in(job).hosts == ("n1",)
-        with pytest.raises(PlanError, match="no node is left without n1"):
-            SlurmLauncher(**options).without("n1")
-
-    def test_outside_of_an_allocation_it_asks_for_one(self) -> None:
-        launcher = SlurmLauncher(
-            nodes=2, tasks_per_node=4, gpus_per_node=4, partition="gpu", time="1:00:00",
-            options="--account='my group'",
-        )  # fmt: skip
-        assert launcher.allocation_in({}).host_slots == (HostSlots(4, None, 4),) * 2
-        ((program, *arguments),) = launcher.submission(COMMAND).commands
-        assert program == "srun"
-        assert arguments[: -len(COMMAND.arguments)] == [
-            *("--nodes=2", "--ntasks-per-node=4", "--gpus-per-node=4", "--kill-on-bad-exit=1"),
-            *("--partition=gpu", "--time=1:00:00", "--account=my group"),
-            "--job-name=isotrain-digits",
-        ]
-
-    def test_it_ends_its_job_or_its_step_of_another_job(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
-        launcher = SlurmLauncher()
-        assert launcher.submission(COMMAND).cleanup_commands == (
-            ("scancel", "--name=isotrain-digits"),
-        )
-        monkeypatch.setenv("SLURM_JOB_ID", "7")
-        monkeypatch.setenv("SLURM_JOB_NODELIST", "n1")
-        (command,) = launcher.submission(COMMAND).cleanup_commands
-        assert command[1:] == ("-m", "isotrain.launchers.slurm_cancel", "7", "isotrain-digits")
-
-    def test_the_script_has_the_options_and_the_command(self) -> None:
-        launcher = SlurmLauncher(nodes=2, tasks_per_node=2, partition="gpu")
-        script = launcher.submission(COMMAND).files["job.sh"].splitlines()
-        assert script[0] == "#!/bin/sh"
-        assert (
-            script[script.index("END", 1) + 1] == ')"'
-        )  # shells that split words leave the spec whole
-        options = [line.removeprefix("#SBATCH ") for line in script if line.startswith("#SBATCH")]
-        assert options == [
-            *("--nodes=2", "--ntasks-per-node=2", "--partition=gpu"),
-            "--job-name=isotrain-digits",
-        ]
-        assert shlex.split(script[-1])[-len(COMMAND.arguments) :] == [*COMMAND.arguments]
-
-    def test_a_job_that_is_started_anew_goes_on_from_its_checkpoint(self) -> None:
-        launcher = SlurmLauncher(nodes=2, time="1:00:00", requeue=90)
-        assert (launcher.starts, SlurmLauncher(nodes=2).starts) == (False, True)
-        saving = dataclasses.replace(COMMAND, spec_text='{"checkpoint": {"every_steps": 10}}')
-        found = launcher.submission(saving)
-        assert found.commands == ()
-        script = found.files["job.sh"]
-        for option in ("--time=1:00:00", "--requeue", "--open-mode=append", "--signal=TERM@90"):
-            assert f"#SBATCH {option}\n" in script
-        (run,) = (line for line in script.splitlines() if line.startswith("srun "))
-        assert shlex.split(run)[-4:-2] == ["--resume", "auto"]
-        assert "#SBATCH --nodes=2\n" in script
-        assert "--nodes=2" in run
-        with pytest.raises(PlanError, match="the spec asks for none"):
-            launcher.submission(COMMAND)
-        resuming = dataclasses.replace(saving, options=(*saving.options, "--resume", "a/run"))
-        with pytest.raises(PlanError, match="leave --resume out"):
-            launcher.submission(resuming)
-
-    def test_it_starts_anew_with_as_few_nodes_as_make_the_fewest_replicas(self) -> None:
-        spec = '{"checkpoint": {"every_steps": 10}}'
-        saving = dataclasses.replace(COMMAND, spec_text=spec, fewest_processes=5)
-        launcher = SlurmLauncher(nodes=4, tasks_per_node=2, requeue=90)
-        script = launcher.submission(saving).files["job.sh"]
-        assert "#SBATCH --nodes=3-4\n#SBATCH --mincpus=2\n" in script
-        assert "#SBATCH --ntasks-per-node" not in script
-        (run,) = (line for line in script.splitlines() if line.startswith("srun "))
-        assert run.startswith("srun --ntasks-per-node=2 --kill-on-bad-exit=1 ")
-        least = SlurmLauncher(nodes=3, tasks_per_node=2, requeue=90).submission(saving)
-        assert "#SBATCH --nodes=3\n#SBATCH --ntasks-per-node=2\n" in least.files["job.sh"]
-        for options in ("--cpus-per-task=4", "--mem=4G -c 4", "-c4"):
-            wide = SlurmLauncher(nodes=4, tasks_per_node=2, requeue=90, options=options)
-            assert "#SBATCH --mincpus=8\n" in wide.submission(saving).files["job.sh"]
-
-    @pytest.mark.parametrize(("error", "again"), [("EndedError", True), ("E", False)])
-    def test_a_job_is_started_anew_only_where_its_run_ended_as_asked(
-        self, error: str, again: bool, tmp_path: Path
-    ) -> None:
-        """By stand-ins: the exit code is that of tasks that SLURM ends after a failure as well."""
-        command = dataclasses.replace(
-            COMMAND,
-            spec_text='{"checkpoint": {"every_steps": 1}}',
-            run_directory=tmp_path / "a run",
-        )
-        (tmp_path / "job.sh").write_text(
-            SlurmLauncher(nodes=1, requeue=60).submission(command).files["job.sh"]
-        )
-        event = Failed(error=error, message="", traceback="", is_peer_error=False)
-        (tmp_path / "told").write_bytes(event.to_line())
-        told = """printf '%s' "$ISOTRAIN_SPEC" > spec; cat told >> 'a run/events.jsonl'"""
-        programs = {"srun": f"mkdir -p 'a run'; {told}; exit 143"}
-        for name, text in {**programs, "scontrol": "echo $* >> asked"}.items():
-            (tmp_path / name).write_text(f"#!/bin/sh\n{text}\n")
-            (tmp_path / name).chmod(0o755)
-        variables = {"PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
-        for _ in range(2):
-            done = subprocess.run(["sh", "job.sh"], cwd=tmp_path, env=variables, check=False)
-            assert done.returncode == 143
-        asked = tmp_path / "asked"
-        assert (asked.read_text() if asked.exists() else "") == again * ("requeue 7\n" * 2)
-        assert (tmp_path / "spec").read_text() == command.spec_text
-
-    @pytest.mark.parametrize("name", ["sbatch-script", "sbatch"])
-    def test_within_an_allocation_it_takes_what_is_there(self, name: str) -> None:
-        allocation = SlurmLauncher().allocation_in(recorded(name))
-        assert allocation.host_slots == (HostSlots(2, "node1"), HostSlots(2, "node2"))
-        assert SlurmLauncher(gpus_per_node=2).allocation_in(recorded(name)).devices == 2
-        one = SlurmLauncher(nodes=1, tasks_per_node=3).allocation_in(recorded(name))
-        assert one.host_slots == (HostSlots(3, "node1"),)
-
-    def test_more_than_was_allocated_is_refused(self) -> None:
-        with pytest.raises(PlanError, match=r"3 were requested, and job 1 has 2 \(node\[1-2\]\)"):
-            SlurmLauncher(nodes=3).allocation_in(recorded("sbatch-script"))
-
-    def test_uneven_tasks_must_be_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
-        uneven = {**recorded("sbatch-script"), "SLURM_TASKS_PER_NODE": "2,1"}
-        monkeypatch.setattr(os, "environ", uneven)
-        with pytest.raises(PlanError, match="tasks_per_node: the allocation has 2,1"):
-            SlurmLauncher().submission(COMMAND)
 
 
 class TestMpi:
@@ -455,90 +304,6 @@ class TestRay:
     def test_what_ray_cannot_place_is_refused(self, options: Any, message: str) -> None:
         with pytest.raises(PlanError, match=message):
             RayLauncher(**options)
-
-
-class TestKubernetes:
-    def manifest(self, **options: Any) -> dict[str, dict[str, Any]]:
-        launcher = KubernetesLauncher(image="me/train:1", pods=4, **options)
-        text = launcher.submission(COMMAND).files["job.yaml"]
-        return {part["kind"]: part for part in yaml.safe_load_all(text)}
-
-    def test_pods_have_what_tells_them_their_place(self) -> None:
-        found = self.manifest(gpus=1)
-        job = found["Job"]["spec"]
-        assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (4, 4, 0)
-        pod = job["template"]["spec"]
-        (container,) = pod["containers"]
-        variables = {each["name"]: each for each in container["env"]}
-        assert variables["JOB_COMPLETIONS"]["value"] == "4"
-        assert variables["JOB_COORDINATOR"]["value"] == "isotrain-digits-0.isotrain-digits"
-        assert pod["subdomain"] == found["Service"]["metadata"]["name"] == "isotrain-digits"
-        assert variables["ISOTRAIN_KEY"]["valueFrom"]["secretKeyRef"]["name"] == "isotrain-digits"
-        assert found["Secret"]["stringData"] == {"key": KEY}
-        assert found["ConfigMap"]["data"] == {"spec.json": COMMAND.spec_text}
-        assert container["resources"] == {"limits": {"nvidia.com/gpu": 1}}
-        assert container["command"][:5] == [
-            "python",
-            "-m",
-            "isotrain",
-            "run",
-            "/isotrain/spec.json",
-        ]
-
-    def test_a_pod_that_was_lost_is_left_out(self) -> None:
-        assert KubernetesLauncher("me/train:1", pods=4).without("a-pod") == {"pods": 3}
-        with pytest.raises(PlanError, match="no pod is left without a-pod"):
-            KubernetesLauncher("me/train:1").without("a-pod")
-
-    def test_a_job_set_names_its_first_pod(self) -> None:
-        found = self.manifest(kind="jobset", volume="kept")
-        assert "Service" not in found
-        (job,) = found["JobSet"]["spec"]["replicatedJobs"]
-        pod = job["template"]["spec"]["template"]["spec"]
-        variables = {each["name"]: each.get("value") for each in pod["containers"][0]["env"]}
-        assert variables["JOB_COORDINATOR"] == "isotrain-digits-ranks-0-0.isotrain-digits"
-        assert {"name": "runs", "persistentVolumeClaim": {"claimName": "kept"}} in pod["volumes"]
-
-    @pytest.mark.parametrize(("kind", "job"), [("job", ""), ("jobset", "-ranks-0")])
-    def test_the_job_of_the_first_pod_is_followed(self, kind: Any, job: str) -> None:
-        launcher = KubernetesLauncher("me/train:1", kind=kind, kubectl="kubectl -n 'a b'")
-        found = launcher.submission(COMMAND)
-        ((*_, kubectl, _, manifest, _, followed),) = found.commands
-        assert shlex.split(kubectl) == ["kubectl", "-n", "a b"]
-        assert (manifest, followed) == (
-            "/shared/a run/launcher/job.yaml",
-            f"isotrain-digits{job}",
-        )
-        assert not found.key_in_environment
-        assert KEY not in json.dumps(found.commands)
-
-    def test_it_says_that_there_is_no_kubectl(self) -> None:
-        found = KubernetesLauncher(kubectl="no-such-kubectl").availability()
-        assert (found.available, found.reason) == (False, "there is no no-such-kubectl")
-
-    def test_the_folder_of_this_machine_s_certificates_is_no_folder_of_the_pods(self) -> None:
-        command = dataclasses.replace(COMMAND, variables={"ISOTRAIN_TLS": "/of/this/machine"})
-        with pytest.raises(PlanError, match="tls: ISOTRAIN_TLS is set here"):
-            KubernetesLauncher("me/train:1").submission(command)
-
-    def test_options_that_make_no_manifest_are_refused(self) -> None:
-        with pytest.raises(PlanError, match="image: name the image"):
-            KubernetesLauncher().submission(COMMAND)
-        with pytest.raises(PlanError, match="expected job or jobset, received 'pod'"):
-            KubernetesLauncher(kind="pod")  # type: ignore[arg-type]
-
-    @pytest.mark.parametrize("here", [{}, {"ISOTRAIN_TLS": "/of/this/machine"}])
-    def test_pods_encrypt_by_a_secret(self, here: dict[str, str]) -> None:
-        command = dataclasses.replace(COMMAND, variables=here)
-        launcher = KubernetesLauncher(image="me/train:1", pods=4, tls="certificates")
-        job = list(yaml.safe_load_all(launcher.submission(command).files["job.yaml"]))[-1]
-        pod = job["spec"]["template"]["spec"]
-        (container,) = pod["containers"]
-        told = [each["value"] for each in container["env"] if each["name"] == "ISOTRAIN_TLS"]
-        (mounted,) = (each for each in container["volumeMounts"] if each["mountPath"] == told[0])
-        (volume,) = (each for each in pod["volumes"] if each["name"] == mounted["name"])
-        assert told == ["/tls"]
-        assert volume["secret"] == {"secretName": "certificates", "defaultMode": 0o440}
 
 
 def test_secrets_are_not_shown() -> None:

@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
-import os
 import pickle
 import re
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -24,24 +22,17 @@ from unit.rendezvous.rendezvous_helpers import LOCAL, LONG, free_port, key, meet
 
 from isotrain.core.contracts.cluster_environment import ClusterInfo
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
-from isotrain.core.launching.processes.ports import PORTS, Ports
-from isotrain.core.planning.cluster_resources import replicas_for
 from isotrain.core.plugins.manager import plugin_manager
-from isotrain.core.rendezvous import interfaces, rendezvous_address, worker_group
 from isotrain.core.rendezvous import rendezvous as meeting_module
-from isotrain.core.rendezvous import shared_secret as key_module
+from isotrain.core.rendezvous import worker_group
 from isotrain.core.rendezvous.consistency import (
     Facts,
-    LocalRankAssignment,
     checkpoint_token,
     marker_file,
     require_equal,
 )
-from isotrain.core.rendezvous.port_leases import PortLeases
 from isotrain.core.rendezvous.rendezvous import Rendezvous, RendezvousClient, RendezvousHost
-from isotrain.core.rendezvous.rendezvous_address import RendezvousAddress
 from isotrain.core.spec.loading import load_spec
-from isotrain.core.system import files
 from isotrain.core.transport import auth
 from isotrain.core.transport import rank_zero_server as welcome_module
 from isotrain.core.transport.connection import Connection
@@ -301,120 +292,6 @@ def test_what_differs_is_named_with_its_rank() -> None:
         assert "rank 1:" not in str(error)
 
 
-def test_keys_are_the_same_for_one_run_and_differ_between_runs() -> None:
-    assert key().secret == key().secret
-    others = [key("another"), key(number=1), key(own=b"mine")]
-    assert len({each.secret for each in (key(), *others)}) == 4
-    assert key().numbers(8, 1000) == key().numbers(8, 1000)
-    assert len({*key().numbers(8, 10)}) == 8
-
-
-@pytest.mark.parametrize(
-    ("coordinator", "found", "listening"),
-    [
-        (
-            "node1",
-            "127.0.1.1",
-            "",
-        ),  # as Debian has a host's own name: the others get another address
-        ("node1", LOCAL, ""),
-        ("localhost", LOCAL, LOCAL),
-        (LOCAL, LOCAL, LOCAL),
-        ("node1", "203.0.113.7", ""),  # not this machine's: it is behind another
-        ("node1", None, ""),
-    ],
-)
-def test_rank_0_listens_where_the_others_call(
-    coordinator: str, found: str | None, listening: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def resolve(host: str) -> str:
-        if found is None:
-            raise socket.gaierror("unknown")
-        return found
-
-    monkeypatch.setattr(rendezvous_address.socket, "gethostbyname", resolve)
-    there = ClusterInfo("torchrun", ("RANK",), 0, 2, "job", coordinator=coordinator)
-    for interface in ("", "lo"):  # which is for what comes after the door
-        assert RendezvousAddress.of(there, interface) == RendezvousAddress(coordinator, listening)
-
-
-@pytest.mark.parametrize("told", [{"hosts": ("n1",)}, {"local_world_size": 2}])
-def test_on_one_host_all_use_the_same_address_whatever_it_is_called(told: dict[str, Any]) -> None:
-    for interface, expected in (("", LOCAL), ("127.0.0.9", "127.0.0.9")):
-        for rank in (0, 1):
-            there = ClusterInfo("mpich", ("PMI_RANK",), rank, 2, "job", coordinator="n1", **told)
-            assert RendezvousAddress.of(there, interface) == RendezvousAddress(expected, expected)
-
-
-def test_an_interface_is_chosen_by_option_or_variable_and_has_to_be_there() -> None:
-    variables = {"ISOTRAIN_INTERFACE": " eth7 "}
-    assert interfaces.requested_interface(None, variables) == "eth7"
-    assert interfaces.requested_interface("lo", variables) == "lo"
-    assert interfaces.requested_interface(None, {}) == ""
-    assert [interfaces.interface_address(each) for each in ("", "lo", "127.0.0.9")] == [
-        *(None, LOCAL, "127.0.0.9")
-    ]
-    with pytest.raises(
-        PlanError, match=r"interface \(or ISOTRAIN_INTERFACE\): .* 'no0'\. It has .*lo: "
-    ):
-        interfaces.interface_address("no0")
-
-
-def test_who_does_not_know_where_rank_0_is_says_what_to_set() -> None:
-    with pytest.raises(PlanError, match="Set ISOTRAIN_COORDINATOR"):
-        RendezvousAddress.of(ClusterInfo("mpich", ("PMI_RANK",), 1, 2, "job"), "")
-
-
-TOLD = range(PORTS.stop + 100, PORTS.stop + 700, 10)
-"""Between the ports that runs take by themselves and those that systems hand out."""
-
-
-def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
-    with contextlib.ExitStack() as stack:
-
-        def kept(address: str) -> Ports:
-            return stack.enter_context(contextlib.closing(Ports(address)))
-
-        others = kept(LOCAL)
-        first = next(p for p in TOLD if free(others, p + 1))
-        one, another = PortLeases(kept), PortLeases(kept)  # of two processes of a host
-        assert one.backend("tf", LOCAL, first) == first + 2
-        assert one.backend("tf", LOCAL, first) == one.backend("tf", LOCAL, None) == first + 2
-        assert another.backend("tf", LOCAL, first) == first + 3
-        for _ in range(2):  # the second run has those of the first
-            assert one.extra_ports(LOCAL, 2, first) == [(LOCAL, first + 4), (LOCAL, first + 5)]
-        with pytest.raises(PlanError, match=f"keeps {first + 2} for tf"):
-            one.backend("tf", LOCAL, first + 50)
-        assert one.backend("hvd", LOCAL, first) == first + 6  # whose server is still at the other
-
-
-def test_rank_0_opens_no_door_where_another_run_is_going_to_listen() -> None:
-    """Whose processes may not have begun to."""
-    with contextlib.ExitStack() as stack:
-
-        def kept(address: str) -> Ports:
-            return stack.enter_context(contextlib.closing(Ports(address)))
-
-        others, own = kept(LOCAL), PortLeases(kept)
-        first = next(p for p in TOLD if free(others, p))
-        assert own.rendezvous(LOCAL, [first, first + 1, first + 2]) == [first + 1, first, first + 2]
-        with pytest.raises(PlanError, match="another run has it"):
-            others.take(1, first + 1)
-        assert own.rendezvous(LOCAL, [first, first + 2])[0] == first + 2
-        assert others.take(1, first + 1) == (first + 1,)  # given back
-
-
-def free(ports: Ports, first: int) -> bool:
-    """Whether six ports are; leases the first."""
-    try:
-        with contextlib.closing(Ports(LOCAL)) as all_of_them:
-            all_of_them.take(6, first)
-        ports.take(1, first)
-    except PlanError:
-        return False
-    return True
-
-
 def test_only_the_same_folder_has_the_mark(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
@@ -425,162 +302,6 @@ def test_only_the_same_folder_has_the_mark(tmp_path: Path) -> None:
     assert not [*(tmp_path / "one").iterdir()]
     assert checkpoint_token(str(tmp_path / "one")) is None
     assert checkpoint_token("s3://bucket/run") is not None
-
-
-def facts(host: str, address: str, local: int | None = None, cpus: Sequence[int] = (0, 1)) -> Facts:
-    own = {"host": host, "address": address, "local_rank": local, "port": 7, "cpus": [*cpus]}
-    return {**own, "gpus": 0}
-
-
-def seats(*told: Facts) -> list[tuple[Any, ...]]:
-    found = LocalRankAssignment(lambda told: "10.0.0.1")(told)["processes"]
-    return [(each["host"], each["local_rank"], each["address"]) for each in found]
-
-
-def test_a_key_file_that_is_no_key_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "key"
-    monkeypatch.setattr(key_module, "FILE", file)
-    with pytest.raises(PlanError, match=r"torchrun has started share no secret .* rand -hex 32 > "):
-        secret(ON_TWO_HOSTS)
-    file.mkdir()
-    with pytest.raises(PlanError, match="cannot be read: Is a directory"):
-        secret(ON_TWO_HOSTS)
-    file.rmdir()
-    file.touch(0o600)
-    with pytest.raises(PlanError, match="is empty"):
-        secret(ON_TWO_HOSTS)
-    file.write_text("secret\n")
-    assert secret(ON_TWO_HOSTS) == b"secret"
-    file.chmod(0o640)
-    with pytest.raises(PlanError, match="other users can read it"):
-        secret(ON_TWO_HOSTS)
-
-
-ON_TWO_HOSTS = ClusterInfo("torchrun", ("RANK",), 0, 2, "job", local_world_size=1)
-ON_ONE_HOST = ClusterInfo("torchrun", ("RANK",), 0, 2, "job", local_world_size=2)
-
-
-def secret(
-    where: ClusterInfo, given: str | None = None, *, is_certified: bool = False, **variables: str
-) -> bytes:
-    return key_module.shared_secret(where, variables, given, is_certified=is_certified)
-
-
-def test_a_secret_is_what_a_person_says_or_the_engine_or_what_certificates_replace(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_module, "FILE", tmp_path / "none")
-    named = tmp_path / "named"
-    assert secret(ON_TWO_HOSTS, "the engine's") == b"the engine's"
-    assert secret(ON_TWO_HOSTS, "the engine's", ISOTRAIN_KEY="mine") == b"mine"
-    with pytest.raises(PlanError, match=f"does not see {named}, which has the key of this run"):
-        secret(ON_TWO_HOSTS, "the engine's", ISOTRAIN_KEY_FILE=str(named))
-    named.touch(0o600)
-    named.write_text("of a file\n")
-    assert secret(ON_TWO_HOSTS, ISOTRAIN_KEY_FILE=str(named)) == b"of a file"
-    assert secret(ON_TWO_HOSTS, is_certified=True)
-    monkeypatch.setattr(key_module, "FILE", named)  # which other hosts may not have
-    assert secret(ON_TWO_HOSTS, "the engine's") == b"the engine's"
-    assert [each.name for each in tmp_path.iterdir()] == ["named"]
-
-
-def test_processes_of_one_host_make_a_secret_and_those_of_several_where_they_share_a_home(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(key_module, "FILE", tmp_path / "home" / "key")
-    with ThreadPoolExecutor(8) as pool:
-        made = set(pool.map(secret, [ON_ONE_HOST] * 8))
-    assert [len(each) for each in made] == [64]
-    (file,) = (tmp_path / "home").iterdir()
-    assert file.name == f"key-of-{socket.gethostname()}"
-    assert file.stat().st_mode & 0o777 == 0o600
-    with pytest.raises(PlanError, match="share no secret"):
-        secret(ON_TWO_HOSTS)
-    monkeypatch.setattr(key_module, "is_shared", lambda path: True)
-    shared = secret(ON_TWO_HOSTS)
-    assert {secret(ON_TWO_HOSTS), secret(ON_ONE_HOST)} == {shared} != made
-    assert (tmp_path / "home" / "key").read_bytes().strip() == shared
-
-
-def test_without_a_home_a_secret_is_made_in_a_folder_that_is_nobody_else_s(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    (tmp_path / "file").touch()
-    monkeypatch.setattr(key_module, "FILE", tmp_path / "file" / "key")  # no folder can be there
-    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    assert secret(ON_ONE_HOST) == secret(ON_ONE_HOST)
-    (folder,) = tmp_path.glob("isotrain-*")
-    assert folder.stat().st_mode & 0o777 == 0o700
-    folder.chmod(0o770)
-    with pytest.raises(PlanError, match="share no secret"):
-        secret(ON_ONE_HOST)
-    folder.chmod(0o700)
-    other = os.geteuid() + 1
-    monkeypatch.setattr(os, "geteuid", lambda: other)
-    folder.rename(tmp_path / f"isotrain-{other}")
-    with pytest.raises(PlanError, match="share no secret"):
-        secret(ON_ONE_HOST)
-
-
-MOUNTS = """\
-22 1 0:20 / / rw - overlay overlay rw
-30 22 0:40 / /home rw,relatime shared:1 - nfs4 server:/home rw
-31 30 0:41 / /home/a\\040b rw - ext4 /dev/sda rw
-32 22 0:42 / /scratch rw - ext4 /dev/sdb rw
-33 22 0:43 / /scratch rw - lustre mds:/scratch rw
-"""
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [
-        *(("/root/.config", "overlay"), ("/home/me/.config/isotrain/key", "nfs4")),
-        *(("/home/a b/key", "ext4"), ("/homes", "overlay"), ("/scratch/me", "lustre")),
-    ],
-)
-def test_the_kind_of_file_system_is_that_of_the_innermost_and_last(path: str, kind: str) -> None:
-    assert files.file_system_type(Path(path), MOUNTS) == kind
-    assert not files.is_shared(Path("/proc/self"))
-
-
-def test_everybody_gets_an_address_that_all_can_reach() -> None:
-    """Who called from rank 0's own host may have called by the loopback address."""
-    told = (facts("a", ""), facts("a", "127.0.0.1"), facts("b", "10.0.0.2"), facts("b", "10.0.0.2"))
-    assert seats(*told) == [
-        ("a", 0, "10.0.0.1"),
-        ("a", 1, "10.0.0.1"),
-        ("b", 0, "10.0.0.2"),
-        ("b", 1, "10.0.0.2"),
-    ]
-
-
-def test_local_ranks_are_the_engine_s_where_they_make_sense() -> None:
-    assert [s[1] for s in seats(facts("a", "", 1), facts("a", "", 0))] == [1, 0]
-    assert [s[1] for s in seats(facts("a", "", 0), facts("a", "", 0))] == [0, 1]
-
-
-def test_cores_are_shared_by_those_who_share_them() -> None:
-    bound = [facts("a", "", cpus=(0, 1)), facts("a", "", cpus=(2, 3))]
-    free = [facts("a", "", cpus=range(8)), facts("a", "", cpus=range(8))]
-    assert LocalRankAssignment(lambda told: LOCAL)(bound)["cores"] == 2
-    assert LocalRankAssignment(lambda told: LOCAL)(free)["cores"] == 4
-
-
-def replicas(backend: str, strategy: str, processes: int, asked: int | None = None) -> int:
-    host = plugin_manager()
-    chosen = host.backend(backend), host.strategy(strategy, {})
-    return replicas_for("slurm", processes, *chosen, asked)
-
-
-def test_replicas_are_what_the_processes_make() -> None:
-    assert replicas("torch-ddp", "data-parallel", 4) == 4
-    assert replicas("torch-ddp", "parameter-server", 4) == 3  # and a coordinator
-    with pytest.raises(PlanError, match="3 were requested, and slurm has started 4"):
-        replicas("torch-ddp", "data-parallel", 4, 3)
-    with pytest.raises(UnsupportedError, match="backend 'tf-mirrored' does not join them"):
-        replicas("tf-mirrored", "data-parallel", 2)
 
 
 def test_messages_are_read_as_they_come_and_no_longer_than_they_may_be() -> None:

@@ -10,90 +10,18 @@ from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import jsonschema
 import numpy as np
 import pytest
 import yaml
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from unit.spec.spec_samples import FIELDS, SMALL, TOML, YAML, refused, write
 
 from isotrain.core.errors import SpecError
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.import_strings import resolve
-from isotrain.core.spec.loading import json_schema, load_spec
-from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam
+from isotrain.core.spec.loading import load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
-
-FIELDS: dict[str, Any] = {
-    "model": {"torch": "math:hypot", "tensorflow": "json:loads"},
-    "data": "json:load",
-    "data_args": {"path": "digits", "shape": [8, 8]},
-    "loss": {"name": "huber", "delta": 2.0},
-    "metrics": ["accuracy", {"name": "math:hypot", "k": 3}],
-    "optimizer": {"name": "sgd", "lr": 0.001, "momentum": 0.9},
-    "schedule": "cosine",
-    "clip": {"global_norm": 1.0},
-    "global_batch_size": 32,
-    "epochs": 2,
-}
-YAML = """
-model: {torch: "math:hypot", tensorflow: json:loads}
-data: json:load
-data_args: {path: digits, shape: [8, 8]}
-loss: {name: huber, delta: 2.0}
-metrics:
-  - accuracy
-  - {name: math:hypot, k: 3}
-optimizer: {name: sgd, lr: 1e-3, momentum: 0.9}
-schedule: cosine
-clip: {global_norm: 1}
-global_batch_size: 32
-epochs: 2
-"""
-TOML = """
-data = "json:load"
-metrics = ["accuracy", {name = "math:hypot", k = 3}]
-schedule = "cosine"
-global_batch_size = 32
-epochs = 2
-[model]
-torch = "math:hypot"
-tensorflow = "json:loads"
-[data_args]
-path = "digits"
-shape = [8, 8]
-[loss]
-name = "huber"
-delta = 2.0
-[optimizer]
-name = "sgd"
-lr = 1e-3
-momentum = 0.9
-[clip]
-global_norm = 1
-"""
-SMALL: dict[str, Any] = {
-    "model": "math:hypot",
-    "data": "json:load",
-    "loss": "mse",
-    "optimizer": "adam",
-    "global_batch_size": 4,
-    "steps": 3,
-}
-
-
-def write(folder: Path, name: str, text: str) -> Path:
-    """A file in `folder`."""
-    path = folder / name
-    path.write_text(text, encoding="utf-8")
-    return path
-
-
-def refused(source: Any, *overrides: str) -> str:
-    """The text of the error that reading `source` gives."""
-    with pytest.raises(SpecError) as caught:
-        load_spec(source, overrides)
-    return str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -316,50 +244,6 @@ def test_loading_imports_nothing_that_the_spec_names(tmp_path: Path) -> None:
     subprocess.run([sys.executable, "-c", code, str(path)], check=True)
 
 
-@pytest.mark.parametrize(
-    ("override", "changes"),
-    [
-        ("optimizer.lr=0.05", {"optimizer": {"name": "adam", "lr": 0.05}}),
-        ("optimizer.lr=5e-2", {"optimizer": {"name": "adam", "lr": 0.05}}),
-        ("optimizer=lamb", {"optimizer": {"name": "lamb", "lr": 0.001}}),
-        ("optimizer={name: sgd, lr: 1}", {"optimizer": {"name": "sgd", "lr": 1}}),
-        ("schedule.warmup_steps=5", {"schedule": {"warmup_steps": 5}}),
-        ("evaluation.batch=8", {"evaluation": {"batch": 8}}),
-        (
-            "scaling={rule: linear, base_batch_size: 2}",
-            {"scaling": {"rule": "linear", "base_batch_size": 2}},
-        ),
-        ("model_args.deep.er=1", {"model_args": {"deep": {"er": 1}}}),
-        ("metrics.0=accuracy", {"metrics": ["accuracy"]}),
-        ("loss.delta=2", {"loss": {"name": "mse", "delta": 2}}),
-        ("strategy.options.k=2", {"strategy": {"options": {"k": 2}}}),
-        ("transform=", {}),
-        ("seed = 7", {"seed": 7}),
-        ("name=a=b", None),
-    ],
-)
-def test_overrides(override: str, changes: dict[str, Any] | None) -> None:
-    if changes is None:
-        assert "problem in the spec" in refused(SMALL, override)
-        return
-    expected = TrainingSpec(**{**SMALL, **changes})
-    assert load_spec(SMALL, [override]) == expected
-    assert load_spec(TrainingSpec(**SMALL), [override]) == expected
-
-
-def test_overrides_apply_in_order_and_leave_the_source_alone() -> None:
-    fields = {**FIELDS, "optimizer": Adam(lr=0.5)}
-    before = json.dumps(FIELDS)
-    spec = load_spec(
-        fields, ["metrics.1.k=9", "metrics.2=mse", "optimizer.lr=1", "epochs=", "steps=5"]
-    )
-    assert [metric.label for metric in spec.metrics] == ["accuracy", "math:hypot", "mse"]
-    assert spec.metrics[1].options == {"k": 9}
-    assert spec.optimizer == Adam(lr=1)
-    assert (spec.epochs, spec.steps) == (None, 5)
-    assert json.dumps(FIELDS) == before
-
-
 def test_a_strategy_and_loggers_that_come_with_the_source() -> None:
     own = {"name": "local-sgd", "options": {"every": 4}}
     fields = {**SMALL, "strategy": own, "loggers": "csv"}
@@ -405,109 +289,6 @@ def test_a_spec_may_be_in_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         SpecError, match=r"script\.py:nothing: it is a 'int'; expected a TrainingSpec"
     ):
         load_spec(f"{script}:nothing")
-
-
-def test_overrides_keep_callables() -> None:
-    def build() -> int:
-        return 5
-
-    spec = load_spec(TrainingSpec(**{**SMALL, "model": build, "metrics": [build]}), ["seed=3"])
-    assert (spec.model, spec.metrics[0].name, spec.seed) == (build, build, 3)
-
-
-@pytest.mark.parametrize(
-    ("override", "part"),
-    [
-        ("optimizer.lr", "is not of the form path=value"),
-        ("=3", "is not of the form path=value"),
-        ("optimizer..lr=3", "is not of the form path=value"),
-        ("seed=[1", "the value is not YAML"),
-        ("seed.x=1", "seed: got {'x': 1}; expected an integer"),
-        ("global_batch_size.x=1", "'x' is below 4, which is not a table"),
-        ("model.x=1", "'x' is below 'math:hypot', which is not a table"),
-        ("metrics.1=a", "'1' is no index of a list of 0; expected 0 to 0"),
-        ("optimiser.lr=3", "optimiser: got {'lr': 3}; expected a field that exists; did you mean"),
-        ("optimizer.rl=3", "optimizer.rl: got 3; expected a field that exists; did you mean 'lr'?"),
-        ("optimizer.lr=fast", "optimizer.lr: got 'fast'; expected a finite number > 0"),
-        ("epochs=2", "epochs and steps: got {'epochs': 2, 'steps': 3}"),
-    ],
-)
-def test_overrides_that_are_wrong(override: str, part: str) -> None:
-    source = {**SMALL, "metrics": []} if override.startswith("metrics") else SMALL
-    assert part in refused(source, override)
-
-
-def test_schema_is_a_valid_schema_with_descriptions() -> None:
-    schema = json_schema()
-    jsonschema.Draft202012Validator.check_schema(schema)
-    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
-    assert set(schema["properties"]) == {*TrainingSpec.model_fields, "$schema"}
-    assert all(field.get("description") for field in schema["properties"].values())
-    assert json.loads(json.dumps(schema)) == schema
-
-
-SOUND = [
-    FIELDS,
-    SMALL,
-    {**SMALL, "$schema": "spec.schema.json"},
-    {**SMALL, "epochs": None, "clip": None, "transform": None, "loss_scale": None},
-    {**SMALL, "optimizer": {"custom": {"torch": "math:hypot"}, "lr": 0.1, "args": {"a": [1]}}},
-    {**SMALL, "optimizer": {"name": "sgd", "lr": 1}, "schedule": {"warmup_epochs": 2}},
-    {**SMALL, "schedule": {"name": "step", "every_steps": 5, "every_epochs": None, "factor": 0.5}},
-    {**SMALL, "scaling": "none", "strategy": "data-parallel"},
-    {**SMALL, "scaling": {"rule": "sqrt", "base_batch_size": 8}, "strategy": {"options": {"a": 1}}},
-    {**SMALL, "loss": {"torch": {"name": "huber", "delta": 1}, "tensorflow": "math:hypot"}},
-    {**SMALL, "loss": None, "objective": {"torch": "math:hypot"}},
-    {**SMALL, "precision": "float16", "loss_scale": {"initial": 4}},
-    {**SMALL, "early_stopping": "validation_loss", "recompute": None},
-    {**SMALL, "checkpoint": {"keep_best": "validation_loss"}, "recompute": "block_*"},
-    {**SMALL, "initial_weights": {"source": "w.safetensors", "freeze": "a_*", "include": ["b_*"]}},
-    *[{**SMALL, "schedule": name} for name in SCHEDULES if name != "step"],
-    *[{**SMALL, "optimizer": {"name": name, "lr": 0.5}} for name in OPTIMIZERS],
-]
-UNSOUND = [
-    {**SMALL, "epochs": 3},
-    {**SMALL, "steps": None},
-    {**SMALL, "precison": "float32"},
-    {**SMALL, "optimizer": {"lr": 0.1}},
-    {**SMALL, "optimizer": "sdg"},
-    {**SMALL, "optimizer": "sgd"},
-    {**SMALL, "schedule": "step"},
-    {**SMALL, "optimizer": {"name": "adam", "lr": -1}},
-    {**SMALL, "schedule": {"name": "step", "factor": 0.5}},
-    {**SMALL, "clip": {"value": 1, "norm": 1}},
-    {**SMALL, "model": "net.build"},
-    {**SMALL, "metrics": "accuracy"},
-    {**SMALL, "loss": {"delta": 1}},
-    {**SMALL, "loss": {"name": {"name": "huber", "delta": 1}}},
-    {**SMALL, "seed": 2**32},
-    {**SMALL, "name": "a/b"},
-]
-
-
-@pytest.fixture(scope="module")
-def by_schema() -> jsonschema.Draft202012Validator:
-    """Validates by the schema, which is made and compiled once."""
-    return jsonschema.Draft202012Validator(json_schema())
-
-
-@pytest.mark.parametrize("fields", SOUND)
-def test_schema_accepts_what_loading_accepts(
-    fields: dict[str, Any], by_schema: jsonschema.Draft202012Validator
-) -> None:
-    by_schema.validate(fields)
-    spec = load_spec(fields)
-    by_schema.validate(spec.to_dict())
-    assert load_spec(spec.to_dict()) == spec
-
-
-@pytest.mark.parametrize("fields", UNSOUND)
-def test_schema_refuses_what_loading_refuses(
-    fields: dict[str, Any], by_schema: jsonschema.Draft202012Validator
-) -> None:
-    refused(fields)
-    with pytest.raises(jsonschema.ValidationError):
-        by_schema.validate(fields)
 
 
 TEXT = st.text(st.characters(codec="utf-8")) | st.from_regex(r"[-+.0-9eExo:_]{1,6}", fullmatch=True)

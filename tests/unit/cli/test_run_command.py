@@ -1,0 +1,171 @@
+"""The command `isotrain run`: what it prints and returns, and how signals and closed streams end it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import textwrap
+from pathlib import Path
+
+import psutil
+import pytest
+from helpers.in_process import command as in_process
+from helpers.signals import heed_signals
+from unit.cli.small_project import isotrain, redirected, started
+
+from isotrain.core.cli.exit_codes import ExitCode
+
+
+def test_an_unavailable_backend(folder: Path) -> None:
+    (folder / "plugin").mkdir()
+    (folder / "plugin" / "elsewhere.py").write_text(
+        textwrap.dedent("""
+        from isotrain.adapters.torch.adapter import TorchDDP
+        from isotrain.core.contracts.capabilities import Availability
+        from isotrain.core.plugins.hookspecs import hookimpl
+
+        class Elsewhere(TorchDDP):
+            name = "elsewhere"
+
+            def availability(self):
+                return Availability(False, None, "it is not installed", "install it")
+
+        @hookimpl
+        def isotrain_register_backends(register):
+            register.add(Elsewhere)
+        """)
+    )
+    (folder / "plugin" / "elsewhere-1.dist-info").mkdir()
+    info = folder / "plugin" / "elsewhere-1.dist-info"
+    (info / "METADATA").write_text("Metadata-Version: 2.1\nName: elsewhere\nVersion: 1\n")
+    (info / "entry_points.txt").write_text("[isotrain]\nelsewhere = elsewhere\n")
+    variables = {**os.environ, "PYTHONPATH": str(folder / "plugin")}
+    found = isotrain("run", "small.json", "--backend", "elsewhere", folder=folder, env=variables)
+    assert found.returncode == ExitCode.UNAVAILABLE
+    assert "it is not installed" in found.stderr
+    listed = isotrain("backends", "--json", folder=folder, env=variables)
+    by_name = {backend["name"]: backend for backend in json.loads(listed.stdout)["backends"]}
+    assert by_name["elsewhere"]["reason"] == "it is not installed"
+    assert by_name["torch-ddp"]["available"]
+
+
+def test_run_as_json(folder: Path) -> None:
+    arguments = ["--backend", "reference", "--replicas", "2", "--json", "--run-dir", "out"]
+    found = isotrain("run", "small.json", *arguments, "--set", "epochs=1", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    events = [json.loads(line) for line in found.stdout.splitlines()]
+    kinds = [event["event"] for event in events]
+    assert kinds.count("started") == kinds.count("ready") == kinds.count("finished") == 2
+    assert "making the data\n" in "".join(e["text"] for e in events if e["event"] == "output")
+    result = events[-1]
+    assert result["event"] == "result"
+    assert result["format"] == 1
+    steps = [event for event in events if event["event"] == "steps"]
+    assert [event["first"] for event in steps[:1]] == [0]
+    losses = [loss for event in steps for loss in event["losses"]]
+    assert len(losses) == 3
+    assert result["final_loss"] == losses[-1]
+    assert result["run_directory"] == str(folder / "out")
+
+
+def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
+    found = in_process("run", "small.json", "--backend", "reference", "--quiet", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    assert not found.stderr
+    assert found.stdout.startswith("final loss ")
+    assert "making the data" not in found.stdout
+    directory = found.stdout.splitlines()[-1].split(maxsplit=2)[2]
+    assert (Path(directory) / "result.json").is_file()
+
+
+def test_a_result_is_printed_though_records_are_gone(folder: Path) -> None:
+    text = (folder / "small.py").read_text()
+    removal = "    __import__('pathlib').Path('run/versions.json').unlink()\n    inputs ="
+    (folder / "small.py").write_text(text.replace("    inputs =", removal))
+    run = ("run", "small.json", "--backend", "reference", "--run-dir", "run")
+    done = in_process(*run, folder=folder)
+    assert "final loss" in done.stdout
+    assert "versions.json: removed from" in done.stderr
+    assert done.returncode == ExitCode.RUN_FAILED
+
+
+def test_run_in_plain_lines(folder: Path) -> None:
+    found = in_process("run", "small.json", "--backend", "reference", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    lines = found.stderr.splitlines()
+    assert lines[:2] == ["small on reference, 1 replica", "starting 1 process"]
+    assert [line.split(":")[0] for line in lines if line.startswith("epoch")] == [
+        "epoch 1/2",
+        "epoch 2/2",
+    ]
+    assert found.stdout.startswith("making the data\nfinal loss ")
+
+
+def test_other_ranks_are_shown_too_and_the_run_is_listed(folder: Path) -> None:
+    arguments = ["--backend", "reference", "--replicas", "2", "--run-dir", "runs/two"]
+    found = in_process("run", "small.json", *arguments, "--ranks", "1", folder=folder)
+    assert found.returncode == ExitCode.OK, found.stderr
+    assert "rank 1: making the data\n" in found.stdout
+    assert not found.stdout.startswith("making the data")
+    log = in_process("logs", "runs/two", "--rank", "1", folder=folder)
+    assert "making the data\n" in log.stdout
+    (listed,) = json.loads(in_process("runs", "--json", folder=folder).stdout)["runs"]
+    assert listed["step"] == listed["total_steps"] == 6
+    result = json.loads((folder / "runs" / "two" / "result.json").read_text())
+    assert (listed["state"], listed["loss"]) == ("finished", result["final_loss"])
+    refused = in_process("run", "small.json", *arguments[:4], "--ranks", "0,2", folder=folder)
+    assert refused.returncode == ExitCode.USAGE
+    assert "ranks: 2 is no rank of this run; expected 0 to 1" in refused.stderr
+
+
+def test_a_failed_run(folder: Path) -> None:
+    arguments = ["--backend", "reference", "--set", "model=small.py:broken_model", "--json"]
+    found = in_process("run", "small.json", *arguments, folder=folder)
+    assert found.returncode == ExitCode.RUN_FAILED
+    assert "no such layer" in json.loads(found.stdout.splitlines()[-1])["message"]
+    assert "no such layer" in found.stderr
+
+
+@pytest.mark.parametrize(
+    ("number", "code"),
+    [
+        pytest.param(signal.SIGINT, 130, marks=pytest.mark.slow),
+        (signal.SIGTERM, 143),
+        pytest.param(signal.SIGHUP, 129, marks=pytest.mark.slow),
+    ],
+)
+def test_a_signal_ends_every_process(folder: Path, number: signal.Signals, code: int) -> None:
+    arguments = ["run", "small.json", "--backend", "reference", "--replicas", "2", "--json"]
+    process = started([*arguments, "--set", "epochs=1000000"], folder, preexec_fn=heed_signals)
+    assert process.stdout is not None
+    while json.loads(process.stdout.readline())["event"] != "progress":
+        pass
+    family = psutil.Process(process.pid).children(recursive=True)
+    assert len(family) >= 2
+    process.send_signal(number)
+    rest, errors = process.communicate(timeout=120)
+    assert process.returncode == code
+    assert json.loads(rest.splitlines()[-1])["exit_code"] == code
+    assert "Traceback" not in errors
+    _, alive = psutil.wait_procs(family, timeout=120)
+    assert not alive
+
+
+def test_a_reader_that_leaves_a_run_ends_it(folder: Path) -> None:
+    arguments = ["--backend", "reference", "--json", "--set", "epochs=1000000"]
+    process = started(["run", "small.json", *arguments], folder)
+    assert process.stdout is not None
+    process.stdout.readline()
+    process.stdout.close()
+    assert process.stderr is not None
+    with process.stderr:
+        assert not process.stderr.read()
+    assert process.wait(timeout=60) == ExitCode.OUTPUT_CLOSED
+
+
+def test_a_run_without_standard_streams(folder: Path) -> None:
+    run = "run small.json --backend reference --replicas 2 --run-dir run"
+    assert redirected(f"{run} <&- >&- 2>&-", folder).returncode == ExitCode.OK
+    assert (folder / "run" / "result.json").is_file()
+    assert (folder / "run" / "rank-0.log").read_text() == "making the data\n"

@@ -1,0 +1,87 @@
+"""The JSON schema of specs."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import jsonschema
+import pytest
+from unit.spec.spec_samples import FIELDS, SMALL, refused
+
+from isotrain.core.spec.loading import json_schema, load_spec
+from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+def test_schema_is_a_valid_schema_with_descriptions() -> None:
+    schema = json_schema()
+    jsonschema.Draft202012Validator.check_schema(schema)
+    assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+    assert set(schema["properties"]) == {*TrainingSpec.model_fields, "$schema"}
+    assert all(field.get("description") for field in schema["properties"].values())
+    assert json.loads(json.dumps(schema)) == schema
+
+
+SOUND = [
+    FIELDS,
+    SMALL,
+    {**SMALL, "$schema": "spec.schema.json"},
+    {**SMALL, "epochs": None, "clip": None, "transform": None, "loss_scale": None},
+    {**SMALL, "optimizer": {"custom": {"torch": "math:hypot"}, "lr": 0.1, "args": {"a": [1]}}},
+    {**SMALL, "optimizer": {"name": "sgd", "lr": 1}, "schedule": {"warmup_epochs": 2}},
+    {**SMALL, "schedule": {"name": "step", "every_steps": 5, "every_epochs": None, "factor": 0.5}},
+    {**SMALL, "scaling": "none", "strategy": "data-parallel"},
+    {**SMALL, "scaling": {"rule": "sqrt", "base_batch_size": 8}, "strategy": {"options": {"a": 1}}},
+    {**SMALL, "loss": {"torch": {"name": "huber", "delta": 1}, "tensorflow": "math:hypot"}},
+    {**SMALL, "loss": None, "objective": {"torch": "math:hypot"}},
+    {**SMALL, "precision": "float16", "loss_scale": {"initial": 4}},
+    {**SMALL, "early_stopping": "validation_loss", "recompute": None},
+    {**SMALL, "checkpoint": {"keep_best": "validation_loss"}, "recompute": "block_*"},
+    {**SMALL, "initial_weights": {"source": "w.safetensors", "freeze": "a_*", "include": ["b_*"]}},
+    *[{**SMALL, "schedule": name} for name in SCHEDULES if name != "step"],
+    *[{**SMALL, "optimizer": {"name": name, "lr": 0.5}} for name in OPTIMIZERS],
+]
+UNSOUND = [
+    {**SMALL, "epochs": 3},
+    {**SMALL, "steps": None},
+    {**SMALL, "precison": "float32"},
+    {**SMALL, "optimizer": {"lr": 0.1}},
+    {**SMALL, "optimizer": "sdg"},
+    {**SMALL, "optimizer": "sgd"},
+    {**SMALL, "schedule": "step"},
+    {**SMALL, "optimizer": {"name": "adam", "lr": -1}},
+    {**SMALL, "schedule": {"name": "step", "factor": 0.5}},
+    {**SMALL, "clip": {"value": 1, "norm": 1}},
+    {**SMALL, "model": "net.build"},
+    {**SMALL, "metrics": "accuracy"},
+    {**SMALL, "loss": {"delta": 1}},
+    {**SMALL, "loss": {"name": {"name": "huber", "delta": 1}}},
+    {**SMALL, "seed": 2**32},
+    {**SMALL, "name": "a/b"},
+]
+
+
+@pytest.fixture(scope="module")
+def by_schema() -> jsonschema.Draft202012Validator:
+    """Validates by the schema, which is made and compiled once."""
+    return jsonschema.Draft202012Validator(json_schema())
+
+
+@pytest.mark.parametrize("fields", SOUND)
+def test_schema_accepts_what_loading_accepts(
+    fields: dict[str, Any], by_schema: jsonschema.Draft202012Validator
+) -> None:
+    by_schema.validate(fields)
+    spec = load_spec(fields)
+    by_schema.validate(spec.to_dict())
+    assert load_spec(spec.to_dict()) == spec
+
+
+@pytest.mark.parametrize("fields", UNSOUND)
+def test_schema_refuses_what_loading_refuses(
+    fields: dict[str, Any], by_schema: jsonschema.Draft202012Validator
+) -> None:
+    refused(fields)
+    with pytest.raises(jsonschema.ValidationError):
+        by_schema.validate(fields)
