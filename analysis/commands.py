@@ -22,9 +22,6 @@ from isotrain.core.json_format import json_page
 def compare(options: argparse.Namespace) -> ExitCode:
     """Runs `isotrain compare` and prints the results so far, even after an interruption.
 
-    Args:
-        options: Parsed command-line options.
-
     Returns:
         The exit code; a `KeyboardInterrupt` is re-raised.
     """

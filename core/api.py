@@ -190,9 +190,9 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
             " opened does not join them. Put the loop into a function and call isotrain.launch(function,"
             f" spec, backend=...), which does. {explain_rank(place)}"
         )
-    given = load_spec(spec)
-    cast = ResolvedSpec(given, plugin_manager(given.plugins))
-    plan = make_plan(cast, backend=backend, replicas=replicas)
+    loaded = load_spec(spec)
+    resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
+    plan = make_plan(resolved, backend=backend, replicas=replicas)
     if len(plan.processes) > 1:
         raise PlanError(
             f"{plan.backend!r} with {plan.replicas} replicas takes {len(plan.processes)} processes,"
@@ -205,7 +205,7 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
         0, plan.replicas, tempfile.gettempdir(), (own,), device_mesh=plan.device_mesh
     )
     with environ_set(plan.environment_variables):
-        return Session(cast, plan, context, Reporter())
+        return Session(resolved, plan, context, Reporter())
 
 
 def plan(
@@ -216,22 +216,15 @@ def plan(
     launcher: str = LOCAL,
     launcher_options: Mapping[str, Any] | None = None,
 ) -> Plan:
-    """Resolves a run without starting it.
-
-    Args:
-        spec: As for `run`.
-        backend: As for `run`.
-        replicas: As for `run`.
-        launcher: As for `run`.
-        launcher_options: As for `run`.
+    """Resolves a run without starting it; arguments are as for `run`.
 
     Raises:
         PlanError: Spec, backend and replicas do not fit together.
     """
-    given = load_spec(spec)
-    cast = ResolvedSpec(given, plugin_manager(given.plugins))
-    chosen = LauncherChoice(launcher, launcher_options or {})
-    return make_plan(cast, backend=backend, replicas=replicas, launcher=chosen)
+    loaded = load_spec(spec)
+    resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
+    choice = LauncherChoice(launcher, launcher_options or {})
+    return make_plan(resolved, backend=backend, replicas=replicas, launcher=choice)
 
 
 def measured_plan(
@@ -244,27 +237,22 @@ def measured_plan(
 ) -> Plan:
     """Resolves a run without starting it, with the numbers of samples, parameters and exchanged bytes.
 
-    For that, a separate process with one replica loads the data and builds the model.
-
-    Args:
-        spec: As for `run`.
-        backend: As for `run`.
-        replicas: As for `run`.
-        launcher: As for `run`.
-        launcher_options: As for `run`.
+    Arguments are as for `run`. A separate process with one replica loads the data and builds the model.
 
     Raises:
         SpecError: The loss or the transform fits one replica only.
     """
-    given = load_spec(spec)
-    cast = ResolvedSpec(given, plugin_manager(given.plugins))
-    chosen = LauncherChoice(launcher, launcher_options or {})
-    wanted = make_plan(cast, backend=backend, replicas=replicas, launcher=chosen)
-    found = probe_run(measure_model, cast, wanted.backend)
-    for code, detail in found.pop("refused").items():
-        is_divided = wanted.replicas > 1 or (code == LOSS and given.gradient_accumulation_steps > 1)
-        if is_divided and not given.silences(code):
+    loaded = load_spec(spec)
+    resolved = ResolvedSpec(loaded, plugin_manager(loaded.plugins))
+    choice = LauncherChoice(launcher, launcher_options or {})
+    incomplete = make_plan(resolved, backend=backend, replicas=replicas, launcher=choice)
+    stats = probe_run(measure_model, resolved, incomplete.backend)
+    has_micro_batches = loaded.gradient_accumulation_steps > 1
+    for code, detail in stats.pop("refused").items():
+        is_divided = incomplete.replicas > 1 or (code == LOSS and has_micro_batches)
+        if is_divided and not loaded.silences(code):
             raise RefusedError(code, detail)
-    layers = [LayerCost(**layer) for layer in found["layers"]]
-    measured = ModelStats(**{**found, "model": ModelBytes(**found["model"]), "layers": layers})
-    return complete_plan(wanted, cast, measured)
+    layers = [LayerCost(**layer) for layer in stats["layers"]]
+    model = ModelBytes(**stats["model"])
+    measured = ModelStats(**{**stats, "model": model, "layers": layers})
+    return complete_plan(incomplete, resolved, measured)

@@ -38,10 +38,7 @@ class Hierarchical(Strategy):
     invariants = frozenset({Invariant.GRADIENT_SUM})
 
     def __init__(self, host_size: int | None = None) -> None:
-        """Checks the options.
-
-        Args:
-            host_size: Number of replicas to treat as one host; None for the hosts of the plan.
+        """Checks `host_size`, the number of replicas to treat as one host; None for the hosts of the plan.
 
         Raises:
             PlanError: It is not a whole number of at least 1.

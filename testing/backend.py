@@ -260,11 +260,6 @@ def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome
     """Outcomes of the checks of one run.
 
     A check that ends the run early fails, and those after it are skipped.
-
-    Args:
-        adapter: Adapter of the backend.
-        run: Result of the run.
-        processes: Number of processes of the run.
     """
     ended_in = None
     for check in IN_SESSION:

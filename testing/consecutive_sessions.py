@@ -53,11 +53,6 @@ def next_session(
 def in_turn(session: Session, specs: Mapping[str, SpecFields], work: Work) -> dict[str, Any]:
     """Calls a function in a session of each spec, one after the other. The function that each rank runs.
 
-    Args:
-        session: Session of the first spec.
-        specs: Specs by name.
-        work: Function to call in each session.
-
     Returns:
         Return values of `work`, by spec name.
     """
@@ -73,12 +68,6 @@ def launched_in_turn(
     specs: Mapping[str, SpecFields], work: Work, backend: str, replicas: int
 ) -> list[dict[str, Any]]:
     """Launches one run whose processes call a function in a session of each spec.
-
-    Args:
-        specs: Specs by name.
-        work: Function to call in each session.
-        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
-        replicas: Number of replicas.
 
     Returns:
         Return values of `work`, by rank and spec name.

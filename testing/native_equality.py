@@ -22,11 +22,6 @@ Loop = Callable[[Weights], Weights]
 def trained(spec: Mapping[str, Any], backend: str, replicas: int) -> dict[str, Any]:
     """Trains with isotrain; results of rank 0.
 
-    Args:
-        spec: Spec to train.
-        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
-        replicas: Number of replicas.
-
     Returns:
         `start` and `weights`, arrays by name, and `loss`, the losses of every step.
 
@@ -40,11 +35,6 @@ def trained_in_turn(
     specs: Mapping[str, Mapping[str, Any]], backend: str, replicas: int
 ) -> dict[str, dict[str, Any]]:
     """Trains several specs one after the other in one run; the results of `trained` by spec name.
-
-    Args:
-        specs: Specs by names that are valid folder names.
-        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
-        replicas: Number of replicas.
 
     Raises:
         AssertionError: The run failed, or its processes have different losses, or end with different weights.

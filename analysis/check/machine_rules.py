@@ -163,11 +163,7 @@ class MemoryLimit:
         return notes
 
     def message(self, taken: int) -> str:
-        """The message that the state needs more memory than there is.
-
-        Args:
-            taken: Bytes that the state needs.
-        """
+        """The message that the state, of `taken` bytes, needs more memory than there is."""
         gibs, most = f"{taken / 2**30:.3g} GiB", f"{self.limit_bytes / 2**30:.3g}"
         if self._is_gpu:
             return f"each GPU would have to hold {gibs}, and has {most}"

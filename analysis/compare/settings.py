@@ -120,12 +120,7 @@ class CompareSettings:
 
 
 def run_seconds(request: CompareRequest, cells: int) -> float:
-    """The limit of one run's timed blocks in seconds; a time budget is divided over all runs.
-
-    Args:
-        request: Request of the comparison.
-        cells: Number of planned cells.
-    """
+    """The limit of one run's timed blocks in seconds; a time budget is divided over the runs of all cells."""
     if request.run_limit is not None:
         return request.run_limit
     if request.time_budget is None:
@@ -135,11 +130,7 @@ def run_seconds(request: CompareRequest, cells: int) -> float:
 
 
 def launcher_line(settings: Mapping[str, Any]) -> str | None:
-    """The launcher of all runs of a comparison as a phrase; None: the local launcher.
-
-    Args:
-        settings: `ComparisonRecord.settings`.
-    """
+    """The launcher in a comparison's settings as a phrase; None: the local launcher."""
     launcher = settings.get("launcher")
     if not isinstance(launcher, Mapping):
         return None

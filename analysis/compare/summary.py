@@ -35,12 +35,7 @@ _WAITING = (
 
 
 def idle_notes(timeline: Sequence[Span], replicas: int) -> list[str]:
-    """A note on the measured and the predicted pipeline bubble; empty for runs without stages.
-
-    Args:
-        timeline: Spans of a typical step.
-        replicas: Number of replicas.
-    """
+    """A note on the measured and predicted pipeline bubble of a typical step; empty without stages."""
     taken = [span for span in timeline if span.name in (*_PASSES, *_BETWEEN)]
     if not taken:
         return []

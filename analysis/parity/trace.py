@@ -83,12 +83,7 @@ class Trace(InternalWork):
 
 
 def steps_to_trace(plan: Plan, count: int) -> list[int]:
-    """Indices of the steps to trace: the first `count`, the last replaced by a later partial batch.
-
-    Args:
-        plan: Plan of the run, its samples counted.
-        count: Number of steps.
-    """
+    """Indices of the steps to trace: the first `count`, the last replaced by a later partial batch."""
     steps = list(range(min(count, plan.total_steps or count)))
     if plan.samples is None or not plan.steps_per_epoch:
         return steps

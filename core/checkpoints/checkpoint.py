@@ -75,11 +75,7 @@ class Checkpoint:
         return {name: describe_tensor(parts) for name, parts in self._section(section).items()}
 
     def read(self, section: str, names: Collection[str] | None = None) -> dict[str, np.ndarray]:
-        """Reads full tensors from the shards of all writers, with threads; verifies their checksums.
-
-        Args:
-            section: Name of the section.
-            names: Names of the tensors; all when left out.
+        """Reads full tensors of a section (default: all), with threads; verifies their checksums.
 
         Returns:
             New arrays by name; float32 for bfloat16.

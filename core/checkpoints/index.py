@@ -30,11 +30,7 @@ Index = Mapping[str, Mapping[str, list[IndexedPart]]]
 
 
 def index(files: Iterable[TensorFileRecord], where: str) -> Index:
-    """Builds and validates the index of all writers' files.
-
-    Args:
-        files: Records of all tensor files.
-        where: Location of the checkpoint, for errors.
+    """Builds and validates the index of all writers' tensor files; errors name the location `where`.
 
     Raises:
         CheckpointError: A record is impossible, or the shards of a tensor do not make up the full tensor.

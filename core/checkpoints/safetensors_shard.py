@@ -134,12 +134,6 @@ def check_header(stream: IO[bytes], file: TensorFileRecord, where: str) -> None:
 def read_into(stream: IO[bytes], part: PartRecord, target: np.ndarray, where: str) -> bool:
     """Reads a stored shard directly into an array, if dtype, shape and layout are those in the file.
 
-    Args:
-        stream: Stream of the file, at any position.
-        part: Record of the shard.
-        target: Array for all its elements.
-        where: Path of the file, for errors.
-
     Returns:
         Whether it was read.
 

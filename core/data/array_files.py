@@ -28,15 +28,10 @@ def npy(inputs: str | Path, targets: str | Path | None = None) -> ArraySource:
 
 
 def npz(path: str | Path, inputs: str = "x", targets: str | None = "y") -> ArraySource:
-    """A source of two arrays of an `.npz` file.
+    """A source of two arrays of an `.npz` file, by their names in it; no targets if that name is None.
 
     Uncompressed arrays (`numpy.savez`) are memory-mapped inside the file. Compressed ones
     (`numpy.savez_compressed`) cannot be: every process loads them into memory.
-
-    Args:
-        path: the file.
-        inputs: name of the inputs in it.
-        targets: name of the targets in it; None for none.
     """
     file = Path(path).absolute()
     arrays = [None if name is None else _npz_member(file, name) for name in (inputs, targets)]

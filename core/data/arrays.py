@@ -198,13 +198,7 @@ class ArraySource:
 def reader(
     source: ArraySource, to_device: Callable[[Array], Any] | None = None, *, in_order: bool = False
 ) -> Callable[[Indices], InputsAndTargets]:
-    """Makes a function that copies the samples at given indices, int64 [batch].
-
-    Args:
-        source: The samples.
-        to_device: Function applied to each array, of shape [batch, ...].
-        in_order: Whether indices will be consecutive.
-    """
+    """Makes a function that copies the samples at given indices, int64 [batch]."""
     rows_of = _rows_in_order if in_order else _any_rows
 
     def read(array: Array) -> Read:

@@ -72,12 +72,7 @@ class ParameterServerStats:
         self._lag = max(self._lag, lag)
 
     def record_result(self, result: WorkResult, version: int) -> None:
-        """Records a result that is applied.
-
-        Args:
-            result: Result of a worker.
-            version: Version of the weights that it is applied to.
-        """
+        """Records a result that is applied to weights of a version."""
         self._staleness[version - result.version] += 1
         if result.worker is not None:
             self._slices[result.worker] += 1

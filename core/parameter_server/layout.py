@@ -57,11 +57,7 @@ class ParameterServerLayout(ParallelLayout):
     extra_ports = 1
 
     def __init__(self, servers: int = 1) -> None:
-        """Keeps the number of servers.
-
-        Args:
-            servers: Number of processes that hold the parameters, for backends with servers.
-        """
+        """Keeps the number of processes that hold the parameters, for backends with servers."""
         self.servers = servers
 
     def for_replicas(self, replicas: int) -> ParallelLayout:

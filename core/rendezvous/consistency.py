@@ -52,11 +52,7 @@ def local_facts(cluster_info: ClusterInfo, address: str, port: int) -> dict[str,
 
 
 def require_equal(rendezvous: Rendezvous, parts: Mapping[str, Any]) -> None:
-    """Checks that all processes have the same configuration. Collective.
-
-    Args:
-        rendezvous: Rendezvous of the processes.
-        parts: Parts of the configuration: JSON values by name.
+    """Checks that all processes have the same configuration: JSON values by name. Collective.
 
     Raises:
         PlanError: The parts differ; names the ranks and the fields.

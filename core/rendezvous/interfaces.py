@@ -20,10 +20,7 @@ def requested_interface(interface: str | None, variables: Mapping[str, str]) -> 
 
 
 def interface_address(requested: str) -> str | None:
-    """IPv4 address of an interface; None if none was requested.
-
-    Args:
-        requested: Name or address of the interface; empty: none.
+    """IPv4 address of the interface with this name or address; None if none was requested.
 
     Raises:
         PlanError: This host has no such interface.

@@ -69,10 +69,7 @@ class RankRelay:
         self._received = 0
 
     def run(self, tail: OutputTail) -> list[Any]:
-        """Relays until rank 0 ends the run.
-
-        Args:
-            tail: Output of this process.
+        """Relays until rank 0 ends the run; `tail` has this process's output.
 
         Returns:
             The return values of all processes, by rank.
@@ -155,11 +152,7 @@ class RankRelay:
 
 
 def run_nonzero_rank(group: WorkerGroup, job: Job) -> tuple[list[Any], str]:
-    """Runs this rank's part of a job.
-
-    Args:
-        group: Worker group of this process.
-        job: Job, made in the same way as on rank 0.
+    """Runs this rank's part of a job, which was made in the same way as on rank 0.
 
     Returns:
         The return values of all processes, by rank; and the run directory on rank 0's host.

@@ -134,13 +134,7 @@ def _supervise(supervisor: Supervisor) -> None:
 def heartbeats(
     reporter: LocalReporter, channels: Sequence[Channel], seconds: float
 ) -> Iterator[None]:
-    """Context in which a thread sends the status of this process to the others regularly.
-
-    Args:
-        reporter: Reporter of this process.
-        channels: Channels to the others.
-        seconds: Interval between two messages.
-    """
+    """Context in which a thread sends the status of this process to the others, every `seconds`."""
     is_over = threading.Event()
 
     def beat() -> None:

@@ -67,11 +67,7 @@ class Rendezvous(ABC):
 
     @abstractmethod
     def agree(self, facts: Facts, decide: DecisionFunction) -> dict[str, Any]:
-        """Returns rank 0's decision, the same on every process. Collective.
-
-        Args:
-            facts: Facts of this process.
-            decide: Called on rank 0 with the facts of all processes.
+        """Returns what rank 0 decides on the facts of all processes, the same on every process. Collective.
 
         Raises:
             IsotrainError: The same on every process: the error of `decide`, or which process failed.

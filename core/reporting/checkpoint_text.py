@@ -17,7 +17,7 @@ def contents(report: Mapping[str, Any]) -> str:
         if report[name]
     ]
     tensors = [
-        (section["name"], tensor["name"], *_shape_and_dtype(tensor), tensor)
+        (section["name"], tensor["name"], _shape(tensor["shape"]), tensor["dtype"], tensor)
         for section in report["sections"]
         for tensor in section["tensors"]
     ]
@@ -56,10 +56,6 @@ def _difference(tensor: Mapping[str, Any]) -> tuple[str, ...]:
     relative = "-" if tensor["relative"] is None else f"{tensor['relative']:.3g}"
     largest = f"{tensor['largest']:.3g}"
     return tensor["section"], tensor["name"], number(tensor["numbers"]), count, largest, relative
-
-
-def _shape_and_dtype(tensor: Mapping[str, Any]) -> tuple[str, str]:
-    return _shape(tensor["shape"]), tensor["dtype"]
 
 
 def _shape(shape: Sequence[int]) -> str:

@@ -48,7 +48,7 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
         columns: Headings of the columns.
         rows: Rows with one text per column; `yes` and `no` are coloured.
     """
-    rows = [[_one_line(cell) for cell in row] for row in rows]
+    rows = [[escape_controls(" ".join(cell.split())) for cell in row] for row in rows]
     terminal = is_terminal()
     grid = Table(
         box=box.SIMPLE_HEAD if terminal else box.MARKDOWN,
@@ -143,10 +143,6 @@ def text_of(value: Any) -> str:
     if isinstance(value, bool):
         return "yes" if value else "no"
     return number(value) if isinstance(value, int | float) else str(value)
-
-
-def _one_line(cell: str) -> str:
-    return escape_controls(" ".join(cell.split()))
 
 
 def is_terminal() -> bool:

@@ -218,11 +218,7 @@ def _export_backend(trained: TrainedModel, form: ExportForm, host: PluginManager
 
 
 def _sample_data(data: tuple[Any, Mapping[str, Any]] | None) -> DataSet:
-    """A data set with the sample inputs; a placeholder of shape [1, 1] for None.
-
-    Args:
-        data: Data as in a spec, and its `data_args`.
-    """
+    """A data set with the sample inputs, and its `data_args`; shape [1, 1] for None."""
     if data is None:
         return DataSet((np.zeros((1, 1), np.float32),))
     return DataSet(load_dataset(*data).train)

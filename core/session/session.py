@@ -167,10 +167,7 @@ class Session:
         return self._trainer_state.loss
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a step, with the present scaling. Local.
-
-        Args:
-            step: Index of the step, from 0 over the whole run.
+        """Learning rate of a step (from 0 over the whole run), with the present scaling. Local.
 
         Raises:
             IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one.

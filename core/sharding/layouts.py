@@ -84,11 +84,7 @@ _UPDATES_ALL_WEIGHTS = (
 
 
 def sharded_group(replicated: Capabilities) -> Capabilities:
-    """Capabilities of groups whose replicas each update a shard of the weights.
-
-    Args:
-        replicated: Capabilities of the backend's replicated groups.
-    """
+    """Capabilities of groups whose replicas each update a shard, from those of replicated groups."""
     reason = "each replica updates only its shard of the weights"
     has = (replicated.has & _INHERITED) | _SHARDED_ONLY
     reasons = {**replicated.lacks, **dict.fromkeys(_UPDATES_ALL_WEIGHTS, reason)}

@@ -32,10 +32,7 @@ def is_bare_name(value: Any) -> bool:
 
 
 def resolve(reference: Any) -> Any:
-    """Imports the object that an import string names.
-
-    Args:
-        reference: Import string, or the object itself, which is returned unchanged.
+    """Imports the object that an import string names; other objects are returned unchanged.
 
     Raises:
         SpecError: The syntax is wrong, the module, file or name does not exist, or the import failed.

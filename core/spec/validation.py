@@ -279,17 +279,13 @@ def _translate(model: type[BaseModel], details: Mapping[str, Any]) -> Problem:
     if loc and loc[-1] == "[key]":
         return Problem("text as the key", (), value)
     if field is None or len(loc) > 1:
-        return Problem(_error_text(details), (), value)
+        return Problem(str(_ERRORS.get(details["type"], details["msg"])), (), value)
     if details["type"] == "missing":
         return Problem(expected_of(field))
     if details["type"] == "literal_error":
         choices = [str(choice) for kind in _kinds(field.annotation)[0] for choice in get_args(kind)]
         return Problem(expected_of(field), (), value, suggest(value, choices))
     return Problem(expected_of(field), (), value)
-
-
-def _error_text(details: Mapping[str, Any]) -> str:
-    return str(_ERRORS.get(details["type"], details["msg"]))
 
 
 def _kinds(annotation: Any) -> tuple[list[Any], bool]:

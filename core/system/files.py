@@ -99,9 +99,6 @@ def is_url(location: str) -> bool:
 def atomic_file(target: Path) -> Iterator[IO[bytes]]:
     """Opens a temporary file beside `target`, which is renamed to `target` when the body has succeeded.
 
-    Args:
-        target: File to create or replace.
-
     Raises:
         OSError: It cannot be written; `target` is unchanged, as after any other exception.
     """

@@ -40,11 +40,7 @@ class Channel:
         return self._connection.fileno()
 
     def send(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-        """Sends one message; drops it if the other end is gone.
-
-        Args:
-            header: JSON values.
-            arrays: Arrays of any shapes and dtypes.
+        """Sends JSON values and arrays of any shapes and dtypes; drops them if the other end is gone.
 
         Raises:
             IsotrainError: The header is too long.

@@ -179,9 +179,6 @@ def connect(server_connection: ServerConnection) -> Connection:
     Waits without a limit until it listens: the launcher ends processes that wait in vain. The coordinator
     drops a client that answers too slowly, so the client retries for `start_timeout` seconds.
 
-    Args:
-        server_connection: Address, key and rank to connect with.
-
     Raises:
         ConnectionLostError: The coordinator has another key, or is gone.
     """

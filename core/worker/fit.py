@@ -21,10 +21,6 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dic
 
     Saves checkpoints, keeps the best weights and stops early as the spec says.
 
-    Args:
-        session: Session to train in.
-        on_epoch_end: Called after each epoch.
-
     Returns:
         The metrics of the last epoch by name, those of the evaluation as `validation_<name>`.
     """

@@ -128,12 +128,7 @@ def available_backends(host: PluginManager, interpreters: Mapping[str, str]) -> 
 
 
 def equal_threads(spec: TrainingSpec, processes: int) -> TrainingSpec:
-    """Gives every replica of every cell the same number of threads, unless the spec says how many.
-
-    Args:
-        spec: Training spec.
-        processes: Largest number of processes of any cell on one host.
-    """
+    """Gives every replica the same number of threads, unless the spec says how many."""
     if spec.threads is not None:
         return spec
     return spec.replace(threads=max(1, hardware.cores() // processes))

@@ -143,7 +143,7 @@ def quantile(level: float) -> Statistic:
 
 
 def steady_state_start(times: Sequence[float]) -> int | None:
-    """Finds the block from which on the times are steady.
+    """Finds the block from which on the times (positive seconds per sample, by block) are steady.
 
     The warm-up ends where the marginal standard error of what remains is least (MSER: White, "An
     effective truncation heuristic for bias reduction in simulation output", Simulation 69(6), 1997);
@@ -151,9 +151,6 @@ def steady_state_start(times: Sequence[float]) -> int | None:
     remains must not drift either: no trend that is both significant (Mann, "Nonparametric tests
     against trend", Econometrica 13(3), 1945) and larger than `MATERIAL`. Single slow blocks, which
     any machine has, are first clipped to three standard deviations.
-
-    Args:
-        times: Seconds per sample of each block; positive.
 
     Returns:
         Index of the first steady block; None if there is none yet.

@@ -30,12 +30,7 @@ _FOOT = 52
 
 
 def draw_scaling(series: Sequence[Series], width: int) -> Canvas:
-    """Draws speedup over replicas against the ideal line.
-
-    Args:
-        series: Series with a finite speedup in every cell.
-        width: Width in pixels.
-    """
+    """Draws speedup over replicas against the ideal line; every cell has a finite speedup."""
     labels = ["ideal", *(one.label for one in series)]
     plot = 280 if width < 500 else 360
     foot = legend_height(labels, width)

@@ -66,13 +66,7 @@ def _height(cell: Cell) -> float:
 
 
 def draw(cells: Sequence[Cell], unit: Unit, width: int) -> Canvas:
-    """Draws the spans of every cell on one axis of time, one row for each of its tracks.
-
-    Args:
-        cells: Cells with a time line.
-        unit: Unit of the time axis.
-        width: Width in pixels.
-    """
+    """Draws the spans of every cell on one axis of time, one row for each of its tracks."""
     names = list(dict.fromkeys(span.name for cell in cells for span in cell.timeline))
     body, foot = sum(map(_height, cells)), legend_height(names, width)
     left = 62 if width < 500 else 96

@@ -39,11 +39,7 @@ class _Drawn:
 
 
 def render(comparison: ComparisonRecord, plots: Sequence[Plot] | None = None) -> str:
-    """Renders the HTML page.
-
-    Args:
-        comparison: Comparison to report.
-        plots: Plots of the comparison; None: they are made here.
+    """Renders the HTML page; makes the plots unless they are passed.
 
     Raises:
         IsotrainError: A package that the report needs is not installed.
@@ -209,10 +205,6 @@ def write_report(comparison: ComparisonRecord, folder: Path) -> Path:
     """Writes `report.html`, and every plot as `plots/NAME.svg` and `plots/NAME.png`.
 
     Files are written atomically. A plot without data has no files.
-
-    Args:
-        comparison: Comparison to report.
-        folder: Output folder, created if missing.
 
     Returns:
         The path of the page.

@@ -184,7 +184,7 @@ def reader(value: Any) -> Callable[[], Iterable[Any]] | None:
     """
     if hasattr(value, "as_numpy_iterator"):
         return partial(_tf_dataset_batches, value)
-    if _is_keras_dataset(value):
+    if any(kind.__name__ == "PyDataset" for kind in type(value).__mro__):
         return partial(_keras_batches, value)
     if isinstance(value, str | bytes | set | frozenset | type | Iterator):
         return None
@@ -251,10 +251,6 @@ def _function_batches(function: Callable[[], Any]) -> Iterable[Any]:
             " for one that returns arrays, pass what it returns."
         )
     return read()
-
-
-def _is_keras_dataset(value: Any) -> bool:
-    return any(kind.__name__ == "PyDataset" for kind in type(value).__mro__)
 
 
 def _keras_batches(dataset: Any) -> Iterator[Any]:

@@ -54,12 +54,7 @@ class StateSnapshot:
     def begin_copies(
         self, replicas_differ: bool, strategy_state: StrategyState
     ) -> dict[str, PendingCopy]:
-        """Begins to copy each section; the next update of the group waits until all copies are finished.
-
-        Args:
-            replicas_differ: Whether each replica has weights of its own.
-            strategy_state: State of the strategy.
-        """
+        """Begins to copy each section; the next update of the group waits until all copies are finished."""
         copies: dict[str, PendingCopy] = {}
         try:
             self._begin(copies, replicas_differ, strategy_state)

@@ -25,10 +25,7 @@ class Evaluator:
         self._reporter = reporter
 
     def evaluate(self, data: Any) -> dict[str, float]:
-        """Computes loss and metrics over a data set.
-
-        Args:
-            data: Data set; None for the spec's validation data.
+        """Computes loss and metrics over a data set; None for the spec's validation data.
 
         Raises:
             DataError: There is no validation data.

@@ -44,11 +44,7 @@ class NanGuard:
         self._explain_nan = explain_nan
 
     def check(self, first: int, losses: Sequence[float]) -> None:
-        """Checks the losses of consecutive steps.
-
-        Args:
-            first: Index of the first of the steps.
-            losses: Loss of each step.
+        """Checks the losses of consecutive steps, the first of which has the index `first`.
 
         Raises:
             NotANumberError: A loss is NaN, and the spec says `on_nan: stop`.

@@ -27,12 +27,7 @@ PORTION_BYTES = 2**26
 
 
 def portions(names: Iterable[str], nbytes: Callable[[str], int]) -> Iterator[list[str]]:
-    """Groups tensor names into portions of at most `PORTION_BYTES`, in order.
-
-    Args:
-        names: Names of tensors.
-        nbytes: Returns the size of a tensor in bytes, by its name.
-    """
+    """Groups tensor names into portions of at most `PORTION_BYTES`, in order."""
     portion, filled = list[str](), 0
     for name in names:
         if portion and filled + nbytes(name) > PORTION_BYTES:
