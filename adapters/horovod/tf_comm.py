@@ -157,7 +157,7 @@ class HorovodCommunicator(Communicator):
         return tensor + tf.cast(self._negative_zero, tensor.dtype)
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
-        """One Horovod all-to-all in which all rows but one are empty."""
+        """Sends a tensor of any shape by one all-to-all in which all rows but one are empty. Collective."""
         received, counts = hvd.alltoall(
             tf.expand_dims(_sendable(tensor), 0),
             splits=tf.one_hot(destination, self.replicas, dtype=tf.int32),
@@ -239,7 +239,10 @@ class HorovodReplicaGroup(TensorFlowReplicaGroup):
     def _reduced(
         self, loss: tf.Tensor, gradients: Gradients, share: tf.Tensor | None
     ) -> tuple[tf.Tensor, Gradients]:
-        """All-reduces the gradients in groups; also loss and moving statistics, always uncompressed."""
+        """All-reduces a scalar loss, gradients (weights' shapes) and moving statistics to means. Collective.
+
+        Gradients are reduced in groups, compressed if the options say so; loss and statistics never are.
+        """
         present = [gradient for gradient in gradients if gradient is not None]
         loss_and_statistics = [loss, *self._trainer.weighted_statistics(share)]
         if self._compression is hvd.Compression.none and self._groups == 1:

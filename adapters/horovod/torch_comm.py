@@ -57,7 +57,7 @@ class HorovodCommunicator(Communicator):
         self._accumulating = False
 
     def module(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Forward pass whose gradients Horovod will all-reduce; outside of `no_sync`."""
+        """Forward pass, with a scalar loss, whose gradients Horovod will all-reduce; outside of `no_sync`."""
         if not self._accumulating:
             self._reducer.begin_backward()
         return self._loss_module(inputs, targets)
@@ -72,7 +72,10 @@ class HorovodCommunicator(Communicator):
             self._accumulating = False
 
     def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
-        """Starts a sum, not a mean: Horovod would fuse a mean with the gradients, and reorder their sums."""
+        """Starts the all-reduce of a scalar's mean. Collective.
+
+        It is a sum: Horovod would fuse a mean with the gradients, and reorder their sums.
+        """
         handle = hvd.allreduce_async_(_sendable_copy(scalar), name="isotrain.loss", op=hvd.Sum)
         return lambda: hvd.synchronize(handle).div_(self.replicas).to(scalar.dtype)
 
@@ -125,7 +128,7 @@ class HorovodCommunicator(Communicator):
         return self._process_sets.local(subgroups or [range(self.replicas)])
 
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
-        """One Horovod all-to-all in which all rows but one are empty."""
+        """Sends a tensor of any shape by one all-to-all in which all rows but one are empty. Collective."""
         splits = torch.zeros(self.replicas, dtype=torch.int32)
         splits[destination] = 1
         row = to_sendable(value).unsqueeze(0)
@@ -169,7 +172,7 @@ class HorovodCommunicator(Communicator):
 
 
 class _OverlappingReducer:
-    """All-reduce that overlaps with the backward pass, by the hooks of `hvd.DistributedOptimizer`."""
+    """All-reduce of gradients of any shape in the backward pass, by hooks of `hvd.DistributedOptimizer`."""
 
     def __init__(
         self, parameters: Mapping[str, torch.Tensor], compression: Any, groups: int | None
@@ -220,7 +223,7 @@ class _OverlappingReducer:
 
 
 class _SingleCallReducer:
-    """One grouped all-reduce after the backward pass: faster for a small model than overlap."""
+    """One grouped all-reduce of gradients of any shape after the backward pass: fast for a small model."""
 
     def __init__(self, parameters: Mapping[str, torch.Tensor], compression: Any) -> None:
         self._parameters = list(parameters.values())
@@ -255,7 +258,7 @@ class _SingleCallReducer:
 def _make_reducer(
     parameters: Mapping[str, torch.Tensor], options: Mapping[str, Any]
 ) -> _OverlappingReducer | _SingleCallReducer:
-    """Makes the faster reducer for a model of this size, unless the options set `groups`."""
+    """Makes the faster reducer for parameters of this size in bytes, unless the options set `groups`."""
     compression = getattr(hvd.Compression, options.get("compression", "none"))
     size = sum(parameter.numel() * parameter.element_size() for parameter in parameters.values())
     if "groups" not in options and size < OVERLAP_BYTES:
@@ -271,7 +274,7 @@ class _Contiguous:
         self.decompress = compression.decompress
 
     def compress(self, tensor: torch.Tensor) -> tuple[torch.Tensor, Any]:
-        """Returns the compressed tensor, and the context that `decompress` needs."""
+        """Compresses a tensor of any shape (to float16 or as it is); also returns what `decompress` needs."""
         compressed: tuple[torch.Tensor, Any] = self._compression.compress(tensor.contiguous())
         return compressed
 

@@ -45,12 +45,14 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
         return total / self.replicas if op == "mean" else total
 
     def _sum_within(self, value: torch.Tensor, kind: str, subgroups: Subgroups) -> torch.Tensor:
+        """All-reduces (sum) a tensor of any shape within this process's subgroup; `kind` names the call."""
         process_set = self._process_sets.local(subgroups)
         return (
             value.clone() if process_set is None else self._all_reduce_sum(value, kind, process_set)
         )
 
     def _all_reduce_sum(self, value: torch.Tensor, kind: str, process_set: Any) -> torch.Tensor:
+        """All-reduces (sum) a tensor of any shape over a process set; returns its dtype."""
         name = tensor_name(f"sum_{kind}", value)
         sent = to_sendable(value)
         total = hvd.allreduce(sent, name=name, op=hvd.Sum, process_set=process_set)

@@ -109,5 +109,6 @@ def read_keras_weights(path: Path, model: keras.Layer) -> dict[str, np.ndarray]:
 
 
 def _as_numpy(value: Any) -> np.ndarray:
+    """NumPy array of a value's shape and dtype; float32 for bfloat16."""
     array = np.array(value)
     return array.astype(np.float32) if array.dtype.name == "bfloat16" else array

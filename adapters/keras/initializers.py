@@ -36,6 +36,8 @@ def seeded_initial_weights(seed: int) -> Iterator[None]:
 
 
 def _drawn_by_numpy(draw: Callable[..., np.ndarray], original: Callable[..., Any]) -> Any:
+    """Keras random function that draws arrays of a shape by NumPy's PCG64 where the seed is a number."""
+
     def function(
         shape: Sequence[int], *args: Any, dtype: Any = None, seed: Any = None, **options: Any
     ) -> Any:
@@ -51,6 +53,7 @@ def _drawn_by_numpy(draw: Callable[..., np.ndarray], original: Callable[..., Any
 def _normal(
     generator: np.random.Generator, shape: tuple[int, ...], mean: float = 0.0, stddev: float = 1.0
 ) -> np.ndarray:
+    """Normal float64 numbers of a shape."""
     return mean + stddev * generator.standard_normal(shape)
 
 
@@ -60,6 +63,7 @@ def _uniform(
     minval: float = 0.0,
     maxval: float = 1.0,
 ) -> np.ndarray:
+    """Uniform float64 numbers in [minval, maxval), of a shape."""
     return minval + (maxval - minval) * generator.random(shape)
 
 

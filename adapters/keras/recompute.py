@@ -169,7 +169,7 @@ class LayerCall:
         return keras.tree.pack_sequence_as(self._outputs, leaves)
 
     def _scope(self, values: Sequence[tuple[keras.Variable, Any]]) -> keras.StatelessScope:
-        """A scope that maps the layer's variables to these values and collects its losses."""
+        """A scope that maps the layer's variables to values of their shapes and collects its losses."""
         return keras.StatelessScope(values, collect_losses=True)
 
     def _refusal(self) -> str:

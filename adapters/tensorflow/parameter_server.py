@@ -124,7 +124,7 @@ def _resolver(
 
 
 def _require_stateless(model: Any, statistics: Collection[tf.Variable]) -> None:
-    """Refuses a model whose forward pass writes to the servers.
+    """Refuses a model whose forward pass writes variables, of any shape, on the servers.
 
     Raises:
         UnsupportedError: The model is a tf.Module with untrained weights, which it may update itself.
@@ -144,7 +144,10 @@ class _CoordinatorReplicaGroup(TensorFlowReplicaGroup):
 
 
 class _ClosurePool(WorkerPool):
-    """Worker pool over a ClusterCoordinator, which does not tell which worker runs which closure."""
+    """Worker pool over a ClusterCoordinator, which does not tell which worker runs which closure.
+
+    The version of the weights is a scalar int64 variable on a server.
+    """
 
     def __init__(
         self,
@@ -165,6 +168,7 @@ class _ClosurePool(WorkerPool):
         self._function = tf.function(self._trace, autograph=False)
 
     def _trace(self, micro_batches: list[MicroBatch], weights: tf.Tensor, shift: tf.Tensor) -> Any:
+        """Traces a worker's closure: scalar version and loss, weighted gradients, metrics' sums."""
         version = self._version.read_value()
         with tf.control_dependencies([version]), local_mean_losses():
             return version, *self._trainer.stateless_contribution(micro_batches, weights, shift)
@@ -215,4 +219,5 @@ class _ClosurePool(WorkerPool):
 
 
 def _tensor(array: np.ndarray | None) -> tf.Tensor | None:
+    """Tensor of an array's shape and dtype; None for None."""
     return None if array is None else tf.constant(array)

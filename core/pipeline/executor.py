@@ -20,19 +20,19 @@ class StageWork(ABC):
 
     @abstractmethod
     def forward(self, work: Pass, received: Tensors) -> Tensors:
-        """Runs the forward pass of a chunk on a micro-batch, and keeps what its backward pass needs. Local.
+        """Runs the forward pass of a chunk on a micro-batch; keeps what its backward pass needs. Local.
 
         Args:
             work: The pass.
-            received: Activations of the chunk before; empty for the first chunk.
+            received: Activations of the chunk before, shape `[samples, ...]`; empty for the first chunk.
 
         Returns:
-            Activations for the next chunk; empty for the last chunk.
+            Activations for the next chunk, shape `[samples, ...]`; empty for the last chunk.
         """
 
     @abstractmethod
     def backward(self, work: Pass, received: Tensors) -> Tensors:
-        """Accumulates the gradients of a chunk's weights, and frees what the forward pass kept. Local.
+        """Accumulates the gradients of a chunk's weights, in their shapes; frees what forward kept. Local.
 
         Args:
             work: The pass.
@@ -44,11 +44,11 @@ class StageWork(ABC):
 
     @abstractmethod
     def send(self, transfer: Transfer, tensors: Tensors) -> None:
-        """Sends tensors to another stage; may return before they have arrived. Point-to-point."""
+        """Sends tensors of any shape to another stage; may return before they arrive. Point-to-point."""
 
     @abstractmethod
     def receive(self, transfer: Transfer) -> Tensors:
-        """Waits for the tensors of another stage, and returns them. Point-to-point."""
+        """Waits for another stage's tensors, in the shapes and dtypes as sent. Point-to-point."""
 
 
 @dataclass(frozen=True)

@@ -118,15 +118,15 @@ class SequentialModel(ABC):
 
     @abstractmethod
     def _weights(self) -> Iterable[tuple[str, Any]]:
-        """Named weights, all of which the modules must have."""
+        """Named weights of any shape, all of which the modules must have."""
 
     @abstractmethod
     def _variables(self, module: Any) -> Iterable[Any]:
-        """Variables of a module that must all be on one stage."""
+        """Variables of a module, any shape, that must all be on one stage."""
 
     @abstractmethod
     def _trained(self, module: Any) -> Sequence[Any]:
-        """Trainable weights of a module."""
+        """Trainable weights of a module, any shape."""
 
     @abstractmethod
     def _call_of(self, modules: Modules) -> Call:

@@ -13,7 +13,7 @@ from isotrain.adapters.tensorflow.build_info import is_cuda_build
 
 
 def copies(variable: tf.Variable) -> tuple[tf.Variable, ...]:
-    """The copies of a variable on the replicas of this process."""
+    """The copies of a variable, any shape, on the replicas of this process."""
     return getattr(variable, "values", (variable,))
 
 
@@ -41,7 +41,7 @@ def _probe_layers() -> None:
 
 
 def generators_of(model: Any) -> dict[str, tf.Variable]:
-    """States of the `tf.random.Generator`s that a tf.Module holds, by name `tf-NUMBER`."""
+    """States, int64 vectors, of the `tf.random.Generator`s that a tf.Module holds, by name `tf-NUMBER`."""
     if isinstance(model, keras.Layer):
         return {}
     generators = model._flatten(predicate=lambda part: isinstance(part, tf.random.Generator))

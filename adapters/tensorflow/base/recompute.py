@@ -95,7 +95,7 @@ def recomputed_in_order(
 
 
 def _after(awaited: Sequence[tf.Tensor], tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-    """The values of tensors once all awaited ones are computed, by an addition that Grappler cannot fold."""
+    """Tensors of any shape once all awaited ones are computed, by an addition that Grappler cannot fold."""
     firsts = _firsts(awaited)
     if not firsts:
         return list(tensors)

@@ -51,6 +51,7 @@ class InitialValues:
             yield
 
     def _record(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        """Creates a variable of any shape, and notes it for `broadcast`."""
         self._local_values.append(options["initial_value"])
         try:
             self._created.append(create(**options))
@@ -59,6 +60,7 @@ class InitialValues:
         return self._created[-1]
 
     def _with_local_value(self, create: Callable[..., tf.Variable], **options: Any) -> tf.Variable:
+        """Creates a variable with the initial value, of its shape, that `_record` got."""
         return create(**{**options, "initial_value": self._local_values[-1]})
 
     def broadcast(self) -> None:

@@ -19,7 +19,7 @@ class VariableOverlay:
         """Redirects nothing yet.
 
         Args:
-            trained: Weights of which this replica has shards.
+            trained: Weights, of any shape, of which this replica has shards.
         """
         self._trained = trained
         self._names = {id(variable): variable.name.rpartition(":")[0] for variable in trained}
@@ -58,7 +58,7 @@ class VariableOverlay:
 
     @contextlib.contextmanager
     def _replacing_classes(self, variables: Sequence[tf.Variable]) -> Iterator[None]:
-        """Context in which variables have the redirecting class, where they do not already."""
+        """Context in which variables of any shape have the redirecting class, where they do not already."""
         redirecting = set(self._redirecting_classes.values())
         variables = [variable for variable in variables if type(variable) not in redirecting]
         classes = [type(variable) for variable in variables]

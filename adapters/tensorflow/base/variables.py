@@ -27,6 +27,7 @@ def value_of(variable: tf.Variable) -> tf.Tensor:
 
 
 def assign_all(variables: Sequence[tf.Variable], values: Sequence[tf.Tensor]) -> None:
+    """Assigns each variable a value of its shape and dtype."""
     for variable, value in zip(variables, values, strict=True):
         variable.assign(value)
 

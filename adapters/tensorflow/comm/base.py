@@ -161,6 +161,7 @@ class StrategyCommunicator(Communicator):
         return [total / tf.cast(self.replicas, total.dtype) for total in sums]
 
     def _sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """Native all-reduce (sum) of tensors of any shapes. Collective."""
         context = tf.distribute.get_replica_context()
         return context.all_reduce(tf.distribute.ReduceOp.SUM, tensors, self._options)
 
@@ -192,7 +193,7 @@ def in_buckets(
 
 
 def plan_buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[int]]:
-    """Groups the indices of the tensors into buckets, in order.
+    """Groups the indices of tensors, of any shapes, into buckets of one dtype, in order.
 
     A tensor of half a bucket or more, or of unknown size, is a bucket of its own: it is not copied. The
     smaller ones between them share buckets.
@@ -215,11 +216,13 @@ def plan_buckets(tensors: Sequence[tf.Tensor], bucket_bytes: int) -> list[list[i
 
 
 def _packed(tensors: list[tf.Tensor]) -> tf.Tensor:
+    """Tensors of one dtype, flattened and concatenated to a vector."""
     flat = [tf.reshape(tensor, [-1]) for tensor in tensors]
     return flat[0] if len(flat) == 1 else tf.concat(flat, axis=0)
 
 
 def _unpacked(bucket: tf.Tensor, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+    """Inverse of `_packed`: parts of the vector `bucket` in the shapes of the tensors."""
     if len(tensors) == 1:
         return [tf.reshape(bucket, tf.shape(tensors[0]))]
     flat = tf.split(bucket, [tensor.shape.num_elements() for tensor in tensors])

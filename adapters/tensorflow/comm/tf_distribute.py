@@ -32,6 +32,8 @@ class MirroredCommunicator(StrategyCommunicator):
         return tf.identity(values[subgroup[0]] if subgroup else tensor)
 
     def _local_tensors(self, tensor: tf.Tensor) -> Sequence[tf.Tensor]:
+        """Tensors, of one shape, that all local replicas pass here at the same point."""
+
         def collect(strategy: tf.distribute.Strategy, value: tf.Tensor) -> Sequence[tf.Tensor]:
             return strategy.experimental_local_results(value)
 
@@ -53,7 +55,7 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         self._operations: Counter[Any] = Counter()
 
     def _keys(self, kind: str, members: tuple[int, ...], tensor: tf.Tensor) -> dict[str, int]:
-        """The keys by which TensorFlow matches one collective over its processes.
+        """The keys by which TensorFlow matches one collective on a tensor of any shape over its processes.
 
         They follow from what the operation is and from how many like it the traced graph has so far, so
         that processes that traced other graphs before agree on them.
@@ -70,7 +72,7 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         }
 
     def send_receive(self, tensor: tf.Tensor, destination: int, source: int) -> tf.Tensor:
-        """Two broadcasts between two replicas, concurrent: each waits for its other end."""
+        """Sends a tensor of any shape by two concurrent broadcasts between two replicas. Collective."""
         rank = self.replica_index()
         if destination == source == rank:
             return tf.identity(tensor)
@@ -143,9 +145,11 @@ class MultiWorkerCommunicator(StrategyCommunicator):
             return [tf.identity(tensor) for tensor in received]
 
     def _send(self, tensor: tf.Tensor, keys: dict[str, int]) -> tf.Tensor:
+        """Sends a tensor of any shape, as the root of a broadcast between two replicas."""
         return tf.raw_ops.CollectiveBcastSendV2(input=tensor, **keys, **self._hint)
 
     def _receive(self, like: tf.Tensor, keys: dict[str, int]) -> tf.Tensor:
+        """Receives a tensor of the shape and dtype of `like`."""
         received = tf.raw_ops.CollectiveBcastRecvV2(
             T=like.dtype, shape=tf.shape(like), **keys, **self._hint
         )
@@ -173,6 +177,7 @@ class MultiWorkerCommunicator(StrategyCommunicator):
         subgroups: Subgroups,
         operation: Callable[[dict[str, int], int], tf.Tensor],
     ) -> tf.Tensor:
+        """Runs a collective on a tensor of any shape in this replica's subgroup, if it is in one."""
         subgroup = local_subgroup(self.replica_index(), subgroups)
         if not subgroup:
             return tf.identity(tensor)
@@ -194,6 +199,7 @@ class ProcessCommunicator(MultiWorkerCommunicator):
         return 0
 
     def _sum(self, tensors: list[tf.Tensor]) -> list[tf.Tensor]:
+        """All-reduces (sum) tensors of any shapes over all processes. Collective."""
         return [self.all_reduce_within(tensor, (self._members(()),)) for tensor in tensors]
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:

@@ -63,6 +63,8 @@ class PipelineCommunicator(Communicator):
         return self._processes.all_reduce_within(tensor, self._same_replica)
 
     def _sums(self, tensors: Sequence[tf.Tensor], subgroups: Subgroups) -> list[tf.Tensor]:
+        """All-reduces (sum) tensors of any shapes within the subgroups, in buckets. Collective."""
+
         def add(packed: list[tf.Tensor]) -> list[tf.Tensor]:
             return [self._processes.all_reduce_within(bucket, subgroups) for bucket in packed]
 

@@ -44,7 +44,7 @@ class ModuleChunk(SequentialChunk):
     """
 
     def __init__(self, *arguments: Any, trained: Sequence[tf.Variable], layer: Any | None) -> None:
-        """Takes the modules.
+        """Takes the modules, whose weights may have any shape.
 
         Args:
             arguments: Arguments of `SequentialChunk`.
@@ -58,7 +58,7 @@ class ModuleChunk(SequentialChunk):
             self.with_own = LayerLosses(layer).add_to_loss
 
     def boundary_tensors(self, tensors: Mapping[int, Any]) -> list[tf.Tensor]:
-        """Tensors that the next chunk receives.
+        """Tensors that the next chunk receives, shapes `[samples, ...]`.
 
         Raises:
             UnsupportedError: One is not a tensor, or has a mask, which would not be sent along.

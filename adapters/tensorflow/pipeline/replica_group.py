@@ -194,7 +194,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
     def _passes(
         self, compute: layer_profiler.Compute, inputs: Sequence[tf.Tensor], trained: Sequence[Any]
     ) -> tuple[Callable[[], list[tf.Tensor]], Callable[[], None]]:
-        """Forward pass, and both passes, of one layer as traced functions; see `BuildPasses`."""
+        """Forward pass, and both passes, of one layer as traced functions, for inputs `[samples, ...]`."""
 
         def gradients(*tensors: tf.Tensor) -> list[tf.Tensor]:
             sources = [tensor for tensor in (*tensors, *trained) if tensor.dtype.is_floating]

@@ -144,6 +144,7 @@ class TensorFlowStageWork(StageWork):
         return input_gradients
 
     def _add(self, weights: Sequence[tf.Variable], gradients: Sequence[Any]) -> None:
+        """Adds gradients of the weights' shapes to their sums, densely."""
         for weight, gradient in zip(weights, gradients, strict=True):
             if gradient is not None:  # dense: of rows that occur twice, Adam would make two updates
                 dense, total = tf.convert_to_tensor(gradient), self._sums.get(id(weight))
@@ -163,13 +164,14 @@ class TensorFlowStageWork(StageWork):
         return received
 
     def _record_time(self, done: Sequence[tf.Tensor]) -> None:
-        """Records when these tensors are computed; the next pass waits for that."""
+        """Records when these tensors, of any shape, are computed; the next pass waits for that."""
         if self.times:
             with tf.control_dependencies([*done, self.times[-1]]):
                 self.times.append(tf.timestamp())
             self._previous = [*self._previous, self.times[-1]]
 
     def _keep_alive(self, tensors: Sequence[tf.Tensor]) -> None:
+        """Keeps an element of each tensor, of any shape, as an output, so that the graph computes it."""
         self.keepalive_outputs += [tf.reshape(each, [-1])[:1] for each in tensors]
 
     def _expected(self, transfer: Transfer) -> list[tf.Tensor]:
@@ -182,13 +184,14 @@ class TensorFlowStageWork(StageWork):
 
 
 def _trained(chunk: Any) -> list[tf.Variable]:
+    """Trainable weights of a chunk, any shape."""
     return [native(variable) for variable in chunk.trainable_variables]
 
 
 def _trace_boundary_specs(
     model: PipelineModel, inputs: Mapping[int, tf.Tensor]
 ) -> list[list[tf.TensorSpec]]:
-    """Traces a forward pass for the tensors that each chunk sends on; computes nothing."""
+    """Traces a forward pass for shape and dtype of the tensors that each chunk sends; computes nothing."""
 
     def forward(*tensors: tf.Tensor) -> list[list[tf.Tensor]]:
         computed: Mapping[int, Any] = dict(zip(inputs, tensors, strict=True))

@@ -43,7 +43,7 @@ class StageWeights:
         return name in self._weights
 
     def is_local(self, weight: tf.Variable) -> bool:
-        """Whether a weight belongs to this stage."""
+        """Whether a weight, of any shape, belongs to this stage."""
         return self._stage_of_weight(weight) == self._communicator.stage
 
     def is_remote(self, name: str) -> bool:
@@ -73,7 +73,7 @@ class StageWeights:
         self.is_gathered = True
 
     def _trace(self, read: Callable[[tf.Variable], tf.Tensor]) -> None:
-        """Assigns all weights bucket by bucket: never are all of them in memory twice."""
+        """Assigns all weights, in their shapes, bucket by bucket: never are all of them in memory twice."""
         weights = list(self._weights.values())
         previous: list[tf.Operation] = []
         for indices in plan_buckets(weights, self._communicator.bucket_bytes):
@@ -85,8 +85,10 @@ class StageWeights:
                 ]
 
     def _from_owner(self, weight: tf.Variable) -> tf.Tensor:
+        """Broadcasts a weight, in its shape, from the stage that it belongs to. Collective."""
         like = value_of(weight) if self.is_local(weight) else tf.zeros(weight.shape, weight.dtype)
         return self._communicator.broadcast_from_stage(like, self._stage_of_weight(weight))
 
     def _stage_of_weight(self, weight: tf.Variable) -> int:
+        """Stage that a weight of any shape belongs to; 0 for what no stage has for itself."""
         return self._stage_of.get(id(weight), 0)

@@ -74,6 +74,7 @@ class TensorFlowReplica(Replica):
         return self._communicator.all_gather_shards(shard, sizes, subgroups)
 
     def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
+        """Variables of parts of the state, any shape, in order."""
         return [variable for part in parts for variable in self._trainer.part(part)]
 
     def scatter_add(self, indices: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
@@ -97,6 +98,7 @@ class TensorFlowReplica(Replica):
 
 
 def _write(variables: Sequence[tf.Variable], vector: tf.Tensor) -> None:
+    """Assigns the variables, in their shapes and dtypes, the parts of a vector."""
     sizes = [variable.shape.num_elements() for variable in variables]
     values = tf.split(vector, sizes) if variables else []
     for variable, value in zip(variables, values, strict=True):

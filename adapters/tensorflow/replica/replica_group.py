@@ -126,6 +126,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _trace_step(
         self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
+        """Traces a synchronous step: returns the mean loss, a scalar. Collective."""
+
         def replica(position: int) -> tf.Tensor:
             trainer, slice_weights = self._trainer, row(weights, position)
             loss, gradients = trainer.contribution(
@@ -169,6 +171,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _trace_local_step(
         self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tf.Tensor:
+        """Traces a local step: returns the mean loss over all replicas, a scalar. Collective."""
+
         def replica(position: int) -> tf.Tensor:
             trainer, slice_weights = self._trainer, row(weights, position)
             loss, gradients = trainer.contribution(
@@ -184,9 +188,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             return self._traced.on_replicas(replica, trains=True)[0]
 
     def _mean(self, value: tf.Tensor) -> tf.Tensor:
+        """Mean over all replicas, any shape. Collective."""
         return self._communicator.all_reduce([value], "mean")[0]
 
     def _total(self, value: tf.Tensor) -> tf.Tensor:
+        """Sum over all replicas, any shape. Collective."""
         return self._communicator.all_reduce([value], "sum")[0]
 
     def _totals(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
@@ -217,6 +223,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._traced.function("apply", self._trace_apply)(per_replica, self._rate_tensor)
 
     def _trace_apply(self, gradients: list[list[tf.Tensor]], rate: tf.Tensor) -> None:
+        """Traces an update by gradients of the weights' shapes, for each local replica."""
+
         def replica(position: int) -> None:
             update = self._trainer.update
             update.apply([update.scaled(gradient) for gradient in gradients[position]])
@@ -283,6 +291,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _trace_update_shard(
         self, gradients: list[list[tf.Tensor]], norms: list[tf.Tensor] | None, rate: tf.Tensor
     ) -> None:
+        """Traces an update by gradients of the local weights' shapes; the norms are scalars."""
+
         def replica(position: int) -> None:
             norm = None if norms is None else norms[position]
             self._trainer.update.apply_shard(gradients[position], norm)
@@ -339,6 +349,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _trace_evaluation(
         self, has_placeholders: bool, micro_batches: MicroBatches, counts: tf.Tensor
     ) -> None:
+        """Traces an evaluation step; `counts` has the samples, shape `[local replicas, micro_batches]`."""
+
         def replica(position: int) -> None:
             self._trainer.evaluate(micro_batches[position], counts[position], has_placeholders)
 
@@ -473,7 +485,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def _on_batch(
         self, name: str, trace: Callable[..., Any], batch: Batch, *tensors: tf.Tensor
     ) -> Any:
-        """As `TracedFunctions.on_batch`, after writing state that waited for metrics' first samples."""
+        """Calls `TracedFunctions.on_batch` (`tensors` of any shape), after writing late metric state."""
         if self._late_metric_state:
             self._write_late_metric_state(batch)
         return self._traced.on_batch(name, trace, batch, *tensors)

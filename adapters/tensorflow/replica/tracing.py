@@ -187,7 +187,7 @@ class TracedMetrics:
         traced: TracedFunctions,
         totals: Callable[[Sequence[tf.Tensor]], list[tf.Tensor]],
     ) -> None:
-        """Traces nothing yet.
+        """Prepares metrics whose sums are float64 vectors; traces nothing yet.
 
         Args:
             trainer: Trainer that has the metrics.
@@ -207,6 +207,7 @@ class TracedMetrics:
         return results
 
     def _trace_collect(self, phase: Phase) -> dict[str, tf.Tensor]:
+        """Results of a phase's metrics by name, scalars or vectors, from sums over all replicas."""
         return self._traced.on_replicas(
             lambda position: self._trainer.metrics.collect(phase, self._totals)
         )[0]
@@ -216,6 +217,7 @@ class TracedMetrics:
         return np.array(self._traced.function("take metrics", self._trace_take)())
 
     def _trace_take(self) -> tf.Tensor:
+        """Sums of the local replicas, a float64 vector; resets them."""
         return tf.add_n(self._traced.on_replicas(lambda position: self._trainer.metrics.take()))
 
     def add(self, sums: np.ndarray) -> None:
@@ -223,7 +225,7 @@ class TracedMetrics:
         self._traced.function("add metrics", self._trace_add)(tf.constant(sums, tf.float64))
 
     def _trace_add(self, sums: tf.Tensor) -> None:
-        """Adds to the metrics of the first local replica only."""
+        """Adds a float64 vector to the metrics of the first local replica only."""
 
         def replica(position: int) -> None:
             added = sums if position == 0 else tf.zeros_like(sums)

@@ -199,6 +199,7 @@ class _GatheringCall(_IsolatedCall):
         self._trained = [weights.index_of(variable) for variable in self._trainable]
 
     def weights(self) -> list[tf.Tensor]:
+        """Shards, local shapes, uncast, of the layer's weights: the first arguments of `run_flat`."""
         return [
             tf.convert_to_tensor(self._sharded_weights.local_shards[index])
             for index in self._trained
@@ -227,7 +228,10 @@ class _GatheringCall(_IsolatedCall):
 
 
 class _GatheredWeightsScope(keras.StatelessScope):
-    """Stateless scope that gives a layer its gathered weights, and refuses reads of other sharded weights."""
+    """Stateless scope that gives a layer its gathered weights, in unsharded shapes.
+
+    It refuses reads of other sharded weights.
+    """
 
     def __init__(
         self, weights: ShardedWeights, values: Sequence[tuple[keras.Variable, Any]] = ()
@@ -236,6 +240,7 @@ class _GatheredWeightsScope(keras.StatelessScope):
         self._weights = weights
 
     def get_current_value(self, variable: keras.Variable) -> Any:
+        """Value of a variable, in its shape; refuses a sharded weight that is not gathered here."""
         value = super().get_current_value(variable)
         if value is None and self._weights.has(variable):
             raise SpecError(
@@ -246,6 +251,7 @@ class _GatheredWeightsScope(keras.StatelessScope):
         return value
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Refuses an update of a sharded weight; keeps others, of the variable's shape."""
         if self._weights.has(update[0]):
             raise SpecError(
                 f"strategy sharded: a layer sets its trainable weight {update[0].path} in a forward pass;"
@@ -258,6 +264,7 @@ class _ForwardScope(_GatheredWeightsScope):
     """As the base class, but updates of variables that are not sharded are assigned at once."""
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
+        """Assigns a variable a value of its shape at once."""
         super().add_update(update)
         variable, value = update
         del self.state_mapping[id(variable)]

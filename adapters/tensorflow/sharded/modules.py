@@ -190,15 +190,15 @@ class _GatheringCall:
         self._updated: list[tf.Variable] = []
 
     def shards(self) -> list[tf.Tensor]:
-        """Local shards of the module's weights, the first differentiable inputs."""
+        """Shards of the module's weights, in their local shapes: the first differentiable inputs."""
         return [tf.convert_to_tensor(self._weights.local_shards[index]) for index in self._indices]
 
     def inputs(self) -> list[tf.Tensor]:
-        """The differentiable tensors among the call's arguments."""
+        """The differentiable tensors, of any shape, among the call's arguments."""
         return [self._leaves[index] for index in self._inputs]
 
     def run_flat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gathers the weights and calls the module; returns outputs, then updated variables' values."""
+        """Gathers weights to unsharded shapes and calls the module; returns outputs and updated variables."""
         count = len(self._indices)
         full = self._weights.all_gather(self._indices, tensors[:count])
         trained = {id(each): value for each, value in zip(self._trained, full, strict=True)}
@@ -227,7 +227,7 @@ class _GatheringCall:
         return [*(each for each in results if tf.is_tensor(each)), *updated]
 
     def unpack(self, results: Sequence[tf.Tensor]) -> Any:
-        """Assigns the variables that the call updated, and returns its outputs."""
+        """Assigns the variables that the call updated, in their shapes, and returns its outputs."""
         tensors = iter(results)
         leaves = [next(tensors) if each is None else each for each in self._results]
         for variable in self._updated:
@@ -236,6 +236,7 @@ class _GatheringCall:
 
 
 def _values(variables: Sequence[tf.Variable]) -> list[tf.Tensor]:
+    """Copies of the values of variables, in their shapes."""
     return [tf.identity(variable) for variable in variables]
 
 

@@ -50,6 +50,7 @@ class ShardedReplicaGroup(TensorFlowReplicaGroup):
     def _trace_sharded_step(
         self, has_placeholders: bool, micro_batches: MicroBatches, weights: Weights, rate: tf.Tensor
     ) -> tuple[tf.Tensor, list[tf.Tensor]]:
+        """Traces a step: returns the mean loss, a scalar, and tensors that keep collectives alive."""
         keepalive_outputs = self._trainer.weights.keepalive_outputs = []
         loss = self._trace_step(has_placeholders, micro_batches, weights, rate)
         return loss, list(keepalive_outputs)

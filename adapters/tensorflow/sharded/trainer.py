@@ -198,6 +198,7 @@ class ShardedState(NamedState):
         }
 
     def _variables(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
+        """Variables of these kinds by full name; weights in their local shapes, unless unsharded."""
         named = super()._variables(kinds)
         if "trainable" in kinds and not self._sharded_weights.is_unsharded:
             named |= dict(zip(self._weight_names, self._sharded_weights.local_shards, strict=True))

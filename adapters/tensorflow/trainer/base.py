@@ -259,6 +259,7 @@ class ReplicaTrainer:
     def _forward_and_backward(
         self, micro_batch: MicroBatch, slice_weights: SliceWeights, index: int
     ) -> tuple[tf.Tensor, Gradients]:
+        """Weighted loss of a micro-batch, a scalar, and dense gradients of the weights' shapes. Local."""
         with tf.GradientTape() as tape:
             loss, predictions = self._compute[True](*micro_batch)
             loss, weighted_loss = slice_weights.of(index, loss)
@@ -305,7 +306,7 @@ class ReplicaTrainer:
 
     @contextlib.contextmanager
     def _restoring(self, updated: Iterable[tf.Variable]) -> Iterator[None]:
-        """Context that restores these variables, and the states of random generators."""
+        """Context that restores these variables, of any shape, and the states of random generators."""
         generators = map(native, self._generators.values())
         variables = [copy for variable in (*updated, *generators) for copy in copies(variable)]
         values = [tf.identity(variable) for variable in variables]
@@ -386,6 +387,7 @@ def _initial_values(states: Iterable[Any]) -> list[tuple[tf.Variable, list[int]]
 
 
 def _add(total: tf.Tensor | None, term: tf.Tensor | None) -> tf.Tensor | None:
+    """Sum of two tensors of one shape; the other where one is None."""
     if total is None or term is None:
         return term if total is None else total
     return total + term

@@ -59,6 +59,7 @@ class SliceWeights:
         return loss * tf.cast(local_weight, loss.dtype), weighted_loss
 
     def _of_rows(self, index: int, loss: tf.Tensor) -> tuple[tf.Tensor, tf.Tensor]:
+        """Loss to differentiate, and part of the mean loss, scalars, from rows of means and denominators."""
         means, denominators = loss[0], tf.stop_gradient(loss[1])
         if self._factors is None:
             self._factors = self._all_factors(denominators[1:])

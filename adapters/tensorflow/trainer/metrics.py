@@ -142,5 +142,5 @@ class MetricCollection:
         return [variable for metric in self._metrics[phase] for variable in metric.variables]
 
     def accumulators(self, phase: Phase) -> list[tf.Variable]:
-        """Accumulators of a phase's metrics, as TensorFlow variables."""
+        """Accumulators of a phase's metrics, of any shape, as TensorFlow variables."""
         return [native(variable) for variable in self.variables(phase)]

@@ -104,7 +104,7 @@ class WeightUpdate:
 
     @property
     def variables(self) -> list[tf.Variable]:
-        """All variables of the optimizer, in its order."""
+        """All variables of the optimizer, of any shape, in its order."""
         return [native(variable) for variable in self._optimizer.variables]
 
     def shard_optimizer(self, indices: Sequence[int]) -> None:

@@ -59,7 +59,7 @@ class NamedState:
         return {name: _described(variable) for name, variable in self._variables(kinds).items()}
 
     def _variables(self, kinds: Sequence[StateKind]) -> dict[str, tf.Variable]:
-        """Variables of these kinds by full name."""
+        """Variables of these kinds, of any shape, by full name."""
         named: dict[str, tf.Variable] = {}
         for kind, variables in self._kinds.items():
             if kind in kinds:
@@ -110,17 +110,18 @@ def sums(metrics: Mapping[str, keras.metrics.Metric]) -> dict[str, Any]:
 
 
 def metric_state(state: Mapping[str, np.ndarray], metrics: Iterable[str]) -> dict[str, np.ndarray]:
-    """The entries of a state that belong to these metrics."""
+    """The entries of a state, of any shape, that belong to these metrics."""
     prefixes = tuple(f"metrics/{name}/" for name in metrics)
     return {name: value for name, value in state.items() if name.startswith(prefixes)}
 
 
 def native(variable: Any) -> tf.Variable:
-    """The TensorFlow variable behind a Keras variable."""
+    """The TensorFlow variable, of any shape, behind a Keras variable."""
     return variable.value if isinstance(variable, keras.Variable) else variable
 
 
 def _described(variable: tf.Variable) -> StateInfo:
+    """Shape, dtype and size of a variable."""
     return StateInfo(tuple(variable.shape), variable.dtype.name, nbytes(variable))
 
 

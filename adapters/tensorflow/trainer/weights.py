@@ -42,7 +42,7 @@ def self_updating(model: Any, others: Sequence[Any]) -> list[Any]:
 
 
 def carried_variables(model: Any) -> dict[str, tf.Variable]:
-    """Variables that a Keras model's layers keep from step to step beside its weights, by name."""
+    """Variables, any shape, that a Keras model's layers carry from step to step beside weights, by name."""
     if not isinstance(model, keras.Layer):
         return {}
     carried = {

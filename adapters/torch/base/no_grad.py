@@ -50,6 +50,7 @@ def _rng_states() -> list[torch.Tensor]:
 
 
 def _set_rng_states(states: list[torch.Tensor]) -> None:
+    """Restores the states of torch's generators, uint8 vectors: the CPU's, then those of GPUs."""
     torch.set_rng_state(states[0])
     for state in states[1:]:
         torch.cuda.set_rng_state(state)

@@ -234,7 +234,7 @@ def is_tracing() -> bool:
 
 
 def node_of(tensor: torch.Tensor) -> Node | None:
-    """Graph node of a tensor, while `traced` is tracing; None if it has none."""
+    """Graph node of a tensor of any shape, while `traced` is tracing; None if it has none."""
     from torch.fx.experimental.proxy_tensor import get_proxy_mode, get_proxy_slot
 
     mode = get_proxy_mode()
@@ -306,7 +306,7 @@ def _probe_schema() -> None:
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Version counter of a tensor: the number of in-place changes."""
+    """Version counter of a tensor of any shape: the number of in-place changes."""
     return tensor._version
 
 
@@ -321,7 +321,10 @@ def _probe_version() -> None:
 
 
 def storage_of(tensor: torch.Tensor) -> Hashable:
-    """Key of a tensor's storage, equal for tensors that share memory; unique as long as the key is kept."""
+    """Key of the storage of a tensor of any shape, equal for tensors that share memory.
+
+    It is unique as long as it is kept.
+    """
     return StorageWeakRef(tensor.untyped_storage())
 
 

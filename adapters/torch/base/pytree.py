@@ -13,7 +13,7 @@ _EMPTY = torch.empty(0)
 
 
 def leaves(tree: Any) -> Iterator[torch.Tensor]:
-    """Tensors of a pytree, in order; other leaves are skipped."""
+    """Tensors of a pytree, any shapes, in order; other leaves are skipped."""
     if isinstance(tree, torch.Tensor):
         yield tree
     elif isinstance(tree, dict):
@@ -25,7 +25,7 @@ def leaves(tree: Any) -> Iterator[torch.Tensor]:
 
 
 def filled(tree: Any, tensors: Iterator[torch.Tensor]) -> Any:
-    """Pytree of the same structure, with its tensors replaced in order."""
+    """Pytree of the same structure, with its tensors replaced in order by others of any shapes."""
     if isinstance(tree, torch.Tensor):
         return next(tensors)
     if isinstance(tree, dict):

@@ -64,6 +64,7 @@ class SnapshotGuard:
         return copy_and_release
 
     def _require_unchanged(self, tensors: Mapping[str, torch.Tensor], versions: list[int]) -> None:
+        """Refuses a copy if named tensors, of any shape, were changed in place while it was made."""
         if versions != _versions(tensors):
             self._is_concurrent = False
             raise IsotrainError(
@@ -94,6 +95,7 @@ class SnapshotGuard:
 
 
 def _versions(tensors: Mapping[str, torch.Tensor]) -> list[int]:
+    """Version counters of named tensors, any shapes."""
     return [private_api.version_of(tensor) for tensor in tensors.values()]
 
 

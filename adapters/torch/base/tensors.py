@@ -84,7 +84,7 @@ def unexpanded(tensor: torch.Tensor, of: torch.Tensor | None = None) -> torch.Te
 
 
 def local_shard(tensor: TensorOrShard) -> torch.Tensor:
-    """This process's shard of a `TensorShard` or `DTensor`; any other tensor itself."""
+    """This process's shard, in its local shape, of a `TensorShard` or `DTensor`; other tensors unchanged."""
     if isinstance(tensor, TensorShard):
         return tensor.local
     return tensor.to_local() if hasattr(tensor, "to_local") else tensor
@@ -131,7 +131,7 @@ def to_numpy(tensor: TensorOrShard) -> np.ndarray:
 
 @contextlib.contextmanager
 def restored_after(tensors: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Restores tensors afterwards, such as moving statistics that a placeholder batch must not change."""
+    """Restores tensors of any shape, such as statistics that a placeholder batch must not change."""
     before = [tensor.clone() for tensor in tensors]
     try:
         yield

@@ -58,7 +58,7 @@ def broadcast_initial_values(
 
 
 def dense(tensor: torch.Tensor) -> Iterator[torch.Tensor]:
-    """Dense tensors that share a tensor's memory, without the repetitions of expanded axes."""
+    """Dense tensors that share a tensor's memory, without the repetitions of expanded axes; any shape."""
     if tensor.layout in _COMPONENTS:
         yield from (getattr(tensor, name)() for name in _COMPONENTS[tensor.layout])
         return

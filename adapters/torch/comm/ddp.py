@@ -184,7 +184,10 @@ class DDPCommunicator(ProcessGroupCommunicator):
     def reduce_scatter(
         self, vector: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """Reduce-scatter by an all-to-all of shards: Gloo's own reduce-scatter moves twice as much."""
+        """Reduce-scatter of a vector by an all-to-all of shards. Collective.
+
+        Gloo's own reduce-scatter moves twice as much.
+        """
         members = self._members(subgroups)
         rows = vector.new_empty((len(members), sizes[members.index(self.rank)]))
         self._all_to_all(members, vector.contiguous().split(list(sizes)), list(rows))
@@ -292,7 +295,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         }
 
     def write_state(self, name: str, value: torch.Tensor) -> None:
-        """Restores one entry of `state`; buckets that DDP has rebuilt already stay so."""
+        """Restores one entry of `state`, in its shape; buckets that DDP has rebuilt already stay so."""
         if name == _BUCKETS_REBUILT:
             self._restored_rebuilt_buckets = bool(value)
         elif self._powersgd is not None and name.startswith(_POWERSGD):

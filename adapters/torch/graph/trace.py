@@ -85,7 +85,10 @@ class TracedGraph:
         return replace(self, forward=compiled(self.graph, any_shape=False))
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Replays a step: returns loss and predictions, and updates moving statistics and the like."""
+        """Replays a step on batches `[samples, ...]`: returns the scalar loss and the predictions.
+
+        It updates moving statistics and other variables that the step changed.
+        """
         variables = self.variables
         if self.carried:
             variables = list(variables)
@@ -98,6 +101,7 @@ class TracedGraph:
         return outputs[0], self._predictions(outputs)
 
     def _predictions(self, outputs: Sequence[torch.Tensor]) -> Any:
+        """Pytree of predictions, shapes `[samples, ...]`, from the graph's outputs; masks are set again."""
         tensors = iter(outputs[1:])
         predictions = filled(self.predictions, tensors)
         if self.masked:
@@ -134,7 +138,7 @@ class _Trace:
     predictions: Any = None
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Computes from variables and leaves of inputs and targets; returns the graph's outputs."""
+        """Computes from variables and leaves of a batch, any shapes; returns the graph's outputs."""
         count = len(self.variables)
         batch = iter(tensors[count:])
         inputs, targets = filled(self.inputs, batch), filled(self.targets, batch)
@@ -159,7 +163,7 @@ class _Trace:
         ]
 
     def _generator(self, first: torch.Tensor, second: torch.Tensor) -> torch.Generator:
-        """A generator that belongs to the graph; each replay seeds it anew from the model's state."""
+        """A generator of the graph, which each replay seeds anew from two scalars of the model's state."""
         generator = torch.Generator(first.device)
         torch.ops.isotrain.seed(first + second, len(self.generators))
         self.generators.append(generator)
@@ -271,6 +275,6 @@ def _comparable(state: Any) -> tuple[Any, ...]:
 
 
 def _preserved_torch_rng(tensors: Sequence[torch.Tensor]) -> AbstractContextManager[Any]:
-    """Restores torch's generators afterwards, those of the tensors' devices too."""
+    """Restores torch's generators afterwards, those of the devices of tensors (any shape) too."""
     devices = {tensor.device for tensor in tensors if tensor.device.type == "cuda"}
     return torch.random.fork_rng([device.index or 0 for device in devices])

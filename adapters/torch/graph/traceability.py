@@ -76,7 +76,7 @@ def _is_no_op_conversion(tensor: torch.Tensor, target: Any, *others: Any) -> boo
 
 
 def _is_variable(tensor: torch.Tensor) -> bool:
-    """Whether the tensor may have another value in another step."""
+    """Whether a tensor, of any shape, may have another value in another step."""
     if isinstance(tensor, torch.nn.Parameter) or not private_api.is_tracing():
         return True
     node = private_api.node_of(tensor)

@@ -21,7 +21,10 @@ def perturbed(tree: Any) -> Any:
 
 @contextmanager
 def perturbed_weights(weights: Sequence[torch.Tensor]) -> Iterator[None]:
-    """Perturbs weights within it by `.data`, so that tensors saved for a backward pass stay valid."""
+    """Perturbs weights, of any shape, within it by `.data`.
+
+    Tensors that were saved for a backward pass so stay valid.
+    """
     original = [weight.data for weight in weights]
     for weight, data in zip(weights, perturbed(original), strict=True):
         weight.data = data
@@ -33,6 +36,7 @@ def perturbed_weights(weights: Sequence[torch.Tensor]) -> Iterator[None]:
 
 
 def _perturb(tensor: torch.Tensor, generator: torch.Generator) -> torch.Tensor:
+    """Floating-point tensor of any shape with each element changed by one unit of rounding, at random."""
     if not tensor.is_floating_point():
         return tensor
     signs = torch.randint(0, 2, tensor.shape, generator=generator) * 2 - 1
@@ -51,7 +55,7 @@ METRICS_DIFFER = "metrics differ from those of a step by Keras"
 
 
 class Snapshot:
-    """Copy of tensors and of the states of torch's random generators, to restore them."""
+    """Copy of tensors, of any shape, and of the states of torch's random generators, to restore them."""
 
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._tensors = tensors
@@ -103,7 +107,7 @@ class Outcome:
         others: Sequence[torch.Tensor],
         wrong_metrics: Callable[[Any, MeasuredPredictions], Sequence[str]],
     ) -> Outcome:
-        """Calls a computation, and restores the state that it changed.
+        """Calls a computation, whose loss is a scalar, and restores the state that it changed.
 
         Args:
             compute: Computation to call.
@@ -156,7 +160,7 @@ class Outcome:
 
     @property
     def parts(self) -> dict[str, Sequence[torch.Tensor | None]]:
-        """Tensors to compare, by the name that messages give them."""
+        """Tensors to compare, any shapes, by the name that messages give them."""
         return {
             "the loss": [self.loss],
             "the predictions": self.predictions,
@@ -168,14 +172,14 @@ class Outcome:
 def _noise(
     expected: Sequence[torch.Tensor | None], rounded: Sequence[torch.Tensor | None]
 ) -> list[float]:
-    """Allowed difference of each tensor for rounding, beyond the fixed tolerance."""
+    """Allowed difference of each tensor, of any shape, for rounding, beyond the fixed tolerance."""
     distances = [_distance(a, b) for a, b in zip(expected, rounded, strict=True)]
     shared = _SHARED_NORM * sum(distances)
     return [_NOISE_FACTOR * (distance + shared) for distance in distances]
 
 
 def _distance(a: torch.Tensor | None, b: torch.Tensor | None) -> float:
-    """Euclidean distance of two floating-point tensors; 0 for others, which do not round."""
+    """Euclidean distance of two floating-point tensors of one shape; 0 for others, which do not round."""
     if a is None or b is None or a is b or not a.is_floating_point():
         return 0.0
     return _norm(a - b)
@@ -203,7 +207,7 @@ def agree(
 
 
 def _norm(tensor: torch.Tensor | None) -> float:
-    """Euclidean norm without NaN and infinities; 0 for None and for integers."""
+    """Euclidean norm, in float64, without NaN and infinities; 0 for None and for integers."""
     if tensor is None or not tensor.is_floating_point():
         return 0.0
     return float(torch.linalg.vector_norm(tensor.nan_to_num(0, 0, 0), dtype=torch.float64))
@@ -216,6 +220,7 @@ def _is_near(
     shared_norm: float,
     noise: float,
 ) -> bool:
+    """Whether two tensors are equal in shape and dtype, and equal or near in value."""
     if expected is None or actual is None:
         return expected is actual
     if (expected.shape, expected.dtype) != (actual.shape, actual.dtype):

@@ -75,7 +75,7 @@ def area_of_labels(
 
 
 def _gains(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> tuple[Tensor, Tensor]:
-    """Recall gain and precision gain over an always-positive classifier (Flach & Kull 2015)."""
+    """Recall gain and precision gain (Flach & Kull 2015) from counts of shape `[thresholds, ...]`."""
     odds = torch.where(tn + fp > 0, (tp + fn) / (tn + fp), 0.0)
     recall = torch.where(tp > 0, 1 - odds * fn / tp, 0.0).clamp(min=0)
     return recall, torch.where(tp > 0, 1 - odds * fp / tp, 1.0)
@@ -90,7 +90,10 @@ _CURVES: Mapping[str, Callable[..., tuple[Tensor, Tensor]]] = {
 
 
 def _interpolated(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
-    """Area under the precision-recall curve, with counts interpolated linearly (Davis & Goadrich 2006)."""
+    """Area under the precision-recall curve (Davis & Goadrich 2006), counts `[thresholds, ...]`.
+
+    Counts are interpolated linearly between thresholds.
+    """
     positive = tp + fp
     tp_steps, positive_steps = tp[:-1] - tp[1:], positive[:-1] - positive[1:]
     slope = torch.where(positive_steps > 0, tp_steps / positive_steps, 0.0)

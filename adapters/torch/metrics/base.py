@@ -49,7 +49,7 @@ class Metric(ABC):
         """Result by name; several numbers as `name/index`."""
 
     def named_sums(self) -> dict[str, Tensor]:
-        """Sums by name, here their index; for checkpoints."""
+        """Sums by name, here their index, in their shapes; for checkpoints."""
         return {str(index): total for index, total in enumerate(self.sums)}
 
     def write_sum(self, name: str, value: Tensor) -> None:
@@ -105,6 +105,7 @@ class OutputMetric(Metric):
 
     @property
     def sums(self) -> Sequence[Tensor]:  # type: ignore[override]
+        """Sums of the wrapped metric, in their shapes."""
         return self._metric.sums
 
     @property
@@ -179,6 +180,7 @@ class MeanMetric(Metric):
         self._total[1] += weights.expand_as(values).sum(dtype=torch.float64)
 
     def _values(self, targets: Any, predictions: Any) -> Tensor:
+        """Values of the samples, shape `[samples, ...]`, or their mean, a scalar."""
         result = self._function(targets, predictions)
         values: Tensor = result.values if isinstance(result, Masked) else result
         return values
@@ -213,25 +215,30 @@ def as_columns(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _matches(targets: Tensor, predictions: Tensor) -> Tensor:
+    """1.0 where targets and predictions of one shape are equal, else 0.0: float64."""
     return torch.eq(*same_shape(targets, predictions)).to(torch.float64)
 
 
 def accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Whether targets and predictions are equal: 0.0 or 1.0, float64, in their shape."""
     targets, predictions = same_shape(targets, predictions)
     return _matches(targets.to(predictions.dtype), predictions)
 
 
 def binary_accuracy(targets: Tensor, predictions: Tensor, threshold: float = 0.5) -> Tensor:
+    """Whether predictions above the threshold match targets 0 and 1: 0.0 or 1.0, float64, in their shape."""
     targets, predictions = same_shape(targets, predictions)
     return _matches(targets, (predictions > threshold).to(targets.dtype))
 
 
 def categorical_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Whether the highest prediction has the one-hot target: float64, `[..., classes]` to `[...]`."""
     targets, predictions = same_shape(targets, predictions)
     return _matches(targets.argmax(-1), predictions.argmax(-1))
 
 
 def sparse_categorical_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Whether the highest prediction of `[..., classes]` is the target class of `[...]`: float64, `[...]`."""
     return _matches(_classes(targets, predictions), predictions.argmax(-1))
 
 
@@ -242,6 +249,7 @@ def _classes(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def top_k_categorical_accuracy(targets: Tensor, predictions: Tensor, k: int = 5) -> Tensor:
+    """Whether the one-hot target is among the k highest predictions: `[..., classes]` to `[...]`, float64."""
     targets, predictions = same_shape(targets, predictions)
     return sparse_top_k_categorical_accuracy(targets.argmax(-1), predictions, k)
 
@@ -249,6 +257,7 @@ def top_k_categorical_accuracy(targets: Tensor, predictions: Tensor, k: int = 5)
 def sparse_top_k_categorical_accuracy(
     targets: Tensor, predictions: Tensor, k: int = 5, from_sorted_ids: bool = False
 ) -> Tensor:
+    """Whether the class `[...]` is among the k highest of `[..., classes]`: 0.0 or 1.0, float64, `[...]`."""
     classes = _classes(targets, predictions).unsqueeze(-1)
     if from_sorted_ids:
         return (classes == predictions[..., :k]).any(-1).to(torch.float64)
@@ -268,11 +277,13 @@ def inferred_accuracy(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def squared_error(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Squared differences, in the shape of targets and predictions."""
     targets, predictions = same_shape(targets, predictions)
     return (targets.to(predictions.dtype) - predictions).square()
 
 
 def pearson_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
+    """Pearson correlation along an axis: shape without that axis."""
     targets, predictions = same_shape(targets, predictions)
     deviations = [tensor - tensor.mean(axis, keepdim=True) for tensor in (targets, predictions)]
     a, b = (d / d.std(axis, correction=0, keepdim=True) for d in deviations)
@@ -280,7 +291,10 @@ def pearson_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) ->
 
 
 def concordance_correlation(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
-    """Concordance correlation as in Keras: the covariance subtracts the predictions' mean from both."""
+    """Concordance correlation (Lin 1989) along an axis: shape without that axis.
+
+    As in Keras, the covariance subtracts the predictions' mean from both.
+    """
     targets, predictions = same_shape(targets, predictions)
     target_mean = targets.mean(axis, keepdim=True)
     prediction_mean = predictions.mean(axis, keepdim=True)
@@ -317,7 +331,7 @@ class MeasuredPredictions(NamedTuple):
 
 
 def collect(metrics: Iterable[Metric], total: Callable[[Tensor], Tensor]) -> dict[str, float]:
-    """Results over all replicas; resets the metrics. Collective.
+    """Results over all replicas, from sums of any shapes; resets the metrics. Collective.
 
     Args:
         metrics: Metrics of this replica; the same ones, in the same order, on every rank.
@@ -346,7 +360,7 @@ class LazyMetric(Metric):
         return self._pending or super().named_sums()
 
     def write_sum(self, name: str, value: Tensor) -> None:
-        """Overwrites a sum, or keeps the value until the sums exist."""
+        """Overwrites a sum by a value of its shape, or keeps the value until the sums exist."""
         if self.is_unbuilt:
             self._pending[name] = value
         else:

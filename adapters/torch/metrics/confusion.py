@@ -50,6 +50,7 @@ class ConfusionMetric(Metric):
         self._count(targets, predictions, weights)
 
     def _count(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
+        """Adds the counts of samples, shape `[samples, ...]`, at each threshold."""
         targets, predictions = same_shape(targets, self._scores(predictions))
         if predictions.dim() < 2 and (self._top_k is not None or self._class is not None):
             raise SpecError(
@@ -97,37 +98,40 @@ def confusion(true: Tensor, positive: Tensor, weights: Tensor | None) -> Tensor:
 
 
 def weighted_sum(values: Tensor, weights: Tensor | None) -> Tensor:
-    """Sum over axis 1 (samples), each value times its sample's weight, if there are weights."""
+    """Sum over axis 1 (samples), each value times its sample's weight: `[n, samples]` to `[n]`."""
     return values.sum(1) if weights is None else (values * weights).sum(1)
 
 
 def _only_top_k(predictions: Tensor, k: int) -> Tensor:
-    """Predictions with all but the k highest of the last axis set to -1e10."""
+    """Predictions with all but the k highest of the last axis set to -1e10; same shape."""
     values, indices = predictions.topk(k)
     return torch.full_like(predictions, -1e10).scatter(-1, indices, values)
 
 
 def ratio(part: Tensor, rest: Tensor) -> Tensor:
-    """Elementwise `part / (part + rest)`; 0 where `part` is 0."""
+    """Elementwise `part / (part + rest)`, any shape; 0 where `part` is 0."""
     return torch.where(part > 0, part / (part + rest), 0.0)
 
 
 def precision(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
+    """Precision at each threshold: counts and result of shape `[thresholds]`."""
     return ratio(tp, fp)
 
 
 def recall(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
+    """Recall (sensitivity) at each threshold: counts and result of shape `[thresholds]`."""
     return ratio(tp, fn)
 
 
 def specificity(tp: Tensor, fp: Tensor, tn: Tensor, fn: Tensor) -> Tensor:
+    """Specificity at each threshold: counts and result of shape `[thresholds]`."""
     return ratio(tn, fp)
 
 
 def max_where_at_least(
     number: Callable[..., Tensor], constrained: Callable[..., Tensor], least: float
 ) -> Callable[..., Tensor]:
-    """Function of counts: maximum of `number` over the thresholds where `constrained` is at least `least`."""
+    """Function of counts `[thresholds]`: maximum of `number` where `constrained` is at least `least`."""
 
     def maximum(*counts: Tensor) -> Tensor:
         return torch.where(constrained(*counts) >= least, number(*counts), 0.0).max()

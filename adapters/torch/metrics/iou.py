@@ -55,6 +55,7 @@ class IoUMetric(Metric):
         self._add(targets, predictions, weights)
 
     def _add(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
+        """Adds samples to the confusion matrix `[classes, classes]`, without those of the ignored class."""
         true, predicted = same_shape(
             *(
                 (tensor if axis is None else tensor.argmax(axis)).long()
@@ -90,6 +91,7 @@ class BinaryIoUMetric(IoUMetric):
         self._threshold = threshold
 
     def _add(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
+        """Adds samples, whose predictions `[samples, ...]` are compared with the threshold."""
         super()._add(targets, predictions.float() >= self._threshold, weights)
 
 

@@ -26,7 +26,7 @@ class KerasMetric(LazyMetric):
 
     @property
     def sums(self) -> Sequence[torch.Tensor]:  # type: ignore[override]
-        """Tensors of its variables; some metrics create them at the first batch."""
+        """Tensors of its variables, any shape; some metrics create them at the first batch."""
         return [variable.value.detach() for variable in self._metric.variables]
 
     def named_sums(self) -> dict[str, torch.Tensor]:

@@ -68,6 +68,7 @@ class PerClassMetric(LazyMetric):
         self._add(targets, predictions, weights)
 
     def _add(self, targets: Tensor, predictions: Tensor, weights: Tensor | None) -> None:
+        """Adds samples of shape `[samples, classes]`, or `[samples]` for one class."""
         if targets.dim() == predictions.dim() == 1:
             targets, predictions = targets.unsqueeze(1), predictions.unsqueeze(1)
         targets, predictions = same_shape(targets, predictions)
@@ -78,6 +79,7 @@ class PerClassMetric(LazyMetric):
         self.sums[0].add_(self._increments(targets, predictions, weights))
 
     def _require_classes(self, predictions: Tensor) -> None:
+        """Refuses predictions that are not of shape `[samples, classes]`."""
         classes = "classes" if self.is_unbuilt else self.sums[0].shape[-1]
         if predictions.dim() != 2 or classes not in ("classes", predictions.shape[1]):
             raise SpecError(
@@ -197,7 +199,7 @@ class R2Score(PerClassMetric):
         return self._adjusted(scores, samples.sum())
 
     def _adjusted(self, scores: Tensor, samples: Tensor) -> Tensor:
-        """Adjusted R2 for the number of regressors, if there are enough samples."""
+        """Adjusted R2, in the shape of `scores`, for the number of regressors; `samples` is a scalar."""
         degrees = samples - 1 - self._regressors
         if not self._regressors or degrees <= 0:
             return scores

@@ -247,6 +247,7 @@ def _auc_of_labels(
     num_labels: int | None = None,
     label_weights: Any = None,
 ) -> Metric:
+    """Area under a curve from predictions `[samples, labels]`, per label or over all of them."""
     if num_labels is not None and not multi_label:
         raise ValueError("num_labels needs multi_label: true")
     number = auc.area_of_labels(area, multi_label, label_weights)

@@ -39,7 +39,7 @@ class SgdUpdate:
     """
 
     def __init__(self, optimizer: torch.optim.Optimizer, weights: Sequence[nn.Parameter]) -> None:
-        """Wraps an optimizer.
+        """Wraps an optimizer of dense weights of any shape.
 
         Args:
             optimizer: SGD with one parameter group, whose options are numbers.
@@ -61,7 +61,7 @@ class SgdUpdate:
             self._update(options, gradients, buffers)
 
     def _gradients(self) -> list[torch.Tensor] | None:
-        """Gradients of all weights; None if one is missing or sparse."""
+        """Gradients of all weights, in their shapes; None if one is missing or sparse."""
         gradients = []
         for weight in self._weights:
             gradient = weight.grad
@@ -71,7 +71,7 @@ class SgdUpdate:
         return gradients
 
     def _momentum_buffers(self) -> list[torch.Tensor] | None:
-        """Momentum buffers of all weights; None if the optimizer has not created all of them."""
+        """Momentum buffers, in the weights' shapes; None if the optimizer has not created all of them."""
         state = self._optimizer.state
         try:
             return [state[weight]["momentum_buffer"] for weight in self._weights]
@@ -81,6 +81,7 @@ class SgdUpdate:
     def _update(
         self, options: dict[str, Any], gradients: list[torch.Tensor], buffers: list[torch.Tensor]
     ) -> None:
+        """Updates weights by gradients and momentum buffers of their shapes, in torch.optim.SGD's order."""
         weights, directions, momentum = self._weights, gradients, options["momentum"]
         if decay := options["weight_decay"]:
             directions = private_api.foreach_add(directions, weights, alpha=decay)

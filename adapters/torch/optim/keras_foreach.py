@@ -91,7 +91,7 @@ class KerasUpdate:
         self._count = None
 
     def __call__(self, gradients: list[torch.Tensor]) -> None:
-        """Updates all weights in place; the gradients stay as they are."""
+        """Updates all weights in place by gradients of their shapes, which stay as they are."""
         if self._count is None:
             self._count = int(self._iterations)
         self._count += 1

@@ -47,6 +47,7 @@ class Lamb(torch.optim.Optimizer):
         return loss
 
     def _update(self, parameter: torch.Tensor, group: dict[str, Any]) -> None:
+        """Updates one parameter of any shape in place (You et al. 2020)."""
         state = self.state[parameter]
         if not state:
             state["step"] = torch.tensor(0.0)

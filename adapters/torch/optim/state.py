@@ -70,6 +70,7 @@ class NativeOptimizerState:
         return state | {name: _as_tensor(group[key]) for name, group, key in self._numbers()}
 
     def _slots(self, weight: nn.Parameter) -> dict[str, Any]:
+        """Optimizer state of a weight by slot: tensors of its shape, scalars or numbers."""
         slots: dict[str, Any] = self._optimizer.state.get(weight, {})
         return slots
 
@@ -103,6 +104,7 @@ class NativeOptimizerState:
                 self._optimizer.state.pop(weight, None)
 
     def _write_slot(self, weight: nn.Parameter, slot: str, name: str, value: torch.Tensor) -> None:
+        """Overwrites one slot of a weight, by a value of the weight's or its shard's shape or a scalar."""
         if not self._is_custom and not self._slots(weight):
             self.make([weight])
         slots = self._optimizer.state[weight]
@@ -124,6 +126,7 @@ class NativeOptimizerState:
         return not value.dim() and value.dtype in (torch.int64, torch.float64)
 
     def _write_number(self, name: str, value: torch.Tensor) -> None:
+        """Overwrites a number of a parameter group by a scalar."""
         numbers = {number: (group, key) for number, group, key in self._numbers()}
         if name not in numbers:
             raise IsotrainError(unknown_name("state", f"optimizer/{name}", numbers))

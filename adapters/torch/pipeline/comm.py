@@ -91,7 +91,7 @@ class PipelineCommunicator(Communicator):
 
     @abstractmethod
     def _isend(self, tensor: torch.Tensor, stage: int) -> Callable[[], None]:
-        """Starts to send a contiguous tensor; the returned function waits for it, and then frees it."""
+        """Starts to send a contiguous tensor of any shape; the returned function waits, then frees it."""
 
     @abstractmethod
     def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:

@@ -77,6 +77,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         self.statistics = [each for each in trainer.statistics if self._is_local(each)]
 
     def _is_local(self, tensor: torch.Tensor) -> bool:
+        """Whether a weight, of any shape, belongs to this stage."""
         return self._stage_of.get(id(tensor), 0) == self.communicator.stage
 
     @property
@@ -157,7 +158,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         inputs: Sequence[torch.Tensor],
         trained: Sequence[Any],
     ) -> tuple[Callable[[], list[torch.Tensor]], Callable[[], None]]:
-        """Makes two functions for the profiler: a forward pass, and a forward with a backward pass.
+        """Makes the profiler's forward pass, and forward with backward pass; inputs `[samples, ...]`.
 
         Args:
             compute: Function of the layer's input tensors.
@@ -228,11 +229,12 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         }
 
     def _read_local(self, section: Section) -> dict[str, torch.Tensor]:
+        """Tensors of a checkpoint section, in their shapes, by name of a local weight."""
         here = self._local_weights()
         return {name: tensor for name, tensor in section.read().items() if name in here}
 
     def _local_weights(self) -> dict[str, torch.Tensor]:
-        """Weights by name that are up to date in this process."""
+        """Weights by name, in their shapes, that are up to date in this process."""
         weights = self._all_weights()
         if self._has_all_stages:
             return weights
@@ -244,6 +246,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         ]
 
     def _all_weights(self) -> dict[str, torch.Tensor]:
+        """Weights of all stages by name, in their shapes."""
         return {**self.trainer.trainable, **self.trainer.frozen}
 
     def _drop_other_stages(self) -> None:

@@ -43,6 +43,7 @@ class TorchReplica(Replica):
         _write_flat([weights[index] for index in indices], vector)
 
     def _tensors(self, parts: Sequence[StatePart]) -> list[torch.Tensor]:
+        """Tensors of parts of the state, in their shapes, in order."""
         return [tensor for part in parts for tensor in self._trainer.part(part)]
 
     def scatter_add(self, indices: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:

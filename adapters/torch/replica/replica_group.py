@@ -131,6 +131,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.communicator.state() | self.trainer.execution_state()
 
     def _write_execution_state(self, name: str, value: torch.Tensor) -> None:
+        """Restores an entry of the execution state, in its shape, of the trainer or the communicator."""
         is_trainers = name in self.trainer.execution_state() or name.startswith(LOCAL_BUFFERS)
         write = self.trainer.write_execution_state if is_trainers else self.communicator.write_state
         write(name, value)
@@ -145,6 +146,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return self._to_device(arrays) if is_array else map_tree(self._to_device, arrays)
 
     def _to_device(self, array: Any) -> torch.Tensor:
+        """Tensor on the device, of an array's shape and dtype."""
         tensor = torch.from_numpy(array if array.flags.writeable else array.copy())
         if self._is_cpu:
             return tensor
@@ -238,7 +240,7 @@ class TorchReplicaGroup(ReplicaGroup):
         module: Callable[..., Any],
         before: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Adds a slice's gradients to `.grad`; returns the share of the mean loss up to this slice."""
+        """Adds a slice's gradients to `.grad`; returns the scalar part of the mean loss up to this slice."""
         loss, share = self._forward(slice_weights, index, module)
         self.trainer.backward(loss)
         return _add(before, share)
@@ -290,7 +292,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return [self._unscaled_gradients()], mean()
 
     def _unscaled_gradients(self) -> list[torch.Tensor]:
-        """Copies of the gradients in `.grad` divided by the loss scale; zeros where there are none."""
+        """Copies of `.grad` divided by the loss scale, in the weights' shapes; zeros where there are none."""
         scale = self.trainer.loss_scale()
         return [
             torch.zeros_like(parameter) if parameter.grad is None else parameter.grad / scale
@@ -366,7 +368,7 @@ class TorchReplicaGroup(ReplicaGroup):
             yield
 
     def _local_frozen(self) -> list[torch.Tensor]:
-        """Up-to-date non-trainable tensors of this process."""
+        """Up-to-date non-trainable tensors of this process, any shape."""
         return list(self.trainer.frozen.values())
 
     def keep_gradients(self) -> bool:
@@ -502,4 +504,5 @@ class TorchReplicaGroup(ReplicaGroup):
 
 
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
+    """Sum of two tensors of one shape; `term` where there is no total yet."""
     return term if total is None else total + term

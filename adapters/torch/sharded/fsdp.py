@@ -211,11 +211,13 @@ class FSDPReplicaGroup(TorchReplicaGroup):
         return super()._sections() | {"trainable": Section(self._weights, self._write_weight)}
 
     def _weights(self) -> dict[str, torch.Tensor]:
+        """Trainable weights by name: DTensors, or tensors of unsharded shapes while unsharded."""
         if not self._is_unsharded:
             return self.trainer.trainable
         parameters = dict(self.trainer.model.named_parameters())
         return {name: parameters[name] for name in self.trainer.trainable}
 
     def _write_weight(self, name: str, value: torch.Tensor) -> None:
+        """Overwrites a weight by a value of its unsharded shape or of this replica's shard."""
         for weights in (self._weights(), self.trainer.trainable):
             in_place(weights).write(name, value)

@@ -28,7 +28,7 @@ from isotrain.plugin import DeviceMesh, IsotrainError, SpecError, TrainingSpec, 
 
 @contextlib.contextmanager
 def gather_on_read(weights: ShardedWeights, variables: Sequence[keras.Variable]) -> Iterator[None]:
-    """Context in which a Keras model computes with sharded weights, gathered when a layer reads them.
+    """Context in which a Keras model computes with sharded weights, gathered, unsharded in shape, on read.
 
     Args:
         weights: Sharded weights.
@@ -43,7 +43,7 @@ def gather_on_read(weights: ShardedWeights, variables: Sequence[keras.Variable])
 
 
 class _GatheringScope(keras.StatelessScope):
-    """Keras scope that replaces the values of sharded weights by gathered ones; other variables stay."""
+    """Keras scope that replaces sharded weights' values by gathered ones, in unsharded shapes."""
 
     def __init__(self, reads: GatheredReads, variables: Sequence[keras.Variable]) -> None:
         super().__init__(collect_losses=True)
@@ -59,7 +59,7 @@ class _GatheringScope(keras.StatelessScope):
         return self._reads.read(index, sample.dtype)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Sets a variable that is not a sharded weight, as outside of any scope."""
+        """Sets a variable that is not a sharded weight to a value of its shape, as outside of any scope."""
         variable, value = update
         if id(variable) in self._indices:
             raise SpecError(
@@ -126,6 +126,7 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
     def _compute_gathered(
         self, compute: Compute, inputs: Any, targets: Any
     ) -> tuple[torch.Tensor, Any]:
+        """Computes the loss, a scalar, and the predictions with weights that are gathered on read."""
         with self._gather_on_read():
             return compute(inputs, targets)
 
@@ -150,6 +151,7 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
         return {name: self._local_slot(slot) for name, slot in self._slots().items()}
 
     def _local_slot(self, slot: keras.Variable) -> TensorOrShard:
+        """This replica's shard of a sharded weight's slot, in its local shape; other tensors as they are."""
         index = self._indices.get(id(slot))
         if index is None or self.weights is None:
             tensor: torch.Tensor = slot.value
@@ -166,6 +168,9 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
 
 
 def _variable(path: str, shard: torch.Tensor) -> keras.Variable:
-    """Variable of a weight's shard under the weight's name, after which optimizer state is named."""
+    """Variable of a weight's shard, in its local shape, under the weight's name.
+
+    Its optimizer state is named after it.
+    """
     with named_like(path) as name:
         return keras.Variable(nn.Parameter(shard), name=name)

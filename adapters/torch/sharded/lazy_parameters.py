@@ -108,7 +108,7 @@ class LazyParameters:
 
 
 def _lazy_parameter_class(lazy_parameters: LazyParameters) -> type[nn.Parameter]:
-    """Makes the class of parameters whose data is gathered when a torch function takes them."""
+    """Makes the class of parameters, of any shape, whose data is gathered when a function takes them."""
 
     class LazyParameter(nn.Parameter):
         """Parameter without data; see `LazyParameters`."""
@@ -145,10 +145,12 @@ def _attribute(function: Any) -> str:
 
 
 def _data(name: str, gathered: torch.Tensor) -> torch.Tensor:
-    """Value of the attribute `data`; in-place changes of it are detected by its version counter.
+    """Value of the attribute `data`, in the weight's shape.
 
     Raises:
         SpecError: The attribute is set.
+
+    In-place changes of it are detected by its version counter.
     """
     if name == "__set__":
         raise SpecError(

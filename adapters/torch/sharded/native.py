@@ -62,7 +62,7 @@ class ShardedNativeTrainer(ShardedTrainer, NativeTrainer):
             super().backward(loss)
 
     def apply(self, norm: torch.Tensor | None = None) -> None:
-        """Clips by the norms of the unsharded gradients, and updates this replica's shards."""
+        """Clips by the scalar norms of the unsharded gradients, and updates this replica's shards."""
         if self._clip is not None:
             self._clip_shards(self._clip)
         self._update()
@@ -83,6 +83,7 @@ class ShardedNativeTrainer(ShardedTrainer, NativeTrainer):
         return {name: self._local_slot(name, slot) for name, slot in self.optimizer_state().items()}
 
     def _local_slot(self, name: str, slot: torch.Tensor) -> TensorOrShard:
+        """This replica's shard of a sharded weight's slot, in its local shape; other tensors as they are."""
         index = self._index_of(name)
         if (
             self.weights is None

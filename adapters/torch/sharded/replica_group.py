@@ -54,7 +54,10 @@ class ShardedReplicaGroup(TorchReplicaGroup):
         return self.trainer.sharded_weights
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
-        """Accumulates unsharded gradients; reduce-scatters them in the last micro-batch's backward pass."""
+        """Accumulates unsharded gradients; reduce-scatters them in the last micro-batch's backward pass.
+
+        Returns the mean loss, a scalar. Collective.
+        """
         self.reshard_weights()
         trainer, weights = self.trainer, self._weights
         bucketed = BucketedGradients(trainer, self._replica, weights.reduction)

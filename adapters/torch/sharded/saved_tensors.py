@@ -93,7 +93,7 @@ class GatheredReads:
         return _WeightViewRef(ref, tensor.shape, tensor.stride(), int(tensor.storage_offset()))
 
     def _unpack(self, saved: torch.Tensor | _WeightRef | _WeightViewRef) -> torch.Tensor:
-        """Undoes `_pack`: gathers what a reference refers to."""
+        """Undoes `_pack`: gathers what a reference refers to, in its shape and dtype."""
         if isinstance(saved, torch.Tensor):
             return saved
         if isinstance(saved, _WeightRef):
@@ -108,13 +108,16 @@ class _GatheredWeight(torch.autograd.Function):
 
     @staticmethod
     def forward(parameter: torch.Tensor, data: torch.Tensor) -> torch.Tensor:
+        """The gathered data, in the weight's shape."""
         return data.detach()
 
     @staticmethod
     def setup_context(ctx: Any, inputs: tuple[torch.Tensor, torch.Tensor], output: Any) -> None:
+        """Saves the parameter's dtype."""
         ctx.dtype = inputs[0].dtype
 
     @staticmethod
     def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Gradient of the parameter, dense, in its shape and dtype."""
         dense = gradient.to_dense() if gradient.is_sparse else gradient
         return dense.to(ctx.dtype), None

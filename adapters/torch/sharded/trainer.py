@@ -75,4 +75,5 @@ class ShardedTrainer(ReplicaTrainer):
         return {**self.trainable} if self.weights is None else self.weights.local_tensors()
 
     def _write_weight(self, name: str, value: torch.Tensor) -> None:
+        """Overwrites a weight by a value of its unsharded shape or of this replica's shard."""
         self.sharded_weights.write(name, value)

@@ -301,7 +301,7 @@ class ShardedWeights:
     def _execute(
         self, executed: CollectiveCall, call: CollectiveCall, gradients: list[torch.Tensor] | None
     ) -> tuple[torch.Tensor, bool]:
-        """Executes a call, predicted or agreed upon; also returns whether it was the right one for all."""
+        """Executes a call, predicted or agreed upon; returns a vector, and whether it was right for all."""
         deviates = float(executed != call)
         if executed.kind == "gather":
             return self._all_gather_unit(executed.number, deviates)
@@ -389,7 +389,7 @@ class ShardedWeights:
     def _flat_shards(
         self, indices: Sequence[int], tensors: Sequence[torch.Tensor], deviates: float
     ) -> torch.Tensor:
-        """Input of a reduce-scatter: for each replica its shards of some tensors, then the deviation flag."""
+        """Input vector of a reduce-scatter: each replica's shards of some tensors, then a deviation flag."""
         pairs = zip(indices, tensors, strict=True)
         by_weight = [self._shard_specs[index].split(tensor) for index, tensor in pairs]
         flag = tensors[0].new_tensor(deviates)

@@ -76,7 +76,10 @@ class CapturedMetric:
     def _updated(
         self, sums: list[torch.Tensor], targets: Any, predictions: Any
     ) -> list[torch.Tensor]:
-        """Values of the variables after an update that starts from `sums`; the metric stays unchanged."""
+        """Values of the variables after an update that starts from `sums`, in their shapes. Local.
+
+        The metric stays unchanged.
+        """
         variables = self._variables
         with (
             torch.no_grad(),
@@ -115,5 +118,5 @@ class CapturedMetric:
 
 
 def _zeros_like(tensor: torch.Tensor) -> torch.Tensor:
-    """Zeros that do not depend on the tensor, so that they are a constant of the graph."""
+    """Zeros of a tensor's shape and dtype that do not depend on it: a constant of the graph."""
     return torch.zeros(tensor.shape, dtype=tensor.dtype, device=tensor.device)

@@ -183,6 +183,7 @@ class _Constants:
 
     @staticmethod
     def _computed(node: Node, values: dict[Node, torch.Tensor]) -> torch.Tensor:
+        """Result of a node, any shape, from the values of its arguments."""
         args, kwargs = torch.fx.node.map_arg((node.args, node.kwargs), lambda n: values[n])
         with torch.no_grad():
             if node.target in _COPIES:
@@ -190,7 +191,7 @@ class _Constants:
             return node.target(*args, **kwargs)
 
     def _store(self, node: Node, value: torch.Tensor) -> None:
-        """Replaces a node by its value, a tensor attribute of the graph."""
+        """Replaces a node by its value, of any shape, as a tensor attribute of the graph."""
         name = f"folded_{len(self._values)}"
         setattr(self._module, name, value)
         with self._graph.inserting_before(node):
@@ -221,7 +222,7 @@ class _Constants:
         return selected if is_same else None
 
     def as_arguments(self, start: int) -> list[torch.Tensor]:
-        """Turns the tensors that are still used into arguments from index `start` on; returns them."""
+        """Turns tensors still in use, any shape, into arguments from index `start` on; returns them."""
         arguments = self._graph.find_nodes(op="placeholder")
         used = [node for node in self._graph.nodes if node in self._values]
         by_tensor: dict[int, Node] = {}
