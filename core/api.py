@@ -46,7 +46,7 @@ def run(spec: SpecLike, *, backend: str, **options: Unpack[RunOptions]) -> RunRe
     Args:
         spec: A `TrainingSpec`, a mapping of its fields, or a YAML, TOML or JSON file.
         backend: `NAME` or `NAME:COLLECTIVE`, such as `tf-multiworker:ring`.
-        **options: Where the run takes place, and who watches it; see `RunOptions`:
+        **options: Options of where the run takes place, and who watches it; see `RunOptions`:
 
             * replicas: number of replicas; left out: one per GPU that can be used, or one.
             * run_directory: empty or new folder for the run's files; left out: `runs/<name>-<time>`.
@@ -99,9 +99,9 @@ def launch(work: Work, spec: SpecLike, *, backend: str, **options: Unpack[RunOpt
 
     Args:
         work: `work(session)`; see `Session`. It may be defined in the script that calls this.
-        spec: As for `run`.
-        backend: As for `run`.
-        **options: As for `run`. With `resume`, the session has loaded the checkpoint when `work` gets it.
+        spec: See `run`.
+        backend: See `run`.
+        **options: Options of `run`. With `resume`, the session has loaded the checkpoint when `work` gets it.
 
     Returns:
         Return values of `work` on each process, by rank: numbers, text, NumPy arrays, and lists and dicts of
@@ -134,13 +134,13 @@ def resume(
 
     Args:
         run_directory: Directory of the run.
-        spec: What to train, if it differs from the run's own spec or has functions that no file can name;
+        spec: Training spec, if it differs from the run's own spec or has functions that no file can name;
             left out: the `spec.json` of the run.
         overrides: Changes of the spec, as `load_spec` takes them: `["epochs=20"]`.
         strategy: Strategy in place of the spec's, as `load_spec` takes it.
-        backend: As for `run`; left out: the run's own.
-        **options: As for `run`, without `run_directory` and `resume`. Left out, `replicas`, `launcher` and
-            `launcher_options` are the run's own. `launcher_options` alone change options of its launcher.
+        backend: See `run`; left out: the run's own.
+        **options: Options of `run`, without `run_directory` and `resume`. Left out, `replicas`, `launcher`
+            and `launcher_options` are the run's own. `launcher_options` alone change options of its launcher.
 
     Raises:
         SpecError: The spec is wrong, or names what cannot be imported.
@@ -172,9 +172,9 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
     function and give it to `launch`.
 
     Args:
-        spec: As for `run`.
-        backend: As for `run`.
-        replicas: As for `run`.
+        spec: See `run`.
+        backend: See `run`.
+        replicas: See `run`.
 
     Raises:
         UnsupportedError: A scheduler or launcher has started this process as one of several ranks.

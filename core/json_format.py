@@ -27,7 +27,7 @@ def json_line(fields: Mapping[str, Any], default: Callable[[Any], Any] | None = 
 
 
 def prefixed_line(fields: Mapping[str, Any], prefix: str) -> str:
-    """As `json_line`, after a prefix (if not empty) that distinguishes it from other output."""
+    """Line of JSON (`json_line`) after a prefix (if not empty) that distinguishes it from other output."""
     return f"{prefix} {json_line(fields)}" if prefix else json_line(fields)
 
 

@@ -44,7 +44,7 @@ def exports(
 
 
 def _imported(home: str, name: str, importer: str) -> Any:
-    """What `from HOME import NAME` gives: an attribute of a module, or a module of a package."""
+    """Object that `from HOME import NAME` gives: an attribute of a module, or a module of a package."""
     module = importlib.import_module(home)
     if home != importer and hasattr(module, name):
         return getattr(module, name)

@@ -1,4 +1,4 @@
-"""What authors of plugins build on; isotrain's own use exactly this."""
+"""The API for authors of plugins; isotrain's own plugins use exactly this."""
 
 import isotrain._lazy_exports as _lazy_exports
 

@@ -1,4 +1,4 @@
-"""What authors of plugins build on, and where it is defined."""
+"""The API for authors of plugins, and where it is defined."""
 
 from isotrain.adapters import weight_files as weight_files
 from isotrain.adapters.common import private_api as private_api

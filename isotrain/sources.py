@@ -1,4 +1,4 @@
-"""What data are given by, besides arrays: files, streams, data sets by position."""
+"""Data sources besides arrays: files, streams, data sets by position."""
 
 import isotrain._lazy_exports as _lazy_exports
 

@@ -126,7 +126,7 @@ class Job:
         return pods[0] if pods else None
 
     def _failure(self) -> str:
-        """Why the Job has failed; empty: it has not."""
+        """Reason why the Job has failed; empty: it has not."""
         (job,) = self._kubectl.get("jobs", f"--field-selector=metadata.name={self._name}")["items"]
         conditions = job["status"].get("conditions", [])
         return next((each["message"] for each in conditions if each["type"] == "Failed"), "")

@@ -125,7 +125,7 @@ class Compressed(Strategy):
             weights: Trainable weights, of any shape and dtype.
 
         Returns:
-            topk: the residual, a vector as long as all weights. powersgd: a residual per compressed matrix,
+            Topk: the residual, a vector as long as all weights. powersgd: a residual per compressed matrix,
             shape [rows, columns], then a right factor per matrix, shape [columns, rank]. Else nothing.
         """
         if self._method == "topk":

@@ -109,5 +109,5 @@ def mean_in_levels(
 
 
 def _all_reduce_volume(replicas: int) -> float:
-    """What all replicas together send in a ring all-reduce, in multiples of the tensor's bytes."""
+    """Amount that all replicas together send in a ring all-reduce, in multiples of the tensor's bytes."""
     return 2.0 * (replicas - 1)

@@ -65,7 +65,7 @@ class ShardBucket:
 
     @property
     def peers(self) -> Hosts:
-        """For each non-empty shard, the replicas that update it: one per host."""
+        """Replicas that update each non-empty shard: one per host."""
         shards = zip(self.bucket.sizes, zip(*self.hosts, strict=True), strict=True)
         return tuple(replicas for size, replicas in shards if size)
 

@@ -105,7 +105,7 @@ class _RecordingReplica:
 
 @contextlib.contextmanager
 def recording_capabilities(session: Session, used: set[Capability]) -> Iterator[None]:
-    """Within it, adds the capabilities that the session's group uses to `used`.
+    """Context that adds the capabilities that the session's group uses to `used`.
 
     Uses are recorded and not refused: a refusal on some replicas would leave the others waiting for them.
     """

@@ -59,7 +59,7 @@ class Outcome:
         check: Name of the check.
         meaning: Property that holds when the check passes.
         verdict: `passed`, `failed` or `skipped`.
-        reason: Why the check failed or was skipped, or None.
+        reason: Reason why the check failed or was skipped, or None.
     """
 
     check: str

@@ -157,7 +157,7 @@ class Horovod(TcpParameterServer):
         return Examination(availability, self._collectives(built), self._versions())
 
     def _private_api_changes(self, built: Mapping[str, bool], version: str) -> Availability | None:
-        """Why the backend is unavailable: undocumented parts of libraries have changed. Horovod must run."""
+        """Reason why it is unavailable: undocumented parts of libraries have changed. Horovod must run."""
         from isotrain.adapters.common import private_api
         from isotrain.adapters.horovod import private_api as private
 

@@ -331,7 +331,7 @@ def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> Star
 
 
 def torch_private_api_changes() -> Availability | None:
-    """Why torch is unavailable: undocumented parts of it have changed; None if not. Imports torch."""
+    """Reason why torch is unavailable: undocumented parts have changed; else None. Imports torch."""
     import torch
 
     from isotrain.adapters.torch.base import private_api as private

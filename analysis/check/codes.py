@@ -412,7 +412,7 @@ RULES = {rule.code: rule for rule in _ALL}
 """Every rule by its code."""
 
 CODES = (*GROUPS, *RULES)
-"""What can be silenced: groups and single codes."""
+"""Groups and single codes that can be silenced."""
 
 
 def is_silenced(code: str, silenced: Iterable[str]) -> bool:

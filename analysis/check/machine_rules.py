@@ -78,7 +78,7 @@ def _fits(cast: ResolvedSpec, backend: str, replicas: int | None) -> bool:
 
 
 def devices(subject: Subject) -> Iterator[Hit]:
-    """More processes or threads than devices or cores."""
+    """Finds plans with more processes or threads than devices or cores."""
     cores = hardware.cores()
     for target in subject.targets:
         plan, where = target.plan, (target.label,)

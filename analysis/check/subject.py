@@ -36,7 +36,7 @@ class CheckTarget:
 
 @dataclass(frozen=True)
 class ModelProbe:
-    """What a probe process measured of data and model under one framework.
+    """Measurements by a probe process of data and model under one framework.
 
     Attributes:
         samples: Number of training samples; None for a stream.

@@ -12,7 +12,7 @@ from isotrain.core.json_format import json_page
 FORMAT = 1
 COMPARISON_FILE = "comparison.json"
 MIN_RUNS = 3
-"""Least number of runs of a cell whose interval accounts for the variation between runs."""
+"""Minimum number of runs of a cell whose interval accounts for the variation between runs."""
 CellStatus = Literal["finished", "failed", "skipped"]
 
 
@@ -198,7 +198,7 @@ class Change:
         peak_memory_bytes: Ratio of the peak memory of the largest process.
         loss_difference: Largest relative difference between old and new losses.
         slower: Whether the whole interval of the throughput ratio lies below `1 - margin`.
-        note: Why there is no figure, or what else differs between the two comparisons.
+        note: Reason why there is no figure, or another difference between the two comparisons.
     """
 
     cell: str

@@ -72,7 +72,7 @@ class CompareRequest:
 
 @dataclass(frozen=True)
 class CompareSettings:
-    """How a comparison measures; stored in its `comparison.json`.
+    """Settings of a comparison's measurements; stored in its `comparison.json`.
 
     Attributes:
         backends: Backends to compare, each `NAME` or `NAME:COLLECTIVE`.

@@ -106,7 +106,7 @@ class RunRecord:
         confirmed: Relative difference in float64 of the tensor that diverged first in the spec's
             precision; None if there was no float64 run.
         steps: Comparison of every traced step.
-        notes: What could not be compared, and other caveats.
+        notes: Tensors that could not be compared, and other caveats.
         plan: Plan of the run as plain values.
     """
 

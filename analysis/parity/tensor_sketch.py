@@ -116,8 +116,8 @@ def difference(one: Fingerprint, other: Fingerprint) -> float:
     """The estimated norm of the difference of two tensors, relative to the larger of their norms.
 
     Returns:
-        From 0 to about 2; infinite where one has numbers that are not finite and the other has not, or
-        where the sizes differ; 0 where neither is finite.
+        A number from 0 to about 2; infinite where one has numbers that are not finite and the other has
+        not, or where the sizes differ; 0 where neither is finite.
     """
     apart = distance(one, other)
     return apart / max(one.norm, other.norm) if math.isfinite(apart) and apart else apart

@@ -128,7 +128,7 @@ class TraceRunner:
         Args:
             wanted: Target of the run.
             spec: Training spec of the run; may differ from the target's.
-            note: How it differs, for progress lines and errors; may be empty.
+            note: Difference of the run, for progress lines and errors; may be empty.
 
         Raises:
             RunFailedError: The run failed; the message names it.

@@ -107,7 +107,7 @@ class CheckpointFolder:
             token: Token of this attempt.
             writers: Number of writers.
             run: Content of `run.json`, as JSON values; NaN and infinite numbers become texts.
-            timeout_s: How long to wait for the other writers, in seconds.
+            timeout_s: Time limit of the wait for the other writers, in seconds.
             given_up: Returns whether to stop waiting, since a writer has failed.
 
         Raises:

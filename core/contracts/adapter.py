@@ -182,7 +182,7 @@ class Adapter(ABC):
             spec: Training spec.
             backend_config: Backend settings that the plan resolved.
             context: Rank and peers of this process.
-            split: How the model's layers are split into stages.
+            split: Split of the model's layers into stages.
 
         Raises:
             UnsupportedError: The backend has no pipeline runs.
@@ -211,7 +211,7 @@ class Adapter(ABC):
         raise UnsupportedError(f"backend {self.name!r} has no fully sharded runs.")
 
     def why_not_externally_started(self) -> str | None:
-        """Why several processes started from outside cannot form a run of this backend; None: they can.
+        """Reason why processes started from outside cannot form a run of this backend; None: they can.
 
         Any backend supports a single such process. Overridden by backends whose processes hold several
         replicas each and still communicate with each other.

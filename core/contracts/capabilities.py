@@ -1,4 +1,4 @@
-"""What a backend declares: the capabilities of its replica groups, and whether it is available here."""
+"""Declarations of a backend: the capabilities of its replica groups, and whether it is available here."""
 
 from __future__ import annotations
 
@@ -75,8 +75,8 @@ class Availability:
     Attributes:
         available: Whether it can be used.
         version: Installed version of the framework or library; None where not installed.
-        reason: Why it is not available; if it is, what it cannot do here, or None.
-        hint: What the user can do about the reason.
+        reason: Reason why it is not available; if it is, its limits here, or None.
+        hint: Advice on what the user can do about the reason.
     """
 
     available: bool

@@ -191,8 +191,8 @@ class WorkerLost(ProcessEvent):
     Attributes:
         lost_rank: Rank of the worker.
         lost_step: Step of the slice it was computing; None for none, or where unknown.
-        reason: How the coordinator noticed.
-        cause: How the worker process ended, as far as its launcher knows.
+        reason: Sign by which the coordinator noticed.
+        cause: End of the worker process (exit code or signal), as far as its launcher knows.
     """
 
     kind = "worker lost"
@@ -277,7 +277,7 @@ class LauncherNote(Event):
 
     Attributes:
         time: Seconds since 1970.
-        text: What it does instead, and why.
+        text: Sentence on what it does instead, and why.
     """
 
     kind = "note"

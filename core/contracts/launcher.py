@@ -192,7 +192,7 @@ class Launcher(ABC):
         return None
 
     def refuses(self, adapter: Adapter, processes: int) -> str | None:
-        """Why it cannot start runs of a backend; None: it can.
+        """Reason why it cannot start runs of a backend; None: it can.
 
         Launchers that start the same command on every rank return `adapter.why_not_externally_started()` for
         more than one process.

@@ -15,14 +15,14 @@ from isotrain.core.pipeline.pipeline_plan import PipelinePlan
 
 @dataclass(frozen=True)
 class StartMethod:
-    """How the processes of a run start: forked from a fork server, or as fresh interpreters.
+    """Method by which the processes of a run start: forked from a fork server, or as fresh interpreters.
 
     A fork server has imported the framework and run nothing of it. Forking is safe only after imports that
     start no runtime, open no device and leave no thread that matters: threads do not survive a fork.
 
     Attributes:
         imports: Modules that the fork server imports, in order.
-        why_fresh: Why processes start as fresh interpreters; None if they are forked.
+        why_fresh: Reason why processes start as fresh interpreters; None if they are forked.
     """
 
     imports: tuple[str, ...] = ()
@@ -92,7 +92,7 @@ class Plan:
         replicas: Number of replicas.
         threads: Compute threads per replica.
         processes: Processes by rank.
-        start_method: How the processes start.
+        start_method: Method by which the processes start.
         environment_variables: Environment variables set for every process before it starts.
         precision: Precision of the spec.
         global_batch_size: Samples per step over all replicas.
@@ -103,7 +103,7 @@ class Plan:
         learning_rate: Learning rate after scaling and warm-up.
         timeouts: Timeouts in seconds: silence, start, progress.
         options: The spec's options for this backend.
-        notes: What the backend does differently from what the spec says.
+        notes: Differences of what the backend does from what the spec says.
         loggers: Names of the loggers.
         parallel_layout: Name of the parallel layout.
         device_mesh: Device mesh of the replicas and stages.

@@ -479,7 +479,7 @@ class ReplicaGroup(LayoutSteps, ABC):
         Returns:
             Name to array of the tensor's shape and dtype: weights under their path, other state under
             `KIND/...`. bfloat16, which NumPy lacks, is returned as float32. Of sharded state, this replica's
-            shard: see `describe_state`.
+            shard: State of which it is a shard; see `describe_state`.
         """
 
     def copy_state(

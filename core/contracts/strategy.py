@@ -70,7 +70,7 @@ class Strategy(ABC):
             that lack one. An instance may need more than its class, where an option does.
         parallel_layout: How weights and optimizer state are laid out over the processes, and which
             processes step.
-        keeps_replicas_equal: When the weights of all replicas are bitwise equal: after every step
+        keeps_replicas_equal: Time at which the weights of all replicas are bitwise equal: after every step
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, the weights after every step are those of synchronous
             data parallelism, up to rounding, for losses that weigh all targets alike.

@@ -17,11 +17,11 @@ def npy(inputs: str | Path, targets: str | Path | None = None) -> ArraySource:
     """A source of memory-mapped `.npy` files; contents are read when they are gathered.
 
     Args:
-        inputs: file of the inputs, an array of shape [samples, ...].
-        targets: file of the targets, an array of shape [samples, ...]; None for none.
+        inputs: File of the inputs, an array of shape [samples, ...].
+        targets: File of the targets, an array of shape [samples, ...]; None for none.
 
     Raises:
-        DataError: a file is missing, is not `.npy`, or holds objects.
+        DataError: A file is missing, is not `.npy`, or holds objects.
     """
     arrays = [None if p is None else _map_npy(Path(p).absolute(), 0) for p in (inputs, targets)]
     return ArraySource(*arrays)

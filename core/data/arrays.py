@@ -26,7 +26,7 @@ def as_array(value: Any, name: str = "data") -> Array:
     """Converts to a NumPy array of numbers or booleans, of any shape; tensors by their `numpy()`.
 
     Raises:
-        DataError: it cannot be converted, is ragged, or holds text, objects or complex numbers.
+        DataError: It cannot be converted, is ragged, or holds text, objects or complex numbers.
     """
     try:
         if hasattr(value, "detach"):
@@ -53,7 +53,7 @@ def as_inputs_and_targets(value: Any, name: str) -> InputsAndTargets:
     tuple.
 
     Raises:
-        DataError: it is a tuple or list of another length.
+        DataError: It is a tuple or list of another length.
     """
     if isinstance(value, tuple | list):
         if len(value) not in (1, 2, 3):
@@ -77,7 +77,7 @@ def _length(parts: InputsAndTargets) -> int:
     """The number of samples, equal for all arrays.
 
     Raises:
-        DataError: lengths differ, or there is no sample.
+        DataError: Lengths differ, or there is no sample.
     """
     arrays = [*leaves(parts[0], "inputs")]
     if parts[1] is not None:
@@ -109,7 +109,7 @@ def _any_rows(array: Array) -> Read:
 
 
 def _rows_in_order(array: Array) -> Read:
-    """As `_any_rows`, for consecutive indices: a copy [batch, ...], for a model may change it in place."""
+    """A function like `_any_rows` for consecutive indices; a copy too, for models may change [batch, ...]."""
     plain = array.view(np.ndarray)
     return lambda indices: plain[indices[0] : indices[-1] + 1].copy()
 
@@ -158,8 +158,8 @@ class ArraySource:
     """A source of arrays in memory or memory-mapped; when pickled, memory maps are mapped again.
 
     Attributes:
-        inputs: an array, or a tuple or dict of arrays, each of shape [samples, ...].
-        targets: as `inputs`, or None.
+        inputs: An array, or a tuple or dict of arrays, each of shape [samples, ...].
+        targets: As `inputs`, or None.
     """
 
     def __init__(self, inputs: Any, targets: Any = None) -> None:

@@ -13,12 +13,12 @@ class Slice:
     """A micro-batch: the samples of one forward and backward pass of one replica.
 
     Attributes:
-        inputs: array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or the tensors that
+        inputs: Array, or tuple or dict of arrays, of shape [max(count, 1), ...]; or the tensors that
             `to_device` made of them.
-        targets: as `inputs`, or None; a `Weighted` where the data have sample weights.
-        count: number of samples. If 0, the arrays hold one placeholder sample, so that the replica can
+        targets: As `inputs`, or None; a `Weighted` where the data have sample weights.
+        count: Number of samples. If 0, the arrays hold one placeholder sample, so that the replica can
             take part in every collective; its weight is 0.
-        weight: count * replicas / size of the global batch. A replica's loss is the sum over its slices
+        weight: `count * replicas / size of the global batch`. A replica's loss is the sum over its slices
             of weight * mean; the mean of these losses over all replicas is then exactly the mean over the
             global batch.
     """
@@ -34,17 +34,17 @@ class Batch:
     """The part of one global batch that belongs to this process.
 
     Attributes:
-        epoch: index of the epoch, from 0.
-        index: index of the global batch in its epoch, from 0.
-        step: index of the global batch in the run, from 0.
-        size: number of samples in the global batch, over all replicas.
-        is_last_of_epoch: whether the next batch belongs to another epoch.
-        even: whether every replica of the run has equally many samples; without gradient accumulation,
+        epoch: Index of the epoch, from 0.
+        index: Index of the global batch in its epoch, from 0.
+        step: Index of the global batch in the run, from 0.
+        size: Number of samples in the global batch, over all replicas.
+        is_last_of_epoch: Whether the next batch belongs to another epoch.
+        even: Whether every replica of the run has equally many samples; without gradient accumulation,
             each weight is then exactly 1.
-        slices: slices of each local replica, in sample order: one per gradient accumulation step.
-        fingerprint: checksum of the global batch, to compare between processes; only in the first batch
+        slices: Slices of each local replica, in sample order: one per gradient accumulation step.
+        fingerprint: Checksum of the global batch, to compare between processes; only in the first batch
             that is read of each epoch of a stream.
-        mark: a stream state from which reading can continue, if the stream has a state.
+        mark: A stream state from which reading can continue, if the stream has a state.
     """
 
     epoch: int

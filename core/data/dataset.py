@@ -13,8 +13,8 @@ class DataSet:
     """The value of a spec's `data`: samples to train on, and samples to validate on.
 
     Attributes:
-        train: anything that `as_source` accepts.
-        validation: anything that `as_source` accepts; None without validation.
+        train: Anything that `as_source` accepts.
+        validation: Anything that `as_source` accepts; None without validation.
     """
 
     train: Any
@@ -25,7 +25,7 @@ def as_dataset(value: Any) -> DataSet:
     """A `DataSet` of sources, from a `DataSet` or from anything that `as_source` accepts (train only).
 
     Raises:
-        DataError: the value is no data set; the message lists what is accepted.
+        DataError: The value is no data set; the message lists what is accepted.
     """
     if not isinstance(value, DataSet):
         return DataSet(as_source(value))

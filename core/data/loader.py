@@ -67,7 +67,7 @@ class _LocalBatch:
 
     @property
     def rows(self) -> slice:
-        """Its rows in the global batch; without any, that of the placeholder."""
+        """Rows in the global batch; if there are none, the row of the placeholder."""
         return _rows_or_placeholder(self.start, self.stop)
 
 
@@ -112,30 +112,30 @@ class Loader:
         """Plans the batches; reads no sample.
 
         Args:
-            source: a source, as from `as_source`.
-            global_batch_size: samples per step over all replicas.
-            replicas: number of replicas in the run.
-            local_replicas: indices of the replicas in this process.
-            seed: seed of the order of samples and of the transform's random numbers.
-            shuffle: whether to draw a new order in every epoch; else it is that of the source.
-            drop_remainder: whether to leave out the last partial global batch of each epoch.
-            gradient_accumulation_steps: slices per local batch.
+            source: A source, as from `as_source`.
+            global_batch_size: Samples per step over all replicas.
+            replicas: Number of replicas in the run.
+            local_replicas: Indices of the replicas in this process.
+            seed: Seed of the order of samples and of the transform's random numbers.
+            shuffle: Whether to draw a new order in every epoch; else it is that of the source.
+            drop_remainder: Whether to leave out the last partial global batch of each epoch.
+            gradient_accumulation_steps: Slices per local batch.
             transform: `transform(inputs, targets, random) -> (inputs, targets)` of a local batch, each
                 sample independently; it may change arrays in place but not the number of samples.
-            tries_transform: whether to check, on the first local batch, that it does not mix samples.
-            epochs: length of the run in epochs; or
-            steps: length of the run in global batches. Exactly one of the two.
-            start_step: first step to yield.
-            to_device: function from a host array to the replica's tensor; called on each array of each
+            tries_transform: Whether to check, on the first local batch, that it does not mix samples.
+            epochs: Length of the run in epochs; or
+            steps: Length of the run in global batches. Exactly one of the two.
+            start_step: First step to yield.
+            to_device: Function from a host array to the replica's tensor; called on each array of each
                 slice, in the background thread where there is one.
-            is_on_device: whether a leaf of a stream is already as `to_device` would make it.
-            prefetch: number of batches to make ahead in a background thread; 0 makes them on demand, as
+            is_on_device: Whether a leaf of a stream is already as `to_device` would make it.
+            prefetch: Number of batches to make ahead in a background thread; 0 makes them on demand, as
                 are small batches of arrays in memory, and those that share cores.
-            shares_cores: whether the replicas compute on the cores that gather the batches.
-            mark_seconds: seconds between two states of a stream that batches carry as `mark`; None for none.
+            shares_cores: Whether the replicas compute on the cores that gather the batches.
+            mark_seconds: Seconds between two states of a stream that batches carry as `mark`; None for none.
 
         Raises:
-            DataError: a number is out of range, or partial global batches are dropped and there is no full
+            DataError: A number is out of range, or partial global batches are dropped and there is no full
                 one.
         """
         at_least("global_batch_size", global_batch_size, 1)
@@ -177,8 +177,8 @@ class Loader:
         """The batches from a step to the end, equal to those of a full iteration.
 
         Args:
-            step: index of the step in the run.
-            mark: stream state of the batch of the step before, if it has one: at that step or earlier.
+            step: Index of the step in the run.
+            mark: Stream state of the batch of the step before, if it has one: at that step or earlier.
         """
         if isinstance(self._source, BatchStream):
             batches = self._stream_batches(self._source, step, mark)

@@ -29,11 +29,11 @@ class BatchIndexed:
         """Selects columns.
 
         Args:
-            data: the data set. If it has `with_format` and no format yet, its NumPy format is used,
+            data: The data set. If it has `with_format` and no format yet, its NumPy format is used,
                 which keeps the dtypes that lists of Python numbers would lose.
-            inputs: name of one column (an array), names of several (a dict of arrays), or None for all
+            inputs: Name of one column (an array), names of several (a dict of arrays), or None for all
                 columns that are not targets.
-            targets: name of one column, names of several, or None for none.
+            targets: Name of one column, names of several, or None for none.
         """
         unformatted = getattr(data, "format", {}).get("type") is None
         if hasattr(data, "with_format") and unformatted:
@@ -112,11 +112,11 @@ class MapStyle:
         """Keeps the data set; reads no sample.
 
         Args:
-            data: the data set; not a loader that already makes batches.
-            collate: function that makes a batch of a list of samples; by default, leaves are stacked.
-            inputs: for samples that are dicts: one name, several (then the inputs are a dict), or None for
+            data: The data set; not a loader that already makes batches.
+            collate: Function that makes a batch of a list of samples; by default, leaves are stacked.
+            inputs: For samples that are dicts: one name, several (then the inputs are a dict), or None for
                 all that are not targets.
-            targets: for samples that are dicts: one name, several, or None for none.
+            targets: For samples that are dicts: one name, several, or None for none.
         """
         self._data = data
         self.notes: list[str] = []

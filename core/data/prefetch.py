@@ -83,8 +83,8 @@ def prefetched(items: Iterator[T], depth: int) -> Iterator[T]:
     early or an error passes. Only the thread touches `items`; it closes them if they can be closed.
 
     Args:
-        items: the iterator to run ahead; all its code runs in the thread.
-        depth: maximum number of items that are ready or in progress, 1 or more.
+        items: The iterator to run ahead; all its code runs in the thread.
+        depth: Maximum number of items that are ready or in progress, 1 or more.
 
     Raises:
         Whatever `items` raised, with the traceback of where it was raised.

@@ -57,8 +57,8 @@ class SampleRandom:
         """Starts at draw 0.
 
         Args:
-            seed: the spec's seed.
-            epoch: number of the epoch, from 0.
+            seed: The spec's seed.
+            epoch: Number of the epoch, from 0.
             indices: int64 [batch], the samples' positions in the data set.
         """
         state = _absorbed(_absorbed(_word(0), _word(seed)), _word(epoch))
@@ -75,9 +75,9 @@ class SampleRandom:
         """Uniform numbers of 53 random bits in [low, high).
 
         Args:
-            low: lower bound, may occur.
-            high: upper bound; occurs only where `low + (high - low) * u` rounds up to it.
-            shape: shape of one sample's draw.
+            low: Lower bound, may occur.
+            high: Upper bound; occurs only where `low + (high - low) * u` rounds up to it.
+            shape: Shape of one sample's draw.
 
         Returns:
             float64 [batch, *shape].
@@ -94,7 +94,7 @@ class SampleRandom:
             int64 [batch, *shape].
 
         Raises:
-            DataError: the range is empty or wider than 2^32.
+            DataError: The range is empty or wider than 2^32.
         """
         if not 0 < high - low <= _MAX_RANGE:
             raise DataError(

@@ -21,16 +21,16 @@ def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
     """The order of the samples in an epoch: a permutation by PCG64, seeded with (seed, epoch).
 
     Args:
-        seed: the spec's seed, 0 or more.
-        epoch: index of the epoch, from 0.
-        length: number of samples in the data set.
-        shuffle: whether to shuffle; else the order is 0, 1, 2, ... in every epoch.
+        seed: The spec's seed, 0 or more.
+        epoch: Index of the epoch, from 0.
+        length: Number of samples in the data set.
+        shuffle: Whether to shuffle; else the order is 0, 1, 2, ... in every epoch.
 
     Returns:
         int64 [length], each of 0 .. length - 1 once.
 
     Raises:
-        DataError: the seed is negative.
+        DataError: The seed is negative.
     """
     import numpy as np
 
@@ -64,7 +64,7 @@ def slice_bounds(size: int, replicas: int, replica: int) -> tuple[int, int]:
     are fewer samples than replicas.
 
     Returns:
-        start and stop, positions within the global batch.
+        Start and stop, positions within the global batch.
     """
     smaller, remainder = divmod(size, replicas)
     start = replica * smaller + min(replica, remainder)

@@ -100,15 +100,15 @@ def stream(batches: Any, samples: int | None = None) -> BatchStream:
     """A source of batches from an iterable that is read again in every epoch, in its own order.
 
     Args:
-        batches: a loader, a `tf.data.Dataset`, a generator function; each batch is (inputs, targets),
+        batches: A loader, a `tf.data.Dataset`, a generator function; each batch is (inputs, targets),
             (inputs, targets, sample weights) or inputs alone, arrays of shape [n, ...].
-        samples: number of samples per epoch. When left out, it is the length of the sampler of a torch
+        samples: Number of samples per epoch. When left out, it is the length of the sampler of a torch
             `DataLoader` without a custom `collate_fn`. Of other streams every process reads the first
             epoch ahead to count them: up to 64 MiB are kept, and for more a note says that training
             begins with the second reading.
 
     Raises:
-        DataError: it can be read only once, or yields no batches.
+        DataError: It can be read only once, or yields no batches.
     """
     read = reader(batches)
     if read is None:
@@ -124,7 +124,7 @@ def as_source(value: Any) -> AnySource:
     order, only the data set and its `collate_fn` are used: order and batches are the spec's.
 
     Raises:
-        DataError: the value is no data set; the message lists what is accepted.
+        DataError: The value is no data set; the message lists what is accepted.
     """
     if isinstance(value, tuple | list):
         return ArraySource(*as_inputs_and_targets(value, "data"))

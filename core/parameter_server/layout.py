@@ -61,7 +61,7 @@ class ParameterServerLayout(ParallelLayout):
         self.servers = servers
 
     def for_replicas(self, replicas: int) -> ParallelLayout:
-        """This layout; `replicated` for a single replica, which needs no parameter server."""
+        """Layout for a number of replicas: a single one is `replicated`, without a parameter server."""
         return self if replicas > 1 else REPLICATED
 
     def device_mesh(self, replicas: int) -> DeviceMesh:

@@ -49,7 +49,7 @@ class LostWorker:
         worker: Number of the worker, that of a replica.
         rank: Rank of its process.
         step: Step of its work item; None: it had none, or the backend does not tell.
-        reason: Why it counts as lost.
+        reason: Reason why it counts as lost.
     """
 
     worker: int

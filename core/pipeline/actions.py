@@ -33,7 +33,7 @@ class Transfer:
 
     @property
     def answered(self) -> Transfer:
-        """For a transfer of gradients: the transfer of the activations that they belong to."""
+        """Transfer of the activations to which this transfer's gradients belong."""
         return Transfer("forward", self.chunk + 1, self.micro_batch, self.destination, self.source)
 
 

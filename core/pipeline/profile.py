@@ -11,7 +11,7 @@ from isotrain.core.errors import PlanError
 Cut = int
 """The layers before a cut, as a bit set of layer indices; it contains the inputs of each of its layers."""
 _MAX_CUTS = 4096
-"""For a graph with more cuts, only those between consecutive layers are considered."""
+"""Maximum number of cuts; of a graph with more, only those between consecutive layers are considered."""
 
 
 @dataclass(frozen=True)

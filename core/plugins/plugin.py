@@ -32,7 +32,7 @@ class Candidate:
 
     Attributes:
         name: Name under which it is listed and can be blocked.
-        source: How it was found: `built in`, `ISOTRAIN_PLUGINS`, `--plugin`, `spec`, `entry point`
+        source: Source of the plugin: `built in`, `ISOTRAIN_PLUGINS`, `--plugin`, `spec`, `entry point`
             or `in process`.
         origin: Module, file or name of the object.
         load: Function that imports and returns it.
@@ -59,7 +59,7 @@ class PluginStatus:
         hooks: Names of the hooks that it implements.
         registered: Kind, such as `strategies`, to the names that it registered.
         seconds: Import time in seconds.
-        fault: Why it is broken; None for others.
+        fault: Reason why it is broken; None for others.
         notes: Notes on the plugin that are no errors.
     """
 

@@ -1,4 +1,4 @@
-"""Every rank but 0 of a run whose processes were started from outside: works, and reports to rank 0."""
+"""The program of every rank but 0 in a run that was started from outside: works, reports to rank 0."""
 
 from __future__ import annotations
 

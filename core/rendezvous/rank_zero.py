@@ -45,7 +45,7 @@ class RankZeroLauncher:
             job: Job, the same on all ranks.
             directory: Run directory.
             on_event: Called with every event.
-            first_port: Not used: the ports were chosen in the rendezvous.
+            first_port: Unused: the ports were chosen in the rendezvous.
 
         Returns:
             The return values of the job's function, by rank, for ranks with a training loop.

@@ -36,16 +36,16 @@ DecisionFunction = Callable[[Sequence[Facts]], dict[str, Any]]
 
 _POLL_SECONDS = 0.02
 LATE_SECONDS = 5.0
-"""How long rank 0 tells late ranks that the run has failed, unless it has waited for them before."""
+"""Time in which rank 0 tells late ranks that the run has failed, unless it has waited for them before."""
 _GONE_SECONDS = 1.0
 """Time in which a closed connection of a rank is noticed."""
 RECONNECT_SECONDS = 2.0
 """Time for a rank that closed its connection to reconnect: its attempt may have timed out too early."""
 _RANK_ZERO_FIRST_SECONDS = 8.0
-"""How long the others wait for rank 0 to close: a launcher may end all processes once one of them has failed,
+"""Time for which the others wait for rank 0 to close: a launcher may end all processes once one has failed,
 and rank 0 is the one that reports why."""
 _MARGIN_SECONDS = 10.0
-"""How much longer than rank 0 the others wait: rank 0 can tell which rank is missing."""
+"""Time for which the others wait longer than rank 0, which can tell which rank is missing."""
 
 
 class Rendezvous(ABC):

@@ -63,7 +63,7 @@ def _shape(shape: Sequence[int]) -> str:
 
 
 def verified(report: Mapping[str, Any]) -> str:
-    """Which checkpoints are sound, one per line."""
+    """Text of a verification: whether each checkpoint is sound, one per line."""
     return "".join(
         paragraph(f"{each['location']}: sound" if each["sound"] else f"damaged: {each['fault']}")
         for each in report["checkpoints"]

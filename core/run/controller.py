@@ -60,7 +60,7 @@ class RunOutcome:
 
         Args:
             records: Fields of each record, by the name of its file.
-            result: What the caller is about to return.
+            result: Result that the caller is about to return.
 
         Raises:
             RunFailedError: Records cannot be written or were removed; has the result.
@@ -88,7 +88,7 @@ def execute(
 
     Args:
         work: Called on every process with its session.
-        spec: What to train.
+        spec: Training spec.
         backend: `NAME` or `NAME:COLLECTIVE`.
         options: Options of the run.
         conclude: Called once, when the run has ended well.
@@ -163,7 +163,7 @@ def _lead(
     conclude: Conclude[_Result],
     launcher: JobLauncher | None,
 ) -> _Result:
-    """Does the parent's part: run directory, listeners, display, processes, restarts."""
+    """Runs the parent's part: run directory, listeners, display, processes, restarts."""
     spec, host, resume = resolved.spec, resolved.plugins, options.get("resume")
     ranks = _shown_ranks(plan, options.get("ranks", (0,)))
     loggers = [host.logger(chosen.name, chosen.options) for chosen in spec.loggers]

@@ -19,7 +19,7 @@ class ResumeOptions(TypedDict, total=False):
         port: First port that the backend may use; left out: free ports are found.
         launcher: Name of the launcher; left out: `local`, which starts the processes on this machine.
         launcher_options: Options of the launcher, such as `{"hosts": "node1:2,node2:2"}`.
-        max_restarts: How often the run may start again from its last checkpoint after a failure; default 0.
+        max_restarts: Maximum number of restarts from the last checkpoint after a failure; default 0.
         ranks: Ranks whose output is shown, or `all`; default rank 0. Each has a log in the run directory.
         interface: Network interface, by name or address, for processes on several hosts; left out:
             `ISOTRAIN_INTERFACE`, else the interface over which each host reaches rank 0.

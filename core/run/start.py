@@ -1,4 +1,4 @@
-"""Where a run begins: in which directory, and from which checkpoint.
+"""The run directory of a run, and the checkpoint that it starts from.
 
 Checkpoints are looked for where they can be only: what reads them imports NumPy, for which the start of
 other runs need not wait.
@@ -44,9 +44,9 @@ def locked_run_directory(
     One that is made, and that the run writes nothing into because it is refused, is removed.
 
     Args:
-        spec: What to train.
-        run_directory: Where the run is to keep its files; None: in a new one.
-        resume: What it goes on from; None: it begins anew.
+        spec: Training spec.
+        run_directory: Directory for the run's files; None: a new one.
+        resume: Checkpoint, or folder with checkpoints, to resume from; None: it begins anew.
 
     Raises:
         PlanError: The directory is taken, or another run is in it; nobody can know which checkpoint is
@@ -83,11 +83,11 @@ def locked_run_directory(
 def starting_checkpoint(
     spec: TrainingSpec, directory: RunDirectory, resume: PathLike | None
 ) -> Checkpoint | None:
-    """What a run begins from.
+    """The checkpoint that a run starts from; None for a new run.
 
     Args:
-        spec: What to train.
-        directory: Of the run.
+        spec: Training spec.
+        directory: Directory of the run.
         resume: A checkpoint, a folder of them or a run directory; `auto`: the run's own newest, if there is
             one; None: nothing.
 
@@ -111,19 +111,19 @@ def starting_checkpoint(
 
 
 def _directory(spec: TrainingSpec, path: PathLike | None) -> RunDirectory:
-    """That of a run which is there already, or a new one."""
+    """Run directory of a run which is there already, or a new one."""
     if path is not None and (Path(path) / SPEC_FILE).is_file():
         return RunDirectory(Path(path).resolve())
     return RunDirectory.create(spec.name, path)
 
 
 def _why_none(resume: PathLike, own: str, directory: RunDirectory) -> str:
-    """What the spec of a run says of its checkpoints, where nothing of any was found.
+    """Explanation, from the spec of a run, why no checkpoint was found; may be empty.
 
     Args:
-        resume: What a run was to go on from: the run directory, or where its checkpoints would lie.
-        own: Where those of the run in `directory` would lie.
-        directory: Of the run that was to go on.
+        resume: Run directory, or folder of checkpoints, from which a run was to resume.
+        own: Folder in which the checkpoints of the run in `directory` would lie.
+        directory: Directory of the run that was to resume.
     """
     from isotrain.core.checkpoints.folder import folder_at
 
@@ -172,7 +172,7 @@ def _require_newest(checkpoint: Checkpoint, folder: str) -> None:
 
 
 def _policy(path: Path) -> dict[str, Any] | None:
-    """What the spec in a run directory says of checkpoints.
+    """Checkpoint policy of the spec in a run directory; None if it has none.
 
     Raises:
         PlanError: It is no run directory.
@@ -187,15 +187,15 @@ def _policy(path: Path) -> dict[str, Any] | None:
 
 @dataclass(frozen=True)
 class PreviousRun:
-    """What a run directory tells of its run.
+    """A previous run, as its run directory describes it.
 
     Attributes:
-        directory: It.
-        spec: Its `spec.json`.
+        directory: Run directory.
+        spec: Path of its `spec.json`.
         backend: `NAME` or `NAME:COLLECTIVE`, as it was asked for.
-        replicas: How many.
-        launcher: What started its processes; the local one where they joined.
-        checkpoints: Where its checkpoints lie: a folder or an fsspec URL.
+        replicas: Number of replicas.
+        launcher: Launcher that started its processes; the local one where they were started from outside.
+        checkpoints: Location of its checkpoints: a folder or an fsspec URL.
     """
 
     directory: Path
@@ -207,7 +207,7 @@ class PreviousRun:
 
     @classmethod
     def of(cls, run_directory: PathLike) -> PreviousRun:
-        """Reads it.
+        """Reads the plan and the spec of a run.
 
         Raises:
             PlanError: It is no run directory.
@@ -232,10 +232,10 @@ class PreviousRun:
         return cls(path, where, backend, replicas, launcher, checkpoints_in(folder, path))
 
     def newest_folder(self, spec: TrainingSpec) -> str:
-        """Where to look for its newest checkpoint: where it kept them; if none is there, where the spec says.
+        """Folder in which to look for the newest checkpoint: the run's own; if it has none, the spec's.
 
         Args:
-            spec: What the run is to go on with, which may keep its checkpoints elsewhere.
+            spec: Spec with which the run is to resume, which may keep its checkpoints elsewhere.
         """
         from isotrain.core.checkpoints.folder import CheckpointFolder
 

@@ -90,7 +90,7 @@ def metric_shorthand(value: Any) -> Any:
 
 
 class CheckpointPolicy(SpecModel):
-    """When checkpoints are saved, besides at the end and on a signal; and how many are kept."""
+    """Intervals at which checkpoints are saved, besides at the end and on a signal; and how many are kept."""
 
     every_steps: Count | None = Field(default=None, description="Interval in steps.")
     every_epochs: Count | None = Field(default=None, description="Interval in epochs.")

@@ -61,7 +61,7 @@ def load_module(module: str) -> ModuleType:
 
 
 def module_problem(module: str) -> str | None:
-    """Why `load_module` would not find a module, or None; imports nothing."""
+    """Reason why `load_module` would not find a module, or None; imports nothing."""
     if module.endswith(".py"):
         return _missing_file(Path(module))
     if not all(part.isidentifier() for part in module.split(".")):
@@ -134,7 +134,7 @@ def absolute_module(module: str, folder: Path) -> str:
 
 
 def syntax_problem(reference: str) -> str | None:
-    """Why a text is not an import string, or None."""
+    """Reason why a text is not an import string, or None."""
     try:
         _split(reference)
     except SpecError as error:
@@ -143,7 +143,7 @@ def syntax_problem(reference: str) -> str | None:
 
 
 def problem(reference: str) -> str | None:
-    """Why an import string cannot be resolved, or None; imports nothing.
+    """Reason why an import string cannot be resolved, or None; imports nothing.
 
     The module is searched for without importing its parents, and the name in the parsed source. Where that
     cannot decide (compiled modules, star imports, names made at run time), the answer is None.

@@ -65,7 +65,7 @@ class Problem:
         expected: Expected value, in words that follow "expected".
         at: Path of the field, relative to the value that is being validated.
         received: Received value; left out if it is missing.
-        hint: What was probably meant, or what to do.
+        hint: Advice: the value that was probably meant, or what to do.
     """
 
     expected: str

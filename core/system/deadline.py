@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 
 _MAX_CHECK_SECONDS = 0.5
-"""Most that counts of the time between two checks; waiting code checks more often than that."""
+"""Maximum that counts of the time between two checks; waiting code checks more often than that."""
 
 
 class Deadline:

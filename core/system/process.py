@@ -39,7 +39,7 @@ def gc_paused() -> Iterator[None]:
 
 
 def fork_obstacle() -> str | None:
-    """Why this system cannot run a fork server; None if it can."""
+    """Reason why this system cannot run a fork server; None if it can."""
     if sys.platform != "linux":
         return f"frameworks cannot be forked on {sys.platform}"
     try:

@@ -48,7 +48,7 @@ class ChildEndedError(Exception):
     """The process ended before it returned a value or an error.
 
     Attributes:
-        how: How it ended, such as `by SIGABRT` or `with exit code 3`.
+        how: Kind of its end, such as `by SIGABRT` or `with exit code 3`.
         output: The last lines of its output, joined into one; "nothing" if there are none.
     """
 

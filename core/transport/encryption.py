@@ -32,7 +32,7 @@ class EncryptionOffer:
 
     Attributes:
         folder: Folder with the TLS files, on its host; empty: it does not encrypt.
-        problem: Why it cannot encrypt; empty: it can.
+        problem: Reason why it cannot encrypt; empty: it can.
         tls: TLS contexts of this process; None for the other end, and without encryption.
     """
 
@@ -91,7 +91,7 @@ class EncryptionOffer:
 
 
 def mismatch(rank: int, client: EncryptionOffer, server: EncryptionOffer) -> str:
-    """Why rank 0 (the server) and a client cannot talk, the same text at both ends; empty: they can."""
+    """Reason why rank 0 and a client cannot talk, the same text at both ends; empty: they can."""
     broken = [(who, offer.problem) for who, offer in ((0, server), (rank, client)) if offer.problem]
     if broken:
         return "\n".join(f"rank {who} cannot encrypt: {problem}" for who, problem in broken)

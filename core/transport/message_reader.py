@@ -20,9 +20,9 @@ Message = tuple[dict[str, Any], list[np.ndarray]]
 
 LENGTH = struct.Struct("!Q")
 HEADER_LIMIT = 1 << 30
-"""Most bytes of a header on a connection with MACs."""
+"""Maximum bytes of a header on a connection with MACs."""
 UNAUTHENTICATED_LIMIT = 1 << 26
-"""Most bytes of a header without MACs: a third party may have changed the length."""
+"""Maximum bytes of a header without MACs: a third party may have changed the length."""
 _CHUNK = 1 << 18
 
 

@@ -59,7 +59,7 @@ class RankZeroServer:
 
     @property
     def rejected(self) -> dict[int, str]:
-        """Why ranks of this run were rejected, by rank; those ranks have been told."""
+        """Reasons why ranks of this run were rejected, by rank; those ranks have been told."""
         return dict(self._server.rejected)
 
     def arrivals(self) -> list[tuple[int, Connection]]:

@@ -30,9 +30,9 @@ class PendingConnection:
 
     Attributes:
         connection: Socket to the client.
-        deadline: When its handshake must be done (`time.monotonic`).
+        deadline: Time by which its handshake must be done (`time.monotonic`).
         rank: Rank of the client, once authenticated.
-        rejected: Why an authenticated client is rejected (encryption); empty: it is not.
+        rejected: Reason why an authenticated client is rejected (encryption); empty: it is not.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class PendingConnection:
 
         Args:
             connection: Socket to the client.
-            deadline: When its handshake must be done (`time.monotonic`).
+            deadline: Time by which its handshake must be done (`time.monotonic`).
             key: Secret key of the run.
             offer: Encryption offer of this process; None: messages have no MAC, and are not encrypted.
         """
@@ -157,8 +157,8 @@ class AuthenticatedServer:
     Attributes:
         address: Host and port.
         rejected_clients: Number of clients rejected so far.
-        rejected: Why ranks of this run were rejected, by rank: encryption mismatch, or certificate rejected.
-            Those ranks have been told.
+        rejected: Reasons why ranks of this run were rejected, by rank: encryption mismatch, or certificate
+            rejected. Those ranks have been told.
     """
 
     def __init__(
@@ -176,7 +176,7 @@ class AuthenticatedServer:
             address: Host and port; port 0: any free port.
             key: Secret key of the run.
             handshake_timeout: Seconds in which a client must prove that it has the key.
-            max_pending: Most clients in the handshake at once; further ones wait in the listen queue.
+            max_pending: Maximum clients in the handshake at once; further ones wait in the listen queue.
             offer: Encryption offer of this process, for connections with MACs; None: no MACs, no encryption.
         """
         self.rejected_clients = 0

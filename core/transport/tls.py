@@ -21,7 +21,7 @@ class Tls:
     """TLS contexts of a process, with the certificate that it shows.
 
     Attributes:
-        certificate_expiry: When its certificate expires, as OpenSSL writes it (`notAfter`).
+        certificate_expiry: Expiry date of its certificate, as OpenSSL writes it (`notAfter`).
     """
 
     def __init__(self, folder: Path) -> None:
@@ -60,7 +60,7 @@ class TlsEndpoint:
 
     Attributes:
         is_ready: Whether the handshake is done.
-        problem: Why the handshake or the connection failed; empty: no failure so far.
+        problem: Reason why the handshake or the connection failed; empty: no failure so far.
     """
 
     def __init__(self, context: ssl.SSLContext, certificate: bytes, *, is_client: bool) -> None:
@@ -91,7 +91,7 @@ class TlsEndpoint:
 
     @property
     def peer_certificate_expiry(self) -> str:
-        """When the other end's certificate expires."""
+        """Date on which the other end's certificate expires."""
         return str((self._tls.getpeercert() or {}).get("notAfter"))
 
     @property

@@ -41,7 +41,7 @@ class Evidence:
 
 
 def strategy_declarations(strategy: Strategy) -> None:
-    """What the strategy declares is of the right type, and so are the bytes that it plans with."""
+    """The strategy's declarations are of the right type, and so are the bytes that it plans with."""
     for name in ("name", "summary"):
         text = getattr(strategy, name, None)
         assert isinstance(text, str), f"{name}: expected a text, received {text!r}"
@@ -147,7 +147,7 @@ def keeps_parameter_mean(evidence: Evidence) -> None:
 
 
 def keeps_gradient_sum(evidence: Evidence) -> None:
-    """What the communication holds back of the gradients does not grow with the number of steps."""
+    """The part of the gradients that communication holds back does not grow with the number of steps."""
     gradient = Oracle(evidence.main["start"]).gradients(np.arange(digits.GLOBAL_BATCH))
     half, whole = (_held_back(evidence, gradient, steps) for steps in (HALF, WHOLE))
     rounding = 1e-5 * WHOLE * sum(np.abs(part).sum() for part in gradient.values())

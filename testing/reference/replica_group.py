@@ -40,7 +40,7 @@ class ReferenceGroup(ReplicaGroup):
         """Builds the trainer and broadcasts the initial weights of replica 0. Collective.
 
         Args:
-            spec: What to train.
+            spec: Training spec.
             exchange: Communicator, connected to the other replicas.
         """
         self.replicas = exchange.replicas

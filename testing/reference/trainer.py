@@ -45,7 +45,7 @@ class ReplicaTrainer:
         """Builds the model, the objective and the optimizer.
 
         Args:
-            spec: What to train.
+            spec: Training spec.
             replica: Index of the replica, which seeds its random layers.
 
         Raises:

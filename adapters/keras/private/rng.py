@@ -23,8 +23,8 @@ def replaced_initializer_draws(draws: Mapping[str, Callable[[Any], Any]]) -> Ite
     """Context in which initializers draw by replaced functions.
 
     Args:
-        draws: By name (`normal`, `uniform`, `truncated_normal`): takes Keras' function and returns its
-            replacement.
+        draws: Functions by name (`normal`, `uniform`, `truncated_normal`) that take Keras' function and
+            return its replacement.
     """
     with contextlib.ExitStack() as stack:
         for name, make_draw in draws.items():

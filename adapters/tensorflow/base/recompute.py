@@ -63,7 +63,7 @@ def recomputed(function: Callable[..., Any]) -> Callable[..., Any]:
 def recomputed_in_order(
     function: Callable[..., Any], turns: TraceOrder, late: int = 0
 ) -> Callable[..., Any]:
-    """As `tf.recompute_grad`, but it waits by a dependency that Grappler cannot fold away.
+    """Recomputation as by `tf.recompute_grad`, but it waits by a dependency that Grappler cannot fold away.
 
     Args:
         function: Function of tensors.

@@ -53,7 +53,7 @@ def _placeholder(weight: Any) -> Any:
 
 
 class _ActionTimes:
-    """When the actions of a step ended, by the graph's clock."""
+    """End times of the actions of a step, by the graph's clock, in seconds."""
 
     def __init__(self, times: Sequence[tf.Tensor], names: Sequence[str]) -> None:
         """Measures the offset between the graph's clock and `time.perf_counter`.
@@ -259,7 +259,7 @@ class PipelineReplicaGroup(TensorFlowReplicaGroup):
         return {name: value for name, value in state.items() if not self.is_remote(name)}
 
     def is_remote(self, name: str) -> bool:
-        """Also true of weights of another stage, unless all stages are gathered."""
+        """Whether the state is of another stage and not gathered, or otherwise remote. Local."""
         return self._weights.is_remote(name) or super().is_remote(name)
 
 

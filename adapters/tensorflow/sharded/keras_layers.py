@@ -261,7 +261,7 @@ class _GatheredWeightsScope(keras.StatelessScope):
 
 
 class _ForwardScope(_GatheredWeightsScope):
-    """As the base class, but updates of variables that are not sharded are assigned at once."""
+    """Scope of the forward pass, in which updates of variables that are not sharded are assigned at once."""
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
         """Assigns a variable a value of its shape at once."""

@@ -114,7 +114,7 @@ class ShardedTrainer(ReplicaTrainer):
     def _build_model(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
     ) -> Any:
-        """Without recomputation: the layers that gather weights recompute themselves."""
+        """Builds the model without recomputation: layers that gather weights recompute themselves."""
         return keras_model.build_model(spec.replace(recompute=()), "tensorflow", scope)
 
     def _update_of(self, spec: TrainingSpec, trainable: list[Any]) -> ShardedUpdate:

@@ -226,7 +226,7 @@ class ReplicaTrainer:
     def stateless_contribution(
         self, micro_batches: Sequence[MicroBatch], weights: tf.Tensor, shift: tf.Tensor
     ) -> tuple[tf.Tensor, tf.Tensor, tf.Tensor]:
-        """As `contribution` for a Keras model, but assigns to no variable: a worker may run it.
+        """Contribution, as by `contribution`, of a Keras model, without assignments: for workers.
 
         Args:
             micro_batches: Micro-batches, none of them a placeholder.

@@ -66,7 +66,7 @@ _FOREACH_CASES: dict[str, tuple[Callable[..., Any], Callable[..., Any]]] = {
     "sqrt_": (lambda a, b, c: foreach_sqrt_(a), lambda a, b, c: a.sqrt()),
     "sub_": (lambda a, b, c: foreach_sub_(a, b), lambda a, b, c: a - b),
 }
-"""By name: a foreach call on three lists, and the same operation on one tensor of each."""
+"""Foreach calls on three lists, by name, each with the same operation on one tensor of each list."""
 
 
 def _probe_foreach() -> None:

@@ -34,7 +34,7 @@ class ConfusionMetric(Metric):
             device: Device of the counts.
             thresholds: Thresholds above which a prediction is positive.
             top_k: Number of highest predictions per sample that can be positive; None for all.
-            class_id: Only class that is counted; None for all.
+            class_id: Class that alone is counted; None for all.
         """
         self.name = name
         self._number = number

@@ -59,7 +59,7 @@ class PipelineModules(SequentialModel):
 
         Args:
             trainer: Trainer of the model.
-            split: Where to cut.
+            split: Split of the model into chunks.
 
         Raises:
             SpecError: The modules do not exist, are too few, or do not have all weights.

@@ -59,7 +59,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             backend_config: Backend configuration of the plan.
             device: Device of this stage.
             connect: Makes the communicator; called once the model is built.
-            split: Where the model is cut into chunks.
+            split: Split of the model into chunks.
         """
         self._has_all_stages = True
         self._executed: list[ExecutedAction] = []

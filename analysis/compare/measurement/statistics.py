@@ -21,7 +21,7 @@ _STUDENT = (
 MATERIAL = 0.03
 """A drift below this share of the block time is not worth waiting for."""
 _LEAST = 8
-"""Least number of blocks for a decision."""
+"""Minimum number of blocks for a decision."""
 _END = 5
 """The last blocks, at which no truncation is tried: their variance is an accident."""
 _SIGNIFICANT = 2.58
@@ -42,7 +42,7 @@ class Bootstrap:
 
     Attributes:
         value: Mean of the statistic over the runs.
-        draws: That mean for each resample, shape [RESAMPLES], float64.
+        draws: Mean of the statistic for each resample, shape [RESAMPLES], float64.
         runs: Number of runs.
     """
 

@@ -37,7 +37,7 @@ class TableSection:
 
     Attributes:
         title: The table's caption.
-        note: How to read it.
+        note: Explanation of how to read it.
         heads: Label and unit of every column.
         rows: Entries of every finished cell, by its name.
     """

@@ -62,7 +62,7 @@ def random_streams(case: DivergenceCase) -> Cause | None:
 
 
 def _spread(run: RunTrace, name: str) -> float:
-    """How much a tensor's first gradient changes when the random streams move on."""
+    """Change of a tensor's first gradient when the random streams move on."""
     again = run.again.get(name)
     return 0.0 if again is None else difference(again, run.steps[0].tensors["gradient"][name])
 

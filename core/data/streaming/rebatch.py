@@ -35,17 +35,17 @@ def global_batches(
     A batch of the right size is passed on unchanged; others are split and concatenated.
 
     Args:
-        batches: batches of one epoch, each (inputs, targets), (inputs, targets, sample weights) or inputs
+        batches: Batches of one epoch, each (inputs, targets), (inputs, targets, sample weights) or inputs
             alone; arrays of shape [n, ...].
-        size: number of samples in a global batch.
-        samples: number of samples in the epoch.
-        samples_before: number of samples of the epoch in earlier batches.
-        first: index of the first sample to yield, a multiple of `size`.
-        is_on_device: whether to pass on a leaf unchanged, in a batch of the right size; all others are
+        size: Number of samples in a global batch.
+        samples: Number of samples in the epoch.
+        samples_before: Number of samples of the epoch in earlier batches.
+        first: Index of the first sample to yield, a multiple of `size`.
+        is_on_device: Whether to pass on a leaf unchanged, in a batch of the right size; all others are
             converted to arrays.
 
     Raises:
-        DataError: the stream has fewer or more samples, or a batch differs in structure.
+        DataError: The stream has fewer or more samples, or a batch differs in structure.
     """
     buffer: list[InputsAndTargets] = []
     rows = 0

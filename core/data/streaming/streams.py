@@ -98,11 +98,11 @@ class BatchStream:
         """Keeps the function that starts an epoch; reads nothing.
 
         Args:
-            read: function that returns the batches of one epoch, each (inputs, targets), (inputs, targets,
+            read: Function that returns the batches of one epoch, each (inputs, targets), (inputs, targets,
                 sample weights) or inputs alone.
-            samples: number of samples per epoch. When left out, the first epoch is read ahead to count them,
+            samples: Number of samples per epoch. When left out, the first epoch is read ahead to count them,
                 and kept if it is small.
-            change: function applied to each batch.
+            change: Function applied to each batch.
         """
         self._read = read
         self._change = change
@@ -141,9 +141,9 @@ class BatchStream:
         where a run resumes, are read and discarded first.
 
         Args:
-            number: index of the epoch, from 0.
-            mark: state in this epoch or before it, for streams that can return to one.
-            mark_seconds: seconds between two states that are kept while reading; None to keep none.
+            number: Index of the epoch, from 0.
+            mark: State in this epoch or before it, for streams that can return to one.
+            mark_seconds: Seconds between two states that are kept while reading; None to keep none.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.batches is not None:

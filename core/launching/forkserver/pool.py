@@ -16,7 +16,7 @@ from isotrain.core.launching.forkserver.client import ANSWER_SECONDS, ForkServer
 from isotrain.core.system.interpreter import is_in_prefix
 
 _RETRY_SECONDS = 60.0
-"""How long no fork server is started after one like it failed to import: failing may take long."""
+"""Time in which no fork server is started after one like it failed to import: failing may take long."""
 _IGNORED_VARIABLES = frozenset(
     ("PYTEST_CURRENT_TEST", "PWD", "OLDPWD", "SHLVL", "_", "COLUMNS", "LINES", "ISOTRAIN_START")
 )
@@ -42,7 +42,7 @@ class ForkServerPool:
         self._lock = threading.RLock()
         self._fork_servers: dict[_Key, ForkServer] = {}
         self._failures: dict[_Key, tuple[str, float]] = {}
-        """Why a fork server failed, and the `time.monotonic` before which none like it is started."""
+        """Reason why a fork server failed, and the `time.monotonic` before which none like it is started."""
         self._is_closed = False
         self._scope: Hashable = None
         """Part of the key; changed by `only_new`."""
@@ -84,8 +84,8 @@ class ForkServerPool:
 
         Args:
             fork_server: A broken or outdated fork server.
-            reason: Why it failed, if a new one would fail alike. If it could not even import, none like it is
-                started for a while.
+            reason: Reason why it failed, if a new one would fail alike. If it could not even import, none
+                like it is started for a while.
         """
         with self._lock:
             for key, cached in list(self._fork_servers.items()):

@@ -84,7 +84,7 @@ class _Server:
         self._files = _user_files()
         os.chdir("/")  # it must not keep a folder from being removed or unmounted
         self._children: dict[int, int] = {}
-        """pidfds by process id, of children whose exit is not reported yet."""
+        """Process descriptors (pidfds) by process id, of children whose exit is not reported yet."""
         self._selector = selectors.DefaultSelector()
         self._selector.register(connection, selectors.EVENT_READ, _SOCKET)
         self._launcher = os.pidfd_open(launcher)

@@ -128,7 +128,7 @@ class RankProcess:
 
     @property
     def status(self) -> Status:
-        """Its current step and call, or those at its end."""
+        """Current step and call of the process, or those at its end."""
         return read_status(self._page)
 
     def allow_exit(self) -> None:

@@ -36,7 +36,7 @@ KEPT_BY_LAUNCHER = frozenset(
 """Files that the launching process writes from the events of the ranks; rank 0 writes the others."""
 _LOCK_FILE = ".lock"
 _LOCK_SECONDS = 0.2
-"""How long to try for the exclusive lock: longer than `is_locked` holds its shared one."""
+"""Time limit for the exclusive lock: longer than `is_locked` holds its shared one."""
 
 
 class RunDirectory:

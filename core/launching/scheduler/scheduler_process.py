@@ -34,7 +34,7 @@ class SchedulerProcess:
         Args:
             submission: Submission with the commands.
             log: File for their standard error.
-            variables: Their complete environment.
+            variables: Complete environment of the commands.
 
         Raises:
             PlanError: A command cannot be started.

@@ -42,7 +42,7 @@ class RankStatus:
         started: Whether it has sent any event.
         ready: Whether it has loaded the data and built the model.
         finished: Whether it reported the end of its work.
-        lost: Why it is considered lost although it runs; None if it is not.
+        lost: Reason why it is considered lost although it runs; None if it is not.
         ignored_log_lines: Patterns of log lines that diagnose nothing, see `Adapter.ignored_log_lines`.
     """
 
@@ -226,7 +226,7 @@ def whereabouts(status: Status) -> str:
 
 
 def evidence(culprit: RankStatus) -> str:
-    """Its traceback, or the end of its log without warnings and ignored lines (perhaps empty)."""
+    """Traceback of a process, or the end of its log without warnings and ignored lines; may be empty."""
     if culprit.failure is not None:
         return culprit.failure.traceback.rstrip()
     try:

@@ -42,7 +42,7 @@ class CpuStarvation:
 
 
 _STARVATION_LIMIT = 3.0
-"""Most starvation that is excused, as a multiple of the call's timeout: a spinning process starves too."""
+"""Maximum starvation that is excused, as a multiple of the call's timeout: a spinning process starves too."""
 _MAX_PAUSES = 64
 
 

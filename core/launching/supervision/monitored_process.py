@@ -15,7 +15,7 @@ class MonitoredProcess(Protocol):
 
     @property
     def peer(self) -> Peer:
-        """Its rank, host and role."""
+        """Rank, host and role of the process."""
 
     @property
     def log(self) -> Path:
@@ -34,7 +34,7 @@ class MonitoredProcess(Protocol):
 
     @property
     def status(self) -> Status:
-        """Its current step and call, or the last known ones."""
+        """Current step and call of the process, or the last known ones."""
 
     @property
     def is_gone(self) -> bool:

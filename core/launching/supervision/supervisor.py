@@ -36,7 +36,7 @@ from isotrain.core.launching.supervision.monitored_process import MonitoredProce
 from isotrain.core.system.deadline import Deadline
 
 _GRACE_SECONDS = 1.5
-"""How long after a first failure the other processes may still report theirs."""
+"""Time after a first failure in which the other processes may still report theirs."""
 _STACKS_SECONDS = 0.3
 _MAX_STACKS_SECONDS = 3.0
 """Limit for a responsive process to begin to write its stacks, on a busy machine."""
@@ -204,7 +204,7 @@ class Supervisor:
         return event
 
     def _cause(self, rank: int) -> str | None:
-        """What happened to a lost worker; None if unknown."""
+        """Cause of the loss of a worker; None if unknown."""
         watched = self._watched[rank]
         deadline = time.monotonic() + _LAST_EVENTS_SECONDS
         while not watched.process.is_gone and time.monotonic() < deadline:
@@ -257,7 +257,7 @@ class Supervisor:
         return watched.failure is not None or watched.died_silently or watched.lost is not None
 
     def _loss_reason(self, watched: RankStatus) -> str | None:
-        """Why a running process must be considered lost; None if it need not.
+        """Reason why a running process must be considered lost; None if it need not.
 
         It is lost after `silence` seconds without an event. A process that sends no events but is active is
         only slow, and has the timeout of its present call instead.

@@ -31,7 +31,7 @@ from isotrain.core.session.training.context import SessionContext
 FORMAT = 1
 _POLL_SECONDS = 1.0
 _COMMIT_SECONDS = 600.0
-"""How long rank 0 waits for the files of the other processes."""
+"""Time for which rank 0 waits for the files of the other processes."""
 _WRITTEN, _FAILED, _HANGS = 0, 1, 2
 """State of a checkpoint; the worst of all processes counts."""
 
