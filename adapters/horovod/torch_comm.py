@@ -51,7 +51,7 @@ class HorovodCommunicator(Communicator):
             device,
             lambda vector: hvd.broadcast_(vector, 0, name="isotrain.first_values"),
         )
-        self._loss_module = trainer.loss_module
+        self._forward = trainer.loss_module.forward
         if not self._is_sharded:
             self._reducer = _make_reducer(trainer.trainable, self._options)
         self._accumulating = False
@@ -60,7 +60,7 @@ class HorovodCommunicator(Communicator):
         """Forward pass, with a scalar loss, whose gradients Horovod will all-reduce; outside of `no_sync`."""
         if not self._accumulating:
             self._reducer.begin_backward()
-        return self._loss_module(inputs, targets)
+        return self._forward(inputs, targets)
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:

@@ -207,7 +207,7 @@ def with_gradient(
     loss: Any, targets: np.ndarray, predictions: np.ndarray, *weights: Any
 ) -> list[Any]:
     leaf = torch.tensor(predictions, requires_grad=True)
-    value = loss(torch.tensor(targets), leaf, *weights).sum()
+    value = loss(torch.tensor(targets), leaf, *weights).mean()
     value.backward()
     return [float(value.detach()), leaf.grad.flatten().tolist()]
 
@@ -217,17 +217,18 @@ def losses() -> Iterator[list[Any]]:
     for kind, name, options in LOSSES:
         spec = spec_with(loss={"name": name, **options})
         ours, theirs = (
-            build_loss(spec.loss),
+            build_loss(spec.loss).mean,
             keras_model.build_losses(spec, "torch")[None],
         )
         targets, predictions = arrays(0)[kind]
         label = f"{name} {options} {kind}"
         yield [label, *(with_gradient(each, targets, predictions) for each in (ours, theirs))]
-        apart = spec_with(loss={"name": name, **options, "reduction": "none"}).loss
-        shape = build_loss(apart)(*map(torch.tensor, (targets, predictions))).shape
+        apart = spec_with(loss={"name": name, **options, "reduction": "none"})
+        apart_theirs = keras_model.build_losses(apart, "torch")[None]
+        shape = apart_theirs(*map(torch.tensor, (targets, predictions))).shape
         if shape[:1] == (len(targets),):
             weights = torch.arange(shape.numel()).reshape(shape) % 3 / 2.0
-            pair = (ours.weighted, theirs)
+            pair = (ours, theirs)
             given = (targets, predictions, weights)
             yield [f"{label} weighted", *(with_gradient(each, *given) for each in pair)]
 

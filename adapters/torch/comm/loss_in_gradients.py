@@ -51,7 +51,7 @@ class LossInGradients(nn.Module):
         """Returns loss and predictions of the loss module; the loss is a scalar or `[mean, padding]`."""
         (carrier,) = self._carrier
         for_mean, *for_padding = carrier.unbind()  # first: gradients come in the reverse order
-        loss, predictions = self.loss_module(inputs, targets)
+        loss, predictions = self.loss_module.forward(inputs, targets)
         if not for_padding or not loss.dim():
             return torch.addcmul(loss, for_mean, loss.detach()), predictions
         mean, padding = loss

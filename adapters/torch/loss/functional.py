@@ -15,8 +15,11 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from isotrain.adapters.torch.loss.shapes import classes_and_scores, same_shape_and_dtype
 from isotrain.plugin import SpecError
 
+MEAN_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
+"""Keras' names of the reductions of loss values to a mean."""
 EPSILON = 1e-7
 """Keras' epsilon, which keeps logarithms and quotients away from 0."""
 
@@ -33,85 +36,44 @@ class Masked(NamedTuple):
     mask: Tensor
 
 
-def same_rank(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Adds or removes a last axis of length 1 that only one of two tensors (any shape) has, as Keras does."""
-    more = predictions.dim() - targets.dim()
-    if more == 1 and predictions.shape[-1] == 1:
-        if targets.dim() == 1:
-            return targets.unsqueeze(-1), predictions
-        return targets, predictions.squeeze(-1)
-    if more == -1 and targets.shape[-1] == 1:
-        if predictions.dim() == 1:
-            return targets, predictions.unsqueeze(-1)
-        return targets.squeeze(-1), predictions
-    return targets, predictions
-
-
-def same_shape_and_dtype(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Checks as `same_shape`, and casts the targets to the predictions' dtype."""
-    targets, predictions = same_shape(targets, predictions)
-    return targets.to(predictions.dtype), predictions
-
-
-def same_shape(targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-    """Targets and predictions (any shape) with equal shapes, after `same_rank`.
-
-    Raises:
-        SpecError: The shapes differ, even if they could be broadcast.
-    """
-    if targets.dim() != predictions.dim():
-        targets, predictions = same_rank(targets, predictions)
-    if targets.shape != predictions.shape:
-        raise SpecError(
-            f"loss or metric: the targets have shape {list(targets.shape)} and the predictions"
-            f" {list(predictions.shape)}; this one compares elements, and needs equal shapes. Change the"
-            " shape in the data or at the end of the model."
-        )
-    return targets, predictions
-
-
-def broadcast_weights(weights: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
-    """Sample weights with trailing axes of length 1, so that they broadcast over the values.
+def _smoothed(
+    targets: Tensor, predictions: Tensor, smoothing: float, classes: int | None = None
+) -> tuple[Tensor, Tensor]:
+    """Targets and predictions as from `same_shape_and_dtype`, with label smoothing.
 
     Args:
-        weights: Sample weights; their shape is that of the values, or its first axes.
-        values: Loss values, shape `[samples, ...]`.
-
-    Raises:
-        SpecError: The shapes do not fit.
+        targets: Target probabilities, shape of the predictions.
+        predictions: Predictions, any shape.
+        smoothing: Fraction of the probability that is spread over all classes.
+        classes: Number of classes; None for the length of the last axis.
     """
-    if weights.dim() > values.dim() and weights.shape[-1] == 1:
-        weights = weights.squeeze(-1)
-    if weights.shape != values.shape[: weights.dim()]:
-        raise SpecError(
-            f"data: sample weights of shape {list(weights.shape)} do not fit loss values of shape"
-            f" {list(values.shape)}: expected that shape, or its first axes."
-        )
-    axes = (1,) * (values.dim() - weights.dim())
-    return weights.reshape(*weights.shape, *axes).to(values.dtype)
-
-
-def _smoothed(targets: Tensor, smoothing: float, classes: int) -> Tensor:
-    return targets * (1.0 - smoothing) + smoothing / classes if smoothing else targets
+    targets, predictions = same_shape_and_dtype(targets, predictions)
+    if smoothing:
+        targets = targets * (1.0 - smoothing) + smoothing / (classes or targets.shape[-1])
+    return targets, predictions
 
 
 def mean_squared_error(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Mean over the outputs of the squared error, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     return functional.mse_loss(predictions, targets, reduction="none").mean(-1)
 
 
 def mean_absolute_error(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Mean over the outputs of the absolute error, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     return functional.l1_loss(predictions, targets, reduction="none").mean(-1)
 
 
 def mean_absolute_percentage_error(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Mean over the outputs of the absolute error in percent, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     error = (targets - predictions) / targets.abs().clamp_min(EPSILON)
     return 100.0 * error.abs().mean(-1)
 
 
 def mean_squared_logarithmic_error(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Mean over the outputs of the squared error of `log(1 + x)`, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     log_predictions, log_targets = (
         torch.log1p(tensor.clamp_min(EPSILON)) for tensor in (predictions, targets)
@@ -120,17 +82,20 @@ def mean_squared_logarithmic_error(targets: Tensor, predictions: Tensor) -> Tens
 
 
 def huber(targets: Tensor, predictions: Tensor, delta: float = 1.0) -> Tensor:
+    """Huber loss, a mean over the outputs, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     return functional.huber_loss(predictions, targets, reduction="none", delta=delta).mean(-1)
 
 
 def log_cosh(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Logarithm of the error's hyperbolic cosine, a mean over the outputs, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     error = predictions - targets
     return (error + functional.softplus(-2.0 * error) - math.log(2.0)).mean(-1)
 
 
 def cosine_similarity(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
+    """Cosine loss: the negative of `cosine`, shape `[samples, ...]`."""
     return -cosine(targets, predictions, axis)
 
 
@@ -141,6 +106,7 @@ def cosine(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
 
 
 def _unit(vectors: Tensor, axis: int) -> Tensor:
+    """Vectors along an axis divided by their lengths; any shape."""
     return functional.normalize(vectors, dim=axis, eps=1e-12)
 
 
@@ -151,20 +117,23 @@ def _signs(targets: Tensor) -> Tensor:
 
 
 def _hinge_values(targets: Tensor, predictions: Tensor) -> Tensor:
-    """Hinge loss of each element."""
+    """Hinge loss of each element, in the predictions' shape."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     return (1.0 - _signs(targets) * predictions).clamp_min(0.0)
 
 
 def hinge(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Hinge loss, a mean over the outputs, shape `[samples, ...]`."""
     return _hinge_values(targets, predictions).mean(-1)
 
 
 def squared_hinge(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Squared hinge loss, a mean over the outputs, shape `[samples, ...]`."""
     return _hinge_values(targets, predictions).square().mean(-1)
 
 
 def categorical_hinge(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Hinge loss of the target class and the best other class, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     positive = (targets * predictions).sum(-1)
     negative = ((1.0 - targets) * predictions).amax(-1)
@@ -172,18 +141,20 @@ def categorical_hinge(targets: Tensor, predictions: Tensor) -> Tensor:
 
 
 def kl_divergence(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Kullback-Leibler divergence of the targets from the predictions, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     targets, predictions = targets.clamp(EPSILON, 1.0), predictions.clamp(EPSILON, 1.0)
     return (targets * (targets / predictions).log()).sum(-1)
 
 
 def poisson(targets: Tensor, predictions: Tensor) -> Tensor:
+    """Poisson loss, a mean over the outputs, shape `[samples, ...]`."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     return (predictions - targets * (predictions + EPSILON).log()).mean(-1)
 
 
 def _binary(targets: Tensor, predictions: Tensor, from_logits: bool) -> Tensor:
-    """Binary cross-entropy of each element."""
+    """Binary cross-entropy of each element, in the shape of targets and predictions, which is equal."""
     if from_logits:
         return functional.binary_cross_entropy_with_logits(predictions, targets, reduction="none")
     clamped = predictions.clamp(EPSILON, 1.0 - EPSILON)
@@ -197,8 +168,9 @@ def binary_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    targets, predictions = same_shape_and_dtype(targets, predictions)
-    return _binary(_smoothed(targets, label_smoothing, 2), predictions, from_logits).mean(axis)
+    """Binary cross-entropy, a mean along `axis`; without that axis."""
+    targets, predictions = _smoothed(targets, predictions, label_smoothing, 2)
+    return _binary(targets, predictions, from_logits).mean(axis)
 
 
 def binary_focal_crossentropy(
@@ -211,8 +183,8 @@ def binary_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    targets, predictions = same_shape_and_dtype(targets, predictions)
-    targets = _smoothed(targets, label_smoothing, 2)
+    """Binary focal cross-entropy, a mean along `axis`; without that axis."""
+    targets, predictions = _smoothed(targets, predictions, label_smoothing, 2)
     predictions = predictions.sigmoid() if from_logits else predictions
     target_probability = targets * predictions + (1.0 - targets) * (1.0 - predictions)
     focal = (1.0 - target_probability).pow(gamma) * _binary(targets, predictions, from_logits=False)
@@ -222,7 +194,7 @@ def binary_focal_crossentropy(
 
 
 def _probabilities(predictions: Tensor, axis: int) -> Tensor:
-    """Predictions normalised to a sum of 1 along an axis, then clamped away from 0 and 1."""
+    """Predictions normalised to a sum of 1 along an axis, then clamped away from 0 and 1; any shape."""
     return (predictions / predictions.sum(axis, keepdim=True)).clamp(EPSILON, 1.0 - EPSILON)
 
 
@@ -233,8 +205,8 @@ def categorical_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    targets, predictions = same_shape_and_dtype(targets, predictions)
-    targets = _smoothed(targets, label_smoothing, targets.shape[-1])
+    """Cross-entropy with target probabilities along `axis`; without that axis."""
+    targets, predictions = _smoothed(targets, predictions, label_smoothing)
     if from_logits:
         logarithms = functional.log_softmax(predictions, axis)
     else:
@@ -251,8 +223,8 @@ def categorical_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    targets, predictions = same_shape_and_dtype(targets, predictions)
-    targets = _smoothed(targets, label_smoothing, targets.shape[-1])
+    """Focal cross-entropy with target probabilities along `axis`; without that axis."""
+    targets, predictions = _smoothed(targets, predictions, label_smoothing)
     predictions = predictions.softmax(axis) if from_logits else predictions
     output = _probabilities(predictions, axis)
     weight = (1.0 - output).pow(gamma) * torch.as_tensor(
@@ -268,7 +240,8 @@ def sparse_categorical_crossentropy(
     ignore_class: int | None = None,
     axis: int = -1,
 ) -> Tensor | Masked:
-    scores, classes = scores_and_classes(targets, predictions, axis)
+    """Cross-entropy with target classes, shape `[samples, ...]`."""
+    classes, scores = classes_and_scores(targets, predictions, axis)
     if ignore_class is None:
         return _sparse(scores, classes, from_logits)
     mask = classes != ignore_class
@@ -278,18 +251,8 @@ def sparse_categorical_crossentropy(
     return Masked(values.where(mask, 0.0), mask)
 
 
-def scores_and_classes(
-    targets: Tensor, predictions: Tensor, axis: int = -1
-) -> tuple[Tensor, Tensor]:
-    """Predictions as `[samples, classes, ...]`, torch's layout; targets as int64 `[samples, ...]`."""
-    if targets.dim() == predictions.dim() and targets.shape[axis] == 1:
-        targets = targets.squeeze(axis)
-    scores = predictions if predictions.dim() == 2 else predictions.movedim(axis, 1)
-    return scores, targets.long()
-
-
 def _sparse(scores: Tensor, classes: Tensor, from_logits: bool) -> Tensor:
-    """Cross-entropy of each position, from `scores_and_classes`."""
+    """Cross-entropy of each position, `[samples, ...]`, from the results of `classes_and_scores`."""
     if from_logits:
         return functional.cross_entropy(scores, classes, reduction="none")
     return functional.nll_loss(_probabilities(scores, 1).log(), classes, reduction="none")
@@ -298,9 +261,10 @@ def _sparse(scores: Tensor, classes: Tensor, from_logits: bool) -> Tensor:
 def categorical_generalized_cross_entropy(
     targets: Tensor, predictions: Tensor, q: float = 0.5
 ) -> Tensor:
+    """Generalized cross-entropy of probabilities with target classes, shape `[samples, ...]`."""
     if not 0.0 < q < 1.0:
         raise ValueError(f"q: expected a number between 0 and 1, got {q!r}")
-    scores, classes = scores_and_classes(targets, predictions)
+    classes, scores = classes_and_scores(targets, predictions)
     target_probability = scores.gather(1, classes.unsqueeze(1)).squeeze(1)
     return (1.0 - target_probability.pow(q)) / q
 
@@ -355,6 +319,7 @@ def tversky(
 
 
 def _sum(tensor: Tensor, axis: int | tuple[int, ...] | None) -> Tensor:
+    """Sum over axes, or over all if `axis` is None, a scalar then."""
     return tensor.sum() if axis is None else tensor.sum(axis)
 
 

@@ -1,20 +1,16 @@
-"""Loss of a native model: named and custom losses, sample weights, several outputs, and denominators.
-
-A loss that ignores targets or weighs classes gives the mean over what counts. To be averaged over the global
-batch, a slice's mean must count by its denominator, the sum of the weights of its targets.
-"""
+"""Loss of a native model: named and custom losses, sample weights, and several outputs."""
 
 from __future__ import annotations
 
 import contextlib
 import functools
 import inspect
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 from torch.nn import functional
 
 from isotrain.adapters.common import callables
@@ -23,79 +19,85 @@ from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.torch.loss import functional as losses
-from isotrain.adapters.torch.loss.functional import Masked, broadcast_weights
+from isotrain.adapters.torch.loss.denominators import (
+    IGNORE_INDEX,
+    Denominator,
+    denominator_of_custom,
+    denominator_of_named,
+    ignores_only_padding,
+)
+from isotrain.adapters.torch.loss.functional import MEAN_REDUCTIONS, Masked
+from isotrain.adapters.torch.loss.shapes import (
+    broadcast_weights,
+    classes_and_scores,
+    same_rank,
+    same_shape_and_dtype,
+)
 from isotrain.plugin import Component, SpecError, TrainingSpec, unweighted
 
-Denominator = Callable[[Any], Tensor]
-"""Function from targets to the sum of their weights, a float64 scalar."""
-
-MEAN_REDUCTIONS = ("sum_over_batch_size", "mean", "mean_with_sample_weight")
 _REDUCTIONS = (*MEAN_REDUCTIONS, "sum", "none", None)
-IGNORE_INDEX = -100
-"""Default `ignore_index` of torch's losses, which most data sets use for padding."""
-_MEAN_FUNCTIONS: Mapping[Callable[..., Any], Callable[..., Tensor]] = {
-    losses.mean_squared_error: functional.mse_loss,
-    losses.mean_absolute_error: functional.l1_loss,
-    losses.huber: functional.huber_loss,
+FusedMean = tuple[Callable[[Tensor, Tensor], tuple[Tensor, Tensor]], Callable[..., Tensor]]
+"""A torch function that computes a mean loss from predictions and targets, and the function before it, which
+brings targets and predictions into the shapes and dtypes that it takes."""
+_FUSED_MEANS: Mapping[Callable[..., Any], FusedMean] = {
+    losses.mean_squared_error: (same_shape_and_dtype, functional.mse_loss),
+    losses.mean_absolute_error: (same_shape_and_dtype, functional.l1_loss),
+    losses.huber: (same_shape_and_dtype, functional.huber_loss),
 }
-"""Torch functions that compute the mean of a named loss in one call, from predictions and targets."""
+"""Fused means of named losses."""
+_FUSED_MEANS_OF_LOGITS: Mapping[Callable[..., Any], FusedMean] = {
+    losses.sparse_categorical_crossentropy: (classes_and_scores, functional.cross_entropy),
+    losses.binary_crossentropy: (
+        same_shape_and_dtype,
+        functional.binary_cross_entropy_with_logits,
+    ),
+}
+"""Fused means of named losses whose only option is `from_logits`."""
 
 
-def denominator_function(component: Component) -> Denominator | None:
-    """Denominator of a native model's loss; None if all targets count alike."""
-    if component.is_reference:
-        return _denominator_of_torch(choices.build_custom(component, "loss"))
-    ignored = component.options.get("ignore_class")
-    reduction = component.options.get("reduction", MEAN_REDUCTIONS[0])
-    if reduction not in MEAN_REDUCTIONS:
-        return None
-    is_sparse = keras_names.class_name(component.name, "loss") == "SparseCategoricalCrossentropy"
-    return (
-        functools.partial(_weight_sum, ignored, None) if is_sparse and ignored is not None else None
-    )
+class PerOutputLoss(ABC):
+    """Loss of one model output; caches the last mean, so that its metric need not compute it again.
 
-
-def _denominator_of_torch(loss: Any) -> Denominator | None:
-    """Denominator of torch's cross-entropy or negative log-likelihood, a module or a partial function."""
-    if isinstance(loss, nn.CrossEntropyLoss | nn.NLLLoss):
-        options = {name: getattr(loss, name) for name in ("ignore_index", "weight", "reduction")}
-    elif isinstance(loss, functools.partial) and loss.func in (
-        functional.cross_entropy,
-        functional.nll_loss,
-    ):
-        options = dict(loss.keywords)
-    else:
-        return None
-    ignored, weights = options.get("ignore_index", IGNORE_INDEX), options.get("weight")
-    if options.get("reduction", "mean") != "mean":
-        return None
-    return functools.partial(_weight_sum, ignored, weights)
-
-
-def _ignores_only_padding(denominator: Denominator | None) -> bool:
-    """Whether a loss ignores targets of `IGNORE_INDEX`, and counts all others alike."""
-    return isinstance(denominator, functools.partial) and denominator.args == (IGNORE_INDEX, None)
-
-
-def _weight_sum(ignored: int, weights: Tensor | None, targets: Tensor) -> Tensor:
-    """Sum of the class weights of targets that are not ignored, a float64 scalar.
-
-    Args:
-        ignored: Class that does not count.
-        weights: Class weights, shape `[classes]`; None for ones.
-        targets: Classes (integers, any shape), or probabilities, shape `[samples, classes, ...]`.
+    Attributes:
+        output: Name of the output; None for all that the model returns.
+        denominator: Denominator of the mean as a function of the targets; None if all count alike.
     """
-    if targets.is_floating_point():  # of probabilities, torch divides by the number of samples
-        return torch.tensor(float(len(targets)), dtype=torch.float64, device=targets.device)
-    mask = targets != ignored
-    if weights is None:
-        return mask.sum(dtype=torch.float64)
-    target_weights = weights.to(targets.device)[torch.where(mask, targets, 0)]
-    return target_weights.where(mask, 0.0).sum(dtype=torch.float64)
+
+    def __init__(self, output: str | None, denominator: Denominator | None) -> None:
+        self.output = output
+        self.denominator = denominator
+        self._latest: tuple[Any, Tensor] | None = None
+
+    @abstractmethod
+    def mean(self, targets: Any, predictions: Any, weights: Tensor | None = None) -> Tensor:
+        """Mean over the samples that count, a scalar; named losses may have another `reduction`.
+
+        Args:
+            targets: Targets of this output, shape `[samples, ...]`.
+            predictions: Predictions of this output, shape `[samples, ...]`.
+            weights: Factors of the loss values, shape `[samples, ...]`; None for ones.
+
+        Raises:
+            SpecError: The loss does not support weights, or these targets and predictions.
+        """
+
+    def compute(self, targets: Any, predictions: Any, weights: Tensor | None) -> Tensor:
+        """Computes the mean, a scalar, and caches it for `cached_mean`."""
+        mean = self.mean(targets, predictions, weights)
+        if self.output is not None:
+            self._latest = predictions, mean
+        return mean
+
+    def cached_mean(self, targets: Any, predictions: Any, weights: Tensor | None) -> Tensor:
+        """The cached mean, a scalar, if it is of these predictions; else computes it. Empties the cache."""
+        latest, self._latest = self._latest, None
+        if latest is not None and latest[0] is predictions:
+            return latest[1]
+        return self.mean(targets, predictions, weights)
 
 
-class NamedLoss:
-    """A loss that the spec names, with its options: `loss(targets, predictions)`.
+class NamedLoss(PerOutputLoss):
+    """A loss that the spec names, with its options.
 
     It computes in float32 if the predictions have a 16-bit dtype.
     """
@@ -103,6 +105,8 @@ class NamedLoss:
     def __init__(
         self,
         function: Callable[..., Tensor | Masked],
+        output: str | None,
+        denominator: Denominator | None,
         reduction: str | None = "sum_over_batch_size",
         name: str | None = None,
         dtype: str | None = None,
@@ -112,6 +116,8 @@ class NamedLoss:
 
         Args:
             function: Function of `losses` (loss/functional.py).
+            output: Name of the output; None for all that the model returns.
+            denominator: Denominator of the mean; None if all targets count alike.
             reduction: Keras' name of the reduction over samples.
             name: Ignored, as the loss is always called `loss`.
             dtype: Dtype to compute in; None for that of the predictions.
@@ -121,42 +127,32 @@ class NamedLoss:
             TypeError: The function has no such option.
             ValueError: The value of an option does not exist.
         """
+        super().__init__(output, denominator)
         inspect.signature(function).bind(None, None, **options)
         if reduction not in _REDUCTIONS:
             raise ValueError(f"reduction: expected one of {_REDUCTIONS}, got {reduction!r}")
-        self._function = function
-        self._options = options
+        self._function = functools.partial(function, **options)
         self._reduction = reduction
         self._dtype = None if dtype is None else getattr(torch, dtype)
-        self._mean = self._fused_mean() if reduction in MEAN_REDUCTIONS else None
+        self._fused_mean = _fused_mean(function, options) if reduction in MEAN_REDUCTIONS else None
 
-    def _fused_mean(self) -> Callable[[Tensor, Tensor], Tensor] | None:
-        """Function that computes the mean in one call of torch; None if there is none."""
-        function, options = self._function, self._options
-        mean_function = _MEAN_FUNCTIONS.get(function)
-        if mean_function is not None:
-
-            def mean(targets: Tensor, predictions: Tensor) -> Tensor:
-                targets, predictions = losses.same_shape_and_dtype(targets, predictions)
-                return mean_function(predictions, targets, **options)
-
-            return mean
-        if options.get("from_logits") and set(options) <= {"from_logits"}:
-            if function is losses.sparse_categorical_crossentropy:
-                return _cross_entropy
-            if function is losses.binary_crossentropy:
-                return _binary_cross_entropy
-        return None
-
-    def __call__(self, targets: Tensor, predictions: Tensor) -> Tensor:
-        """Mean over the samples that count, a scalar; or what the option `reduction` says."""
+    def mean(self, targets: Tensor, predictions: Any, weights: Tensor | None = None) -> Tensor:
         targets, predictions = self._prepared(targets, predictions)
-        if self._mean is not None:
-            return self._mean(targets, predictions)
-        return self._reduced(self._function(targets, predictions, **self._options))
+        if self._fused_mean is not None and weights is None:
+            arrange, torch_mean = self._fused_mean
+            targets, predictions = arrange(targets, predictions)
+            return torch_mean(predictions, targets)
+        values = self._function(targets, predictions)
+        if weights is not None:
+            values = self._weighted(values, weights)
+        return mean_over_samples(self._reduced(values))
 
-    def _prepared(self, targets: Tensor, predictions: Tensor) -> tuple[Tensor, Tensor]:
-        """Targets and predictions with the same rank, the predictions in the dtype to compute in."""
+    def _prepared(self, targets: Tensor, predictions: Any) -> tuple[Tensor, Tensor]:
+        """Targets and predictions (any shape) with the same rank, predictions in the dtype to compute in.
+
+        Raises:
+            SpecError: The predictions are not one tensor.
+        """
         if not isinstance(predictions, Tensor):
             raise SpecError(
                 "loss: a named loss takes predictions that are one tensor, and the model returned a"
@@ -168,16 +164,11 @@ class NamedLoss:
         elif predictions.dtype in (torch.bfloat16, torch.float16):
             predictions = predictions.float()
         if targets.dim() != predictions.dim():
-            targets, predictions = losses.same_rank(targets, predictions)
+            targets, predictions = same_rank(targets, predictions)
         return targets, predictions
 
-    def weighted(self, targets: Tensor, predictions: Tensor, weights: Tensor) -> Tensor:
-        """Loss with the value of each sample times its weight; reduced as by a call.
-
-        Args:
-            targets: Targets, shape `[samples, ...]`.
-            predictions: Predictions, shape `[samples, ...]`.
-            weights: Sample weights, shape `[samples]` or that of the loss values.
+    def _weighted(self, values: Tensor | Masked, weights: Tensor) -> Tensor | Masked:
+        """Loss values, shape `[samples, ...]`, times weights of that shape or of its first axes.
 
         Raises:
             SpecError: The reduction divides by the sum of the weights.
@@ -187,15 +178,12 @@ class NamedLoss:
                 "loss: the reduction mean_with_sample_weight is available for portable models only. The loss"
                 " of a native model is averaged over the number of samples: use sum_over_batch_size."
             )
-        targets, predictions = self._prepared(targets, predictions)
-        result = self._function(targets, predictions, **self._options)
-        if isinstance(result, Masked):
-            return self._reduced(
-                result._replace(values=result.values * broadcast_weights(weights, result.values))
-            )
-        return self._reduced(result * broadcast_weights(weights, result))
+        if isinstance(values, Masked):
+            return values._replace(values=values.values * broadcast_weights(weights, values.values))
+        return values * broadcast_weights(weights, values)
 
     def _reduced(self, result: Tensor | Masked) -> Tensor:
+        """Scalar to which loss values, shape `[samples, ...]`, are reduced; the values if they are not."""
         if self._reduction == "sum":
             values = result.values * result.mask if isinstance(result, Masked) else result
             return values.sum()
@@ -207,76 +195,76 @@ class NamedLoss:
         return masked.sum() / result.mask.sum().clamp_min(1)
 
 
-def _cross_entropy(targets: Tensor, predictions: Tensor) -> Tensor:
-    scores, classes = losses.scores_and_classes(targets, predictions)
-    return functional.cross_entropy(scores, classes)
+def _fused_mean(function: Callable[..., Any], options: Mapping[str, Any]) -> FusedMean | None:
+    """Fused mean of a named loss with these options; None if torch has none."""
+    if options.get("from_logits") and len(options) == 1:
+        return _FUSED_MEANS_OF_LOGITS.get(function)
+    if function not in _FUSED_MEANS:
+        return None
+    arrange, torch_mean = _FUSED_MEANS[function]
+    return arrange, functools.partial(torch_mean, **options) if options else torch_mean
 
 
-def _binary_cross_entropy(targets: Tensor, predictions: Tensor) -> Tensor:
-    targets, predictions = losses.same_shape_and_dtype(targets, predictions)
-    return functional.binary_cross_entropy_with_logits(predictions, targets)
+class CustomLoss(PerOutputLoss):
+    """A loss that the user gave, such as a torch module: a function of targets and predictions."""
+
+    def __init__(
+        self,
+        function: Callable[[Any, Any], Any],
+        output: str | None,
+        denominator: Denominator | None,
+    ) -> None:
+        super().__init__(output, denominator)
+        self._function = function
+
+    def mean(self, targets: Any, predictions: Any, weights: Tensor | None = None) -> Tensor:
+        values = self._function(targets, predictions)
+        return mean_over_samples(values if weights is None else _weighted(values, weights))
 
 
-def build_loss(component: Component) -> Callable[[Any, Any], Any]:
-    """Creates a loss from the spec: a `NamedLoss`, or the user's callable.
+def _weighted(loss: Any, weights: Tensor) -> Tensor:
+    """A custom loss's values, shape `[samples, ...]`, each times its sample's weight.
+
+    Raises:
+        SpecError: The loss is a mean already.
+    """
+    values: Tensor = callables.require_tensor(loss, "the loss")
+    if values.dim() == 0:
+        raise SpecError(
+            "loss: samples have weights, and the loss returned a mean; expected one value per sample (torch's"
+            " losses return them with reduction='none')."
+        )
+    return values * broadcast_weights(weights, values)
+
+
+def mean_over_samples(loss: Any) -> Tensor:
+    """Mean of what a loss callable returned (any shape), a scalar.
+
+    Raises:
+        SpecError: It is not a tensor.
+    """
+    if not isinstance(loss, Tensor):
+        loss = callables.require_tensor(loss, "the loss or objective")
+    values: Tensor = loss
+    return values if values.dim() == 0 else values.mean()
+
+
+def build_loss(component: Component, output: str | None = None) -> PerOutputLoss:
+    """Creates the loss of one output from the spec.
 
     Raises:
         SpecError: The name or an option does not exist.
     """
     if not component.is_reference:
         name = choices.snake_case(keras_names.class_name(component.name, "loss"))
-        function = losses.FUNCTIONS[name]
-        return choices.instantiate(
-            lambda **options: NamedLoss(function, **options), component, "loss"
-        )
-    custom = choices.build_custom(component, "loss")
-    if keras_backend.is_keras_instance(custom, "Loss"):
-        return custom
-    return choices.as_function(custom, component, "loss", squeeze=False)
-
-
-@dataclass
-class PerOutputLoss:
-    """Loss of one model output; caches the last mean, so that its metric need not compute it again.
-
-    Attributes:
-        output: Name of the output; None for all that the model returns.
-        loss: Function of targets and predictions that returns a mean, or values to average.
-        loss_denominators: Denominator of the mean; None if all targets count alike.
-    """
-
-    output: str | None
-    loss: Callable[[Any, Any], Any]
-    loss_denominators: Denominator | None
-    _latest: tuple[Any, Tensor] | None = None
-
-    def compute(self, targets: Any, predictions: Any, weights: Any | None) -> Tensor:
-        """Computes the mean, a scalar, and caches it for `cached_mean`."""
-        mean = self.mean(targets, predictions, weights)
-        if self.output is not None:
-            self._latest = predictions, mean
-        return mean
-
-    def cached_mean(self, targets: Any, predictions: Any, weights: Any | None) -> Tensor:
-        """The cached mean, a scalar, if it is of these predictions; else computes it. Empties the cache."""
-        latest, self._latest = self._latest, None
-        if latest is not None and latest[0] is predictions:
-            return latest[1]
-        return self.mean(targets, predictions, weights)
-
-    def mean(self, targets: Any, predictions: Any, weights: Any | None) -> Tensor:
-        """Mean over the samples that count, a scalar.
-
-        Args:
-            targets: Targets of this output.
-            predictions: Predictions of this output.
-            weights: Sample weights, shape `[samples, ...]`; None for ones.
-        """
-        if weights is None:
-            return mean_over_samples(self.loss(targets, predictions))
-        if isinstance(self.loss, NamedLoss):
-            return mean_over_samples(self.loss.weighted(targets, predictions, weights))
-        return _weighted_mean(self.loss(targets, predictions), weights)
+        denominator = denominator_of_named(name, component.options)
+        make = functools.partial(NamedLoss, losses.FUNCTIONS[name], output, denominator)
+        loss: NamedLoss = choices.instantiate(make, component, "loss")
+        return loss
+    function = custom = choices.build_custom(component, "loss")
+    if not keras_backend.is_keras_instance(custom, "Loss"):
+        function = choices.as_function(custom, component, "loss", squeeze=False)
+    return CustomLoss(function, output, denominator_of_custom(custom))
 
 
 class TotalLoss:
@@ -299,17 +287,16 @@ class TotalLoss:
         """
         self._outputs = OutputSelector()
         self.per_output = [
-            PerOutputLoss(output, build_loss(component), denominator_function(component))
-            for output, component in spec.losses("torch").items()
+            build_loss(component, output) for output, component in spec.losses("torch").items()
         ]
         self._factors = [(spec.loss_weights or {}).get(str(p.output)) for p in self.per_output]
         first = self.per_output[0]
         is_single = len(self.per_output) == 1 and first.output is None
-        self.may_ignore_padding = is_single and _ignores_only_padding(first.loss_denominators)
+        self.may_ignore_padding = is_single and ignores_only_padding(first.denominator)
         if self.may_ignore_padding:
-            first.loss_denominators = None
-        self.counts_samples_equally = all(p.loss_denominators is None for p in self.per_output)
-        self._single = first if is_single and first.loss_denominators is None else None
+            first.denominator = None
+        self.counts_samples_equally = all(p.denominator is None for p in self.per_output)
+        self._single = first if is_single and first.denominator is None else None
 
     def __call__(self, targets: Any, predictions: Any) -> Tensor:
         """Loss of a slice.
@@ -326,7 +313,7 @@ class TotalLoss:
         means = [p.compute(*sample) for p, sample in zip(self.per_output, samples, strict=True)]
         means = [m if f is None else m * f for m, f in zip(means, self._factors, strict=True)]
         plain_means = [
-            m for m, p in zip(means, self.per_output, strict=True) if p.loss_denominators is None
+            m for m, p in zip(means, self.per_output, strict=True) if p.denominator is None
         ]
         total = _sum(plain_means) if plain_means else torch.zeros_like(means[0])
         if self.counts_samples_equally:
@@ -368,7 +355,7 @@ class TotalLoss:
         """Denominators of the losses in a slice, float64 `[losses]`; 0 for those that count samples."""
         per_output = [self._outputs.of_targets(targets, p.output) for p in self.per_output]
         denominators = [
-            None if p.loss_denominators is None else p.loss_denominators(t)
+            None if p.denominator is None else p.denominator(t)
             for p, t in zip(self.per_output, per_output, strict=True)
         ]
         like = next(denominator for denominator in denominators if denominator is not None)
@@ -376,6 +363,7 @@ class TotalLoss:
 
 
 def _sum(means: list[Tensor]) -> Tensor:
+    """Sum of scalars, from the first to the last."""
     total = means[0]
     for mean in means[1:]:
         total = total + mean
@@ -396,30 +384,3 @@ def _means_and_denominators(total: Tensor, means: list[Tensor], denominators: Te
     return torch.stack(
         [torch.cat([total[None], finite_means]), torch.cat([zero[None], denominators])]
     )
-
-
-def mean_over_samples(loss: Any) -> Tensor:
-    """Mean of what a loss callable returned, a scalar.
-
-    Raises:
-        SpecError: It is not a tensor.
-    """
-    if not isinstance(loss, Tensor):
-        loss = callables.require_tensor(loss, "the loss or objective")
-    values: Tensor = loss
-    return values if values.dim() == 0 else values.mean()
-
-
-def _weighted_mean(loss: Any, weights: Tensor) -> Tensor:
-    """Mean of loss values, shape `[samples, ...]`, each times its sample's weight; a scalar.
-
-    Raises:
-        SpecError: The loss is a mean already.
-    """
-    values: Tensor = callables.require_tensor(loss, "the loss")
-    if values.dim() == 0:
-        raise SpecError(
-            "loss: samples have weights, and the loss returned a mean; expected one value per sample (torch's"
-            " losses return them with reduction='none')."
-        )
-    return (values * broadcast_weights(weights, values)).mean()

@@ -13,7 +13,8 @@ from torch import Tensor
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.tensors import overwrite
-from isotrain.adapters.torch.loss.functional import Masked, broadcast_weights, same_shape
+from isotrain.adapters.torch.loss.functional import Masked
+from isotrain.adapters.torch.loss.shapes import broadcast_weights, same_shape
 from isotrain.plugin import Component, IsotrainError, UnsupportedError, unknown_name
 
 

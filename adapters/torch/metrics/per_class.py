@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from isotrain.adapters.torch.loss.functional import broadcast_weights, same_shape
+from isotrain.adapters.torch.loss.shapes import broadcast_weights, same_shape
 from isotrain.adapters.torch.metrics.base import LazyMetric
 from isotrain.adapters.torch.metrics.confusion import confusion, weighted_sum
 from isotrain.plugin import SpecError, UnsupportedError

@@ -42,10 +42,10 @@ class OutputLossMetric(Metric):
     def update(self, targets: Any, predictions: Any, count: int) -> None:
         sample = OutputSelector().sample(targets, predictions, self._loss.output)
         mean = self._loss.cached_mean(*sample).double()
-        if self._loss.loss_denominators is None:
+        if self._loss.denominator is None:
             self._total += torch.stack([mean * count, torch.full_like(mean, count)])
             return
-        denominator = self._loss.loss_denominators(sample[0]).to(mean)
+        denominator = self._loss.denominator(sample[0]).to(mean)
         total = torch.where(denominator > 0, mean * denominator, 0.0)
         self._total += torch.stack([total, denominator])
 

@@ -275,7 +275,7 @@ class TorchReplicaGroup(ReplicaGroup):
             Function that waits for the loss of the global batch, a scalar.
         """
         self.trainer.zero_gradients()
-        module, last = self.trainer.loss_module, len(slice_weights.micro_batches) - 1
+        module, last = self.trainer.loss_module.forward, len(slice_weights.micro_batches) - 1
         share: torch.Tensor | None = None
         for index in range(last):
             with slice_context():

@@ -67,7 +67,7 @@ class ShardedReplicaGroup(TorchReplicaGroup):
         last = len(slice_weights.micro_batches) - 1
         for index in range(last + 1):
             with bucketed.during_backward() if index == last else nullcontext():
-                share = self._backward(slice_weights, index, trainer.loss_module, share)
+                share = self._backward(slice_weights, index, trainer.loss_module.forward, share)
         weights.free_gathered()
         assert share is not None
         mean = self.communicator.all_reduce_mean_async(share)

@@ -31,7 +31,7 @@ LOCAL_BUFFERS = "buffers/"
 
 
 class LossModule(nn.Module):
-    """A module whose forward pass returns the loss and the predictions of a model.
+    """A module whose forward pass returns the loss and the predictions of a model, which may be None.
 
     The loss has one of three shapes, in the loss's dtype:
 
@@ -55,18 +55,14 @@ class LossModule(nn.Module):
 
         Args:
             model: Model to train.
-            compute: Function from inputs and targets to the loss and the predictions.
+            compute: Forward pass: function from inputs and targets to the loss and the predictions.
             weights: Weights of the model; those that it does not register as parameters are registered here.
         """
         super().__init__()
         self.model = model
-        self._compute = compute
+        self.forward = compute
         registered = set(map(id, model.parameters()))
         self.unregistered = nn.ParameterList(w for w in weights if id(w) not in registered)
-
-    def forward(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Returns the loss (shapes: see the class) and the predictions, which may be None."""
-        return self._compute(inputs, targets)
 
 
 class ReplicaTrainer(ABC):
