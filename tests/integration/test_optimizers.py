@@ -55,7 +55,7 @@ def slots(fields: dict[str, Any]) -> list[Any]:
     import torch
 
     from isotrain.adapters.keras import model as keras_model
-    from isotrain.adapters.torch.trainer import native as native_trainer
+    from isotrain.adapters.torch.optim.native import build_optimizer
 
     spec = load_spec({**SPEC, "model": model, "optimizer": fields})
     weight = keras.Variable([1.0, 2.0], name="w")
@@ -63,7 +63,7 @@ def slots(fields: dict[str, Any]) -> list[Any]:
     optimizer.build([weight])
     named = [v.path.rpartition("/w_")[2] for v in optimizer.variables if "/w_" in v.path]
     own = torch.nn.Parameter(torch.ones(2))
-    native = native_trainer.build_optimizer(spec, [own])
+    native = build_optimizer(spec, [own])
     own.grad = torch.ones(2)
     native.step()
     kept = [slot for slot in native.state[own].values() if torch.is_tensor(slot) and slot.dim()]

@@ -22,8 +22,9 @@ from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
 from isotrain.adapters.torch.replica.handle import TorchReplica
 from isotrain.adapters.torch.replica.loss_weighting import SliceWeights, without_padding_mean
 from isotrain.adapters.torch.replica.metrics import MetricCollection
-from isotrain.adapters.torch.trainer.base import LOCAL_BUFFERS, ReplicaTrainer
+from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.build import build_trainer
+from isotrain.adapters.torch.trainer.local_buffers import LOCAL_BUFFERS
 from isotrain.adapters.torch.trainer.state import (
     NamedState,
     Section,

@@ -13,11 +13,12 @@ from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.torch.base.tensors import TensorOrShard
 from isotrain.adapters.torch.comm.base import Communicator
 from isotrain.adapters.torch.optim.lamb import Lamb
+from isotrain.adapters.torch.optim.native import clip_gradients
 from isotrain.adapters.torch.sharded.lazy_parameters import LazyParameters
 from isotrain.adapters.torch.sharded.trainer import ShardedTrainer
 from isotrain.adapters.torch.sharded.weights import ShardedWeights
 from isotrain.adapters.torch.trainer.base import LossModule
-from isotrain.adapters.torch.trainer.native import NativeTrainer, clip_gradients
+from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.plugin import DeviceMesh, TrainingSpec
 
 

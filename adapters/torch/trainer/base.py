@@ -26,9 +26,6 @@ from isotrain.plugin import (
     unknown_name,
 )
 
-LOCAL_BUFFERS = "buffers/"
-"""Prefix of the execution-state names of buffers that are not synchronised between replicas."""
-
 
 class LossModule(nn.Module):
     """A module whose forward pass returns the loss and the predictions of a model, which may be None.

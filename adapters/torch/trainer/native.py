@@ -3,22 +3,17 @@
 from __future__ import annotations
 
 import contextlib
-import inspect
-import re
-from collections.abc import Callable, Iterable, Sequence
-from itertools import chain
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 import torch
 from torch import nn
-from torch.nn.parameter import is_lazy
 
 from isotrain.adapters.common.outputs import as_plain_tree, objective_batch
 from isotrain.adapters.common.seeds import SEED_MASK, seed_offset
-from isotrain.adapters.common.spec_components import call_checked, resolve_for_framework
+from isotrain.adapters.common.spec_components import resolve_for_framework
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.base.layer_traits import model_traits
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.recompute import recompute
 from isotrain.adapters.torch.loss.loss import TotalLoss, mean_over_samples
@@ -26,12 +21,20 @@ from isotrain.adapters.torch.metrics.base import Metric
 from isotrain.adapters.torch.metrics.registry import build_metrics
 from isotrain.adapters.torch.optim.fused_sgd import native_update
 from isotrain.adapters.torch.optim.group_rates import ParamGroupRates
-from isotrain.adapters.torch.optim.lamb import Lamb
+from isotrain.adapters.torch.optim.native import build_optimizer, clip_gradients
 from isotrain.adapters.torch.optim.state import NativeOptimizerState
 from isotrain.adapters.torch.trainer import export
-from isotrain.adapters.torch.trainer.base import LOCAL_BUFFERS, LossModule, ReplicaTrainer
+from isotrain.adapters.torch.trainer.base import LossModule, ReplicaTrainer
 from isotrain.adapters.torch.trainer.carried_state import Carry
-from isotrain.adapters.torch.trainer.state import StateAccess, in_place
+from isotrain.adapters.torch.trainer.local_buffers import LocalBuffers, is_statistic
+from isotrain.adapters.torch.trainer.modules import (
+    EvaluationModules,
+    generators_of,
+    model_traits,
+    require_initialized,
+    tied_names,
+)
+from isotrain.adapters.torch.trainer.state import StateAccess
 from isotrain.plugin import (
     CustomOptimizer,
     ExportForm,
@@ -45,19 +48,8 @@ from isotrain.plugin import (
     unknown_name,
 )
 
-_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
-    "sgd": torch.optim.SGD,
-    "adam": torch.optim.Adam,
-    "adamw": torch.optim.AdamW,
-    "rmsprop": torch.optim.RMSprop,
-    "adagrad": torch.optim.Adagrad,
-    "lamb": Lamb,
-}
-_TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
 _SCALE_KEYS = {"scale": "scale", "steps": "_growth_tracker"}
 """Keys of a GradScaler's state."""
-_MAX_NAMED = 5
-"""Maximum number of buffers that a note names."""
 _AUTOCAST_DTYPES = {"bfloat16": torch.bfloat16, "float16": torch.float16}
 
 
@@ -68,7 +60,7 @@ class NativeTrainer(ReplicaTrainer):
     """Whether `apply` was called."""
 
     def __init__(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
-        _require_initialized(model)
+        require_initialized(model)
         self.model = model.to(device)
         if spec.precision == "float64":
             self.model = model.double()
@@ -76,28 +68,24 @@ class NativeTrainer(ReplicaTrainer):
         self._device = device
         self._autocast_dtype = _AUTOCAST_DTYPES.get(spec.precision)
         self._clip = spec.clip
-        self._left_in_eval, self._switched_to_train = left_in_evaluation(model)
-        self._eval_modules = [*(self._left_in_eval | freeze(model, spec.is_frozen)).values()]
+        self._evaluation_modules = EvaluationModules(model, spec.is_frozen)
         recompute(model, spec)
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
         self.frozen = frozen | dict(model.named_buffers())
-        self.aliases = _aliases(model)
-        eval_mode_buffers = {
-            id(b) for m in self._left_in_eval.values() for b in m.buffers(recurse=False)
-        }
-        floating = {
+        self.aliases = tied_names(model)
+        constant_buffers = set(map(id, self._evaluation_modules.buffers))
+        updated_buffers = {
             name: buffer
             for name, buffer in model.named_buffers()
             if buffer.is_floating_point()
             and not spec.is_frozen(name)
-            and id(buffer) not in eval_mode_buffers
+            and id(buffer) not in constant_buffers
         }
-        self.statistics = [buffer for name, buffer in floating.items() if _is_statistic(name)]
-        self._local_buffers = {
-            name: buffer for name, buffer in floating.items() if not _is_statistic(name)
-        }
-        self._buffer_versions: dict[str, int] = {}
+        self.statistics = [each for name, each in updated_buffers.items() if is_statistic(name)]
+        self._local_buffers = LocalBuffers(
+            {name: each for name, each in updated_buffers.items() if not is_statistic(name)}
+        )
         self.self_updating = list(model.buffers())
         self._initially_frozen = list(frozen.values())
         self._build_optimizer(self.trainable)
@@ -115,9 +103,9 @@ class NativeTrainer(ReplicaTrainer):
         self._compute = self.with_autocast(loss_computer(spec, callable_model, self._loss))
         self.loss_module = LossModule(model, self._compute)
         self._without_gradients = WithoutGradients()
-        self._generators = _generators_of(self.model)
+        self._generators = generators_of(self.model)
         self._initial_seeds = [generator.initial_seed() for generator in self._generators.values()]
-        self._set_train_mode()
+        self._evaluation_modules.set_train_mode()
         self.carry = Carry(dict(model.named_modules()), {}, device)
 
     def _build_optimizer(self, weights: dict[str, torch.Tensor]) -> None:
@@ -222,29 +210,10 @@ class NativeTrainer(ReplicaTrainer):
         try:
             return self._without_gradients(compute, *args)
         finally:
-            self._set_train_mode()
-
-    def _set_train_mode(self) -> None:
-        """Sets training mode, except for modules that are frozen or were left in evaluation mode."""
-        self.model.train()
-        for module in self._eval_modules:
-            module.training = False  # not its children, which `eval` would mean too
+            self._evaluation_modules.set_train_mode()
 
     def model_notes(self) -> list[str]:
-        notes = _local_buffer_notes(list(self._local_buffers))
-        if self._switched_to_train:
-            notes.append(
-                f"model: {', '.join(_outermost(self._switched_to_train))}: built in evaluation mode, but"
-                " trained in training mode, since its weights are trained; a part whose weights do not"
-                " require gradients stays in evaluation mode"
-            )
-        if self._left_in_eval:
-            notes.append(
-                f"model: {', '.join(_outermost(self._left_in_eval))}: left in evaluation mode by the model"
-                " function, and so in training too (no dropout, no batch statistics); call `train` there to"
-                " change that"
-            )
-        return notes
+        return self._local_buffers.notes() + self._evaluation_modules.notes()
 
     def loss_of(self, targets: Any, predictions: Any) -> torch.Tensor:
         """Loss of a slice (shapes: see `LossModule`), for a spec that names a loss."""
@@ -332,9 +301,7 @@ class NativeTrainer(ReplicaTrainer):
 
     def seed_replica(self, replica: int) -> None:
         torch.manual_seed(torch.initial_seed() + replica)
-        self._buffer_versions = {
-            name: private_api.version_of(each) for name, each in self._local_buffers.items()
-        }
+        self._local_buffers.mark_start()
 
     def reseed(self, replica: int, step: int) -> None:
         shift = seed_offset(replica, step)
@@ -346,19 +313,13 @@ class NativeTrainer(ReplicaTrainer):
         return {name: (each.get_state, each.set_state) for name, each in self._generators.items()}
 
     def local_buffers(self) -> dict[str, torch.Tensor]:
-        return self._local_buffers
+        return self._local_buffers.tensors
 
     def execution_state(self) -> dict[str, torch.Tensor]:
-        """Local buffers that were written since the start."""
-        return {
-            LOCAL_BUFFERS + name: buffer
-            for name, buffer in self._local_buffers.items()
-            if private_api.version_of(buffer) != self._buffer_versions.get(name)
-        }
+        return self._local_buffers.execution_state()
 
     def write_execution_state(self, name: str, value: torch.Tensor) -> None:
-        buffers = {LOCAL_BUFFERS + name: buffer for name, buffer in self._local_buffers.items()}
-        in_place(buffers).write(name, value)
+        self._local_buffers.write(name, value)
 
     def part(self, name: StatePart) -> list[torch.Tensor]:
         if name == "momenta":
@@ -380,128 +341,6 @@ class NativeTrainer(ReplicaTrainer):
                 for slot in self._optimizer_state.not_checkpointed()
             ),
         ]
-
-
-def _generators_of(model: nn.Module) -> dict[str, torch.Generator]:
-    """Random generators in attributes of modules, by path."""
-    return {
-        f"{name}.{attribute}".removeprefix("."): value
-        for name, module in model.named_modules()
-        for attribute, value in vars(module).items()
-        if isinstance(value, torch.Generator)
-    }
-
-
-def _local_buffer_notes(buffers: Sequence[str]) -> list[str]:
-    """Notes that buffers are not synchronised between replicas."""
-    if not buffers:
-        return []
-    names = ", ".join(buffers[:_MAX_NAMED]) + ", ..." * (len(buffers) > _MAX_NAMED)
-    return [
-        f"model: {names}: each replica keeps its own value of these buffers; only moving statistics, the"
-        " buffers named running_*, are averaged in every step"
-    ]
-
-
-def _is_statistic(name: str) -> bool:
-    """Whether a buffer is a moving statistic, by torch's naming convention `running_*`."""
-    return name.rpartition(".")[2].startswith("running_")
-
-
-def _require_initialized(model: nn.Module) -> None:
-    """Refuses uninitialized weights of lazy modules.
-
-    Raises:
-        SpecError: A lazy module was not called.
-    """
-    tensors = (*model.named_parameters(), *model.named_buffers())
-    if missing := [name for name, tensor in tensors if is_lazy(tensor)]:
-        raise SpecError(
-            f"model: {', '.join(missing)}: belongs to a lazy module that was not called, so its shape is"
-            " unknown. Call the model on a sample before you return it."
-        )
-
-
-def _aliases(model: nn.Module) -> dict[str, tuple[str, ...]]:
-    """Further names of tensors that modules share, by their first name."""
-    names: dict[int, list[str]] = {}
-    parameters = model.named_parameters(remove_duplicate=False)
-    for name, tensor in chain(parameters, model.named_buffers(remove_duplicate=False)):
-        names.setdefault(id(tensor), []).append(name)
-    return {name: tuple(others) for name, *others in names.values() if others}
-
-
-def left_in_evaluation(
-    model: nn.Module,
-) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
-    """Finds the modules that a model function has left in evaluation mode.
-
-    Returns:
-        Two dicts of modules by name. The first stay in evaluation mode: none of their parameters requires
-        gradients. The second are trained in training mode: they have weights to train, as a model of
-        `from_pretrained` has; layers without weights, such as dropout, follow the module that contains them.
-    """
-    left: dict[str, nn.Module] = {}
-    switched: dict[str, nn.Module] = {}
-
-    def visit(name: str, module: nn.Module, is_in_switched: bool) -> None:
-        parameters = list(module.parameters())
-        if module.training:
-            is_in_switched = False
-        elif any(parameter.requires_grad for parameter in parameters):
-            switched[name], is_in_switched = module, True
-        elif parameters or not is_in_switched:
-            left[name], is_in_switched = module, False
-        for child, inner in module.named_children():
-            visit(f"{name}.{child}" if name else child, inner, is_in_switched)
-
-    visit("", model, False)
-    return left, switched
-
-
-def freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> dict[str, nn.Module]:
-    """Freezes parameters by name.
-
-    Returns:
-        Modules that stay in evaluation mode, by name: those with frozen buffers, which training must not
-        change; and those whose weights are all frozen, with all of their submodules.
-
-    Raises:
-        SpecError: A buffer is to be frozen, and another weight of its module is not.
-    """
-    eval_modules = {}
-    for parent, module in model.named_modules():
-        prefix = f"{parent}." if parent else ""
-        parameters = [(prefix + name, p) for name, p in module.named_parameters(recurse=False)]
-        for name, parameter in parameters:
-            if is_frozen(name):
-                parameter.requires_grad_(False)
-        buffers = [prefix + name for name, _ in module.named_buffers(recurse=False)]
-        frozen = [name for name in buffers if is_frozen(name)]
-        if frozen and not all(is_frozen(name) for name in (*buffers, *dict(parameters))):
-            raise SpecError(
-                f"initial_weights.freeze: {', '.join(frozen)}: a module changes its buffers while it"
-                " trains. Freeze all of its weights."
-            )
-        if frozen:
-            eval_modules[parent] = module
-        weights = chain(module.named_parameters(parent), module.named_buffers(parent))
-        first, _ = next(weights, ("", None))
-        if first and is_frozen(first) and all(is_frozen(name) for name, _ in weights):
-            eval_modules |= dict(module.named_modules(prefix=parent))
-    return eval_modules
-
-
-def _outermost(names: Iterable[str]) -> list[str]:
-    """Module names without those inside another named module."""
-    modules = set(names)
-    if "" in modules:
-        return ["all of it"]
-    return [
-        name
-        for name in sorted(modules)
-        if not any(name[: dot.start()] in modules for dot in re.finditer(r"\.", name))
-    ]
 
 
 def _maybe_compiled(model: nn.Module, spec: TrainingSpec) -> Any:
@@ -533,43 +372,3 @@ def loss_computer(
         return loss(targets, predictions), predictions
 
     return compute
-
-
-def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Builds the torch optimizer that the spec names, or the user's custom one."""
-    settings = spec.optimizer
-    if isinstance(settings, CustomOptimizer):
-        factory = resolve_for_framework(settings.custom, "torch", "optimizer.custom")
-        form, args = "(parameters, learning_rate, **args)", (parameters, settings.lr)
-        optimizer = call_checked(form, factory, "optimizer.custom", *args, **settings.args)
-        if not isinstance(optimizer, torch.optim.Optimizer):
-            raise SpecError(
-                f"optimizer.custom: it returned {type(optimizer).__name__!r}; for a torch module it"
-                f" must return a torch.optim.Optimizer, from {form}."
-            )
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
-            raise SpecError(
-                f"optimizer.custom: {type(optimizer).__name__}.step needs a closure, to compute the loss"
-                " several times, and a training step computes it once. Return an optimizer that needs no"
-                " closure."
-            )
-        return optimizer
-    options = dict(settings)
-    del options["name"]
-    if "beta_1" in options:
-        options["betas"] = (options.pop("beta_1"), options.pop("beta_2"))
-    renamed = {_TORCH_NAMES.get(name, name): value for name, value in options.items()}
-    return _OPTIMIZERS[settings.name](parameters, **renamed)
-
-
-def clip_gradients(parameters: Iterable[nn.Parameter], clip: Any) -> None:
-    """Clips gradients in place: by value, each by its norm, or all by their global norm."""
-    parameters = list(parameters)
-    if clip.value is not None:
-        nn.utils.clip_grad_value_(parameters, clip.value)
-    elif clip.global_norm is not None:
-        nn.utils.clip_grad_norm_(parameters, clip.global_norm)
-    else:
-        for parameter in parameters:
-            nn.utils.clip_grad_norm_(parameter, clip.norm)

@@ -1,0 +1,64 @@
+"""Torch optimizers of native models, built from the spec, and the clipping of their gradients."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Iterable
+from typing import Any
+
+import torch
+from torch import nn
+
+from isotrain.adapters.common.spec_components import call_checked, resolve_for_framework
+from isotrain.adapters.torch.optim.lamb import Lamb
+from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
+
+_OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
+    "sgd": torch.optim.SGD,
+    "adam": torch.optim.Adam,
+    "adamw": torch.optim.AdamW,
+    "rmsprop": torch.optim.RMSprop,
+    "adagrad": torch.optim.Adagrad,
+    "lamb": Lamb,
+}
+_TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
+
+
+def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
+    """Builds the torch optimizer that the spec names, or the user's custom one."""
+    settings = spec.optimizer
+    if isinstance(settings, CustomOptimizer):
+        factory = resolve_for_framework(settings.custom, "torch", "optimizer.custom")
+        form, args = "(parameters, learning_rate, **args)", (parameters, settings.lr)
+        optimizer = call_checked(form, factory, "optimizer.custom", *args, **settings.args)
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            raise SpecError(
+                f"optimizer.custom: it returned {type(optimizer).__name__!r}; for a torch module it"
+                f" must return a torch.optim.Optimizer, from {form}."
+            )
+        closure = inspect.signature(optimizer.step).parameters.get("closure")
+        if closure is not None and closure.default is inspect.Parameter.empty:
+            raise SpecError(
+                f"optimizer.custom: {type(optimizer).__name__}.step needs a closure, to compute the loss"
+                " several times, and a training step computes it once. Return an optimizer that needs no"
+                " closure."
+            )
+        return optimizer
+    options = dict(settings)
+    del options["name"]
+    if "beta_1" in options:
+        options["betas"] = (options.pop("beta_1"), options.pop("beta_2"))
+    renamed = {_TORCH_NAMES.get(name, name): value for name, value in options.items()}
+    return _OPTIMIZERS[settings.name](parameters, **renamed)
+
+
+def clip_gradients(parameters: Iterable[nn.Parameter], clip: Any) -> None:
+    """Clips gradients in place: by value, each by its norm, or all by their global norm."""
+    parameters = list(parameters)
+    if clip.value is not None:
+        nn.utils.clip_grad_value_(parameters, clip.value)
+    elif clip.global_norm is not None:
+        nn.utils.clip_grad_norm_(parameters, clip.global_norm)
+    else:
+        for parameter in parameters:
+            nn.utils.clip_grad_norm_(parameter, clip.norm)

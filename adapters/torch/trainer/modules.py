@@ -1,0 +1,200 @@
+"""Modules of a native model: evaluation mode in training, frozen and tied weights, generators, and traits."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator
+from itertools import chain
+
+import torch
+from torch import nn
+from torch.nn.parameter import is_lazy
+
+from isotrain.adapters.torch.base import private_api
+from isotrain.plugin import LayerTrait, SpecError, Trait
+
+_LIGHTNING_METHODS = ("training_step", "validation_step", "configure_optimizers")
+
+
+class EvaluationModules:
+    """Modules of a model that stay in evaluation mode in training: frozen ones, and those that came in it.
+
+    Attributes:
+        buffers: Buffers of the modules that the model function has left in evaluation mode.
+    """
+
+    def __init__(self, model: nn.Module, is_frozen: Callable[[str], bool]) -> None:
+        """Freezes weights, and finds the modules.
+
+        Args:
+            model: Model as its function returned it.
+            is_frozen: Whether a weight of this name is to be frozen.
+
+        Raises:
+            SpecError: A buffer is to be frozen, and another weight of its module is not.
+        """
+        self._model = model
+        self._left, self._switched_to_train = _left_in_evaluation(model)
+        self._modules = [*(self._left | _freeze(model, is_frozen)).values()]
+        self.buffers = [b for m in self._left.values() for b in m.buffers(recurse=False)]
+
+    def set_train_mode(self) -> None:
+        """Sets the model to training mode, except for these modules."""
+        self._model.train()
+        for module in self._modules:
+            module.training = False  # not its children, which `eval` would mean too
+
+    def notes(self) -> list[str]:
+        """Notes for the plan on modules that the model function has left in evaluation mode."""
+        notes = []
+        if self._switched_to_train:
+            notes.append(
+                f"model: {', '.join(_outermost(self._switched_to_train))}: built in evaluation mode, but"
+                " trained in training mode, since its weights are trained; a part whose weights do not"
+                " require gradients stays in evaluation mode"
+            )
+        if self._left:
+            notes.append(
+                f"model: {', '.join(_outermost(self._left))}: left in evaluation mode by the model"
+                " function, and so in training too (no dropout, no batch statistics); call `train` there to"
+                " change that"
+            )
+        return notes
+
+
+def _left_in_evaluation(
+    model: nn.Module,
+) -> tuple[dict[str, nn.Module], dict[str, nn.Module]]:
+    """Finds the modules that a model function has left in evaluation mode.
+
+    Returns:
+        Two dicts of modules by name. The first stay in evaluation mode: none of their parameters requires
+        gradients. The second are trained in training mode: they have weights to train, as a model of
+        `from_pretrained` has; layers without weights, such as dropout, follow the module that contains them.
+    """
+    left: dict[str, nn.Module] = {}
+    switched: dict[str, nn.Module] = {}
+
+    def visit(name: str, module: nn.Module, is_in_switched: bool) -> None:
+        parameters = list(module.parameters())
+        if module.training:
+            is_in_switched = False
+        elif any(parameter.requires_grad for parameter in parameters):
+            switched[name], is_in_switched = module, True
+        elif parameters or not is_in_switched:
+            left[name], is_in_switched = module, False
+        for child, inner in module.named_children():
+            visit(f"{name}.{child}" if name else child, inner, is_in_switched)
+
+    visit("", model, False)
+    return left, switched
+
+
+def _freeze(model: nn.Module, is_frozen: Callable[[str], bool]) -> dict[str, nn.Module]:
+    """Freezes parameters by name.
+
+    Returns:
+        Modules that stay in evaluation mode, by name: those with frozen buffers, which training must not
+        change; and those whose weights are all frozen, with all of their submodules.
+
+    Raises:
+        SpecError: A buffer is to be frozen, and another weight of its module is not.
+    """
+    eval_modules = {}
+    for parent, module in model.named_modules():
+        prefix = f"{parent}." if parent else ""
+        parameters = [(prefix + name, p) for name, p in module.named_parameters(recurse=False)]
+        for name, parameter in parameters:
+            if is_frozen(name):
+                parameter.requires_grad_(False)
+        buffers = [prefix + name for name, _ in module.named_buffers(recurse=False)]
+        frozen = [name for name in buffers if is_frozen(name)]
+        if frozen and not all(is_frozen(name) for name in (*buffers, *dict(parameters))):
+            raise SpecError(
+                f"initial_weights.freeze: {', '.join(frozen)}: a module changes its buffers while it"
+                " trains. Freeze all of its weights."
+            )
+        if frozen:
+            eval_modules[parent] = module
+        weights = chain(module.named_parameters(parent), module.named_buffers(parent))
+        first, _ = next(weights, ("", None))
+        if first and is_frozen(first) and all(is_frozen(name) for name, _ in weights):
+            eval_modules |= dict(module.named_modules(prefix=parent))
+    return eval_modules
+
+
+def _outermost(names: Iterable[str]) -> list[str]:
+    """Module names without those inside another named module."""
+    modules = set(names)
+    if "" in modules:
+        return ["all of it"]
+    return [
+        name
+        for name in sorted(modules)
+        if not any(name[: dot.start()] in modules for dot in re.finditer(r"\.", name))
+    ]
+
+
+def require_initialized(model: nn.Module) -> None:
+    """Refuses uninitialized weights of lazy modules.
+
+    Raises:
+        SpecError: A lazy module was not called.
+    """
+    tensors = (*model.named_parameters(), *model.named_buffers())
+    if missing := [name for name, tensor in tensors if is_lazy(tensor)]:
+        raise SpecError(
+            f"model: {', '.join(missing)}: belongs to a lazy module that was not called, so its shape is"
+            " unknown. Call the model on a sample before you return it."
+        )
+
+
+def tied_names(model: nn.Module) -> dict[str, tuple[str, ...]]:
+    """Further names of tensors that modules share, by their first name."""
+    names: dict[int, list[str]] = {}
+    parameters = model.named_parameters(remove_duplicate=False)
+    for name, tensor in chain(parameters, model.named_buffers(remove_duplicate=False)):
+        names.setdefault(id(tensor), []).append(name)
+    return {name: tuple(others) for name, *others in names.values() if others}
+
+
+def generators_of(model: nn.Module) -> dict[str, torch.Generator]:
+    """Random generators in attributes of modules, by path."""
+    return {
+        f"{name}.{attribute}".removeprefix("."): value
+        for name, module in model.named_modules()
+        for attribute, value in vars(module).items()
+        if isinstance(value, torch.Generator)
+    }
+
+
+def model_traits(model: nn.Module) -> list[LayerTrait]:
+    """Traits of a model's modules; plain functions that `forward` calls are not inspected."""
+    traits = [
+        LayerTrait(trait, name or "model", type(module).__name__)
+        for name, module in model.named_modules()
+        for trait in _module_traits(module)
+    ]
+    class_name = type(model).__name__
+    methods = (name for name in _LIGHTNING_METHODS if callable(getattr(model, name, None)))
+    return traits + [LayerTrait(Trait.CUSTOM_TRAINING, name, class_name) for name in methods]
+
+
+def _module_traits(module: nn.Module) -> Iterator[Trait]:
+    if isinstance(module, nn.SyncBatchNorm):
+        yield Trait.GLOBAL_STATISTICS
+    elif private_api.is_batch_norm(module):
+        yield Trait.LOCAL_STATISTICS
+    if _is_random(module):
+        yield Trait.RANDOM
+
+
+def _is_random(module: nn.Module) -> bool:
+    """Whether a module draws random numbers in training."""
+    if private_api.is_dropout(module):
+        return True
+    if isinstance(module, nn.RNNBase):
+        return module.dropout > 0 and module.num_layers > 1
+    if isinstance(module, nn.MultiheadAttention):
+        return module.dropout > 0
+    return isinstance(module, nn.RReLU)
