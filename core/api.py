@@ -185,9 +185,8 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
     place = detect_cluster_info()
     if place is not None:
         raise UnsupportedError(
-            f"open_session: {place.environment} has started {place.world_size} processes, and a"
-            " session that is"
-            " opened does not join them. Put the loop into a function and call isotrain.launch(function,"
+            f"open_session: {place.environment} has started {place.world_size} processes, and a session that"
+            " is opened does not join them. Put the loop into a function and call isotrain.launch(function,"
             f" spec, backend=...), which does. {explain_rank(place)}"
         )
     loaded = load_spec(spec)

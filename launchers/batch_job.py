@@ -71,8 +71,7 @@ def _read_hosts_file(variable: str, file: str) -> Allocation:
         lines = Path(file).read_text(encoding="utf-8").split()
     except OSError as error:
         raise PlanError(
-            f"{variable}: {file} has the hosts of this job, and cannot be read: {error.strerror}."
-            f" {_HINT}"
+            f"{variable}: {file} has the hosts of this job, and cannot be read: {error.strerror}. {_HINT}"
         ) from error
     if not lines:
         raise PlanError(f"{variable}: {file} has the hosts of this job, and names none.")

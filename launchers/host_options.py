@@ -80,8 +80,7 @@ class HostOptions:
         remaining = tuple(each for each in host_slots if _short(each.host or "") != _short(host))
         if len(remaining) in (0, len(host_slots)):
             raise PlanError(
-                f"{self.launcher}: hosts: {host} cannot be left out of"
-                f" {as_text(Allocation(host_slots))}."
+                f"{self.launcher}: hosts: {host} cannot be left out of {as_text(Allocation(host_slots))}."
             )
         devices = {each.devices for each in remaining}
         is_known = len(devices) == 1 and None not in devices

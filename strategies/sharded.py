@@ -164,9 +164,8 @@ class Sharded(Strategy):
         if len(sizes) < shards:
             whose = "" if len(self._hosts) == 1 else " of a host"
             raise PlanError(
-                f"strategy {self.name}: the model has {len(sizes)} trainable weights, and each of"
-                f" {shards} replicas{whose} updates one or more. Use fewer replicas, or strategy"
-                " data-parallel."
+                f"strategy {self.name}: the model has {len(sizes)} trainable weights, and each of {shards}"
+                f" replicas{whose} updates one or more. Use fewer replicas, or strategy data-parallel."
             )
         element_bytes = (plan.gradient_bytes or 0) / sum(sizes)
         assignment = assign_shards(sizes, shards)

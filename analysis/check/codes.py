@@ -87,9 +87,8 @@ _ALL = (
         "ISO108",
         _NOTE,
         "a layer normalises over micro-batches",
-        "With `gradient_accumulation_steps`, each micro-batch is normalised on its own. So the"
-        " result depends on"
-        " `gradient_accumulation_steps`, although gradients are accumulated exactly.",
+        "With `gradient_accumulation_steps`, each micro-batch is normalised on its own. So the result"
+        " depends on `gradient_accumulation_steps`, although gradients are accumulated exactly.",
         "Use a layer that normalises each sample on its own, or set `gradient_accumulation_steps: 1`.",
     ),
     Rule(
@@ -175,9 +174,8 @@ _ALL = (
         "ISO208",
         _WARNING,
         "there are micro-batches without samples",
-        "A local batch has fewer samples than `gradient_accumulation_steps`. The micro-batches"
-        " left over are placeholders"
-        " of weight 0, computed for nothing.",
+        "A local batch has fewer samples than `gradient_accumulation_steps`. The micro-batches left over are"
+        " placeholders of weight 0, computed for nothing.",
         "Lower `gradient_accumulation_steps`, or raise the global batch.",
     ),
     Rule(
@@ -245,9 +243,8 @@ _ALL = (
         " has nothing to normalise by, and its framework refuses that. The run would end at that batch, so"
         " it does not start.",
         "If it is the last batch of an epoch, set `drop_remainder`. Or choose a global batch, a number of"
-        " replicas or `gradient_accumulation_steps` that leaves at least two samples. Or use a"
-        " layer that normalises each"
-        " sample on its own.",
+        " replicas or `gradient_accumulation_steps` that leaves at least two samples. Or use a layer that"
+        " normalises each sample on its own.",
     ),
     Rule(
         "ISO217",
@@ -293,8 +290,7 @@ _ALL = (
         " metric is exact over all replicas if its state adds up. That holds for Keras metrics and for"
         " functions with one value per sample. It does not hold for a state such as a maximum, nor for a"
         " function that returns one number. Each slice then counts as one sample.",
-        "Return one value per sample, or keep sums and counts as the metric's state. Then silence this"
-        " code.",
+        "Return one value per sample, or keep sums and counts as the metric's state. Then silence this code.",
     ),
     Rule(
         "ISO303",

@@ -147,10 +147,9 @@ def condensed(all_rows: list[Row]) -> str:
         if native or portable
     ]
     return (
-        "| backend | workload | replicas x threads | by hand, ms | native, times by hand |"
-        " native, times the fastest peer | portable, times by hand | portable, times native |"
-        " native's first step, s more than by hand | portable's |"
-        " peak memory, MiB: by hand, native, portable |\n"
+        "| backend | workload | replicas x threads | by hand, ms | native, times by hand | native, times the"
+        " fastest peer | portable, times by hand | portable, times native | native's first step, s more than"
+        " by hand | portable's | peak memory, MiB: by hand, native, portable |\n"
         "|---|---|---|---|---|---|---|---|---|---|---|\n" + "\n".join(lines)
     )
 

@@ -70,8 +70,7 @@ def explain_rank(info: ClusterInfo) -> str:
     """Sentences for messages: why this process is a rank of a larger run, and how to make it stand alone."""
     return (
         f"Rank {info.rank} of {info.world_size} is what {', '.join(info.variables_read)} say"
-        f" ({info.environment})."
-        " If they are left over in its shell, or that is one of `srun --pty`,"
+        f" ({info.environment}). If they are left over in its shell, or that is one of `srun --pty`,"
         f" {CHOICE_VARIABLE}={NONE} has it train alone."
     )
 

@@ -43,8 +43,7 @@ def why_not_from_here(launcher: Launcher) -> list[str]:
     if availability.available:
         return []
     return [
-        f"launcher {launcher.name!r} cannot start runs here: {availability.reason}"
-        f" ({availability.hint})"
+        f"launcher {launcher.name!r} cannot start runs here: {availability.reason} ({availability.hint})"
     ]
 
 

@@ -215,10 +215,7 @@ def _resources(
 
 def _require_available(kind: str, name: str, availability: Availability) -> None:
     if not availability.available:
-        text = (
-            f"{kind} {name!r} cannot be used here: {availability.reason}. What to do:"
-            f" {availability.hint}."
-        )
+        text = f"{kind} {name!r} cannot be used here: {availability.reason}. What to do: {availability.hint}."
         if kind == "backend":
             raise BackendUnavailableError(f"{text} `isotrain doctor` examines every backend.")
         raise PlanError(text)

@@ -237,8 +237,7 @@ def check_api(plugin: object) -> str | None:
     if major != available_major or minor > available_minor:
         raise PluginError(
             f"{API_ATTRIBUTE}: it needs version {needed} of the plugin interface, and this isotrain has"
-            f" {hookspecs.API_VERSION}. Install a version of isotrain, or of the plugin, that fits the"
-            " other"
+            f" {hookspecs.API_VERSION}. Install a version of isotrain, or of the plugin, that fits the other"
         )
     return needed
 

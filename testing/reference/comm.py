@@ -106,9 +106,8 @@ class Communicator:
         requested = [messages[replica] for replica in replicas]
         if any(len(message) != array.nbytes for message in requested):
             raise IsotrainError(
-                f"replica {self.replica} exchanges {array.nbytes} bytes, and all {len(requested)}"
-                f" together {sum(map(len, requested))}: every replica must exchange the same, in the"
-                " same order."
+                f"replica {self.replica} exchanges {array.nbytes} bytes, and all {len(requested)} together"
+                f" {sum(map(len, requested))}: every replica must exchange the same, in the same order."
             )
         return [np.frombuffer(each, array.dtype).reshape(array.shape) for each in requested]
 

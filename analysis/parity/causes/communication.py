@@ -155,9 +155,8 @@ def duplicated_padding(case: DivergenceCase) -> Cause | None:
     most, least = max(case.run_step.local_batch_sizes), min(case.run_step.local_batch_sizes)
     return _padding(
         [
-            f"all {len(before)} steps before, whose samples divide by"
-            f" {len(case.run_step.local_batch_sizes)} replicas,"
-            " agree",
+            f"all {len(before)} steps before, whose samples divide by {len(case.run_step.local_batch_sizes)}"
+            " replicas, agree",
             f"step {case.first.step} has {case.run_step.samples} samples, the first number that does not:"
             f" replicas have from {least} to {most}",
             f"{STAGES[case.first.stage]} differs by {case.first.difference:.2g}; one sample in"

@@ -86,8 +86,7 @@ def local_batch_statistics(case: DivergenceCase) -> Cause | None:
         f"the model has moving statistics ({', '.join(moving[:2])}{', ...' if moving[2:] else ''}): it"
         " normalises by the statistics of the batch that one replica sees",
         f"the runs split the {case.run_step.samples} samples of the step differently:"
-        f" {case.run_step.local_batch_sizes}"
-        f" against {case.reference_step.local_batch_sizes}",
+        f" {case.run_step.local_batch_sizes} against {case.reference_step.local_batch_sizes}",
         *case.evaluation(),
     ]
     return Cause(

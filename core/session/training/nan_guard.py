@@ -85,10 +85,7 @@ def explain_nan(step: int, samples: LoadSamples, plan: Plan, group: ReplicaGroup
     clean = "" if batch is None else "The samples of that step are all finite. "
     if not broken:
         return f"{clean}The weights are finite too. {_COMMON_CAUSES}"
-    return (
-        f"{clean}{len(broken)} of {len(weights)} weights are not, {broken[0]!r} first."
-        f" {_COMMON_CAUSES}"
-    )
+    return f"{clean}{len(broken)} of {len(weights)} weights are not, {broken[0]!r} first. {_COMMON_CAUSES}"
 
 
 def _non_finite_samples(batch: Batch) -> Iterator[tuple[str, int]]:
