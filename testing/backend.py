@@ -35,7 +35,7 @@ STATE = Capability.NAMED_STATE
 GRADIENTS = Capability.GRADIENTS
 COMPUTE = Capability.COMPUTE
 _UNKNOWN = "no-such-thing"
-PLACEMENT = REPLICATED.name
+LAYOUT = REPLICATED.name
 """Parallel layout of the checked groups; parameter-server groups are checked through a strategy."""
 EXIT_SECONDS = 4.0
 """Limit in seconds from the end of the work to the exit of the processes."""
@@ -246,7 +246,7 @@ def _run_checks_in_turn(session: Session, backends: Sequence[str]) -> list[dict[
 
 
 def _problem(check: Check, context: CheckContext) -> str:
-    context.board.all_gather({})
+    context.file_exchange.all_gather({})
     try:
         check.function(context)
     except AssertionError as error:
@@ -263,7 +263,7 @@ def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome
     """
     ended_in = None
     for check in IN_SESSION:
-        obstacle = check.obstacle(adapter.capabilities_for(PLACEMENT))
+        obstacle = check.obstacle(adapter.capabilities_for(LAYOUT))
         noted = [notes[check.name] for notes in run.notes.values() if check.name in notes]
         if obstacle:
             yield check.skipped(obstacle)
@@ -280,12 +280,12 @@ def run_outcomes(adapter: Adapter, run: Run, processes: int) -> Iterator[Outcome
 def resume_outcome(backend: str) -> Outcome:
     """Makes `RESUMES`, in its own runs."""
     adapter = plugin_manager().backend(split_backend(backend)[0])
-    obstacle = RESUMES.obstacle(adapter.capabilities_for(PLACEMENT))
+    obstacle = RESUMES.obstacle(adapter.capabilities_for(LAYOUT))
     return RESUMES.skipped(obstacle) if obstacle else outcome_of(RESUMES, backend)
 
 
 def crash_outcome(check: Check, backend: str, replicas: int) -> Outcome:
     """Makes one of `CRASH_CHECKS`, in its own run."""
     adapter = plugin_manager().backend(split_backend(backend)[0])
-    obstacle = check.obstacle(adapter.capabilities_for(PLACEMENT))
+    obstacle = check.obstacle(adapter.capabilities_for(LAYOUT))
     return check.skipped(obstacle) if obstacle else outcome_of(check, backend, replicas)

@@ -48,7 +48,7 @@ class CheckContext:
         session: Session under test.
         group: Replica group of the session.
         supported: Capabilities that the backend declares for the group's parallel layout.
-        board: File exchange between the processes, which needs no collectives of the backend.
+        file_exchange: File exchange between the processes, which needs no collectives of the backend.
         starts: State of every process before the first step, by rank.
     """
 
@@ -61,8 +61,10 @@ class CheckContext:
             .capabilities_for(session.plan.parallel_layout)
             .has
         )
-        self.board = FileExchange(session.run_directory, session.rank, len(session.plan.processes))
-        self.starts = self.board.all_gather(session.read_state())
+        self.file_exchange = FileExchange(
+            session.run_directory, session.rank, len(session.plan.processes)
+        )
+        self.starts = self.file_exchange.all_gather(session.read_state())
 
     def restart(self) -> None:
         """Resets weights, moving statistics and optimizer state on every replica. Collective.
@@ -118,7 +120,9 @@ class CheckContext:
             for of_replica in gradients
         ]
         shapes = {name: value.shape for name, value in reference_model.starting_state().items()}
-        return [_split(row, names, shapes) for row in self.board.all_gather_rows(flat)], float(loss)
+        return [
+            _split(row, names, shapes) for row in self.file_exchange.all_gather_rows(flat)
+        ], float(loss)
 
 
 def batches_in_order(

@@ -7,7 +7,6 @@ import dataclasses
 import functools
 import os
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.process import from_variables
@@ -43,7 +42,10 @@ def next_session(
     context, resolved = from_variables(os.environ), ResolvedSpec(load_spec(spec), plugin_manager())
     assert context is not None, "sessions follow each other in the processes of a launched run"
     folder = before.run_directory / name
-    _meet(before, folder / "meeting")
+    # every process has closed its session before the next one opens, which may use the same ports
+    closed = folder / "closed"
+    closed.mkdir(parents=True, exist_ok=True)
+    FileExchange(closed, before.rank, len(before.plan.processes)).all_gather({})
     plan = make_plan(resolved, backend=backend or before.plan.backend, replicas=before.replicas)
     context = dataclasses.replace(context, run_directory=str(folder), device_mesh=plan.device_mesh)
     with Session(resolved, plan, context, Reporter(context.rank)) as session:
@@ -80,9 +82,3 @@ def launched_in_turn(
     run = try_run(turns, spec, backend, replicas)
     assert run.failure is None, run.failure
     return run.returned
-
-
-def _meet(closed: Session, folder: Path) -> None:
-    """Waits until every process has closed its session: the next one may use the same ports."""
-    folder.mkdir(parents=True, exist_ok=True)
-    FileExchange(folder, closed.rank, len(closed.plan.processes)).all_gather({})

@@ -39,7 +39,7 @@ def trained_in_turn(
     Raises:
         AssertionError: The run failed, or its processes have different losses, or end with different weights.
     """
-    by_rank = launched_in_turn(specs, _train, backend, replicas)
+    by_rank = launched_in_turn(specs, train, backend, replicas)
     main: dict[str, dict[str, Any]] = by_rank[0]
     for rank, other in enumerate(by_rank):
         for name, results in main.items():
@@ -51,11 +51,7 @@ def trained_in_turn(
     return main
 
 
-def _train(session: Session, name: str) -> dict[str, Any]:
-    return train(session)
-
-
-class _Noted:
+class _LossRecorder:
     """Session that records the loss of every step.
 
     Rank 0 alone reads each loss at once: reading must be allowed on any rank.
@@ -76,14 +72,14 @@ class _Noted:
         return getattr(self._session, name)
 
 
-def train(session: Session) -> dict[str, Any]:
-    """Trains with the built-in loop. The function that each rank runs.
+def train(session: Session, name: str = "") -> dict[str, Any]:
+    """Trains the spec of this name with the built-in loop. The function that each rank runs.
 
     Returns:
         `start` and `weights` of this process, arrays by name, and the `loss` of every step.
     """
     kinds: tuple[StateKind, ...] = ("trainable", "non-trainable")
-    start, recorder = session.read_state(kinds), _Noted(session)
+    start, recorder = session.read_state(kinds), _LossRecorder(session)
     fit(cast(Session, recorder))
     losses = [float(loss) for loss in recorder.losses]
     return {"start": start, "loss": losses, "weights": session.read_state(kinds)}

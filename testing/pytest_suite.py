@@ -50,11 +50,11 @@ def backend_suite(
         def test_check(self, replicas: int, check: str) -> None:
             """The check passes, or is skipped for a capability that the backend lacks."""
             if check in crash_checks:
-                _tell(backend.crash_outcome(crash_checks[check], name, replicas))
+                _report(backend.crash_outcome(crash_checks[check], name, replicas))
             elif check in once:
-                _tell(backend.resume_outcome(name))
+                _report(backend.resume_outcome(name))
             else:
-                _tell(_of_backend(name, replicas)[check])
+                _report(_backend_outcomes(name, replicas)[check])
 
     return Suite
 
@@ -90,33 +90,35 @@ def strategy_suite(
         @pytest.mark.parametrize(("backend", "check"), cells)
         def test_check(self, backend: str | None, check: str) -> None:
             """The check passes, or is skipped because the strategy does not promise it."""
-            _tell(_of_strategy(name, options_json, backend, replicas)[check])
+            _report(_strategy_outcomes(name, options_json, backend, replicas)[check])
 
     return Suite
 
 
-def _value_and_marks(given: Any) -> tuple[Any, Any]:
+def _value_and_marks(parameter: Any) -> tuple[Any, Any]:
     """Value and marks of a parameter, which may be a `pytest.param`."""
-    if hasattr(given, "marks"):
-        return given.values[0], given.marks
-    return given, ()
+    if hasattr(parameter, "marks"):
+        return parameter.values[0], parameter.marks
+    return parameter, ()
 
 
 @functools.cache
-def _of_backend(name: str, replicas: int) -> dict[str, Outcome]:
+def _backend_outcomes(name: str, replicas: int) -> dict[str, Outcome]:
     card = backend.check_backend(name, replicas=replicas, with_crash_checks=False)
     return {outcome.check: outcome for outcome in card.outcomes}
 
 
 @functools.cache
-def _of_strategy(name: str, options: str, chosen: str | None, replicas: int) -> dict[str, Outcome]:
+def _strategy_outcomes(
+    name: str, options: str, chosen: str | None, replicas: int
+) -> dict[str, Outcome]:
     card = strategy.check_strategy(
         name, backend=chosen, replicas=replicas, options=json.loads(options)
     )
     return {outcome.check: outcome for outcome in card.outcomes}
 
 
-def _tell(outcome: Outcome) -> None:
+def _report(outcome: Outcome) -> None:
     if outcome.verdict == "skipped":
         pytest.skip(str(outcome.reason))
     if outcome.verdict == "failed":

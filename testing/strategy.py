@@ -39,10 +39,10 @@ def _where_synchronous(strategy: Strategy) -> str | None:
     return "the strategy does not say that it equals data parallelism"
 
 
-def _where_conserved(kept: Invariant) -> Callable[[Strategy], str | None]:
+def _where_invariant(invariant: Invariant) -> Callable[[Strategy], str | None]:
     def reason(strategy: Strategy) -> str | None:
-        is_declared = kept in strategy.invariants
-        return None if is_declared else f"the strategy does not say that it conserves {kept}"
+        is_declared = invariant in strategy.invariants
+        return None if is_declared else f"the strategy does not say that it conserves {invariant}"
 
     return reason
 
@@ -107,14 +107,14 @@ STRATEGY_RUNS = (
             Check(
                 strategy_checks.keeps_parameter_mean,
                 frozenset({Capability.LOCAL_STEP, Capability.AVERAGE_PARAMETERS}),
-            ): _where_conserved(Invariant.PARAMETER_MEAN)
+            ): _where_invariant(Invariant.PARAMETER_MEAN)
         },
         changes={"epochs": 1, "optimizer": {"name": "sgd", "lr": strategy_runs.TINY_RATE}},
     ),
     StrategyRun(
         strategy_runs.steady_gradient,
         {
-            Check(strategy_checks.keeps_gradient_sum): _where_conserved(Invariant.GRADIENT_SUM),
+            Check(strategy_checks.keeps_gradient_sum): _where_invariant(Invariant.GRADIENT_SUM),
         },
         changes={
             "count": digits.GLOBAL_BATCH,

@@ -29,10 +29,10 @@ SMALL_RATE = 2.0**-24
 HALF, WHOLE = 30, 60
 """Steps after which the sum of the gradients is measured."""
 
-Found = dict[str, Any]
+Results = dict[str, Any]
 
 
-def whole_training(session: Session) -> Found:
+def whole_training(session: Session) -> Results:
     """Trains on all images."""
     start, used = _weights(session), set[Capability]()
     losses, early, fingerprints = [], [], []
@@ -53,12 +53,12 @@ def whole_training(session: Session) -> Found:
     }
 
 
-def one_image(session: Session) -> Found:
+def one_image(session: Session) -> Results:
     """Trains on a single image: all replicas but one have no samples."""
     start = _weights(session)
     losses = [float(session.step(batch)) for batch in session.batches()]
     held = {kind: session.group.describe_state((kind,)) for kind in MODEL_STATE}
-    shards = _parts(session)
+    shards = _shard_names(session)
     planned = session.plan.state_bytes
     return {
         "start": start,
@@ -70,7 +70,7 @@ def one_image(session: Session) -> Found:
     }
 
 
-def exchange_alone(session: Session) -> Found:
+def exchange_alone(session: Session) -> Results:
     """Makes the weights of the replicas differ, then takes steps that change them only by communication."""
     start, group = _weights(session), session.group
     first = next(session.batches())
@@ -85,9 +85,9 @@ def exchange_alone(session: Session) -> Found:
     return {"before": before, "after": _weights(session)}
 
 
-def steady_gradient(session: Session) -> Found:
+def steady_gradient(session: Session) -> Results:
     """Takes steps on one global batch, so small that its gradient stays constant."""
-    results: Found = {"start": _weights(session)}
+    results: Results = {"start": _weights(session)}
     for batch in session.batches():
         session.step(batch)
         if batch.step + 1 in (HALF, WHOLE):
@@ -106,7 +106,7 @@ def _weights(session: Session) -> dict[str, np.ndarray]:
         return session.read_state(("trainable",))
 
 
-def _parts(session: Session) -> list[str]:
+def _shard_names(session: Session) -> list[str]:
     """Names of the shards of this process, with their offset and the index of their copy."""
     described = session.group.describe_state(MODEL_STATE).items()
     held = [f"{name} from {info.offset}" for name, info in described if info.offset is not None]

@@ -38,9 +38,9 @@ def _compare(
     context: CheckContext,
     computation: Computation,
     ways: Sequence[Any],
-    given: Callable[[int, Case], np.ndarray],
+    make: Callable[[int, Case], np.ndarray],
     expected: Callable[[Any, int, Case], np.ndarray],
-    wanted: Callable[[Case], bool] = lambda case: True,
+    applies: Callable[[Case], bool] = lambda case: True,
 ) -> None:
     """Runs a collective in every way and on every case, all in one computation, and then compares.
 
@@ -49,12 +49,12 @@ def _compare(
         computation: Computation on the tensors of the cases, with `ways` as `static`; returns for each way
             the list of results.
         ways: Operations, roots or distances to try.
-        given: Function of a replica and a case that returns the input, of the case's shape and dtype.
+        make: Function of a replica and a case that returns the input, of the case's shape and dtype.
         expected: Function of a way, a replica and a case that returns the expected result.
-        wanted: Function that selects the cases to run.
+        applies: Function that selects the cases to run.
     """
-    group, selected = context.group, [case for case in cases() if wanted(case)]
-    values = [[group.tensor(given(r, case)) for r in group.local_replicas] for case in selected]
+    group, selected = context.group, [case for case in cases() if applies(case)]
+    values = [[group.tensor(make(r, case)) for r in group.local_replicas] for case in selected]
     results = group.compute(computation, *values, static=tuple(ways))
     for replica, of_ways in zip(group.local_replicas, results, strict=True):
         for way, tensors in zip(ways, of_ways, strict=True):
@@ -63,7 +63,7 @@ def _compare(
                 assert_same(group.numpy(tensor), expected(way, replica, case), what)
 
 
-def _own(replica: int, case: Case) -> np.ndarray:
+def _input(replica: int, case: Case) -> np.ndarray:
     """Input of a replica, of the case's shape and dtype."""
     return value(replica, *case[1:])
 
@@ -73,11 +73,7 @@ def _inputs(context: CheckContext, case: Case) -> np.ndarray:
     return np.stack([value(r, *case[1:]) for r in range(context.group.replicas)])
 
 
-def _exact_mean(case: Case) -> bool:
-    return case[1].kind == "f"
-
-
-def _reduce(replica: Replica, *tensors: Tensor, static: Sequence[ReduceOp]) -> Any:
+def _all_reduce(replica: Replica, *tensors: Tensor, static: Sequence[ReduceOp]) -> Any:
     """All-reduces tensors of any shapes by each operation of `static`."""
     return [[replica.all_reduce(tensor, op) for tensor in tensors] for op in static]
 
@@ -85,14 +81,14 @@ def _reduce(replica: Replica, *tensors: Tensor, static: Sequence[ReduceOp]) -> A
 def _compare_reduced(
     context: CheckContext,
     op: ReduceOp,
-    given: Callable[[int, Case], np.ndarray],
+    make: Callable[[int, Case], np.ndarray],
     expected: Callable[[Case], np.ndarray],
-    wanted: Callable[[Case], bool] = lambda case: True,
+    applies: Callable[[Case], bool] = lambda case: True,
 ) -> None:
     """Checks an all-reduce of every case (shape, dtype) in a computation, and of the first one outside."""
     group, first = context.group, next(cases())
-    outside = group.all_reduce([group.tensor(given(r, first)) for r in group.local_replicas], op)
-    _compare(context, _reduce, (op,), given, lambda way, replica, case: expected(case), wanted)
+    outside = group.all_reduce([group.tensor(make(r, first)) for r in group.local_replicas], op)
+    _compare(context, _all_reduce, (op,), make, lambda way, replica, case: expected(case), applies)
     for replica, tensor in zip(group.local_replicas, outside, strict=True):
         what = f"replica {replica}, outside of a computation"
         assert_same(group.numpy(tensor), expected(first), what)
@@ -101,7 +97,7 @@ def _compare_reduced(
 def all_reduce_sum(context: CheckContext) -> None:
     """Every replica gets the sum."""
     _compare_reduced(
-        context, "sum", _own, lambda case: _inputs(context, case).sum(axis=0, dtype=case[1])
+        context, "sum", _input, lambda case: _inputs(context, case).sum(axis=0, dtype=case[1])
     )
 
 
@@ -110,28 +106,28 @@ def all_reduce_mean(context: CheckContext) -> None:
     _compare_reduced(
         context,
         "mean",
-        lambda r, case: _own(r, case) * context.group.replicas,
+        lambda r, case: _input(r, case) * context.group.replicas,
         lambda case: _inputs(context, case).sum(axis=0, dtype=case[1]),
-        _exact_mean,
+        lambda case: case[1].kind == "f",
     )
 
 
 def all_reduce_max(context: CheckContext) -> None:
     """Every replica gets the elementwise maximum."""
-    _compare_reduced(context, "max", _own, lambda case: _inputs(context, case).max(axis=0))
+    _compare_reduced(context, "max", _input, lambda case: _inputs(context, case).max(axis=0))
 
 
-def _gather(replica: Replica, *tensors: Tensor, static: Sequence[str]) -> Any:
+def _all_gather(replica: Replica, *tensors: Tensor, static: Sequence[str]) -> Any:
     """All-gathers tensors of any shapes, once for each entry of `static`."""
     return [[replica.all_gather(tensor) for tensor in tensors] for _ in static]
 
 
 def all_gather(context: CheckContext) -> None:
     """Every replica gets the tensors of all, stacked in the order of the replicas."""
-    _compare(context, _gather, ("all",), _own, lambda way, r, case: _inputs(context, case))
+    _compare(context, _all_gather, ("all",), _input, lambda way, r, case: _inputs(context, case))
 
 
-def _share(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
+def _broadcast(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
     """Broadcasts tensors of any shapes from each root to all replicas that follow it."""
     subgroups_of_roots = [(tuple(range(root, replica.replicas)),) for root in static]
     return [
@@ -143,7 +139,7 @@ def _share(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
 def broadcast_within(context: CheckContext) -> None:
     """Each replica in turn broadcasts to all that follow it; those before it keep their tensor."""
     roots = range(context.group.replicas)
-    _compare(context, _share, roots, _own, lambda root, r, case: _own(min(root, r), case))
+    _compare(context, _broadcast, roots, _input, lambda root, r, case: _input(min(root, r), case))
 
 
 def broadcast_keeps_bits(context: CheckContext) -> None:
@@ -151,13 +147,13 @@ def broadcast_keeps_bits(context: CheckContext) -> None:
     group = context.group
     special = np.array([-0.0, 0.0, np.inf, -np.inf, np.nan, 2.0**-1022, -1e308])
     inputs = [np.full(special.shape, 2.0 + r) if r else special for r in group.local_replicas]
-    results = group.compute(_share, list(map(group.tensor, inputs)), static=(0,))
+    results = group.compute(_broadcast, list(map(group.tensor, inputs)), static=(0,))
     for ((tensor,),) in results:
         result = group.numpy(tensor)
         assert result.tobytes() == special.tobytes(), f"{result} != {special}"
 
 
-def _shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
+def _ring_shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
     """Sends tensors of any shapes around the ring by each distance."""
     n = replica.replicas
     rings = [tuple((r + distance) % n for r in range(n)) for distance in static]
@@ -167,19 +163,25 @@ def _shift(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
 def send_receive(context: CheckContext) -> None:
     """Tensors go around the ring in both directions, and from each replica to itself."""
     n = context.group.replicas
-    _compare(context, _shift, (0, 1, n - 1), _own, lambda way, r, case: _own((r - way) % n, case))
+    _compare(
+        context,
+        _ring_shift,
+        (0, 1, n - 1),
+        _input,
+        lambda way, r, case: _input((r - way) % n, case),
+    )
 
 
-def _exchange(
+def _collectives(
     replica: Replica, tensor: Tensor, *, static: Sequence[tuple[Computation, Sequence[int]]]
 ) -> Any:
     """Runs every collective of the backend on a tensor of any shape; `static` has the optional ones."""
-    results = [_reduce(replica, tensor, static=get_args(ReduceOp))]
-    results.append(_gather(replica, tensor, static=("all",)))
+    results = [_all_reduce(replica, tensor, static=get_args(ReduceOp))]
+    results.append(_all_gather(replica, tensor, static=("all",)))
     return results + [computation(replica, tensor, static=ways) for computation, ways in static]
 
 
-def _sum(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
+def _all_reduce_within(replica: Replica, *tensors: Tensor, static: Sequence[int]) -> Any:
     """All-reduces tensors of any shapes within the subgroup of all replicas."""
     all_replicas = (tuple(range(replica.replicas)),)
     return [[replica.all_reduce_within(tensor, all_replicas) for tensor in tensors] for _ in static]
@@ -189,12 +191,12 @@ def inputs_are_left_alone(context: CheckContext) -> None:
     """Collectives make new tensors and do not write into those they are given."""
     group, others = context.group, list[tuple[Computation, Sequence[int]]]()
     if Capability.SEND_RECEIVE in context.supported:
-        others.append((_shift, (1,)))
+        others.append((_ring_shift, (1,)))
     if Capability.SUBGROUPS in context.supported:
-        others += [(_share, (0,)), (_sum, (0,))]
+        others += [(_broadcast, (0,)), (_all_reduce_within, (0,))]
     inputs = {r: value(r, np.dtype("float64"), (6,)) for r in group.local_replicas}
     tensors = [group.tensor(array) for array in inputs.values()]
-    group.compute(_exchange, tensors, static=tuple(others))
+    group.compute(_collectives, tensors, static=tuple(others))
     for replica, tensor in zip(inputs, tensors, strict=True):
         assert_same(group.numpy(tensor), inputs[replica], f"input of replica {replica}")
 
@@ -204,7 +206,7 @@ def barrier(context: CheckContext) -> None:
     session = context.session
     missing = []
     for late in range(len(session.plan.processes)):
-        context.board.all_gather({})
+        context.file_exchange.all_gather({})
         if session.rank == late:
             time.sleep(0.25)
         (session.run_directory / f"arrived-{late}-{session.rank}").touch()

@@ -16,14 +16,14 @@ FLOAT64 = np.dtype("float64")
 SHAPE = (2, 3)
 
 
-def given(replica: int) -> np.ndarray:
+def input_of(replica: int) -> np.ndarray:
     """Input of a replica, float64, shape `SHAPE`."""
     return collectives.value(replica, FLOAT64, SHAPE)
 
 
 def _computed(context: CheckContext, computation: Any, static: Hashable = None) -> list[Any]:
     """Runs a computation on the input of each replica; returns the results of the local replicas."""
-    tensors = [context.group.tensor(given(r)) for r in context.group.local_replicas]
+    tensors = [context.group.tensor(input_of(r)) for r in context.group.local_replicas]
     return context.group.compute(computation, tensors, static=static)
 
 
@@ -34,20 +34,20 @@ def _compare(
     static: Hashable = None,
 ) -> None:
     """Runs a computation on every replica's input; compares with `expected`, float64 of any shape."""
-    _assert_are(context, _computed(context, computation, static), expected)
+    _assert_equal(context, _computed(context, computation, static), expected)
 
 
-def _assert_are(
-    context: CheckContext, found: list[Any], expected: Callable[[int], np.ndarray]
+def _assert_equal(
+    context: CheckContext, tensors: list[Any], expected: Callable[[int], np.ndarray]
 ) -> None:
     """Compares each local replica's result with its expected array, of one shape and dtype."""
-    for replica, tensor in zip(context.group.local_replicas, found, strict=True):
+    for replica, tensor in zip(context.group.local_replicas, tensors, strict=True):
         assert_same(context.group.numpy(tensor), expected(replica), f"replica {replica}")
 
 
 def _inputs(context: CheckContext) -> np.ndarray:
     """Inputs of all replicas, float64, shape `[replicas, *SHAPE]`."""
-    return np.stack([given(r) for r in range(context.group.replicas)])
+    return np.stack([input_of(r) for r in range(context.group.replicas)])
 
 
 def _add_index(replica: Replica, tensor: Tensor, *, static: float) -> Tensor:
@@ -61,7 +61,7 @@ def computation(context: CheckContext) -> None:
     for factor in (2.0, 3.0):
 
         def expected(replica: int, factor: float = factor) -> np.ndarray:
-            return given(replica) * factor + replica + n
+            return input_of(replica) * factor + replica + n
 
         _compare(context, _add_index, expected, factor)
 
@@ -122,10 +122,10 @@ def _scatter(replica: Replica, tensor: Tensor) -> Tensor:
 def computation_scatters(context: CheckContext) -> None:
     """Values that are scattered to one index are added up; all other elements are zero."""
     width = context.group.replicas + 1
-    _compare(context, _scatter, lambda r: np.eye(width)[r] * given(r).sum())
+    _compare(context, _scatter, lambda r: np.eye(width)[r] * input_of(r).sum())
 
 
-def _sum_and_share(replica: Replica, tensor: Tensor, *, static: Any) -> Tensor:
+def _sum_and_broadcast(replica: Replica, tensor: Tensor, *, static: Any) -> Tensor:
     """Computation: all-reduce, then broadcast, within the subgroups `static`; any shape."""
     total = replica.all_reduce_within(tensor, static)
     return replica.broadcast_within(total + replica.index, static)
@@ -135,15 +135,15 @@ def computation_in_subgroups(context: CheckContext) -> None:
     """Sums and broadcasts stay within sets of replicas; one that is in no set keeps its tensor."""
     n = context.group.replicas
     divisions = (((0, 1),), (tuple(range(n)),), ((0,), tuple(range(1, n))))
-    by_division = [_computed(context, _sum_and_share, subgroups) for subgroups in divisions]
+    by_division = [_computed(context, _sum_and_broadcast, subgroups) for subgroups in divisions]
     for subgroups, results in zip(divisions, by_division, strict=True):
-        _assert_are(context, results, partial(_sum_of_part, subgroups))
+        _assert_equal(context, results, partial(_expected_sum, subgroups))
 
 
-def _sum_of_part(subgroups: Subgroups, replica: int) -> np.ndarray:
-    """Expected result of `_sum_and_share` on a replica, float64, shape `SHAPE`."""
+def _expected_sum(subgroups: Subgroups, replica: int) -> np.ndarray:
+    """Expected result of `_sum_and_broadcast` on a replica, float64, shape `SHAPE`."""
     subgroup = local_subgroup(replica, subgroups) or (replica,)
-    total: np.ndarray = np.sum([given(r) for r in subgroup], axis=0) + subgroup[0]
+    total: np.ndarray = np.sum([input_of(r) for r in subgroup], axis=0) + subgroup[0]
     return total
 
 

@@ -31,10 +31,10 @@ _hanging = False
 def crash(backend: str, replicas: int) -> None:
     """When a process is killed, the run ends soon and says which, and how; the others blame a peer."""
     run = try_run(_killed_late, _spec(backend), backend, replicas)
-    failed_rank = _told(run, PATIENCE_SECONDS)
+    failed_rank = _failed_rank(run, PATIENCE_SECONDS)
     expected = f"{failed_rank} was ended by SIGKILL"
     assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
-    for error in _own_errors(run):
+    for error in _errors_of_no_peer(run):
         raise AssertionError(
             f"`is_peer_error` takes this for a fault of the process itself: {error}"
         )
@@ -46,9 +46,9 @@ def hang(backend: str, replicas: int) -> None:
     for limit in PROGRESS_SECONDS:
         spec = _spec(backend, transform=stand_still, timeouts={"progress": limit})
         run = try_run(_hanging_late, spec, backend, replicas)
-        if _moments(run):
+        if _failure_times(run):
             break
-    failed_rank = _told(run, limit + PATIENCE_SECONDS)
+    failed_rank = _failed_rank(run, limit + PATIENCE_SECONDS)
     expected = f"{failed_rank} made no progress for "
     assert str(run.failure).startswith(expected), f"{run.failure}\nexpected: {expected}"
     assert "'next batch'" in str(run.failure), f"the call is not named: {run.failure}"
@@ -70,7 +70,7 @@ def _spec(backend: str, **changes: Any) -> dict[str, Any]:
 def _killed_late(session: Session) -> None:
     _train(session)
     if _is_last(session):
-        _note_the_moment(session)
+        Notes(session).add("failure_time", time.time())
         os.kill(os.getpid(), signal.SIGKILL)
     _train(session, steps=100_000)
 
@@ -79,7 +79,7 @@ def _hanging_late(session: Session) -> None:
     global _hanging
     _train(session)
     if _is_last(session):
-        _note_the_moment(session)
+        Notes(session).add("failure_time", time.time())
         _hanging = True
     _train(session, steps=100_000)
 
@@ -95,27 +95,23 @@ def _is_last(session: Session) -> bool:
     return session.rank == len(session.plan.processes) - 1
 
 
-def _note_the_moment(session: Session) -> None:
-    Notes(session).add("moment", time.time())
-
-
-def _own_errors(run: Run) -> list[str]:
+def _errors_of_no_peer(run: Run) -> list[str]:
     """Errors of processes that were not reported as caused by a lost peer."""
     lines = (run.folder / "events.jsonl").read_text(encoding="utf-8").splitlines()
     failed = [event for event in map(json.loads, lines) if event["event"] == "failed"]
     return [event["message"] for event in failed if not event["is_peer_error"]]
 
 
-def _told(run: Run, limit: float) -> str:
+def _failed_rank(run: Run, limit: float) -> str:
     """Asserts that the run failed within `limit` seconds; returns how its error must begin: the last rank."""
     assert run.failure is not None, "the run ended as if nothing had happened"
-    moments = _moments(run)
-    assert moments, f"the run failed before that: {run.failure}"
-    seconds = run.ended - moments[0]
+    times = _failure_times(run)
+    assert times, f"the run failed before that: {run.failure}"
+    seconds = run.ended - times[0]
     assert seconds <= limit, f"it took {seconds:.1f} s to end the run; expected at most {limit:g} s"
     return f"rank {max(run.notes)} of {max(run.notes) + 1}"
 
 
-def _moments(run: Run) -> list[float]:
+def _failure_times(run: Run) -> list[float]:
     """Times of the kill or hang, in seconds since 1970; empty if the run ended before it."""
-    return [notes["moment"] for notes in run.notes.values() if "moment" in notes]
+    return [notes["failure_time"] for notes in run.notes.values() if "failure_time" in notes]

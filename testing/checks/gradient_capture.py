@@ -22,19 +22,18 @@ def gradients_preserve_state(context: CheckContext) -> None:
     for observes in (False, True):
         context.restart()
         for batch in batches:
-            if (
-                observes and batch is batches[0]
-            ):  # metrics that counted both batches twice would have the same mean
-                _look_on(context.group, batch)
+            # only the first: metrics that counted both batches twice would have the same mean
+            if observes and batch is batches[0]:
+                _observe(context.group, batch)
                 with contextlib.suppress(InterruptedError):
-                    _look_on(context.group, batch, InterruptedError())
+                    _observe(context.group, batch, InterruptedError())
             context.group.synchronous_step(batch, reference_model.RATE)
         ends.append((context.session.read_state(), context.session.metrics()))
     assert_same(ends[1][0], ends[0][0], "state")
     assert ends[1][1] == ends[0][1], f"metrics {ends[1][1]}, expected {ends[0][1]}"
 
 
-def _look_on(group: ReplicaGroup, batch: Batch, error: Exception | None = None) -> None:
+def _observe(group: ReplicaGroup, batch: Batch, error: Exception | None = None) -> None:
     """Computes gradients without a trace; raises `error`, if any, within the context manager."""
     with group.preserving_training_state():
         group.gradients(batch)

@@ -30,7 +30,7 @@ SPLIT = 6
 """Steps before the state is saved: in the middle of the second epoch, after an uneven batch."""
 
 Cases = Mapping[str, SpecFields]
-Taken = dict[str, Any]
+Results = dict[str, Any]
 """State and results of one process, in types that a run can return."""
 
 
@@ -110,50 +110,41 @@ def problems(specs: Cases, backend: str, replicas: int = REPLICAS) -> dict[str, 
         replicas: Number of replicas. With more than two, the group is not checked for returning to its own
             start, because its all-reduce may by then sum in another order.
     """
-    first = launched_in_turn(specs, _whole, backend, replicas)
+    first = launched_in_turn(specs, _uninterrupted, backend, replicas)
     states = [{name: rank[name]["kept"] for name in specs} for rank in first]
-    second = launched_in_turn(specs, functools.partial(_rest, states=states), backend, replicas)
-    compared = _ALL if replicas <= REPLICAS else _ALL[1:]
+    second = launched_in_turn(specs, functools.partial(_resumed, states=states), backend, replicas)
+    keys = _ALL if replicas <= REPLICAS else _ALL[1:]
     return {
         name: " ".join(
             text
             for rank, (before, after) in enumerate(zip(first, second, strict=True))
-            if (text := _difference(before[name], after[name], compared, f"{name}, rank {rank}"))
+            if (text := _run_difference(before[name], after[name], keys, f"{name}, rank {rank}"))
         )
         for name in specs
     }
 
 
-def _whole(session: Session, name: str) -> Taken:
-    return whole(session)
-
-
-def _rest(session: Session, name: str, states: Sequence[Mapping[str, Taken]]) -> Taken:
-    return rest(session, states[session.rank][name])
-
-
-def whole(session: Session) -> Taken:
+def _uninterrupted(session: Session, name: str) -> Results:
     """Trains to the end, with the state at `SPLIT`; then restores the start and repeats the first steps."""
-    start = taken(session)
+    start = _read_state(session)
     first = _trained(session, SPLIT)
-    kept = taken(session)
+    kept = _read_state(session)
     results = _trained(session)
-    end = taken(session)
-    given_back(session, start)
+    end = _read_state(session)
+    _write_state(session, start)
     session.seek(0)
     again = _trained(session, SPLIT)
     return {"kept": kept, "first": first, "again": again, **results, "end": end}
 
 
-def rest(session: Session, kept: Taken) -> Taken:
-    """Trains to the end from the state of another run."""
-    given_back(session, kept)
+def _resumed(session: Session, name: str, states: Sequence[Mapping[str, Results]]) -> Results:
+    """Trains to the end from the state of another run, by rank and name."""
+    _write_state(session, states[session.rank][name])
     session.seek(SPLIT)
-    results = _trained(session)
-    return {**results, "end": taken(session)}
+    return {**_trained(session), "end": _read_state(session)}
 
 
-def _trained(session: Session, until: int | None = None) -> Taken:
+def _trained(session: Session, until: int | None = None) -> Results:
     """Takes steps; returns their losses, and the metrics of each completed epoch."""
     losses, metrics = [], []
     for batch in session.batches():
@@ -165,7 +156,7 @@ def _trained(session: Session, until: int | None = None) -> Taken:
     return {"losses": losses, "metrics": metrics}
 
 
-def taken(session: Session) -> Taken:
+def _read_state(session: Session) -> Results:
     """State of this process: that of its replicas, and that of its strategy."""
     group, strategy = session.group, session.strategy.state(session.group)
     replicas = group.local_replicas
@@ -177,8 +168,8 @@ def taken(session: Session) -> Taken:
     }
 
 
-def given_back(session: Session, state: Taken) -> None:
-    """Writes a state that `taken` returned."""
+def _write_state(session: Session, state: Results) -> None:
+    """Writes a state that `_read_state` returned."""
     session.group.reshard_weights()
     for replica, arrays in state["group"].items():
         session.group.write_state(arrays, replica=int(replica))
@@ -191,25 +182,21 @@ _ALL = (("first", "again"), ("losses", "losses"), ("metrics", "metrics"), ("end"
 """Compared results: the key in the uninterrupted run, and the key in the resumed one."""
 
 
-def _difference(
-    before: Taken, after: Taken, looked_at: Sequence[tuple[str, str]], where: str
+def _run_difference(
+    before: Results, after: Results, keys: Sequence[tuple[str, str]], where: str
 ) -> str:
     """First difference of a resumed run from the uninterrupted one; empty if there is none."""
     both = {**after, "again": before["again"]}
-    texts = (_apart(before[old], both[new], f"{where}: {new}") for old, new in looked_at)
+    texts = (_difference(before[old], both[new], f"{where}: {new}") for old, new in keys)
     return next(filter(None, texts), "")
 
 
-def _apart(expected: Any, found: Any, what: str) -> str:
-    if isinstance(expected, dict) and isinstance(found, dict):
-        if expected.keys() != found.keys():
-            return f"{what}: {sorted(found)}, and not {sorted(expected)}."
-        return next(
-            filter(None, (_apart(v, found[n], f"{what}: {n}") for n, v in expected.items())), ""
-        )
-    same = np.array_equal(np.asarray(expected), np.asarray(found), equal_nan=_is_number(expected))
-    return "" if same else f"{what} is {found}, and not {expected}."
-
-
-def _is_number(value: Any) -> bool:
-    return np.asarray(value).dtype.kind == "f"
+def _difference(expected: Any, actual: Any, what: str) -> str:
+    if isinstance(expected, dict) and isinstance(actual, dict):
+        if expected.keys() != actual.keys():
+            return f"{what}: {sorted(actual)}, and not {sorted(expected)}."
+        texts = (_difference(v, actual[n], f"{what}: {n}") for n, v in expected.items())
+        return next(filter(None, texts), "")
+    array = np.asarray(expected)
+    same = np.array_equal(array, np.asarray(actual), equal_nan=array.dtype.kind == "f")
+    return "" if same else f"{what} is {actual}, and not {expected}."

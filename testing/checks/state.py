@@ -31,7 +31,7 @@ def state_round_trip(context: CheckContext) -> None:
     restored = context.session.read_state()
     context.group.synchronous_step(batches[1], reference_model.RATE)
     again = context.session.read_state(("trainable", "optimizer"))
-    assert any(name.startswith("optimizer/") for name in kept), "no optimizer slots in the state"
+    assert any(name.startswith("optimizer/") for name in kept), "no optimizer state"
     assert_same(restored, kept, "state read after it was written")
     assert_close(again, after, "state after the step was taken again")
 

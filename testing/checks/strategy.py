@@ -129,14 +129,16 @@ def state_bytes_as_declared(evidence: Evidence) -> None:
     for process in evidence.processes:
         planned, held = process["planned"], process["held"]
         assert planned is not None, "the plan has no state_bytes"
-        for what, kinds in (("weights", ("trainable", "non-trainable")), ("slots", ("optimizer",))):
-            nbytes, limit = sum(held[kind] for kind in kinds), planned[what]
+        for what, nbytes, limit in (
+            ("weights take", held["trainable"] + held["non-trainable"], planned["weights"]),
+            ("optimizer state takes", held["optimizer"], planned["slots"]),
+        ):
             assert nbytes <= 1.1 * limit + SCALARS, (
-                f"{what} take {nbytes} bytes, and {limit} are planned"
+                f"{what} {nbytes} bytes, and {limit} are planned"
             )
     most = max(process["held"]["optimizer"] for process in evidence.processes)
-    planned_bytes = evidence.main["planned"]["slots"]
-    assert most >= 0.9 * planned_bytes, f"slots take {most} bytes, and {planned_bytes} are planned"
+    least = 0.9 * evidence.main["planned"]["slots"]
+    assert most >= least, f"optimizer state takes {most} bytes, and at least {least:g} are planned"
     shards = [name for process in evidence.processes for name in process["parts"]]
     assert len(set(shards)) == len(shards), f"kept twice: {sorted(shards)}"
 
@@ -182,11 +184,11 @@ def _assert_finite(weights: Weights, what: str) -> None:
     assert not wrong, f"{what}: not finite: {', '.join(wrong)}"
 
 
-def _assert_weights(found: Weights, expected: Weights, what: str) -> None:
+def _assert_weights(actual: Weights, expected: Weights, what: str) -> None:
     for name, value in expected.items():
-        _assert_close(found[name], value, f"{what}: {name}")
+        _assert_close(actual[name], value, f"{what}: {name}")
 
 
-def _assert_close(found: Any, expected: Any, what: str) -> None:
-    error = float(np.max(np.abs(np.asarray(found) - np.asarray(expected))))
+def _assert_close(actual: Any, expected: Any, what: str) -> None:
+    error = float(np.max(np.abs(np.asarray(actual) - np.asarray(expected))))
     assert error <= CLOSE, f"{what} is off by {error:.3g}"

@@ -107,14 +107,18 @@ def replicas_stay_equal(context: CheckContext) -> None:
     context.restart()
     for batch in context.session.batches():
         context.session.step(batch)
-    states = context.board.all_gather(context.session.read_state())
+    states = context.file_exchange.all_gather(context.session.read_state())
     gradients, _ = context.gradients_of_all(context.same_for_all(1))
     for rank, state in enumerate(states):
         assert_same(state, states[0], f"state of process {rank} after training")
+    _assert_all_same(gradients)
+
+
+def _assert_all_same(gradients: list[dict[str, np.ndarray]]) -> None:
+    """Asserts that all replicas have the same gradients, any shapes and dtypes, for the same samples."""
     for replica, of_replica in enumerate(gradients):
-        assert_same(
-            of_replica, gradients[0], f"gradients of replica {replica} for the same samples"
-        )
+        what = f"gradients of replica {replica} for the same samples"
+        assert_same(of_replica, gradients[0], what)
 
 
 def exact_mean_of_gradients(context: CheckContext) -> None:
@@ -141,10 +145,21 @@ def exact_mean_of_gradients(context: CheckContext) -> None:
 
 def synchronous_step(context: CheckContext) -> None:
     """Loss and weights are as in NumPy after a step on an even, an uneven and a nearly empty batch."""
+    _check_synchronous_steps(context, 6, 7, 1)
+
+
+def accumulation(context: CheckContext) -> None:
+    """Slices in two micro-batches, some of them empty, give the same step."""
+    _check_synchronous_steps(context, 7, 1, gradient_accumulation_steps=2)
+
+
+def _check_synchronous_steps(
+    context: CheckContext, *counts: int, gradient_accumulation_steps: int = 1
+) -> None:
     results = []
-    for count in (6, 7, 1):
+    for count in counts:
         context.restart()
-        (batch,) = context.batches(count, count)
+        (batch,) = context.batches(count, count, gradient_accumulation_steps)
         loss = float(context.group.synchronous_step(batch, reference_model.RATE))
         results.append((count, loss, context.session.read_state(("trainable",))))
     for count, loss, weights in results:
@@ -166,21 +181,6 @@ def steps_leave_no_threads(context: CheckContext) -> None:
         counts.append(psutil.Process().num_threads())
     early, late = counts
     assert late - early < 10, f"{early} threads after 10 steps, {late} after 30"
-
-
-def accumulation(context: CheckContext) -> None:
-    """Slices in two micro-batches, some of them empty, give the same step."""
-    results = []
-    for count in (7, 1):
-        context.restart()
-        (batch,) = context.batches(count, count, gradient_accumulation_steps=2)
-        loss = float(context.group.synchronous_step(batch, reference_model.RATE))
-        results.append((count, loss, context.session.read_state(("trainable",))))
-    for count, loss, weights in results:
-        oracle, rows = reference_model.Oracle.fresh(), np.arange(count)
-        assert_close(loss, oracle.losses(rows).mean(), f"loss of {count} samples")
-        oracle.update(oracle.gradients(rows))
-        assert_close(weights, oracle.weights, f"weights after {count} samples")
 
 
 def _means(replica: Replica, *gradients: Tensor) -> list[Tensor]:
@@ -231,10 +231,8 @@ def _check_local_steps(
     for count, loss, weights in results:
         expected = reference_model.Oracle.fresh().losses(np.arange(count)).mean()
         assert_close(loss, expected, f"loss of {count} samples")
-        expected_weights = _after_own_slice(context, replica, count)
-        assert_close(
-            weights, expected_weights, f"weights of replica {replica} after {count} samples"
-        )
+        what = f"weights of replica {replica} after {count} samples"
+        assert_close(weights, _weights_after_local_step(context, replica, count), what)
 
 
 def average_parameters(context: CheckContext) -> None:
@@ -245,16 +243,17 @@ def average_parameters(context: CheckContext) -> None:
     context.group.average_parameters()
     weights = context.session.read_state(("trainable",))
     gradients, _ = context.gradients_of_all(context.same_for_all(1))
-    local = [_after_own_slice(context, replica, 7) for replica in range(context.group.replicas)]
+    local = [
+        _weights_after_local_step(context, replica, 7) for replica in range(context.group.replicas)
+    ]
     mean = {name: np.mean([w[name] for w in local], axis=0) for name in weights}
     assert_close(weights, mean, "averaged weights")
-    for replica, of_replica in enumerate(gradients):
-        assert_same(
-            of_replica, gradients[0], f"gradients of replica {replica} for the same samples"
-        )
+    _assert_all_same(gradients)
 
 
-def _after_own_slice(context: CheckContext, replica: int, count: int) -> dict[str, np.ndarray]:
+def _weights_after_local_step(
+    context: CheckContext, replica: int, count: int
+) -> dict[str, np.ndarray]:
     """Weights of one replica by name, float64, after a local step from the start on `count` samples."""
     oracle = reference_model.Oracle.fresh()
     rows = np.array_split(np.arange(count), context.group.replicas)[replica]

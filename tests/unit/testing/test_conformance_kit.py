@@ -285,7 +285,7 @@ def ended(
     monkeypatch: pytest.MonkeyPatch, folder: Path, check: Check, failure: str | None, seconds: float
 ) -> str | None:
     """Why a check of a run that goes wrong fails, if the run goes like this."""
-    notes = {1: {"moment": 100.0}} if failure is None or "before" not in failure else {}
+    notes = {1: {"failure_time": 100.0}} if failure is None or "before" not in failure else {}
     run = Run([], notes, failure, 100.0 + seconds, 0.0, folder)
     monkeypatch.setattr(crash_checks, "try_run", lambda *given: run)
     return backend.crash_outcome(check, "torch-ddp", 2).reason
@@ -327,7 +327,7 @@ def test_a_busy_machine_is_given_more_time_to_hang(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     too_slow = Run([], {}, STUCK, 0.0, 0.0, tmp_path)
-    stuck = Run([], {1: {"moment": 100.0}}, STUCK, 170.0, 0.0, tmp_path)
+    stuck = Run([], {1: {"failure_time": 100.0}}, STUCK, 170.0, 0.0, tmp_path)
     limits = []
 
     def try_run(work: Any, spec: Any, *given: Any) -> Run:
