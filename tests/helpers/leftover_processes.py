@@ -1,4 +1,4 @@
-"""That tests leave no process behind."""
+"""Whether processes are alive, and that tests leave none behind."""
 
 from __future__ import annotations
 
@@ -17,3 +17,11 @@ def no_leftover_processes() -> Iterator[None]:
     yield
     left = set(psutil.Process().children(recursive=True)) - before
     assert not [each for each in left if each.pid not in FORK_SERVERS.pids()]
+
+
+def is_alive(pid: int) -> bool:
+    """Whether a process has not ended; one that ended and was not waited for is not alive."""
+    try:
+        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return False

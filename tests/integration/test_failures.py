@@ -8,7 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,156 +18,41 @@ import cloudpickle
 import numpy as np
 import psutil
 import pytest
-from helpers.leftover_processes import no_leftover_processes
+from helpers.leftover_processes import is_alive, no_leftover_processes
 from helpers.signals import heed_signals
 from helpers.waiting import wait_until
+from integration.failure_runs import (
+    LIMIT_SECONDS,
+    STEP,
+    Deed,
+    abort,
+    alive_children,
+    data,
+    doing,
+    exit_3,
+    exit_as_frameworks_do,
+    exit_at_once,
+    failure,
+    kill,
+    model,
+    raise_error,
+    spec,
+    stop,
+)
 
-import isotrain
-from isotrain.core.errors import RunFailedError
-from isotrain.core.launching.processes import rank_process
-from isotrain.testing.reference.layers import Dense
-from isotrain.testing.reference.network import Network
+pytestmark = pytest.mark.usefixtures("reference", "no_processes_left")
 
-pytestmark = pytest.mark.usefixtures("reference")
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 BACKENDS = ("torch-ddp", "tf-multiworker", "tf-mirrored", "horovod-torch", "horovod-tf")
 """Of each, one that raises; one that is killed or hangs is among the conformance checks."""
-STEP = 3
-LIMIT_SECONDS = 60.0
-"""A busy machine is slow; what these tests are about is never, or at once."""
 FORK_SERVER_SECONDS = 240.0
 """Limit for a fork server to import a framework, on a busy machine too."""
 SLOW = pytest.mark.slow
 
-Deed = Any
-
-
-@pytest.fixture(autouse=True)
-def nothing_left() -> Iterator[None]:
-    """No test may leave a process behind."""
-    with no_leftover_processes():
-        yield
-
-
-def model() -> Network:
-    return Network([Dense(4, 2)])
-
-
-def portable() -> Any:
-    import keras
-
-    return keras.Sequential([keras.Input((4,)), keras.layers.Dense(2)])
-
-
-def of_torch() -> Any:
-    import torch
-
-    return torch.nn.Linear(4, 2)
-
-
-MODELS = {"reference": model, "torch": of_torch, "tensorflow": portable}
-
-
-def data() -> Any:
-    inputs = np.linspace(-1, 1, 256, dtype="float32").reshape(64, 4)
-    return isotrain.DataSet((inputs, inputs[:, :2]), (inputs, inputs[:, :2]))
-
-
-def spec(**changes: Any) -> dict[str, Any]:
-    fields = {"name": "failing", "model": MODELS, "data": data, "loss": "mean_squared_error"}
-    fields |= {"optimizer": {"name": "sgd", "lr": 0.125}, "global_batch_size": 8, "steps": 100_000}
-    return fields | changes
-
 
 def culprit_of(backend: str) -> int:
     return 0 if backend == "tf-mirrored" else 1
-
-
-def start_children(folder: Path, rank: int) -> None:
-    """What a rank may have started: a plain child, and one that left its session and lost its parent."""
-    script = (
-        "import subprocess; print(subprocess.Popen(['sleep', '600'], stdout=subprocess.DEVNULL,"
-        " start_new_session=True).pid)"
-    )
-    child = subprocess.Popen(["sleep", "600"])
-    orphan = subprocess.run(
-        [sys.executable, "-c", script], stdout=subprocess.PIPE, text=True, check=True
-    )
-    (folder / f"children-{rank}").write_text(f"{child.pid} {orphan.stdout}")
-
-
-def doing(deed: Deed, rank: int) -> Any:
-    """A training loop in which `rank` does something bad after step number STEP."""
-
-    def work(session: Any) -> None:
-        start_children(session.run_directory, session.rank)
-        for batch in session.batches():
-            session.step(batch)
-            if session.rank == rank and batch.step == STEP:
-                (session.run_directory / "moment").write_text(str(time.time()))
-                deed()
-
-    return work
-
-
-def failure(
-    work: Any,
-    fields: Mapping[str, Any],
-    backend: str,
-    folder: Path,
-    on_event: Callable[[Any], None] = lambda _: None,
-) -> str:
-    """Runs, and returns the text of the error; checks that it came in time and nothing is left."""
-    with pytest.raises(RunFailedError) as caught:
-        isotrain.launch(
-            work, fields, backend=backend, replicas=2, run_directory=folder, on_event=on_event
-        )
-    moment = folder / "moment"
-    if moment.exists():
-        assert time.time() - float(moment.read_text()) < LIMIT_SECONDS
-    assert not alive_children(folder)
-    return str(caught.value)
-
-
-def alive_children(folder: Path) -> list[int]:
-    text = " ".join(path.read_text() for path in folder.glob("children-*"))
-    return [pid for pid in map(int, text.split()) if is_alive(pid)]
-
-
-def is_alive(pid: int) -> bool:
-    try:
-        return psutil.Process(pid).status() != psutil.STATUS_ZOMBIE
-    except psutil.NoSuchProcess:
-        return False
-
-
-def kill() -> None:
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
-def stop() -> None:
-    os.kill(os.getpid(), signal.SIGSTOP)
-
-
-def raise_error() -> None:
-    raise ValueError("a deliberate mistake")
-
-
-def exit_3() -> None:
-    sys.exit(3)
-
-
-def exit_at_once() -> None:
-    os._exit(3)
-
-
-def exit_as_frameworks_do() -> None:
-    os._exit(1)
-
-
-def abort() -> None:
-    os.abort()
 
 
 FAULT_ACTIONS = {
@@ -265,7 +149,6 @@ if place.get("rank") == 1 and folder.name in ("sleeps", "sleeps-tf", "stops"):
     time.sleep(600)
 """
 """Makes a process that is not forked do nothing before it starts; what is forked has started already."""
-
 STOPPED = "rank 1 of 2 is suspended (SIGSTOP) and was "
 WAITS = {
     "suspended": Wait(doing(stop, 1), {"silence": 5.0}, f"{STOPPED}last heard of"),
@@ -293,8 +176,14 @@ BOTH_WAYS = ("suspended", "behind", "unopened")
 AFTER_STEP = f"after step {STEP}, in call 'between calls'."
 BEFORE = "before its first step, in call 'start'."
 ENDS = {"behind": AFTER_STEP, "suspended": AFTER_STEP, "suspended-tf": AFTER_STEP}
+
+
 ENDS |= {"sleeps": BEFORE, "stops": BEFORE, "sleeps-tf": BEFORE}
+
+
 """How the first line of their errors ends, but for one that goes on to say more."""
+
+
 WAITED = [
     *((name, "forked") for name in (*BOTH_WAYS, "suspended-tf")),
     *((name, "fresh") for name in (*BOTH_WAYS, "sleeps", "stops", "sleeps-tf")),
@@ -420,89 +309,12 @@ def test_the_call_is_named_in_which_an_error_was_raised(
     assert "Traceback (most recent call last)" in text
 
 
-@pytest.fixture(params=["forked", pytest.param("fresh", marks=SLOW)])
-def both_ways(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tries a test with processes that are forked, and with fresh ones."""
-    monkeypatch.setenv("ISOTRAIN_START", request.param)
-
-
-def removes_directory(session: Any) -> None:
-    """Renames it, which is one act: what others still write there could end a removal file by file."""
-    for batch in session.batches():
-        session.step(batch)
-        if session.is_main and batch.step == STEP:
-            session.run_directory.rename(session.run_directory.with_name("moved away"))
-            if session.spec.checkpoint is not None:
-                session.run_directory.mkdir()  # as a checkpoint that is being written does
-            session.end_epoch(0, {"some": 1.0})
-
-
-@pytest.mark.usefixtures("both_ways")
-@pytest.mark.parametrize("checkpoint", [None, {"every_steps": 100_000}])
-def test_a_run_directory_that_is_removed(tmp_path: Path, checkpoint: Any) -> None:
-    folder = tmp_path / "run"
-    text = failure(removes_directory, spec(checkpoint=checkpoint), "reference", folder)
-    assert f"the run's files in {folder} cannot be written" in text
-    assert "No such file or directory" in text
-    assert f"versions.json: removed from {folder} by others" in text
-
-
-def test_a_system_that_allows_no_more_threads(tmp_path: Path) -> None:
-    refuse = mock.Mock(side_effect=RuntimeError("can't start new thread"))
-    with mock.patch.object(rank_process, "threading", mock.Mock(Thread=refuse)):
-        text = failure(removes_versions, spec(), "reference", tmp_path / "run")
-    assert "no more processes or threads. Raise the limit (ulimit -u)" in text
-
-
-def removes_versions(session: Any) -> int:
-    (session.run_directory / "versions.json").unlink(missing_ok=True)
-    return int(session.rank)
-
-
-def test_what_a_run_returns_outlives_its_records(tmp_path: Path) -> None:
-    with pytest.raises(RunFailedError, match=r"versions\.json: removed from") as caught:
-        isotrain.launch(
-            removes_versions,
-            spec(),
-            backend="reference",
-            replicas=2,
-            run_directory=tmp_path / "run",
-        )
-    assert caught.value.result == [0, 1]
-
-
-def prints_much(session: Any) -> None:
-    for batch in session.batches():
-        session.step(batch)
-        if session.is_main:
-            print("x" * 10_000)
-
-
-@pytest.mark.usefixtures("both_ways")
-def test_a_full_disk(tmp_path: Path) -> None:
-    folder = tmp_path / "small"
-    folder.mkdir()
-    mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]
-    if subprocess.run(mount, capture_output=True, check=False).returncode:
-        pytest.skip("mounting a small file system needs root")
-    try:
-        text = failure(prints_much, spec(), "reference", folder)
-    finally:
-        subprocess.run(["umount", "--lazy", str(folder)], check=True)
-    assert f"the run's files in {folder} cannot be written" in text
-    assert "No space left on device" in text
-
-
-SCRIPT = f"""
+SCRIPT = """
 import sys
-sys.path.insert(0, {str(Path(__file__).parent)!r})
-import cloudpickle
 import isotrain
-import test_failures
-cloudpickle.register_pickle_by_value(test_failures)
-from test_failures import doing, kill, spec, start_children, stop
+from integration.failure_runs import doing, spec, stop
 backend, folder, deed = sys.argv[1:]
-deed = {{"none": lambda: None, "stop": stop}}[deed]
+deed = {"none": lambda: None, "stop": stop}[deed]
 fields = spec(plugins="isotrain.testing.reference")
 isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directory=folder)
 """

@@ -3,139 +3,28 @@
 from __future__ import annotations
 
 import dataclasses
-import errno
 import json
 import os
-import re
 import shutil
-import signal
-import subprocess
-import sys
-import threading
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 from helpers.in_process import command, script
-from helpers.signals import heed_signals
-from integration.random_kills import Killer, Moment, moments
+from integration.resume_runs import STEPS, assert_same, chosen, data, network, plain, run, spec
 
 import isotrain
 from isotrain import sources
 from isotrain.core.checkpoints.checkpoint import Checkpoint
-from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
-from isotrain.core.checkpoints.local_storage import LocalStorage
-from isotrain.core.contracts.state import ALL_STATE
-from isotrain.core.errors import IsotrainError, PlanError, RunFailedError, UnsupportedError
+from isotrain.core.checkpoints.folder import checkpoint_at
+from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.launching.run_directory.run_directory import RunDirectory
-from isotrain.core.plugins.manager import plugin_manager
-from isotrain.core.session.training.evaluation import Evaluator
 from isotrain.core.session.weights import weight_readers
-from isotrain.testing.check_context import assert_same as assert_same_state
-from isotrain.testing.reference.layers import Dense, Dropout
 from isotrain.testing.reference.network import Network
 
 pytestmark = pytest.mark.usefixtures("reference")
-
-STEPS = 17
-
-
-def network() -> Network:
-    return Network([Dense(4, 8, "tanh", name="hidden"), Dropout(0.25), Dense(8, 3, name="head")])
-
-
-def data() -> isotrain.DataSet:
-    inputs = np.random.default_rng(2).standard_normal((30, 4))
-    labels = np.arange(30) % 3
-    return isotrain.DataSet((inputs, labels), (inputs[:11], labels[:11]))
-
-
-def spec(**changes: Any) -> dict[str, Any]:
-    fields = {
-        "model": {"reference": network},
-        "data": data,
-        "loss": {"name": "sparse_categorical_crossentropy", "from_logits": True},
-        "metrics": ["accuracy"],
-        "optimizer": {"name": "sgd", "lr": 0.125, "momentum": 0.5},
-        "precision": "float64",
-        "global_batch_size": 7,
-        "steps": STEPS,
-        "checkpoint": {"every_steps": 3},
-    }
-    return fields | changes
-
-
-def run(folder: Path, replicas: int = 2, **options: Any) -> isotrain.RunResult:
-    changes = options.pop("changes", {})
-    given = {"backend": "reference", "on_event": lambda event: None, **options}
-    return isotrain.run(spec(**changes), replicas=replicas, run_directory=folder, **given)
-
-
-def killed(folder: Path, moments: Sequence[Moment], **options: Any) -> isotrain.RunResult:
-    """The same, with processes that are killed at each moment in turn, and all started again."""
-    killer = Killer.at(moments, folder.with_name(f"{folder.name}-kills"))
-    changes = options.pop("changes", {}) | {"transform": killer}
-    result = run(folder, max_restarts=len(moments), changes=changes, **options)
-    assert len(result.restarts) == len(moments), sorted(killer.folder.iterdir())
-    return result
-
-
-def assert_same(found: isotrain.RunResult, expected: isotrain.RunResult) -> None:
-    """To the bit, with one history."""
-    for name, weight in expected.weights.items():
-        assert np.array_equal(found.weights[name], weight), name
-    assert found.history == expected.history
-    assert found.final_loss == expected.final_loss
-    assert found.metrics == expected.metrics
-
-
-STRATEGIES: dict[str, dict[str, Any]] = {
-    "data-parallel": {},
-    "local-sgd": {"every": 4},
-    "gossip": {},
-    "compressed": {"method": "topk", "ratio": 0.25},
-    "hierarchical": {},
-    "parameter-server": {},
-    "elastic-averaging": {"every": 2},
-    "sharded": {},
-}
-KILLS = 3
-
-
-def chosen(name: str) -> dict[str, Any]:
-    return {"name": name, "options": STRATEGIES[name]}
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        pytest.param(name, marks=[] if name == "local-sgd" else pytest.mark.slow)
-        for name in STRATEGIES
-    ],
-)
-def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
-    tmp_path: Path, name: str
-) -> None:
-    uses_parameter_server = name == "parameter-server"
-    changes = {"strategy": chosen(name)}
-    whole = run(tmp_path / "whole", 3, changes=changes)
-    kills = moments(name, KILLS, slices=3 if uses_parameter_server else 1)
-    found = killed(tmp_path / "killed", kills, replicas=3, changes=changes)
-    assert_same(found, whole)
-    assert any(restart["from_step"] for restart in found.restarts), found.restarts
-    for restart in found.restarts:
-        assert restart["from_step"] % 3 == 0
-        assert restart["from_step"] <= restart["after_step"] < STEPS
-        assert restart["replicas"] == 3
-
-
-def test_every_strategy_goes_on_or_says_why_not() -> None:
-    for name in plugin_manager().strategies.entries().keys() - STRATEGIES.keys():
-        with pytest.raises(UnsupportedError, match=f"{name}.*pipeline-step"):
-            isotrain.plan(spec(strategy=name), backend="reference", replicas=3)
 
 
 @pytest.mark.slow
@@ -152,10 +41,6 @@ def test_more_and_fewer_replicas_lose_nothing_that_matters(tmp_path: Path) -> No
     assert found.metrics == pytest.approx(whole.metrics, abs=1e-12)
     assert found.history.loss == pytest.approx(whole.history.loss, abs=1e-12)
     assert [e["step"] for e in found.history.epochs][-1] == STEPS
-
-
-def plain() -> Network:
-    return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
 
 
 def at_the_start(session: isotrain.Session) -> Any:
@@ -304,7 +189,7 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
 
 def test_the_command_goes_on_with_what_it_is_told(tmp_path: Path) -> None:
     """By the run's own spec; the workers' masks are those of the run's steps, and nothing is lost."""
-    module = "integration.test_resume"
+    module = "integration.resume_runs"
     fields = spec(model={"reference": f"{module}:network"}, data=f"{module}:data", steps=4)
     fields |= {"plugins": ["isotrain.testing.reference"]}
     (tmp_path / "spec.json").write_text(json.dumps(fields))
@@ -343,7 +228,7 @@ def test_a_script_goes_on_with_its_own_functions(tmp_path: Path) -> None:
 
 OF_A_SCRIPT = """
 import isotrain
-from integration.test_resume import data, network, spec
+from integration.resume_runs import data, network, spec
 
 
 def build():
@@ -372,7 +257,7 @@ def resumed_by(folder: Path, *options: str) -> list[dict[str, Any]]:
 def test_a_project_that_was_moved_goes_on(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "own.py").write_text(
-        "from integration.test_resume import data, network\n"
+        "from integration.resume_runs import data, network\n"
     )
 
     def own(folder: str) -> dict[str, Any]:
@@ -507,190 +392,6 @@ def test_in_this_process(tmp_path: Path) -> None:
         assert all(np.array_equal(weights[name], v) for name, v in session.read_state().items())
 
 
-def test_state_is_not_twice_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A portion is read when the one before is set."""
-    read, found = Checkpoint.read, []
-
-    def noting(*given: Any) -> Any:
-        found.append(read(*given))
-        return found[-1]
-
-    with isotrain.open_session(spec(), backend="reference") as session:
-        for batch in session.batches():
-            session.step(batch)
-        session.save(tmp_path)
-        expected = session.read_state(ALL_STATE)
-        monkeypatch.setattr(weight_readers, "PORTION_BYTES", 300)
-        monkeypatch.setattr(Checkpoint, "read", noting)
-        session.write_state({name: np.zeros_like(value) for name, value in expected.items()})
-        session.restore(tmp_path)
-        assert_same_state(session.read_state(ALL_STATE), expected, "state")
-    sizes = [[value.nbytes for value in portion.values()] for portion in found]
-    assert all(sum(portion) <= 300 for portion in sizes if len(portion) > 1)
-    assert sum(len(portion) > 1 for portion in sizes) > 1
-
-
-def test_the_best_checkpoint_is_kept_and_training_ends_early(tmp_path: Path) -> None:
-    """At a rate that is far too high the first evaluation stays the best."""
-    policy = {"keep_last": 1, "keep_best": {"metric": "validation_loss", "restore": True}}
-    changes = {
-        "optimizer": {"name": "sgd", "lr": 64.0},
-        "steps": None,
-        "epochs": 9,
-        "checkpoint": policy,
-        "early_stopping": {"metric": "validation_loss", "patience": 2},
-    }
-    found = run(tmp_path / "run", changes=changes)
-    losses = [epoch["validation_loss"] for epoch in found.history.epochs]
-    best = losses.index(min(losses))
-    assert len(losses) == best + 3 < 9
-    kept = sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir())
-    assert kept == [f"step-{(best + 1) * 5:09}", f"step-{len(losses) * 5:09}"]
-    with isotrain.open_session(spec(**changes), backend="reference") as session:
-        session.write_state(found.weights)
-        assert session.evaluate()["loss"] == pytest.approx(min(losses), abs=1e-12)
-    # It has stopped, and stays so.
-    again = isotrain.resume(tmp_path / "run", spec=spec(**changes), on_event=lambda event: None)
-    assert len(again.history.epochs) == len(losses)
-
-
-def test_a_metric_that_the_run_has_not_is_refused_at_once(tmp_path: Path) -> None:
-    with pytest.raises(IsotrainError, match="validation_accuracy"):
-        run(tmp_path / "run", changes={"early_stopping": {"metric": "validation_acc"}})
-    assert not list((tmp_path / "run").glob("steps.jsonl"))
-
-
-def nothing(targets: Any, predictions: Any) -> Any:
-    """A metric that somebody has not finished."""
-
-
-def distance(targets: Any, predictions: Any) -> Any:
-    return np.abs(predictions).mean(axis=1)
-
-
-def test_a_metric_of_ones_own_without_numbers_is_found_before_the_first_step(
-    tmp_path: Path,
-) -> None:
-    with pytest.raises(RunFailedError, match="before its first step, in call 'try metrics'"):
-        run(tmp_path / "run", changes={"metrics": [nothing]})
-
-
-def test_nothing_remains_of_a_metric_that_was_tried() -> None:
-    ends = []
-    for tries in (False, True):
-        with isotrain.open_session(spec(metrics=[distance]), backend="reference") as session:
-            for batch in session.batches():
-                if tries:
-                    session.try_metrics(batch)
-                session.step(batch)
-            ends.append((session.metrics(), session.evaluate(), session.last_loss))
-    assert ends[0] == ends[1]
-
-
-@pytest.mark.parametrize("validates", [True, False])
-def test_named_metrics_are_tried_where_the_run_evaluates_anyway(
-    validates: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    given, tried = spec() if validates else spec(data=data().train), []
-    monkeypatch.setattr(Evaluator, "try_metrics", lambda _, batch: tried.append(batch))
-    with isotrain.open_session(given, backend="reference") as session:
-        session.try_metrics(next(session.batches()))
-    assert bool(tried) is validates
-
-
-def no_room(session: isotrain.Session) -> list[float]:
-    """The second checkpoint cannot be written."""
-    losses = []
-    for batch in session.batches():
-        losses.append(float(session.step(batch)))
-        if session.steps_done == 5:
-            session.save()  # the first one is whole now
-        if session.steps_done == 5 and session.is_main:
-            folder = session.run_directory / "checkpoints"
-            folder.rename(session.run_directory / "away")
-            folder.write_text("no folder")
-        session.save_if_due()
-    return losses
-
-
-def no_room_for_rank_1(session: isotrain.Session) -> Any:
-    """Rank 0 gives up then, which nobody need be told."""
-
-    def writing(self: LocalStorage, path: str) -> Any:
-        raise OSError(errno.ENOSPC, "no folder", path)
-
-    if session.rank:
-        LocalStorage.writing = writing  # type: ignore[method-assign]
-    losses = []
-    for batch in session.batches():
-        losses.append(float(session.step(batch)))
-        session.save_if_due()
-    return losses
-
-
-@pytest.mark.parametrize(("work", "teller"), [(no_room, 0), (no_room_for_rank_1, 1)])
-def test_training_goes_on_when_a_checkpoint_cannot_be_written(
-    work: Any, teller: int, tmp_path: Path
-) -> None:
-    told: list[Any] = []
-    losses, _ = isotrain.launch(
-        work,
-        spec(),
-        backend="reference",
-        replicas=2,
-        run_directory=tmp_path / "run",
-        on_event=told.append,
-    )
-    assert len(losses) == STEPS
-    warnings = [event for event in told if event["event"] == "warning"]
-    about = [event for event in warnings if "checkpoint of step 6 was not saved" in event["text"]]
-    assert [event["rank"] for event in about] == [teller]
-    assert re.search("Not a directory|no folder", about[0]["text"])
-
-
-def hanging(session: isotrain.Session) -> Any:
-    """Rank 1 writes its share of the first checkpoint when the others were to be saved."""
-    is_free, storage = threading.Event(), LocalStorage
-    write = storage.writing
-
-    def writing(self: LocalStorage, path: str) -> Any:
-        is_free.wait()
-        return write(self, path)
-
-    session.plan.timeouts["silence"] = 0.1  # type: ignore[index]  # of this process alone
-    if session.rank:
-        storage.writing = writing  # type: ignore[method-assign]
-    saved = []
-    for batch in session.batches():
-        session.step(batch)
-        if session.steps_done == 4:
-            is_free.set()
-            session.save()
-        saved.append(session.save_if_due())
-    return saved
-
-
-def test_training_goes_on_while_a_checkpoint_hangs(tmp_path: Path) -> None:
-    told: list[Any] = []
-    checkpoint = {"every_steps": 1, "keep_last": None}
-    returned = isotrain.launch(
-        hanging,
-        spec(steps=5, checkpoint=checkpoint),
-        backend="reference",
-        replicas=2,
-        run_directory=tmp_path / "run",
-        on_event=told.append,
-    )
-    assert returned == [[True, False, False, True, True]] * 2
-    warnings = [event["text"] for event in told if event["event"] == "warning"]
-    assert [text.partition(":")[0] for text in warnings] == [
-        "the checkpoint of step 2 is left out",
-        "the checkpoint of step 3 is left out",
-    ]
-    found = CheckpointFolder(tmp_path / "run/checkpoints").complete()
-    assert [each.step for each in found] == [1, 4, 5]
-
-
 def test_the_loggers_of_a_resumed_run_go_on_in_their_files(tmp_path: Path) -> None:
     changes = {"loggers": ["csv", "jsonl"], "steps": 4}
     run(tmp_path / "run", changes=changes)
@@ -700,93 +401,6 @@ def test_the_loggers_of_a_resumed_run_go_on_in_their_files(tmp_path: Path) -> No
     lines = (tmp_path / "run/metrics.jsonl").read_text().splitlines()
     records = [json.loads(line) for line in lines]
     assert [each["step"] for each in records if "epoch" not in each] == list(range(9))
-
-
-def test_who_dies_before_a_first_checkpoint_goes_on_from_where_it_began(tmp_path: Path) -> None:
-    whole = run(tmp_path / "first", changes={"checkpoint": {"every_steps": 5, "keep_last": None}})
-    older = tmp_path / "first/checkpoints/step-000000005"
-    found = killed(tmp_path / "second", [("batch", 3)], resume=older, changes={"checkpoint": None})
-    assert found.restarts[0]["from_step"] == 5
-    assert found.history.loss == whole.history.loss[5:]
-
-
-def dies_often(session: isotrain.Session) -> list[float]:
-    """Rank 0 is killed after its second step, as long as it finds files."""
-    losses = []
-    for batch in session.batches():
-        losses.append(float(session.step(batch)))
-        flags = sorted(session.run_directory.parent.glob("kill-*")) if session.is_main else []
-        if flags and session.steps_done == 2:
-            flags[0].unlink()
-            os.kill(os.getpid(), signal.SIGKILL)
-    return losses
-
-
-PAIRS = {"name": "hierarchical", "options": {"host_size": 2}}
-"""Which three replicas cannot be."""
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize(
-    ("replicas", "strategy", "expected"),
-    [(3, "data-parallel", [3, 2, 2]), (4, PAIRS, [4, 2])],
-)
-def test_who_comes_no_further_goes_on_with_fewer_replicas(
-    replicas: int, strategy: Any, expected: list[int], tmp_path: Path
-) -> None:
-    """Each start but the last is ended before a first checkpoint; two replicas are the fewest."""
-    told: list[Any] = []
-    for number in range(len(expected)):
-        (tmp_path / f"kill-{number}").touch()
-    found = isotrain.launch(
-        dies_often,
-        spec(model={"reference": plain}, min_replicas=2, strategy=strategy),
-        backend="reference",
-        replicas=replicas,
-        run_directory=tmp_path / "run",
-        max_restarts=3,
-        on_event=told.append,
-    )
-    restarts = [event for event in told if event["event"] == "restarted"]
-    assert [each["replicas"] for each in restarts] == expected
-    assert {each["from_step"] for each in restarts} == {0}
-    whole = run(tmp_path / "whole", 1, changes={"model": {"reference": plain}})
-    assert len(found) == 2
-    assert found[0] == pytest.approx(whole.history.loss, abs=1e-12)
-
-
-def test_the_clock_asks_for_checkpoints(tmp_path: Path) -> None:
-    policy = {"every_minutes": 1e-4, "folder": str(tmp_path / "kept")}
-    given = spec(checkpoint=policy, steps=10**6)
-    with isotrain.open_session(given, backend="reference") as session:
-        for batch in session.batches():
-            session.step(batch)
-            if session.save_if_due():
-                break
-        step = session.steps_done
-        session.stop()
-    assert step < 10**6
-    assert checkpoint_at(tmp_path / "kept").step == step
-
-
-def test_a_step_is_saved_again_where_more_is_known_of_it(tmp_path: Path) -> None:
-    given = spec(checkpoint={"every_steps": 1, "folder": str(tmp_path)})
-    with isotrain.open_session(given, backend="reference") as session:
-        session.notes["seen"] = [1]
-        session.step(next(session.batches()))
-        assert session.save_if_due()
-        session.save_if_due(best=True)
-        session.restore()
-        assert session.best_step == 1
-        session.notes["seen"].append(2)
-        session.save_if_due()
-        session.restore()
-        assert session.notes["seen"] == [1, 2]
-        (folder,) = tmp_path.iterdir()
-        written = folder.stat().st_ino
-        session.save_if_due()
-        session.stop()
-    assert folder.stat().st_ino == written
 
 
 def test_half_written_lines_keep_nobody_from_going_on(tmp_path: Path) -> None:
@@ -820,94 +434,3 @@ def test_batches_go_on_where_a_restored_session_is(tmp_path: Path) -> None:
         back_once, given, backend="reference", run_directory=tmp_path / "run", on_event=print
     )
     assert seen == [0, 1, 2, 3, 4, 5, 3, 4, 5, 6, 7]
-
-
-@pytest.fixture
-def slowly_completed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Checkpoints take a while until they are complete."""
-    commit = CheckpointFolder.commit
-
-    def late(*args: Any, **options: Any) -> Any:
-        time.sleep(0.2)
-        return commit(*args, **options)
-
-    monkeypatch.setattr(CheckpointFolder, "commit", late)
-
-
-@pytest.mark.usefixtures("slowly_completed")
-def test_what_is_gone_back_to_is_written_first(tmp_path: Path) -> None:
-    policy = {"every_steps": 1, "folder": str(tmp_path)}
-    with isotrain.open_session(spec(checkpoint=policy), backend="reference") as session:
-        session.step(next(session.batches()))
-        assert session.save_if_due()
-        session.restore()
-        assert session.steps_done == 1
-
-
-@pytest.mark.usefixtures("slowly_completed")
-def test_training_waits_for_checkpoints_that_are_not_written_in_the_background(
-    tmp_path: Path,
-) -> None:
-    policy = {"every_steps": 1, "folder": str(tmp_path), "background": False}
-    with isotrain.open_session(spec(checkpoint=policy), backend="reference") as session:
-        session.step(next(session.batches()))
-        assert session.save_if_due(overlap_next_step=True)
-        assert checkpoint_at(tmp_path).step == 1
-        session.stop()
-
-
-def test_another_metric_to_follow_begins_anew(tmp_path: Path) -> None:
-    changes = {"steps": 10, "checkpoint": {"keep_best": "validation_loss"}}
-    run(tmp_path / "run", changes=changes)
-    changes = {"steps": 15, "checkpoint": {"keep_best": "validation_accuracy"}}
-    told: list[Any] = []
-    run(tmp_path / "run", resume="auto", changes=changes, on_event=told.append)
-    saved = [event for event in told if event["event"] == "checkpoint"]
-    assert saved[-1]["best"]  # the first value of a metric is its best so far
-    with pytest.raises(RunFailedError, match="unknown metric of an epoch 'validation_auc'"):
-        run(tmp_path / "run", resume="auto", changes={"early_stopping": "validation_auc"})
-
-
-SCRIPT = """
-import sys, time
-sys.path.insert(0, {tests!r})
-from integration.test_resume import spec, Slow
-import isotrain
-if __name__ == "__main__":
-    given = spec(steps=3000, transform=Slow(), plugins=["isotrain.testing.reference"])
-    isotrain.run(given, backend="reference", replicas=2, run_directory=sys.argv[1], resume="auto")
-"""
-
-
-class Slow:
-    """Changes no sample, and takes ten milliseconds."""
-
-    def __call__(self, inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
-        time.sleep(0.01)
-        return inputs, targets
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_ask_for_a_checkpoint_and_for_an_end(
-    number: signal.Signals, tmp_path: Path
-) -> None:
-    script = tmp_path / "script.py"
-    script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1])))
-    folder = tmp_path / "run"
-    command = [sys.executable, script, folder]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, text=True, preexec_fn=heed_signals
-    ) as program:
-        assert program.stderr is not None
-        seen = [next(line for line in program.stderr if "checkpoint after" in line)]
-        program.send_signal(signal.SIGUSR1)
-        program.send_signal(number)
-        seen += program.stderr.readlines()
-        assert program.wait(60) == -number, seen
-    assert sum(line.startswith("Traceback") for line in seen) == (number == signal.SIGINT)
-    saved = [line for line in seen if "checkpoint after" in line]
-    last = int(saved[-1].rpartition("step-")[2])
-    steps = (folder / "steps.jsonl").read_text().splitlines()
-    done = json.loads(steps[-1])
-    assert last == done["first"] + len(done["losses"]), "the last checkpoint is of the last step"

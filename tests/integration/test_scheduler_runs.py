@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import signal
 import subprocess
@@ -10,44 +9,31 @@ import sys
 import time
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, ClassVar
+from typing import Any
 
 import numpy as np
 import psutil
 import pytest
 from helpers.waiting import wait_until
 from integration import scheduler_job
+from integration.scheduler_launchers import SPEC, Engine, Far
 
 import isotrain
 from isotrain.analysis.compare import store, text
 from isotrain.analysis.compare.measurement import runner
 from isotrain.analysis.compare.measurement.measure import Measurement
 from isotrain.analysis.compare.measurement.runner import Runner
-from isotrain.analysis.parity import trace_runner as parity_tracer
-from isotrain.analysis.parity.targets import ParityTarget
 from isotrain.analysis.parity.trace import Trace
-from isotrain.analysis.parity.trace_runner import TraceRunner
 from isotrain.core.cli.internal_work import parse_internal_work
 from isotrain.core.contracts.events import CommandFailed, Ready
 from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.launching.scheduler import scheduler_process
 from isotrain.core.launching.scheduler.scheduler_run import WORK
-from isotrain.core.plugins import selection
-from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.spec.weight_name_map import MappedTensor, NameMap
-from isotrain.plugin import Allocation, HostSlots, RankCommand, SchedulerLauncher, Submission
+from isotrain.plugin import RankCommand, Submission
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
-SPEC = {
-    "name": "Driven_run",
-    "model": "integration.scheduler_job:model",
-    "data": "integration.scheduler_job:data",
-    "loss": "mean_squared_error",
-    "optimizer": {"name": "sgd", "lr": 0.125},
-    "global_batch_size": 4,
-    "epochs": 2,
-    "precision": "float64",
-}
+
 HEEDFUL = """
 import pathlib, signal, sys
 signal.pthread_sigmask(signal.SIG_BLOCK, [signal.SIGTERM])
@@ -77,53 +63,6 @@ while not os.path.exists(folder + "/waits"):
 os.kill(os.getpid(), signal.SIGKILL)
 """
 """A process that starts such a command, and is killed."""
-
-
-class Engine(SchedulerLauncher):
-    """Starts one rank here, by a program between."""
-
-    name = "engine"
-    summary = "for tests"
-    program: ClassVar[tuple[str, ...]] = ("env",)
-
-    def allocation(self) -> Allocation:
-        return Allocation((HostSlots(1),))
-
-    def submission(self, command: RankCommand) -> Submission:
-        return Submission(((*self.program, *command.arguments),), files={"seen.txt": command.name})
-
-
-class Far(SchedulerLauncher):
-    """Starts two ranks, whose run directory is not the one that it is told: this process does not see it.
-
-    Attributes:
-        folder: Where each run has one of its own.
-    """
-
-    name = "far"
-    summary = "for tests"
-    program = 'for RANK in 0 1; do export RANK LOCAL_RANK=$RANK; "$@" & done; wait $!'
-    folder: ClassVar[str] = ""
-
-    def allocation(self) -> Allocation:
-        return Allocation((HostSlots(2),))
-
-    def submission(self, command: RankCommand) -> Submission:
-        folder = f"{self.folder}/{command.name}"
-        there = command.on_host(sys.executable, f"env:{command.spec_variable}", folder)
-        meeting = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1", "LOCAL_WORLD_SIZE": "2"}
-        elastic = {"TORCHELASTIC_RUN_ID": command.name, "TORCHELASTIC_USE_AGENT_STORE": "True"}
-        told = {"WORLD_SIZE": "2", **meeting, **elastic}
-        return Submission((("sh", "-c", self.program, "far", *there),), told)
-
-
-@pytest.fixture
-def engine() -> Any:
-    before = selection.current()
-    isotrain.register(Engine)
-    isotrain.register(Far)
-    yield
-    selection.set_current(before)
 
 
 def run(folder: Path, launcher: str = "engine", **changes: Any) -> isotrain.RunResult:
@@ -404,71 +343,6 @@ def test_the_clock_of_another_host_does_not_count(
     monkeypatch.setattr(runner, "run_job", lambda *_, **__: [{"first_step_at": -1.0}])
     with pytest.raises(isotrain.RunFailedError, match="did not say when it was ready"):
         Runner({}, chosen).run(spec, "reference", 1, measurement, tmp_path / "silent")
-
-
-WANTED = ParityTarget(
-    "reference",
-    1,
-    "data-parallel",
-    "reference@1",
-    isotrain.load_spec(SPEC),
-    LauncherChoice("engine"),
-)
-
-
-def tracer_of(output: Path | None) -> TraceRunner:
-    return TraceRunner(plugin_manager(()), WANTED, 2, {}, output, None)
-
-
-def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
-    """The second starts from what the first has left, in another precision."""
-    tracer, spec = tracer_of(tmp_path / "kept"), WANTED.spec
-    with tracer.running():
-        first = tracer.trace(WANTED, spec.replace(precision="float32"), "the reference")
-        second = tracer.trace(WANTED, spec, "again")
-    assert first.plan["launcher"] == second.plan["launcher"] == "engine"
-    assert second.start == first.start != second.initializer_start
-    assert [step.loss for step in second.steps] == pytest.approx(
-        [step.loss for step in first.steps], rel=1e-5
-    )
-    assert len(sorted((tmp_path / "kept" / "fingerprints").iterdir())) == 2
-
-
-def test_a_folder_for_parity_that_cannot_be_written_is_refused(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def full(path: Path) -> None:
-        raise OSError(errno.ENOSPC, f"no space for {path.name}")
-
-    with monkeypatch.context() as patched:
-        patched.setattr(Path, "touch", full)
-        refused = pytest.raises(isotrain.PlanError, match=r"no space for seen.*Give --output")
-        with refused, tracer_of(tmp_path / "kept").running():
-            pass
-    assert not [*(tmp_path / "kept").iterdir()]
-    gone = tmp_path / "gone"
-    gone.mkdir()
-    monkeypatch.chdir(gone)
-    gone.rmdir()
-    refused = pytest.raises(isotrain.PlanError, match="the current folder cannot be written")
-    with refused, tracer_of(None).running():
-        pass
-
-
-@pytest.mark.parametrize("error", [isotrain.RunFailedError, isotrain.PlanError])
-def test_what_a_failed_run_of_parity_has_left_is_kept(
-    error: type[isotrain.IsotrainError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    def run_job(*args: Any) -> None:
-        (args[-1].path / "rank-0.log").write_text("said last")
-        raise error("failed")
-
-    monkeypatch.setattr(parity_tracer, "run_job", run_job)
-    tracer = tracer_of(tmp_path)
-    with pytest.raises(error, match="failed"), tracer.running():
-        tracer.trace(WANTED, WANTED.spec, "")
-    (log,) = tmp_path.glob("isotrain-parity-*/1/rank-0.log")
-    assert log.read_text() == "said last"
 
 
 @pytest.mark.usefixtures("no_report")

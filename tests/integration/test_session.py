@@ -13,6 +13,7 @@ from typing import Any
 import numpy as np
 import psutil
 import pytest
+from integration.session_specs import launch, samples, spec
 
 import isotrain
 from isotrain.core.contracts.reporter import Reporter
@@ -29,11 +30,6 @@ pytestmark = pytest.mark.usefixtures("reference")
 EXAMPLES = Path(__file__).parents[2] / "examples"
 
 
-def samples() -> tuple[np.ndarray, np.ndarray]:
-    generator = np.random.default_rng(5)
-    return generator.standard_normal((12, 3)), generator.standard_normal((12, 1))
-
-
 class Samples:
     """A map-style data set that is given as a class."""
 
@@ -45,48 +41,6 @@ class Samples:
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
         return np.full(3, index, "float32"), np.full(1, index, "float32")
-
-
-def network() -> Network:
-    return Network([Dense(3, 5, "tanh", name="first"), Dense(5, 1, name="last")])
-
-
-def net(frozen: bool = False) -> Any:
-    import keras
-
-    first = keras.layers.Dense(5, activation="tanh", name="first")
-    model = keras.Sequential([keras.Input((3,)), first, keras.layers.Dense(1, name="last")])
-    first.trainable = not frozen
-    return model
-
-
-MODELS = {"reference": network, "torch": net, "tensorflow": net}
-
-
-def spec(**fields: Any) -> dict[str, Any]:
-    return {
-        "model": MODELS,
-        "data": samples,
-        "loss": "mean_squared_error",
-        "optimizer": {"name": "sgd", "lr": 0.0625},
-        "global_batch_size": 4,
-        "epochs": 3,
-        "threads": 1,
-        **fields,
-    }
-
-
-def launch(
-    work: Any, folder: Path, replicas: int = 1, backend: str = "reference", **fields: Any
-) -> Any:
-    return isotrain.launch(
-        work,
-        spec(**fields),
-        backend=backend,
-        replicas=replicas,
-        run_directory=folder / "run",
-        on_event=lambda event: None,
-    )[0]
 
 
 def test_a_loop_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
@@ -224,113 +178,6 @@ def test_a_data_set_class_is_called(tmp_path: Path) -> None:
         return session.plan.samples
 
     assert launch(count, tmp_path, data=Samples, data_args={"length": 7}) == 7
-
-
-def flat_predictions() -> Any:
-    import keras
-
-    inputs = keras.Input((3,))
-    score = keras.layers.Dense(1, activation="sigmoid")(inputs)
-    return keras.Model(inputs, keras.layers.Reshape(())(score))
-
-
-def labelled() -> tuple[np.ndarray, np.ndarray]:
-    inputs, _ = samples()
-    return inputs, (inputs[:, 0] > 0).astype("float32")
-
-
-def no_optimizer(learning_rate: float) -> object:
-    return object()
-
-
-def by_a_function(learning_rate: float) -> Any:
-    import keras
-
-    return keras.optimizers.SGD(lambda: learning_rate)
-
-
-def of_parameters(parameters: Any, lr: float) -> Any:
-    """As for a native torch model."""
-
-
-def on_keras(session: isotrain.Session) -> dict[str, Any]:
-    """What is asked below of a portable model."""
-    from isotrain.adapters.keras import model as keras_model
-
-    def refusal(build: Any, **changes: Any) -> str:
-        try:
-            build(session.spec.replace(**changes), "torch")
-        except isotrain.SpecError as error:
-            return str(error)
-        return ""
-
-    inputs, labels = labelled()
-    found: dict[str, Any] = {
-        "losses": [float(session.step(batch)) for batch in session.batches()],
-        "training": session.metrics(),
-        "evaluation": session.evaluate((inputs, labels)),
-    }
-    outputs = session.group.model(session.group.to_device(inputs.astype("f4")))
-    found["right"] = float(np.mean((session.group.numpy(outputs) > 0.5) == (labels > 0.5)))
-    twice = ["mean_squared_error", "mean_squared_error"]
-    found["refusals"] = [
-        refusal(keras_model.build_metrics, metrics=["mse_of_nothing"]),
-        refusal(keras_model.build_metrics, metrics=twice),
-        refusal(keras_model.build_optimizer, optimizer={"custom": no_optimizer, "lr": 0.5}),
-        refusal(keras_model.build_optimizer, optimizer={"custom": by_a_function, "lr": 0.5}),
-        refusal(keras_model.build_optimizer, optimizer={"custom": of_parameters, "lr": 0.5}),
-    ]
-    compute = keras_model.loss_computer(session.spec, net(), "torch", training=True)
-    try:
-        compute({"image": session.group.to_device(inputs)}, None)
-    except isotrain.SpecError as error:
-        found["refusals"].append(str(error))
-    return found
-
-
-@pytest.fixture(scope="module")
-def portable_run(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """One run of a portable model, with AdamW without decay and metrics of several kinds."""
-    found: dict[str, Any] = launch(
-        on_keras,
-        tmp_path_factory.mktemp("portable"),
-        backend="torch-ddp",
-        model=flat_predictions,
-        data=labelled,
-        loss="binary_crossentropy",
-        metrics=["accuracy", "AUC", "precision"],
-        optimizer={"name": "adamw", "weight_decay": 0.0},
-        evaluation={"batch": 5},
-    )
-    return found
-
-
-@pytest.mark.slow
-def test_adamw_without_decay_trains(portable_run: dict[str, Any]) -> None:
-    assert len(set(portable_run["losses"])) == 9
-
-
-def test_accuracy_of_one_number_per_sample_does_not_depend_on_the_split(
-    portable_run: dict[str, Any],
-) -> None:
-    assert portable_run["evaluation"]["accuracy"] == pytest.approx(portable_run["right"])
-
-
-def test_metrics_have_the_same_names_in_training_and_evaluation(
-    portable_run: dict[str, Any],
-) -> None:
-    assert list(portable_run["training"]) == ["accuracy", "auc", "precision"]
-    assert list(portable_run["evaluation"]) == ["loss", *portable_run["training"]]
-
-
-def test_what_only_the_process_can_refuse(portable_run: dict[str, Any]) -> None:
-    metric, twice, optimizer, rate, call, inputs = portable_run["refusals"]
-    assert "of_parameters' cannot be called as (learning_rate, **args)" in call
-    assert "its optimizer is a 'function', which does not know the step" in rate
-    assert "the inputs are a dict, and the model is a keras.Sequential" in inputs
-    assert "unknown Keras metrics name 'mse_of_nothing'" in metric
-    assert "more than one result would be called mean_squared_error" in twice
-    assert "must return a Keras optimizer" in optimizer
 
 
 def torch_net() -> Any:

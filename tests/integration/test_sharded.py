@@ -14,6 +14,8 @@ import numpy as np
 import pytest
 from conformance.backends import param
 from integration import sharded_cases as cases
+from integration import sharded_models as models
+from integration.sharded_observations import trained_and_sent
 
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.plugins import selection
@@ -87,7 +89,7 @@ def base(backend: str) -> dict[str, Any]:
     if backend.startswith("horovod"):
         changes = {"epochs": 1, "capture": False}
     elif backend == "tf-multiworker":
-        changes = {"data": cases.full_batches}
+        changes = {"data": models.full_batches}
     return reference_model.spec(plugin_manager().backend(backend), **changes)
 
 
@@ -164,7 +166,7 @@ def assert_natively_as_parallel(
 
 def assert_taken(found: Mapping[str, Any]) -> None:
     """A step takes what the plan says, and not a unit more, where the model has eight."""
-    unit = cases.WIDTH**2 * 8
+    unit = models.WIDTH**2 * 8
     assert abs(found["taken"] - found["to be taken"]) < 0.9 * unit, (
         "of weights and of gradients one"
     )
@@ -265,11 +267,11 @@ def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) ->
 @pytest.mark.slow
 def test_it_takes_and_sends_what_the_plan_says(of_four: list[dict[str, Any]]) -> None:
     """Of the replica that has most, and on average: with equal layers, all of it within a tenth."""
-    whole = cases.LAYERS * cases.WIDTH**2 * 8
+    whole = models.LAYERS * models.WIDTH**2 * 8
     for kind, parts in MEASURED.items():
         all_found = [found[f"{cases.MEASURED}: {kind}"] for found in of_four]
         planned = all_found[0]["planned"]
-        gradients = whole if kind.endswith("1") else whole / parts + whole / cases.LAYERS
+        gradients = whole if kind.endswith("1") else whole / parts + whole / models.LAYERS
         assert planned == [whole, gradients, 2 * whole / parts], "two slots for each weight"
         most = np.max([found["found"] for found in all_found], axis=0)
         np.testing.assert_allclose(most, planned, rtol=0.1, err_msg=kind)
@@ -327,9 +329,9 @@ def test_it_goes_on_as_data_parallel_and_back(
 
 def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
     """TensorFlow's layers join their weights one after the other, and what cannot be so is refused."""
-    whole = cases.LAYERS * cases.WIDE**2 * 8
+    whole = models.LAYERS * models.WIDE**2 * 8
     for found in processes:
-        unit = whole / cases.LAYERS
+        unit = whole / models.LAYERS
         assert found["planned"] == [whole / 2 + unit, whole / 2 + unit, whole]
         assert found["held"] == pytest.approx(1.5 * whole, rel=0.01)
         more = found["held"] + found["besides"] - sum(found["planned"])
@@ -369,17 +371,17 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
 @pytest.mark.slow
 def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
     """With Adam, each of whose gradients is clipped by its norm, as data-parallel runs."""
-    whole = cases.LAYERS * cases.WIDTH**2 * 8
+    whole = models.LAYERS * models.WIDTH**2 * 8
     strategies = {
         "parallel": cases.PARALLEL,
-        "parts": cases.sharded(3, bucket_megabytes=8e-6 * cases.WIDTH**2),
+        "parts": cases.sharded(3, bucket_megabytes=8e-6 * models.WIDTH**2),
     }
     changes = cases.OPTIMIZERS["adam, by norms"]
     specs = {name: cases.spec(s, cases.native(), **changes) for name, s in strategies.items()}
-    portable = cases.native(model=cases.portable_model, epochs=1)
+    portable = cases.native(model=models.portable_model, epochs=1)
     # the native one is last, as it keeps its port
     specs = {"portable": cases.spec(strategies["parts"], portable), **specs}
-    for turns in launched_in_turn(specs, cases.trained_and_sent, "torch-ddp", 2):
+    for turns in launched_in_turn(specs, trained_and_sent, "torch-ddp", 2):
         found = turns["parts"]
         assert_equal(found, turns["parallel"], "in parts")
         assert found["held"] == whole / 2
@@ -390,7 +392,7 @@ def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
         assert found["to be sent"] == 1.5 * whole, "weights twice, and gradients where they belong"
         np.testing.assert_allclose(found["sent"], 1.5 * whole, rtol=0.1)
         assert_taken(found)
-        assert found["between"] == found["again"] == cases.LAYERS * 8, "one number for each"
+        assert found["between"] == found["again"] == models.LAYERS * 8, "one number for each"
         assert found["evaluated"] == whole
         refusals = found["refusals"]
         assert "kernel: stage=3 cannot shard a weight" in refusals["constraint"]
@@ -425,7 +427,7 @@ def inapt(kind: str) -> Any:
         "channels_last": torch.ones(2, 3, 4, 4).to(memory_format=torch.channels_last),
         "types": torch.ones(2, dtype=torch.float64),
     }
-    model = nn.Linear(cases.WIDTH, 1)
+    model = nn.Linear(models.WIDTH, 1)
     model.odd = nn.Parameter(odd[kind])
     return model
 

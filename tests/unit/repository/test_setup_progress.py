@@ -15,8 +15,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-import psutil
 import pytest
+from helpers.leftover_processes import is_alive
 
 TOOLS = Path(__file__).parents[3] / "tools"
 DETAIL = re.compile(r"at (\w+)(?: of (\d+))?")
@@ -142,13 +142,6 @@ def test_an_interruption_ends_every_process_of_the_step(tmp_path: Path) -> None:
     while is_alive(child):
         assert time.monotonic() < deadline, f"process {child} was left behind"
         time.sleep(0.02)
-
-
-def is_alive(process: int) -> bool:
-    try:
-        return bool(psutil.Process(process).status() != psutil.STATUS_ZOMBIE)
-    except psutil.NoSuchProcess:
-        return False
 
 
 def test_times_are_as_people_read_them() -> None:
