@@ -7,7 +7,7 @@ reference backend: no framework's memory hides what grows.
 
 from __future__ import annotations
 
-import sys
+import argparse
 import tempfile
 import time
 from pathlib import Path
@@ -99,4 +99,6 @@ class _Seen:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]) if len(sys.argv) > 1 else 2_000_000)
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("steps", nargs="?", type=int, default=2_000_000, metavar="STEPS")
+    main(parser.parse_args().steps)

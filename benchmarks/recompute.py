@@ -9,6 +9,7 @@ otherwise it keeps some, and the set tells where they lay rather than how much w
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import resource
@@ -76,12 +77,16 @@ def apart(*given: Any) -> tuple[int, float]:
     return found, seconds
 
 
-def main(arguments: list[str]) -> None:
+def main() -> None:
     """Prints a line for each backend."""
-    if arguments[:1] == ["--measure"]:
-        print(json.dumps(measured(*json.loads(arguments[1]))))
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("backends", nargs="*", default=["torch-ddp"], metavar="BACKEND")
+    parser.add_argument("--measure", type=json.loads, help=argparse.SUPPRESS)
+    options = parser.parse_args()
+    if options.measure:
+        print(json.dumps(measured(*options.measure)))
         return
-    for backend in arguments or ["torch-ddp"]:
+    for backend in options.backends:
         floor, started = apart(backend, 1, None)
         for name, pattern in {"kept": None, "computed again": "*"}.items():
             found, seconds = apart(backend, SAMPLES, pattern)
@@ -91,4 +96,4 @@ def main(arguments: list[str]) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    main()

@@ -48,6 +48,15 @@ def cell(name: str, program: str, loss: float = 2.0) -> Cell:
     return Cell(Contender(name, name, name, lambda *_: [command]), "mlp-64", 1, 1)
 
 
+@pytest.mark.parametrize("name", ["long_run", "recompute"])
+def test_programs_say_what_they_take(
+    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    done = script(ROOT / "benchmarks" / f"{name}.py", "--help", folder=tmp_path)
+    assert done.returncode == 0
+    assert done.stdout.startswith("usage: ")
+
+
 def test_contenders_with_the_same_losses_are_measured() -> None:
     cells = [cell(name, PLANTED) for name in ("one", "another")]
     told: list[str] = []
