@@ -23,7 +23,6 @@ from isotrain.plugin import (
     Hosts,
     Hybrid,
     Invariant,
-    IsotrainError,
     ModelBytes,
     ParallelLayout,
     Plan,
@@ -107,13 +106,11 @@ class Sharded(Strategy):
             host_size: Number of replicas to treat as one host of a hybrid run; None for the plan's hosts.
 
         Raises:
-            IsotrainError: An option has a bad value.
+            PlanError: An option has a bad value.
         """
         self._stage = option_checks.whole_number(self.name, "stage", stage, 1)
         if stage > 3:
-            raise IsotrainError(
-                f"strategy {self.name}: stage: expected 1, 2 or 3, received {stage}."
-            )
+            raise option_checks.option_error(self.name, "stage", "1, 2 or 3", stage)
         self._bucket_bytes = 1e6 * option_checks.positive(
             self.name, "bucket_megabytes", bucket_megabytes
         )

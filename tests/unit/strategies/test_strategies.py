@@ -106,6 +106,11 @@ def test_wrong_options_are_refused_by_the_plan(
         plan(host, name, options)
 
 
+def test_a_stage_that_does_not_exist_is_an_error_of_the_plan(host: PluginManager) -> None:
+    with pytest.raises(PlanError, match="stage: expected 1, 2 or 3, received 4"):
+        plan(host, "sharded", {"stage": 4})
+
+
 @pytest.mark.parametrize(
     ("name", "options"),
     [
