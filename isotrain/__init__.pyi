@@ -27,6 +27,7 @@ from isotrain.core.contracts.strategy import Strategy as Strategy
 from isotrain.core.contracts.strategy import StrategyState as StrategyState
 from isotrain.core.data.dataset import DataSet as DataSet
 from isotrain.core.errors import BackendUnavailableError as BackendUnavailableError
+from isotrain.core.errors import CheckpointError as CheckpointError
 from isotrain.core.errors import ClusterInfoError as ClusterInfoError
 from isotrain.core.errors import DataError as DataError
 from isotrain.core.errors import IsotrainError as IsotrainError
