@@ -327,6 +327,7 @@ References = Annotated[
 ]
 Model = Annotated[
     Any,
+    ExpectedText(f"{import_strings.SYNTAX} or a table {{framework: ...}}"),
     AfterValidator(_model),
     WithJsonSchema(
         {
@@ -343,7 +344,12 @@ Plugins = Annotated[
     AfterValidator(_plugins),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
-Data = Annotated[Any, AfterValidator(_data), WithJsonSchema(_REFERENCE)]
+Data = Annotated[
+    Any,
+    ExpectedText(f"{import_strings.SYNTAX} or a data source"),
+    AfterValidator(_data),
+    WithJsonSchema(_REFERENCE),
+]
 _LOSSES_BY_OUTPUT = {**_PER_FRAMEWORK, "additionalProperties": _COMPONENT}
 Losses = Annotated[
     Any,

@@ -13,7 +13,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, ValidationInfo, Wit
 from isotrain.core.errors import SpecError
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.field_types import Text
-from isotrain.core.spec.validation import Problem, SpecModel
+from isotrain.core.spec.validation import ExpectedText, Problem, SpecModel
 from isotrain.core.spec.weight_name_map import read_maps
 from isotrain.core.system.files import is_url
 
@@ -55,6 +55,7 @@ Names = Annotated[Any, AfterValidator(_map), WithJsonSchema({"type": ["string", 
 _TEXT = {"type": "string"}
 Patterns = Annotated[
     tuple[Text, ...],
+    ExpectedText("a pattern of names, or a list of patterns"),
     BeforeValidator(_as_list),
     WithJsonSchema({"anyOf": [_TEXT, {"type": "array", "items": _TEXT}]}),
 ]

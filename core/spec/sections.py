@@ -35,6 +35,7 @@ from isotrain.core.spec.optimizers import (
 )
 from isotrain.core.spec.validation import (
     BRANCH,
+    ExpectedText,
     Problem,
     SpecModel,
     at_most_one,
@@ -172,6 +173,7 @@ SCHEDULES_WITH_DEFAULTS = _names(_Schedules, without_required=True)
 """Schedules that a bare name selects, with all defaults."""
 Optimizer = Annotated[
     _Optimizers,
+    ExpectedText("a name, such as adam, or {name: ..., lr: ...}"),
     Discriminator(_branch),
     BeforeValidator(_named("an optimizer", OPTIMIZERS, None)),
 ]

@@ -11,7 +11,7 @@ from pydantic import (
     Field,
 )
 
-from isotrain.core.errors import SpecError, unknown_name
+from isotrain.core.errors import SpecError, first_of, unknown_name
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.checkpoint_policy import CheckpointPolicy, EarlyStopping, metric_shorthand
 from isotrain.core.spec.field_types import (
@@ -56,6 +56,8 @@ from isotrain.core.spec.validation import (
     exactly_one,
 )
 
+_MAX_LAYERS = 20
+"""Number of layers that an error names."""
 _LOGGERS = ExpectedText("a list of logger names, or of {name: ..., options: {...}}")
 
 
@@ -289,7 +291,7 @@ class TrainingSpec(
             if not any(matches(name, (pattern,)) for name in names):
                 raise SpecError(
                     f"recompute: {pattern!r} fits none of the model's layers, which are"
-                    f" {', '.join(names) or 'none'}."
+                    f" {first_of([*names], _MAX_LAYERS) or 'none'}."
                 )
         selected = [name for name in names if matches(name, self.recompute)]
         prefixes = tuple(f"{name}{separator}" for name in selected)
