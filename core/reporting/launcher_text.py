@@ -45,19 +45,20 @@ def launchers(
         pairs("same command on every rank", environments, reasons),
     ]
     if reasons:
-        parts.append(facts("why not", [(f"({index})", text) for text, index in reasons.items()]))
+        parts.append(reasons_table("why not", reasons))
     unavailable = [
         (each["name"], f"{each['reason']}; {each['hint']}")
         for each in launchers
         if not each.get("available", True)
     ]
     if unavailable:
-        parts.append(facts("cannot start runs here", unavailable))
+        parts.append(table(("cannot start runs here", "why, and what to do"), unavailable))
     for heading, entries in (
-        ("launchers", launchers),
-        ("cluster environments", environments),
+        ("launcher", launchers),
+        ("cluster environment", environments),
     ):
-        parts.append(facts(heading, [(each["name"], each["summary"] or "-") for each in entries]))
+        summaries = [(each["name"], each["summary"] or "-") for each in entries]
+        parts.append(table((heading, "summary"), summaries))
     return "\n".join(parts)
 
 
@@ -127,6 +128,11 @@ def pairs(column: str, entries: Sequence[Mapping[str, Any]], reasons: dict[str, 
         ]
         rows.append((each["name"], *cells))
     return table((column, *backends), rows)
+
+
+def reasons_table(heading: str, reasons: Mapping[str, int]) -> str:
+    """A table of the numbered reasons of `pairs`."""
+    return table((heading, "reason"), [(f"({index})", text) for text, index in reasons.items()])
 
 
 def _limited(support: Mapping[str, Any]) -> str:

@@ -6,7 +6,7 @@ import time
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.reporting.launcher_text import pairs
+from isotrain.core.reporting.launcher_text import pairs, reasons_table
 from isotrain.core.reporting.tables import facts, number, paragraph, size, table, text_of
 
 if TYPE_CHECKING:
@@ -132,9 +132,19 @@ def differences(names: Sequence[str], changes: Sequence[tuple[str, Any, Any]]) -
     if not changes:
         return paragraph(f"{names[0]} and {names[1]}: no difference")
     rows = [
-        (field, _value(field, first), _value(field, second)) for field, first, second in changes
+        (_label(field), _value(field, first), _value(field, second))
+        for field, first, second in changes
     ]
     return table(("field", *names), rows)
+
+
+def _label(field: str) -> str:
+    """Label of a field with a dotted name, as `plan` has it."""
+    name, _, key = field.partition(".")
+    if name == "environment_variables":
+        return key
+    label = _LABELS.get(name, name)
+    return f"{label}: {key}" if key else label
 
 
 def _value(name: str, value: Any) -> str:
@@ -203,9 +213,9 @@ def strategies(entries: Sequence[Mapping[str, Any]]) -> str:
     reasons: dict[str, int] = {}
     parts = [pairs("strategy", entries, reasons)]
     if reasons:
-        parts.append(facts("no", [(f"({index})", text) for text, index in reasons.items()]))
+        parts.append(reasons_table("no", reasons))
     summaries = [(strategy["name"], strategy["summary"] or "-") for strategy in entries]
-    return "\n".join([*parts, facts("strategies", summaries)])
+    return "\n".join([*parts, table(("strategy", "summary"), summaries)])
 
 
 def plugins(entries: Sequence[Mapping[str, Any]]) -> str:

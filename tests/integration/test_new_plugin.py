@@ -138,7 +138,7 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
     _, check, listing, plan, run, compare = guide.commands
     assert check == ["conformance", "lookahead"]  # as the test of the template runs it
     shown = call("-m", "isotrain", *listing, folder=installed.folder, variables=installed.variables)
-    (row,) = [line for line in shown.splitlines() if line.startswith("| lookahead")]
+    row, _ = (line for line in shown.splitlines() if line.startswith("| lookahead"))
     assert row.count(" yes ") == 5
     shutil.copytree(EXAMPLES, installed.folder / "examples")
 

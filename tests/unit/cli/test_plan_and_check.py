@@ -46,7 +46,11 @@ def test_what_differs_between_plans(folder: Path) -> None:
     assert rows["collective"]["second"] == "ring"
     assert "global_batch_size" not in rows
     text = in_process(*command, "torch-ddp@2", "torch-ddp@3", folder=folder).stdout
-    assert "| local_batch_sizes" in text
+    assert "| local batches" in text
+    assert "| device mesh: data" in text
+    other = in_process(*command, "torch-ddp@2", "tf-mirrored@2", folder=folder).stdout
+    assert "| OMP_NUM_THREADS" in other
+    assert "_batch" not in text + other
     same = in_process(*command, "torch-ddp", "torch-ddp", folder=folder).stdout
     assert same == "torch-ddp and torch-ddp: no difference\n"
 
