@@ -1,9 +1,12 @@
 """Synchronous data parallelism with gradient compression: fp16, bf16, top-k or PowerSGD.
 
-By the backend's native compression (a DDP communication hook, for example), which overlaps with the backward
-pass, where there is one; else by framework-neutral computations. Top-k with error feedback: Stich et al.,
-"Sparsified SGD with Memory", arXiv 1809.07599, and Karimireddy et al., "Error Feedback Fixes SignSGD", arXiv
-1901.09847. PowerSGD: Vogels et al., arXiv 1905.13727, algorithms 1 and 2.
+Compression is the backend's own where it has one (a DDP communication hook, for example), which overlaps with
+the backward pass; elsewhere it is computed neutrally.
+
+* top-k sparsification: Aji and Heafield, arXiv 1704.05021
+* error feedback: Stich et al., "Sparsified SGD with Memory", arXiv 1809.07599; Karimireddy et al., "Error
+  Feedback Fixes SignSGD", arXiv 1901.09847
+* PowerSGD: Vogels et al., arXiv 1905.13727, algorithms 1 and 2
 """
 
 from __future__ import annotations

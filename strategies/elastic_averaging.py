@@ -103,7 +103,7 @@ def as_trainable(replica: Replica, centre: Tensor) -> Tensor:
 
 
 def move_centre(replica: Replica, centre: Tensor, *, static: float) -> tuple[Tensor, Tensor]:
-    """Moves the centre towards the mean of the replicas. Collective.
+    """Moves the centre by beta (mean of x_i - centre); replica i's pull is beta/n (x_i - centre). Collective.
 
     Args:
         replica: The replica that runs this computation.

@@ -203,7 +203,7 @@ class Pipeline(Strategy):
 
 
 def _balanced_chunks(sizes: Sequence[int], count: int) -> list[int]:
-    """Sums of at most `count` runs of consecutive sizes, with the largest sum minimal (binary search)."""
+    """Linear partition: sums of at most `count` runs of sizes, the largest sum minimal (binary search)."""
     low, high = max(sizes, default=0), sum(sizes)
     while low < high:
         limit = (low + high) // 2

@@ -1,4 +1,7 @@
-"""Communicator and replica group of TensorFlow over Horovod."""
+"""Communicator and replica group of TensorFlow over Horovod.
+
+Ring all-reduce with tensor fusion: Sergeev and Del Balso, "Horovod", arXiv 1802.05799.
+"""
 
 from __future__ import annotations
 

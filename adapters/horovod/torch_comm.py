@@ -1,4 +1,7 @@
-"""Communicator of torch replicas over Horovod."""
+"""Communicator of torch replicas over Horovod.
+
+Ring all-reduce with tensor fusion: Sergeev and Del Balso, "Horovod", arXiv 1802.05799.
+"""
 
 from __future__ import annotations
 

@@ -43,6 +43,7 @@ def build_optimizer(
     """Makes the spec's Keras optimizer, with gradient clipping and, in float16, loss scaling.
 
     Gradients must be all-reduced before they are applied: the optimizer clips what it receives.
+    Dynamic loss scaling: Micikevicius et al., arXiv 1710.03740.
     In float64, hyperparameters are rounded to float32 first, because TensorFlow passes Python
     numbers through float32 and results would otherwise differ between frameworks.
 

@@ -1,5 +1,7 @@
 """Activation checkpointing of Keras layers: their activations are recomputed in the backward pass.
 
+Chen et al., "Training Deep Nets with Sublinear Memory Cost", arXiv 1604.06174.
+
 Seeds and moving statistics of such a layer are updated once: the layer is called as a pure function of
 tensors, so that the second computation has the first one's results.
 Imported by adapters only after `keras_backend.set_backend`.

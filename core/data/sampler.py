@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 
 def permutation(seed: int, epoch: int, length: int, shuffle: bool) -> Indices:
-    """The order of the samples in an epoch: a permutation by PCG64, seeded with (seed, epoch).
+    """The order of the samples in an epoch: a Fisher-Yates shuffle by PCG64, seeded with (seed, epoch).
 
     Args:
         seed: The spec's seed, 0 or more.

@@ -77,7 +77,7 @@ class ShardAssignment:
 
 
 def assign_shards(sizes: Sequence[int], replicas: int) -> ShardAssignment:
-    """Assigns weights to replicas greedily: the largest first, each to the least loaded replica.
+    """Assigns weights to replicas: the largest first, each to the least loaded (LPT: Graham 1969).
 
     Depends on its arguments alone, so the result is equal on every process.
 

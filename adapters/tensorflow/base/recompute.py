@@ -1,4 +1,4 @@
-"""Activation recomputation (gradient checkpointing) on TensorFlow."""
+"""Activation recomputation (gradient checkpointing: Chen et al. 2016, arXiv 1604.06174) on TensorFlow."""
 
 from __future__ import annotations
 

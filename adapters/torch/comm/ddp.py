@@ -1,4 +1,8 @@
-"""The communicator of `torch-ddp`: torch's process group and DistributedDataParallel."""
+"""The communicator of `torch-ddp`: torch's process group and DistributedDataParallel.
+
+Bucketed all-reduce that overlaps with the backward pass: Li et al., "PyTorch Distributed" (VLDB 2020, arXiv
+2006.15704).
+"""
 
 from __future__ import annotations
 
@@ -72,7 +76,7 @@ def _unused_error(names: Sequence[str]) -> SpecError:
 
 
 class DDPCommunicator(ProcessGroupCommunicator):
-    """Communicator whose gradients DistributedDataParallel averages during the backward pass."""
+    """Communicator whose gradients DistributedDataParallel averages in buckets in the backward pass."""
 
     def __init__(self, backend_config: BackendConfig, context: ProcessContext) -> None:
         start_process_group(backend_config, context)

@@ -53,7 +53,7 @@ def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], clip: Any) -> None:
-    """Clips gradients in place: by value, each by its norm, or all by their global norm."""
+    """Clips gradients in place: by value, or by norm or global norm (Pascanu et al. 2013); any shapes."""
     parameters = list(parameters)
     if clip.value is not None:
         nn.utils.clip_grad_value_(parameters, clip.value)

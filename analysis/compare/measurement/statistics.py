@@ -36,8 +36,8 @@ Statistic = Callable[[np.ndarray], np.ndarray]
 class Bootstrap:
     """Hierarchical bootstrap of a statistic over repeated runs and the blocks within them.
 
-    Runs vary more than the blocks of one run do, so runs are redrawn first and then the blocks of
-    each (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8; for
+    Efron's bootstrap (1979): runs vary more than the blocks of one run, so runs are redrawn first and then
+    the blocks of each (Davison and Hinkley, "Bootstrap Methods and their Application", 1997, section 3.8; for
     benchmarks Kalibera and Jones, "Rigorous Benchmarking in Reasonable Time", ISMM 2013).
 
     Attributes:
@@ -175,7 +175,7 @@ def _drawn_in(values: np.ndarray) -> np.ndarray:
 
 
 def _truncation(values: np.ndarray) -> int:
-    """Number of first values, of a vector, to drop so that the standard error of the rest is least (MSER)."""
+    """Number of first values of a vector to drop for the least standard error (MSER: White 1997)."""
     count = len(values)
     errors = [
         float(np.sum((values[start:] - values[start:].mean()) ** 2)) / (count - start) ** 2
@@ -185,7 +185,7 @@ def _truncation(values: np.ndarray) -> int:
 
 
 def _drifts(values: np.ndarray) -> bool:
-    """Whether a vector of values has a trend (Mann-Kendall) that changes its median materially."""
+    """Whether a vector of values has a trend (Mann 1945, Kendall 1975) that changes its median materially."""
     half = len(values) // 2
     change = statistics.median(values[-half:]) / statistics.median(values[:half]) - 1
     return abs(change) > MATERIAL and abs(_mann_kendall(values)) > _SIGNIFICANT

@@ -1,4 +1,4 @@
-"""Main program of a fork server: imports a framework, runs nothing of it, and forks rank processes."""
+"""Main program of a fork server, as `forkserver` of multiprocessing: imports, and forks rank processes."""
 
 from __future__ import annotations
 
