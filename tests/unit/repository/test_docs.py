@@ -26,7 +26,10 @@ from isotrain.testing.commands import checks_text
 
 ROOT = Path(__file__).parents[3]
 PLUGINS = ROOT / "docs" / "plugins.md"
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").rglob("*.md"))]
+PAGES = [
+    *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
+    *sorted((ROOT / "docs").rglob("*.md")),
+]
 HOOKS = [function for name, function in vars(hookspecs).items() if name.startswith("isotrain_")]
 
 
@@ -249,11 +252,17 @@ def words(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_prose_is_readable_in_a_terminal(page: Path) -> None:
-    """At most 40 words in a sentence, 100 in a paragraph or item of a list, and 120 columns in a line."""
+    """At most 35 words in a sentence, 100 in a paragraph or item of a list, and 120 columns in a line."""
     text = words(page)
     assert not [line for line in text.splitlines() if len(line) > 120]
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):
         plain = re.sub(r"\[([^\]]*)\]\([^)]*\)", r"\1", paragraph)
         assert len(plain.split()) <= 100, plain
         for sentence in re.split(r"(?<=[.!?:])\s+", plain):
-            assert len(sentence.split()) <= 40, sentence
+            assert len(sentence.split()) <= 35, sentence
+
+
+@pytest.mark.parametrize("page", sorted((ROOT / "docs").rglob("*.md")), ids=lambda page: page.name)
+def test_a_page_begins_with_an_example(page: Path) -> None:
+    """A command or a few lines of code are within the first 15 lines."""
+    assert "\n```" in "\n".join(page.read_text(encoding="utf-8").splitlines()[:15])
