@@ -9,7 +9,9 @@ from isotrain.adapters.keras import model as _keras_model
 from isotrain.adapters.keras import private as _keras_private
 from isotrain.core.contracts import events as events
 from isotrain.core.contracts.adapter import Adapter as Adapter
-from isotrain.core.contracts.capabilities import NOT_REPLICATED as NOT_REPLICATED
+from isotrain.core.contracts.capabilities import (
+    REPLICATED_CAPABILITIES as REPLICATED_CAPABILITIES,
+)
 from isotrain.core.contracts.capabilities import Availability as Availability
 from isotrain.core.contracts.capabilities import Capabilities as Capabilities
 from isotrain.core.contracts.capabilities import Capability as Capability
@@ -17,6 +19,11 @@ from isotrain.core.contracts.capabilities import Examination as Examination
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment as ClusterEnvironment
 from isotrain.core.contracts.cluster_environment import ClusterInfo as ClusterInfo
 from isotrain.core.contracts.cluster_environment import EnvReader as EnvReader
+from isotrain.core.contracts.computations import average_gradients as average_gradients
+from isotrain.core.contracts.computations import average_state as average_state
+from isotrain.core.contracts.computations import flatten as flatten
+from isotrain.core.contracts.computations import slice_weights as slice_weights
+from isotrain.core.contracts.computations import unflatten as unflatten
 from isotrain.core.contracts.device_mesh import DATA as DATA
 from isotrain.core.contracts.device_mesh import SHARD as SHARD
 from isotrain.core.contracts.device_mesh import STAGE as STAGE

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-import numpy as np
-
 from isotrain.plugin import (
-    Batch,
     Plan,
     Replica,
     ReplicaGroup,
@@ -16,6 +13,7 @@ from isotrain.plugin import (
     Strategy,
     Tensor,
     TrainingSpec,
+    average_state,
 )
 from isotrain.strategies import option_checks
 
@@ -85,23 +83,7 @@ def write_weights(replica: Replica, vector: Tensor) -> None:
 
 def average_weights(replica: Replica) -> None:
     """Replaces weights and moving statistics by their mean over all replicas. Collective."""
-    average(replica, WEIGHTS)
-
-
-def average(replica: Replica, parts: Sequence[StatePart], weight: Tensor | None = None) -> None:
-    """Replaces state by its weighted mean over all replicas. Collective.
-
-    Args:
-        replica: The replica that runs this computation.
-        parts: Kinds of state to average.
-        weight: Weight of this replica, a scalar; the mean over all replicas is 1. None for 1.
-    """
-    vector = replica.read(parts)
-    if vector.shape[0] == 0:
-        return
-    if weight is not None:
-        vector = vector * replica.ops.cast(weight, vector.dtype)
-    replica.write(parts, replica.all_reduce(vector, "mean"))
+    average_state(replica, WEIGHTS)
 
 
 def average_statistics(replica: Replica, weight: Tensor | None = None) -> None:
@@ -109,18 +91,6 @@ def average_statistics(replica: Replica, weight: Tensor | None = None) -> None:
 
     Args:
         replica: The replica that runs this computation.
-        weight: Weight of this replica, a scalar, as for `average`.
+        weight: Weight of this replica, a scalar, as for `average_state`.
     """
-    average(replica, ("statistics",), weight)
-
-
-def slice_weights(batch: Batch) -> list[float]:
-    """Weight of each local replica: its fraction of the global batch, times the number of replicas."""
-    return [sum(each.weight for each in slices) for slices in batch.slices]
-
-
-def replica_weights(group: ReplicaGroup, batch: Batch) -> list[list[Tensor]]:
-    """The slice weights as scalar float64 tensors: one value for `compute`, or none where all are 1."""
-    if batch.even:
-        return []
-    return [[group.tensor(np.array(weight)) for weight in slice_weights(batch)]]
+    average_state(replica, ("statistics",), weight)

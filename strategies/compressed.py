@@ -30,11 +30,13 @@ from isotrain.plugin import (
     Strategy,
     StrategyState,
     Tensor,
+    TensorFunctions,
     TrainingSpec,
+    flatten,
+    unflatten,
 )
 from isotrain.strategies import option_checks
-from isotrain.strategies.averaging import average_statistics, replica_weights
-from isotrain.strategies.flatten import flatten, unflatten
+from isotrain.strategies.averaging import average_statistics
 
 _DTYPES = {"fp16": "float16", "bf16": "bfloat16"}
 _INDEX_BYTES = 4
@@ -183,7 +185,7 @@ class Compressed(Strategy):
             return group.synchronous_step(batch, learning_rate)
         gradients, loss = group.gradients(batch)
         computation, static = self._computation()
-        weights = replica_weights(group, batch)
+        weights = group.replica_weights(batch)
         results = group.compute(computation, gradients, self._state, *weights, static=static)
         self._state = [list(state) for _, state in results]
         group.apply_gradients([means for means, _ in results], learning_rate)
@@ -261,14 +263,20 @@ def exchange_top_k(
         static: Fraction of the elements to send.
     """
     average_statistics(replica, weight)
-    vector = flatten(replica.ops, gradients) + state[0]
+    ops = replica.ops
+    vector = flatten(ops, gradients) + state[0]
     indices, values = top_k(replica, vector, top_k_count(vector.shape[0], static))
-    sent = replica.scatter_add(indices, values, vector.shape[0])
+    sent = _scatter(ops, indices, values, vector.shape[0])
     all_indices, all_values = replica.all_gather(indices), replica.all_gather(values)
-    total = replica.ops.zeros_like(vector)
+    total = ops.zeros_like(vector)
     for r in range(replica.replicas):  # in this order everywhere, for equal sums
-        total = total + replica.scatter_add(all_indices[r], all_values[r], vector.shape[0])
-    return unflatten(replica.ops, total / replica.replicas, gradients), [vector - sent]
+        total = total + _scatter(ops, all_indices[r], all_values[r], vector.shape[0])
+    return unflatten(ops, total / replica.replicas, gradients), [vector - sent]
+
+
+def _scatter(ops: TensorFunctions, indices: Tensor, values: Tensor, length: int) -> Tensor:
+    """Vector of zeros but for values at int32 indices, both of shape `[n]`."""
+    return ops.scatter(ops.reshape(indices, (-1, 1)), values, (length,))
 
 
 def top_k_count(count: int, ratio: float) -> int:

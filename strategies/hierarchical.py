@@ -18,11 +18,10 @@ from isotrain.plugin import (
     Strategy,
     Tensor,
     TrainingSpec,
+    average_gradients,
     hosts_of_size,
 )
 from isotrain.strategies import option_checks
-from isotrain.strategies.averaging import replica_weights
-from isotrain.strategies.flatten import flatten, unflatten
 
 
 class Hierarchical(Strategy):
@@ -66,7 +65,7 @@ class Hierarchical(Strategy):
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """All-reduces gradients in two levels and applies their mean; returns the mean loss, a scalar."""
         gradients, loss = group.gradients(batch)
-        weights = replica_weights(group, batch)
+        weights = group.replica_weights(batch)
         means = group.compute(mean_in_levels, gradients, *weights, static=self._hosts)
         group.apply_gradients(means, learning_rate)
         return loss
@@ -94,18 +93,13 @@ def mean_in_levels(
         weight: Weight of this replica, a scalar, for its statistics; None for 1.
         static: Replicas of each host.
     """
-    ops = replica.ops
-    statistics = replica.read(("statistics",))
-    if weight is not None:
-        statistics = statistics * ops.cast(weight, statistics.dtype)
-    tensors = [*gradients, statistics] if statistics.shape[0] else gradients
-    total = replica.all_reduce_within(flatten(ops, tensors), static)
-    total = replica.all_reduce_within(total, [[host[0] for host in static]])
-    total = replica.broadcast_within(total, static)
-    means = unflatten(ops, total / replica.replicas, tensors)
-    if statistics.shape[0]:
-        replica.write(("statistics",), means.pop())
-    return means
+
+    def mean(vector: Tensor) -> Tensor:
+        total = replica.all_reduce_within(vector, static)
+        total = replica.all_reduce_within(total, [[host[0] for host in static]])
+        return replica.broadcast_within(total, static) / replica.replicas
+
+    return average_gradients(replica, gradients, weight, mean=mean)
 
 
 def _all_reduce_volume(replicas: int) -> float:

@@ -21,9 +21,11 @@ from isotrain.plugin import (
     StrategyState,
     Tensor,
     TrainingSpec,
+    average_state,
+    slice_weights,
 )
 from isotrain.strategies import option_checks
-from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy, average, slice_weights
+from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy
 
 
 class LocalSGD(LocalStepStrategy):
@@ -155,7 +157,7 @@ class LocalSGD(LocalStepStrategy):
 
 def _mean(replica: Replica, weight: Tensor | None = None, *, static: Any) -> None:
     """Computation that averages the parts `static` over all replicas; `weight` is a scalar or None."""
-    average(replica, static, weight)
+    average_state(replica, static, weight)
 
 
 def _parse_phases(every: Any, start: int) -> list[tuple[int, int]]:

@@ -36,11 +36,12 @@ from isotrain.plugin import (
     Tensor,
     TrainingSpec,
     assign_shards,
+    flatten,
     index_within,
+    unflatten,
 )
 from isotrain.strategies import option_checks
-from isotrain.strategies.averaging import average_statistics, replica_weights
-from isotrain.strategies.flatten import flatten, unflatten
+from isotrain.strategies.averaging import average_statistics
 
 _STAGE_3 = frozenset({Capability.SYNCHRONOUS_STEP, Capability.UNSHARD_WEIGHTS})
 """Capabilities that stage 3 requires."""
@@ -189,7 +190,7 @@ class Sharded(Strategy):
         if self._stage == 3:
             return group.synchronous_step(batch, learning_rate)
         gradients, loss = group.reduce_scatter_gradients(batch, self._reduction())
-        group.compute(average_statistics, *replica_weights(group, batch))
+        group.compute(average_statistics, *group.replica_weights(batch))
         norms = None
         if self._clips:
             norms = group.compute(global_norm, gradients, static=len(self._hosts))

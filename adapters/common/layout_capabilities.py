@@ -1,54 +1,46 @@
-"""Capabilities of groups in which a process has a part of a replica; imports no framework."""
+"""What isotrain's own backends declare under each parallel layout; imports no framework."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isotrain.plugin import DATA, SHARD, Capabilities, Capability
+from isotrain.plugin import (
+    DATA,
+    PARAMETER_SERVER_CAPABILITIES,
+    SHARD,
+    Capabilities,
+    Capability,
+    sharded_group,
+)
 
 if TYPE_CHECKING:
     from isotrain.plugin import Plan
 
-REPLICATED_ONLY_CAPABILITIES = (
-    Capability.LOCAL_STEP,
-    Capability.GRADIENTS,
-    Capability.APPLY_GRADIENTS,
-    Capability.AVERAGE_PARAMETERS,
-    Capability.SEND_RECEIVE,
-    Capability.COMPUTE,
-    Capability.SUBGROUPS,
-    Capability.BFLOAT16_COLLECTIVES,
-    Capability.PARAMETER_SERVER_STEP,
-    Capability.UPDATE_SHARD,
-    Capability.REDUCE_SCATTER_GRADIENTS,
-)
-"""Capabilities that need all weights of a replica in one process."""
-FULLY_SHARDED_CAPABILITIES = Capabilities(
-    frozenset(
-        {
-            Capability.SYNCHRONOUS_STEP,
-            Capability.NAMED_STATE,
-            Capability.UNSHARD_WEIGHTS,
-            Capability.HYBRID_SHARDING,
-        }
-    ),
-    dict.fromkeys(
-        (*REPLICATED_ONLY_CAPABILITIES, Capability.PIPELINE_STEP),
-        "a replica has a shard of each weight",
-    ),
-)
-PIPELINE_CAPABILITIES = Capabilities(
-    frozenset({Capability.PIPELINE_STEP, Capability.NAMED_STATE}),
-    dict.fromkeys(
-        (
-            *REPLICATED_ONLY_CAPABILITIES,
-            Capability.SYNCHRONOUS_STEP,
-            Capability.UNSHARD_WEIGHTS,
-            Capability.HYBRID_SHARDING,
+
+def layout_capabilities(replicated: Capabilities) -> dict[str, Capabilities]:
+    """Capabilities by parallel layout, for backends that have all layouts.
+
+    Args:
+        replicated: Capabilities of the backend's replicated groups.
+    """
+    return {
+        "replicated": replicated,
+        "parameter-server": PARAMETER_SERVER_CAPABILITIES,
+        "sharded": sharded_group(replicated),
+        "fully-sharded": Capabilities.only(
+            {
+                Capability.SYNCHRONOUS_STEP,
+                Capability.NAMED_STATE,
+                Capability.UNSHARD_WEIGHTS,
+                Capability.HYBRID_SHARDING,
+            },
+            "a replica has a shard of each weight",
         ),
-        "a process has one stage of a replica, which takes no step alone",
-    ),
-)
+        "pipeline": Capabilities.only(
+            {Capability.PIPELINE_STEP, Capability.NAMED_STATE},
+            "a process has one stage of a replica, which takes no step alone",
+        ),
+    }
 
 
 def fully_sharded_bytes(plan: Plan, sums: int = 1, times: int = 1) -> float:

@@ -9,18 +9,13 @@ from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters.common.layout_capabilities import (
-    FULLY_SHARDED_CAPABILITIES,
-    PIPELINE_CAPABILITIES,
-)
+from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.plugin import (
-    NOT_REPLICATED,
-    PARAMETER_SERVER_CAPABILITIES,
+    REPLICATED_CAPABILITIES,
     Availability,
-    Capabilities,
     Capability,
     DeviceKind,
     Examination,
@@ -28,7 +23,6 @@ from isotrain.plugin import (
     StartMethod,
     TcpParameterServer,
     UnsupportedError,
-    sharded_group,
     visible_gpus,
 )
 
@@ -46,32 +40,11 @@ _BUILD_VARIABLES = {"mpi": "ISOTRAIN_HOROVOD_MPI=1 ", "nccl": "HOROVOD_GPU_OPERA
 """Environment variables with which Horovod is built with a collective that is off by default."""
 COMPRESSIONS = ("none", "fp16")
 _FP16_BYTES = 2
-_REPLICATED = Capabilities(
-    frozenset(
-        {
-            Capability.SYNCHRONOUS_STEP,
-            Capability.LOCAL_STEP,
-            Capability.GRADIENTS,
-            Capability.APPLY_GRADIENTS,
-            Capability.NAMED_STATE,
-            Capability.AVERAGE_PARAMETERS,
-            Capability.SEND_RECEIVE,
-            Capability.COMPUTE,
-            Capability.SUBGROUPS,
-        }
-    ),
-    NOT_REPLICATED
-    | {Capability.BFLOAT16_COLLECTIVES: "Horovod has no bfloat16: it is sent as float32"},
+_REPLICATED = REPLICATED_CAPABILITIES.with_changes(
+    lacks={Capability.BFLOAT16_COLLECTIVES: "Horovod has no bfloat16: it is sent as float32"}
 )
 FRESH_UNDER_MPI = StartMethod(why_fresh="this Horovod was built with MPI, which cannot be forked")
 _BY_DEVICE = {"cpu": "gloo", "gpu": "nccl"}
-_CAPABILITIES = {
-    "replicated": _REPLICATED,
-    "parameter-server": PARAMETER_SERVER_CAPABILITIES,
-    "sharded": sharded_group(_REPLICATED),
-    "fully-sharded": FULLY_SHARDED_CAPABILITIES,
-    "pipeline": PIPELINE_CAPABILITIES,
-}
 
 
 class Horovod(TcpParameterServer):
@@ -83,8 +56,7 @@ class Horovod(TcpParameterServer):
         "mpi": "for processes started by mpirun, if Horovod was built with MPI",
         "nccl": "NVIDIA's collectives, if Horovod was built with NCCL",
     }
-    replicas_per_process = "one"
-    capabilities = _CAPABILITIES
+    capabilities = layout_capabilities(_REPLICATED)
     replicated_options = frozenset({"compression", "groups"})
     options = {
         "compression": "none, or fp16: gradients are sent as float16",

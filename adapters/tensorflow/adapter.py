@@ -10,18 +10,13 @@ from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from isotrain.adapters.common import private_api
-from isotrain.adapters.common.layout_capabilities import (
-    FULLY_SHARDED_CAPABILITIES,
-    PIPELINE_CAPABILITIES,
-    fully_sharded_bytes,
-)
+from isotrain.adapters.common.layout_capabilities import fully_sharded_bytes, layout_capabilities
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.tensorflow.build_info import is_cuda_build
 from isotrain.adapters.tensorflow.optimizer_state_names import KerasOptimizerStateNames
 from isotrain.plugin import (
-    NOT_REPLICATED,
-    PARAMETER_SERVER_CAPABILITIES,
+    REPLICATED_CAPABILITIES,
     Adapter,
     Availability,
     BackendConfig,
@@ -34,7 +29,6 @@ from isotrain.plugin import (
     ProcessContext,
     StartMethod,
     UnsupportedError,
-    sharded_group,
     visible_gpus,
 )
 
@@ -58,23 +52,7 @@ TENSORFLOW_LOG_LINES = (
 _BUCKET_OPTION = "bucket_bytes"
 DEFAULT_BUCKET_BYTES = 4 * 2**20
 _MIRRORED = Capabilities.none("every replica of a MirroredStrategy has a copy of each variable")
-_REPLICATED = Capabilities(
-    frozenset(
-        {
-            Capability.SYNCHRONOUS_STEP,
-            Capability.LOCAL_STEP,
-            Capability.GRADIENTS,
-            Capability.APPLY_GRADIENTS,
-            Capability.NAMED_STATE,
-            Capability.AVERAGE_PARAMETERS,
-            Capability.SEND_RECEIVE,
-            Capability.COMPUTE,
-            Capability.SUBGROUPS,
-            Capability.BFLOAT16_COLLECTIVES,
-        }
-    ),
-    NOT_REPLICATED,
-)
+_REPLICATED = REPLICATED_CAPABILITIES.with_changes(has={Capability.BFLOAT16_COLLECTIVES})
 
 
 class _TensorFlowAdapter(Adapter):
@@ -252,14 +230,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         "ring": "over gRPC, for CPUs and GPUs",
         "nccl": "NVIDIA's collectives, for GPUs",
     }
-    replicas_per_process = "one"
-    capabilities = {
-        "replicated": _REPLICATED,
-        "parameter-server": PARAMETER_SERVER_CAPABILITIES,
-        "sharded": sharded_group(_REPLICATED),
-        "pipeline": PIPELINE_CAPABILITIES,
-        "fully-sharded": FULLY_SHARDED_CAPABILITIES,
-    }
+    capabilities = layout_capabilities(_REPLICATED)
     cpu_collective = "ring"
     parameter_server_transport = "grpc"
 

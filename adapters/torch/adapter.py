@@ -10,20 +10,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from isotrain.adapters.common import private_api
-from isotrain.adapters.common.layout_capabilities import (
-    FULLY_SHARDED_CAPABILITIES,
-    PIPELINE_CAPABILITIES,
-    fully_sharded_bytes,
-)
+from isotrain.adapters.common.layout_capabilities import fully_sharded_bytes, layout_capabilities
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.torch.optimizer_state_names import TorchOptimizerStateNames
 from isotrain.plugin import (
-    NOT_REPLICATED,
-    PARAMETER_SERVER_CAPABILITIES,
+    REPLICATED_CAPABILITIES,
     Availability,
     BackendConfig,
-    Capabilities,
     Capability,
     DeviceKind,
     Examination,
@@ -33,7 +27,6 @@ from isotrain.plugin import (
     StartMethod,
     TcpParameterServer,
     UnsupportedError,
-    sharded_group,
     visible_gpus,
 )
 
@@ -43,23 +36,7 @@ if TYPE_CHECKING:
 EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
 INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torch keras"
 _FAST_IMPORT = "isotrain.adapters.torch.fast_import"
-_REPLICATED = Capabilities(
-    frozenset(
-        {
-            Capability.SYNCHRONOUS_STEP,
-            Capability.LOCAL_STEP,
-            Capability.GRADIENTS,
-            Capability.APPLY_GRADIENTS,
-            Capability.NAMED_STATE,
-            Capability.AVERAGE_PARAMETERS,
-            Capability.SEND_RECEIVE,
-            Capability.COMPUTE,
-            Capability.SUBGROUPS,
-            Capability.BFLOAT16_COLLECTIVES,
-        }
-    ),
-    NOT_REPLICATED,
-)
+_REPLICATED = REPLICATED_CAPABILITIES.with_changes(has={Capability.BFLOAT16_COLLECTIVES})
 
 
 class TorchDDP(TcpParameterServer):
@@ -75,18 +52,11 @@ class TorchDDP(TcpParameterServer):
         "mpi": "where torch itself was built with MPI",
     }
     sync_batchnorm_devices = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
-    replicas_per_process = "one"
     packages = ("torch", "keras")
     exports = EXPORTS
     compiler = "torch.compile"
     optimizer_state_names = TorchOptimizerStateNames()
-    capabilities = {
-        "replicated": _REPLICATED,
-        "parameter-server": PARAMETER_SERVER_CAPABILITIES,
-        "sharded": sharded_group(_REPLICATED),
-        "pipeline": PIPELINE_CAPABILITIES,
-        "fully-sharded": FULLY_SHARDED_CAPABILITIES,
-    }
+    capabilities = layout_capabilities(_REPLICATED)
     replicated_options = frozenset(
         {"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
     )

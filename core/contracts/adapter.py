@@ -6,15 +6,20 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from isotrain.core.contracts.capabilities import Capabilities
+from isotrain.core.contracts.capabilities import (
+    REPLICATED_CAPABILITIES,
+    Availability,
+    Capabilities,
+    Examination,
+)
 from isotrain.core.contracts.plan import DeviceKind, StartMethod
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.state import ExportForm
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
 from isotrain.core.pipeline.partition import PipelineSplit
+from isotrain.core.system.version import installed_versions
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.capabilities import Availability, Examination
     from isotrain.core.contracts.plan import BackendConfig, Plan
     from isotrain.core.contracts.process import ServerConnection
     from isotrain.core.contracts.replica_group import ReplicaGroup
@@ -34,8 +39,8 @@ class Adapter(ABC):
         summary: One line for listings.
         collectives: Collective name to a one-line description; the first is the default.
         replicas_per_process: `one`, or `all` if one process holds every replica of its host.
-        capabilities: Parallel layout name to what its replica groups support. Layouts that are missing here
-            are not supported.
+        capabilities: Parallel layout name to what its replica groups support; by default only layout
+            `replicated`, with `REPLICATED_CAPABILITIES`. Layouts that are missing here are not supported.
         packages: Distributions whose installed versions are recorded with each run.
         ignored_log_lines: Regular expressions for the beginnings of log lines that also appear in healthy
             runs, and so explain no failure.
@@ -54,8 +59,8 @@ class Adapter(ABC):
     framework: ClassVar[str]
     summary: ClassVar[str]
     collectives: ClassVar[Mapping[str, str]]
-    replicas_per_process: ClassVar[Literal["one", "all"]]
-    capabilities: ClassVar[Mapping[str, Capabilities]]
+    replicas_per_process: ClassVar[Literal["one", "all"]] = "one"
+    capabilities: ClassVar[Mapping[str, Capabilities]] = {"replicated": REPLICATED_CAPABILITIES}
     packages: ClassVar[tuple[str, ...]] = ()
     ignored_log_lines: ClassVar[tuple[str, ...]] = ()
     options: ClassVar[Mapping[str, str]] = {}
@@ -71,15 +76,19 @@ class Adapter(ABC):
     def availability(self) -> Availability:
         """Whether the packages are installed; imports none of them."""
 
-    @abstractmethod
     def examine(self) -> Examination:
-        """Imports the packages and tries what needs trying. Called in a subprocess, which may crash."""
+        """Imports the packages and tries what needs trying. Called in a subprocess, which may crash.
 
-    @abstractmethod
+        The default imports nothing: every collective is available wherever the backend is.
+        """
+        availability = self.availability()
+        collectives = dict.fromkeys(self.collectives, availability)
+        return Examination(availability, collectives, installed_versions(self.packages))
+
     def accelerators(self) -> int:
         """Number of this machine's GPUs that the installed build of the framework can use."""
+        return 0
 
-    @abstractmethod
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
     ) -> str:
@@ -93,8 +102,10 @@ class Adapter(ABC):
         Raises:
             UnsupportedError: The collective is unknown, or does not support the device.
         """
+        if device == "gpu" and type(self).accelerators is Adapter.accelerators:
+            raise UnsupportedError(f"backend {self.name!r} computes on CPUs only.")
+        return self.collective_or_default(requested)
 
-    @abstractmethod
     def environment_variables(
         self, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
@@ -105,6 +116,7 @@ class Adapter(ABC):
             threads: Compute threads per replica.
             replicas: Number of replicas.
         """
+        return {}
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
         """Modules that a fork server preloads for this backend, or why its processes are not forked.

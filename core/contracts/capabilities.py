@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
+from types import MappingProxyType
 
 
 class Capability(StrEnum):
@@ -28,7 +29,7 @@ class Capability(StrEnum):
     HYBRID_SHARDING = "hybrid-sharding"
 
 
-NOT_REPLICATED = {
+_NOT_REPLICATED = {
     Capability.PARAMETER_SERVER_STEP: "only a strategy of parallel layout `parameter-server` has workers",
     **dict.fromkeys(
         (Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS),
@@ -40,6 +41,7 @@ NOT_REPLICATED = {
     ),
 }
 """Reasons why groups of the parallel layout `replicated` lack the capabilities of other layouts."""
+_BFLOAT16 = "the backend does not declare that its collectives sum bfloat16"
 _UNDECLARED = "the backend does not declare it"
 
 
@@ -56,9 +58,30 @@ class Capabilities:
     lacks: Mapping[Capability, str] = field(default_factory=dict)
 
     @classmethod
+    def only(cls, has: Collection[Capability], reason: str) -> Capabilities:
+        """These capabilities; all others are missing for the same reason."""
+        return cls(frozenset(has), {each: reason for each in Capability if each not in has})
+
+    @classmethod
     def none(cls, reason: str) -> Capabilities:
         """No capabilities, all for the same reason."""
-        return cls(lacks=dict.fromkeys(Capability, reason))
+        return cls.only((), reason)
+
+    def with_changes(
+        self,
+        *,
+        has: Collection[Capability] = (),
+        lacks: Mapping[Capability, str] = MappingProxyType({}),
+    ) -> Capabilities:
+        """These capabilities with some more, and some less.
+
+        Args:
+            has: Further capabilities.
+            lacks: Capability that is missing after all, to the reason.
+        """
+        changed = self.has.union(has).difference(lacks)
+        reasons = {**self.lacks, **lacks}
+        return Capabilities(changed, {n: why for n, why in reasons.items() if n not in changed})
 
     def missing(self, needed: Collection[Capability]) -> list[str]:
         """Unsupported ones among the needed capabilities: one text for each reason."""
@@ -66,6 +89,25 @@ class Capabilities:
         for capability in sorted(set(needed) - self.has):
             by_reason.setdefault(self.lacks.get(capability, _UNDECLARED), []).append(capability)
         return [f"no {', '.join(names)}: {reason}" for reason, names in by_reason.items()]
+
+
+REPLICATED_CAPABILITIES = Capabilities(
+    frozenset(
+        {
+            Capability.SYNCHRONOUS_STEP,
+            Capability.LOCAL_STEP,
+            Capability.GRADIENTS,
+            Capability.APPLY_GRADIENTS,
+            Capability.NAMED_STATE,
+            Capability.AVERAGE_PARAMETERS,
+            Capability.SEND_RECEIVE,
+            Capability.COMPUTE,
+            Capability.SUBGROUPS,
+        }
+    ),
+    _NOT_REPLICATED | {Capability.BFLOAT16_COLLECTIVES: _BFLOAT16},
+)
+"""Capabilities of every backend's groups under layout `replicated`: what the required methods give."""
 
 
 @dataclass(frozen=True)

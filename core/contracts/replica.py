@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import functools
+import operator
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol
@@ -41,6 +43,9 @@ class TensorFunctions(Protocol):
 
     def reshape(self, x: Tensor, newshape: Sequence[int]) -> Tensor:
         """The same elements in row-major order in another shape."""
+
+    def scatter(self, indices: Tensor, values: Tensor, shape: Sequence[int]) -> Tensor:
+        """Vector of shape `[n]`: zeros, to which values (`[m]`) are added at int32 indices (`[m, 1]`)."""
 
     def split(self, x: Tensor, indices_or_sections: Sequence[int], axis: int = 0) -> list[Tensor]:
         """Parts of a tensor of any shape, cut along an axis at the given indices."""
@@ -110,20 +115,6 @@ class Replica(ABC):
         raise UnsupportedError(f"{type(self).__name__} writes trainable weights all at once.")
 
     @abstractmethod
-    def scatter_add(self, indices: Tensor, values: Tensor, length: int) -> Tensor:
-        """Vector of zeros to which `values[i]` is added at `indices[i]`. Local.
-
-        Args:
-            indices: Indices below `length`, int32, shape `[n]`.
-            values: Values to add, shape `[n]`.
-            length: Length of the result, whose dtype is that of `values`.
-        """
-
-    @abstractmethod
-    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """All-reduce over all replicas, of a tensor of any shape. Collective."""
-
-    @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
         """All-gather over all replicas. Collective.
 
@@ -133,6 +124,20 @@ class Replica(ABC):
         Returns:
             The tensors of all replicas, stacked: shape `[replicas, *shape]`.
         """
+
+    def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
+        """All-reduce over all replicas, of a tensor of any shape. Collective.
+
+        By default all replicas add the gathered tensors in the order of the replicas, so that the sums are
+        equal to the bit on all of them and in every run.
+        """
+        rows = self.all_gather(tensor)
+        if op == "max":
+            return functools.reduce(
+                self.ops.maximum, [rows[replica] for replica in range(self.replicas)]
+            )
+        total = functools.reduce(operator.add, [rows[replica] for replica in range(self.replicas)])
+        return total if op == "sum" else self.ops.cast(total / self.replicas, tensor.dtype)
 
     def reduce_scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
         """Reduce-scatter (sum) over all replicas, with shards of any sizes. Collective.
@@ -198,7 +203,6 @@ class Replica(ABC):
         zeros = [self.ops.zeros((size,), shard.dtype) for size in (before, after)]
         return self.all_reduce_within(self.ops.concatenate([zeros[0], shard, zeros[1]]), subgroups)
 
-    @abstractmethod
     def send_receive(self, tensor: Tensor, destinations: Sequence[int]) -> Tensor:
         """Sends a tensor to one replica and receives one from another. Collective.
 
@@ -209,14 +213,24 @@ class Replica(ABC):
         Returns:
             The tensor that was sent to this replica.
         """
+        return self.all_gather(tensor)[list(destinations).index(self.index)]
 
-    @abstractmethod
     def all_reduce_within(self, tensor: Tensor, subgroups: Subgroups) -> Tensor:
-        """All-reduce (sum), any shape, within each subgroup; a replica in none keeps its own. Collective."""
+        """All-reduce (sum), any shape, within each subgroup; a replica in none keeps its own. Collective.
 
-    @abstractmethod
+        The default needs equal shapes on all replicas, and adds in the order of the replicas.
+        """
+        rows = self.all_gather(tensor)
+        subgroup = local_subgroup(self.index, subgroups) or (self.index,)
+        return functools.reduce(operator.add, [rows[replica] for replica in subgroup])
+
     def broadcast_within(self, tensor: Tensor, subgroups: Subgroups) -> Tensor:
-        """Broadcast, any shape, from each subgroup's first replica; one in none keeps its own. Collective."""
+        """Broadcast, any shape, from each subgroup's first replica; one in none keeps its own. Collective.
+
+        The default needs equal shapes on all replicas.
+        """
+        subgroup = local_subgroup(self.index, subgroups) or (self.index,)
+        return self.all_gather(tensor)[subgroup[0]]
 
 
 def local_subgroup(replica: int, subgroups: Subgroups) -> tuple[int, ...]:

@@ -10,6 +10,11 @@ from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
+from isotrain.core.contracts.computations import (
+    average_gradients,
+    average_state,
+    slice_weights,
+)
 from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.state import MODEL_STATE, ExportForm, StateInfo, StateKind
 from isotrain.core.data.batch import Batch
@@ -251,9 +256,12 @@ class ReplicaGroup(LayoutSteps, ABC):
         """
         return None
 
-    @abstractmethod
     def synchronous_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """Runs the backend's native synchronous data-parallel step (DDP). Collective.
+
+        By default: `gradients`, an all-reduce of these and of the moving statistics as one vector, and
+        `apply_gradients`. The default of `Replica.all_reduce` makes that equal to the bit on all replicas
+        and in every run.
 
         Args:
             batch: This process's slices of the global batch, on the device. A replica's loss is the
@@ -264,14 +272,35 @@ class ReplicaGroup(LayoutSteps, ABC):
         Returns:
             Mean loss of the global batch, a scalar tensor, equal on all replicas.
         """
+        gradients, loss = self.gradients(batch)
+        if self.replicas > 1:
+            weights = self.replica_weights(batch)
+            gradients = self.compute(average_gradients, gradients, *weights)
+        self.apply_gradients(gradients, learning_rate)
+        return loss
 
-    @abstractmethod
     def local_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """Updates each replica with the gradient of its own slice (local SGD); only the loss is all-reduced.
+
+        A replica without samples keeps its weights. By default: `gradients`, divided by the replica's
+        slice weight, and `apply_gradients`.
 
         Returns:
             Mean loss of the global batch, a scalar tensor, equal on all replicas.
         """
+        import numpy as np
+
+        gradients, loss = self.gradients(batch)
+        weights = dict(zip(self.local_replicas, slice_weights(batch), strict=True))
+        if not batch.even:
+            divisors = [self.tensor(np.array(weight or 1.0)) for weight in weights.values()]
+            gradients = self.compute(_divide, gradients, divisors)
+        without_samples = [replica for replica, weight in weights.items() if not weight]
+        before = {each: self.read_state(_UPDATED, replica=each) for each in without_samples}
+        self.apply_gradients(gradients, learning_rate)
+        for replica, state in before.items():
+            self.write_state(state, replica=replica)
+        return loss
 
     @abstractmethod
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
@@ -292,6 +321,18 @@ class ReplicaGroup(LayoutSteps, ABC):
                 the weights' names.
             learning_rate: Learning rate of this step.
         """
+
+    def replica_weights(self, batch: Batch) -> list[list[Tensor]]:
+        """Slice weights as values for `compute`. Local.
+
+        Returns:
+            One value, with a scalar float64 tensor for each local replica; none where all weights are 1.
+        """
+        import numpy as np
+
+        if batch.even:
+            return []
+        return [[self.tensor(np.array(weight)) for weight in slice_weights(batch)]]
 
     @contextlib.contextmanager
     def preserving_training_state(self) -> Iterator[None]:
@@ -457,11 +498,15 @@ class ReplicaGroup(LayoutSteps, ABC):
         """State that affects training but that `read_state` cannot return: one sentence each. Local."""
         return []
 
-    @abstractmethod
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        """Shapes, dtypes and shards of what `read_state` would return, in the same order. Local; no copy."""
+        """Shapes, dtypes and shards of what `read_state` would return, in the same order. Local.
+
+        The default reads the state, of which every replica holds the full tensors; others copy nothing.
+        """
+        state = self.read_state(kinds, replica=replica)
+        return {n: StateInfo(a.shape, a.dtype.name, a.nbytes) for n, a in state.items()}
 
     @abstractmethod
     def read_state(
@@ -568,13 +613,13 @@ class ReplicaGroup(LayoutSteps, ABC):
         """
         raise UnsupportedError(f"export: this backend writes no {form}.")
 
-    @abstractmethod
     def average_parameters(self) -> None:
         """All-reduces every trainable weight to its mean over all replicas, in place. Collective."""
+        self.compute(_average_trainable)
 
-    @abstractmethod
     def tensor(self, array: np.ndarray) -> Tensor:
-        """Tensor of a NumPy array's values, shape and dtype, on the device. Local."""
+        """Tensor with a copy of a NumPy array's values, of its shape and dtype, on the device. Local."""
+        return self.to_device(array)
 
     @abstractmethod
     def numpy(self, tensor: Tensor) -> np.ndarray:
@@ -609,17 +654,31 @@ class ReplicaGroup(LayoutSteps, ABC):
         reduced = self.all_reduce([tensor] * len(self.local_replicas), "max")
         return [float(number) for number in self.numpy(reduced[0])]
 
-    @abstractmethod
     def barrier(self) -> None:
         """Returns once every process has called it. Collective."""
+        self.all_reduce_max([0.0])
 
-    @abstractmethod
     def synchronize_device(self) -> None:
-        """Waits until this process's devices have finished all submitted work. Local."""
+        """Waits until this process's devices have finished all submitted work. Local.
 
-    @abstractmethod
+        The default does nothing: results are complete when a call returns.
+        """
+
     def close(self) -> None:
         """Leaves the process group. Collective; the group cannot be used afterwards."""
+
+
+_UPDATED: tuple[StateKind, ...] = ("trainable", "optimizer", "loss-scale")
+"""State that `apply_gradients` changes."""
+
+
+def _divide(replica: Replica, gradients: Sequence[Tensor], divisor: Tensor) -> list[Tensor]:
+    """Gradients of any shapes, divided by a scalar, in their dtypes. Local."""
+    return [gradient / replica.ops.cast(divisor, gradient.dtype) for gradient in gradients]
+
+
+def _average_trainable(replica: Replica) -> None:
+    average_state(replica, ("trainable",))
 
 
 def _all_reduce(replica: Replica, tensor: Tensor, *, static: ReduceOp) -> Tensor:

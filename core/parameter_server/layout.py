@@ -16,34 +16,14 @@ if TYPE_CHECKING:
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
-_HAS = frozenset(
+PARAMETER_SERVER_CAPABILITIES = Capabilities.only(
     {
         Capability.PARAMETER_SERVER_STEP,
         Capability.SYNCHRONOUS_STEP,
         Capability.GRADIENTS,
         Capability.NAMED_STATE,
-    }
-)
-_WITHOUT_REPLICAS = (
-    Capability.LOCAL_STEP,
-    Capability.APPLY_GRADIENTS,
-    Capability.AVERAGE_PARAMETERS,
-    Capability.SEND_RECEIVE,
-    Capability.COMPUTE,
-    Capability.SUBGROUPS,
-    Capability.BFLOAT16_COLLECTIVES,
-    Capability.UPDATE_SHARD,
-    Capability.REDUCE_SCATTER_GRADIENTS,
-    Capability.PIPELINE_STEP,
-    Capability.UNSHARD_WEIGHTS,
-    Capability.HYBRID_SHARDING,
-)
-PARAMETER_SERVER_CAPABILITIES = Capabilities(
-    _HAS,
-    dict.fromkeys(
-        _WITHOUT_REPLICAS,
-        "one process holds the parameters, and no replica steps or communicates by itself",
-    ),
+    },
+    "one process holds the parameters, and no replica steps or communicates by itself",
 )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import platform
 from collections.abc import Iterable
 from importlib import metadata
@@ -15,12 +16,16 @@ def versions(packages: Iterable[str]) -> dict[str, str]:
     Args:
         packages: Distribution names of the backend's packages; those that are not installed are left out.
     """
-    installed = {"python": platform.python_version()}
-    for package in (*_ALWAYS_LISTED, *packages):
-        try:
+    installed = installed_versions((*_ALWAYS_LISTED, *packages))
+    return {"python": platform.python_version(), **installed}
+
+
+def installed_versions(packages: Iterable[str]) -> dict[str, str]:
+    """Versions of those distributions that are installed, by name."""
+    installed = {}
+    for package in packages:
+        with contextlib.suppress(metadata.PackageNotFoundError):
             installed[package] = metadata.version(package)
-        except metadata.PackageNotFoundError:
-            continue
     return installed
 
 

@@ -115,8 +115,9 @@ def computation_collectives(context: CheckContext) -> None:
 
 def _scatter(replica: Replica, tensor: Tensor) -> Tensor:
     """Computation that adds a flattened tensor at this replica's index of a vector `[replicas + 1]`."""
-    indices = replica.ops.cast(replica.ops.reshape(tensor, (-1,)) * 0, "int32") + replica.index
-    return replica.scatter_add(indices, replica.ops.reshape(tensor, (-1,)), replica.replicas + 1)
+    ops = replica.ops
+    indices = ops.cast(ops.reshape(tensor, (-1, 1)) * 0, "int32") + replica.index
+    return ops.scatter(indices, ops.reshape(tensor, (-1,)), (replica.replicas + 1,))
 
 
 def computation_scatters(context: CheckContext) -> None:

@@ -8,14 +8,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isotrain.plugin import (
-    NOT_REPLICATED,
     PARAMETER_SERVER_CAPABILITIES,
+    REPLICATED_CAPABILITIES,
     Availability,
     BackendConfig,
     Capabilities,
     Capability,
     DeviceKind,
-    Examination,
     ProcessContext,
     StartMethod,
     TcpParameterServer,
@@ -29,21 +28,8 @@ if TYPE_CHECKING:
 _PRECISIONS = ("float32", "float64")
 _POOLS = ("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS")
 _UNSTAGED = Capabilities.none("its networks are not cut")
-_REPLICATED = Capabilities(
-    frozenset(
-        {
-            Capability.SYNCHRONOUS_STEP,
-            Capability.LOCAL_STEP,
-            Capability.GRADIENTS,
-            Capability.APPLY_GRADIENTS,
-            Capability.NAMED_STATE,
-            Capability.AVERAGE_PARAMETERS,
-            Capability.SEND_RECEIVE,
-            Capability.COMPUTE,
-            Capability.SUBGROUPS,
-        }
-    ),
-    NOT_REPLICATED | {Capability.BFLOAT16_COLLECTIVES: "NumPy has no bfloat16"},
+_REPLICATED = REPLICATED_CAPABILITIES.with_changes(
+    lacks={Capability.BFLOAT16_COLLECTIVES: "NumPy has no bfloat16"}
 )
 
 
@@ -53,8 +39,8 @@ class Reference(TcpParameterServer):
     name = "reference"
     framework = "reference"
     summary = "NumPy with gradients written by hand, for tests"
-    collectives = {"auto": "tcp", "tcp": "through replica 0, summed in the order of the replicas"}
-    replicas_per_process = "one"
+    collectives = {"tcp": "through replica 0, summed in the order of the replicas"}
+    packages = ("numpy",)
     capabilities = {
         "replicated": _REPLICATED,
         "parameter-server": PARAMETER_SERVER_CAPABILITIES,
@@ -66,23 +52,6 @@ class Reference(TcpParameterServer):
 
     def availability(self) -> Availability:
         return Availability(True, np.__version__)
-
-    def examine(self) -> Examination:
-        available = Availability(True, np.__version__)
-        return Examination(
-            available, dict.fromkeys(self.collectives, available), {"numpy": np.__version__}
-        )
-
-    def accelerators(self) -> int:
-        return 0
-
-    def resolve_collective(
-        self, requested: str | None, *, device: DeviceKind, replicas: int
-    ) -> str:
-        self.collective_or_default(requested)
-        if device == "gpu":
-            raise UnsupportedError("backend 'reference' computes on CPUs only.")
-        return "tcp"
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         if spec.precision not in _PRECISIONS:

@@ -5,7 +5,6 @@ Replica 0 listens at the rendezvous address of its process context.
 
 from __future__ import annotations
 
-import functools
 import socket
 import struct
 import time
@@ -18,9 +17,6 @@ from isotrain.plugin import (
     IsotrainError,
     PeerLostError,
     ProcessContext,
-    ReduceOp,
-    Subgroups,
-    local_subgroup,
 )
 from isotrain.testing.reference.layers import Array
 
@@ -31,8 +27,7 @@ _RETRY_SECONDS = 0.01
 class Communicator:
     """Communicator of one replica, connected to all others.
 
-    Every collective is an all-gather through replica 0, reduced locally in the order of the replicas:
-    results are equal to the bit on every replica.
+    Every collective is an all-gather through replica 0.
 
     Attributes:
         replica: Index of this replica.
@@ -95,9 +90,9 @@ class Communicator:
             IsotrainError: The replicas passed arrays of different sizes.
             PeerLostError: A connection was lost, or a replica did not answer in time.
         """
-        return np.stack(self._rows(array, range(self.replicas)))
+        return np.stack(self.gather(array, range(self.replicas)))
 
-    def _rows(self, array: Array, replicas: Sequence[int]) -> list[Array]:
+    def gather(self, array: Array, replicas: Sequence[int]) -> list[Array]:
         """Gathers the arrays of the listed replicas, which have one shape. Collective over all replicas."""
         if self.replicas == 1:
             return [np.array(array) for _ in replicas]
@@ -122,39 +117,9 @@ class Communicator:
             link.sendall(frames)
         return messages
 
-    def all_reduce(self, array: Array, op: ReduceOp = "sum") -> Array:
-        """Sum, mean or maximum over all replicas. Collective.
-
-        Args:
-            array: Array of any shape, alike on every replica.
-            op: Reduction; sums add the replicas in order.
-
-        Returns:
-            Array of the shape and dtype of `array`.
-        """
-        rows = self.all_gather(array)
-        if op == "max":
-            return np.asarray(rows.max(axis=0))
-        total = np.asarray(functools.reduce(np.add, rows))
-        return total if op == "sum" else (total / self.replicas).astype(array.dtype)
-
-    def all_reduce_within(self, array: Array, subgroups: Subgroups) -> Array:
-        """Sum over the replicas of the local subgroup, in the shape and dtype of `array`. Collective."""
-        subgroup = local_subgroup(self.replica, subgroups) or (self.replica,)
-        return np.array(functools.reduce(np.add, self._rows(array, subgroup)))
-
-    def broadcast_within(self, array: Array, subgroups: Subgroups) -> Array:
-        """Array of the first replica of the local subgroup, any shape and dtype. Collective."""
-        subgroup = local_subgroup(self.replica, subgroups)
-        return np.asarray(self.all_gather(array)[subgroup[0] if subgroup else self.replica])
-
-    def barrier(self) -> None:
-        """Waits until every replica has called it. Collective."""
-        self.all_gather(np.zeros(1))
-
     def close(self) -> None:
         """Closes the connections after a barrier. Collective."""
-        self.barrier()
+        self.all_gather(np.zeros(1))
         for link in self._links:
             link.close()
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
 
-from isotrain.plugin import ReduceOp, Replica, StatePart, Subgroups
+from isotrain.plugin import Replica, StatePart, Subgroups, local_subgroup
 from isotrain.testing.reference.comm import Communicator
 from isotrain.testing.reference.flatten import flatten, unflatten_into
 from isotrain.testing.reference.layers import Array
@@ -50,23 +51,10 @@ class ReferenceReplica(Replica):
         """Arrays of parts of the state, in their shapes."""
         return [array for part in parts for array in self._program.part(part)]
 
-    def scatter_add(self, indices: Array, values: Array, length: int) -> Array:
-        sums = np.zeros(length, values.dtype)
-        np.add.at(sums, indices, values)
-        return sums
-
-    def all_reduce(self, tensor: Array, op: ReduceOp = "sum") -> Array:
-        return self._exchange.all_reduce(tensor, op)
-
     def all_gather(self, tensor: Array) -> Array:
         return self._exchange.all_gather(tensor)
 
-    def send_receive(self, tensor: Array, destinations: Sequence[int]) -> Array:
-        source = list(destinations).index(self.index)
-        return np.asarray(self._exchange.all_gather(tensor)[source])
-
     def all_reduce_within(self, tensor: Array, subgroups: Subgroups) -> Array:
-        return self._exchange.all_reduce_within(tensor, subgroups)
-
-    def broadcast_within(self, tensor: Array, subgroups: Subgroups) -> Array:
-        return self._exchange.broadcast_within(tensor, subgroups)
+        """Sums as by default; shapes may differ between subgroups."""
+        subgroup = local_subgroup(self.index, subgroups) or (self.index,)
+        return np.array(functools.reduce(np.add, self._exchange.gather(tensor, subgroup)))

@@ -35,6 +35,11 @@ class NumpyTensorOps(TensorFunctions):
     def reshape(self, x: Array, newshape: Sequence[int]) -> Array:
         return x.reshape(tuple(newshape))
 
+    def scatter(self, indices: Array, values: Array, shape: Sequence[int]) -> Array:
+        sums = np.zeros(shape, values.dtype)
+        np.add.at(sums, indices[:, 0], values)
+        return sums
+
     def split(self, x: Array, indices_or_sections: Sequence[int], axis: int = 0) -> list[Array]:
         return np.split(x, list(indices_or_sections), axis)
 

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.contracts.capabilities import NOT_REPLICATED, Capabilities, Capability
+from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.plan import BackendConfig, DeviceKind
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.replica import ReduceOp, Subgroups
@@ -25,6 +25,7 @@ from isotrain.core.plugins.registries import BackendRegistry
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.reference.adapter import Reference
 from isotrain.testing.reference.comm import Communicator
+from isotrain.testing.reference.replica import ReferenceReplica
 from isotrain.testing.reference.replica_group import ReferenceGroup
 
 if TYPE_CHECKING:
@@ -32,15 +33,14 @@ if TYPE_CHECKING:
 
 
 class _Broken(Reference):
-    """The reference backend with a fault in its exchange or its group."""
+    """The reference backend with a fault in its group or its replicas."""
 
-    exchange: type[Communicator] = Communicator
     group: type[ReferenceGroup] = ReferenceGroup
 
     def start(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> ReplicaGroup:
-        return self.group(spec, self.exchange(context, backend_config.timeout))
+        return self.group(spec, Communicator(context, backend_config.timeout))
 
 
 def _with_slices(batch: Batch, **changes: Any) -> Batch:
@@ -52,28 +52,37 @@ def _with_slices(batch: Batch, **changes: Any) -> Batch:
     return replace(batch, slices=tuple(map(changed, batch.slices)))
 
 
-class _IdentityAllReduce(Communicator):
-    def all_reduce(self, array: np.ndarray, op: ReduceOp = "sum") -> np.ndarray:
-        return np.array(array)
+class _IdentityAllReduce(ReferenceReplica):
+    def all_reduce(self, tensor: np.ndarray, op: ReduceOp = "sum") -> np.ndarray:
+        super().all_reduce(tensor, op)
+        return np.array(tensor)
+
+
+class _WithIdentityAllReduce(ReferenceGroup):
+    replica_type = _IdentityAllReduce
 
 
 class IdentityAllReduce(_Broken):
     """An all-reduce that gives everybody what they gave."""
 
     name = "broken-identity-all-reduce"
-    exchange = _IdentityAllReduce
+    group = _WithIdentityAllReduce
 
 
-class _SumForMean(Communicator):
-    def all_reduce(self, array: np.ndarray, op: ReduceOp = "sum") -> np.ndarray:
-        return super().all_reduce(array, "sum" if op == "mean" else op)
+class _SumForMean(ReferenceReplica):
+    def all_reduce(self, tensor: np.ndarray, op: ReduceOp = "sum") -> Any:
+        return super().all_reduce(tensor, "sum" if op == "mean" else op)
+
+
+class _WithSumForMean(ReferenceGroup):
+    replica_type = _SumForMean
 
 
 class SumForMean(_Broken):
     """Gradients, losses and all else are summed where the mean is asked for."""
 
     name = "broken-sum-for-mean"
-    exchange = _SumForMean
+    group = _WithSumForMean
 
 
 class _DroppedSlice(ReferenceGroup):
@@ -90,17 +99,21 @@ class DroppedSlice(_Broken):
     group = _DroppedSlice
 
 
-class _SilentBroadcast(Communicator):
-    def broadcast_within(self, array: np.ndarray, subgroups: Subgroups) -> np.ndarray:
-        super().broadcast_within(array, subgroups)
-        return np.array(array)
+class _SilentBroadcast(ReferenceReplica):
+    def broadcast_within(self, tensor: np.ndarray, subgroups: Subgroups) -> np.ndarray:
+        super().broadcast_within(tensor, subgroups)
+        return np.array(tensor)
+
+
+class _WithSilentBroadcast(ReferenceGroup):
+    replica_type = _SilentBroadcast
 
 
 class SilentBroadcast(_Broken):
     """A broadcast that reaches nobody but its root."""
 
     name = "broken-silent-broadcast"
-    exchange = _SilentBroadcast
+    group = _WithSilentBroadcast
 
 
 class _CountedPlaceholders(ReferenceGroup):
@@ -163,7 +176,8 @@ class Careless(Reference):
     capabilities = {
         **Reference.capabilities,
         "replicated": Capabilities(
-            Reference.capabilities["replicated"].has - {Capability.SEND_RECEIVE}, NOT_REPLICATED
+            Reference.capabilities["replicated"].has - {Capability.SEND_RECEIVE},
+            Reference.capabilities["replicated"].lacks,
         ),
     }
 

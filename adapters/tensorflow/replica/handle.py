@@ -77,9 +77,6 @@ class TensorFlowReplica(Replica):
         """Variables of parts of the state, any shape, in order."""
         return [variable for part in parts for variable in self._trainer.part(part)]
 
-    def scatter_add(self, indices: tf.Tensor, values: tf.Tensor, length: int) -> tf.Tensor:
-        return tf.scatter_nd(indices[:, tf.newaxis], values, [length])
-
     def all_reduce(self, tensor: tf.Tensor, op: ReduceOp = "sum") -> tf.Tensor:
         return self._communicator.all_reduce([tensor], op)[0]
 

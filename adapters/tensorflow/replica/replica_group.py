@@ -457,9 +457,6 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         self._traced.on_replicas(lambda position: self._trainer.average_parameters(mean))
 
-    def tensor(self, array: np.ndarray) -> tf.Tensor:
-        return tf.convert_to_tensor(array)
-
     def numpy(self, tensor: tf.Tensor) -> np.ndarray:
         return to_numpy(tensor)
 

@@ -36,6 +36,11 @@ class TorchFunctions(TensorFunctions):
     def reshape(self, x: torch.Tensor, newshape: Sequence[int]) -> torch.Tensor:
         return x.reshape(tuple(newshape))
 
+    def scatter(
+        self, indices: torch.Tensor, values: torch.Tensor, shape: Sequence[int]
+    ) -> torch.Tensor:
+        return values.new_zeros(tuple(shape)).index_add_(0, indices[:, 0], values)
+
     def split(
         self, x: torch.Tensor, indices_or_sections: Sequence[int], axis: int = 0
     ) -> list[torch.Tensor]:

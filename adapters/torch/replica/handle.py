@@ -46,9 +46,6 @@ class TorchReplica(Replica):
         """Tensors of parts of the state, in their shapes, in order."""
         return [tensor for part in parts for tensor in self._trainer.part(part)]
 
-    def scatter_add(self, indices: torch.Tensor, values: torch.Tensor, length: int) -> torch.Tensor:
-        return values.new_zeros(length).index_add_(0, indices, values)
-
     def all_reduce(self, tensor: torch.Tensor, op: ReduceOp = "sum") -> torch.Tensor:
         return self._communicator.all_reduce(tensor, op)
 

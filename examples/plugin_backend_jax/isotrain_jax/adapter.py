@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING
 
 from isotrain.plugin import (
     DATA,
-    NOT_REPLICATED,
     PARAMETER_SERVER_CAPABILITIES,
+    REPLICATED_CAPABILITIES,
     SHARD,
     Availability,
     BackendConfig,
@@ -36,37 +36,20 @@ INSTALL_HINT = "install JAX and Keras: pip install jax keras"
 _LOST_PEER = ("gloo", "Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
 """In what XLA says of a peer that is gone: its errors all have one class."""
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
-_REPLICATED = Capabilities(
-    frozenset(
-        {
-            Capability.SYNCHRONOUS_STEP,
-            Capability.LOCAL_STEP,
-            Capability.GRADIENTS,
-            Capability.APPLY_GRADIENTS,
-            Capability.NAMED_STATE,
-            Capability.AVERAGE_PARAMETERS,
-            Capability.SEND_RECEIVE,
-            Capability.COMPUTE,
-            Capability.SUBGROUPS,
-        }
-    ),
-    NOT_REPLICATED | {Capability.BFLOAT16_COLLECTIVES: "XLA sums bfloat16 between CPUs as float32"},
+_REPLICATED = REPLICATED_CAPABILITIES.with_changes(
+    lacks={Capability.BFLOAT16_COLLECTIVES: "XLA sums bfloat16 between CPUs as float32"}
 )
 
 
-_IN_PARTS = frozenset(
+_FULLY_SHARDED = Capabilities.only(
     {
         Capability.SYNCHRONOUS_STEP,
         Capability.NAMED_STATE,
         Capability.UNSHARD_WEIGHTS,
         Capability.HYBRID_SHARDING,
-    }
+    },
+    "a replica has a part of each weight",
 )
-_FULLY_SHARDED = Capabilities(
-    _IN_PARTS,
-    dict.fromkeys(frozenset(Capability) - _IN_PARTS, "a replica has a part of each weight"),
-)
-
 _WHOLE_IN_STEPS = (
     "sharded: XLA decides when a step joins weights and lets them go, whatever bucket_megabytes says; on"
     " CPUs, and where slices differ in size, it has all of them until its backward pass ends, which the"
@@ -85,7 +68,6 @@ class JaxMesh(TcpParameterServer):
         "gloo": "over TCP, for CPUs",
         "nccl": "NVIDIA's collectives, for GPUs",
     }
-    replicas_per_process = "one"
     packages = ("jax", "jaxlib", "keras")
     ignored_log_lines = ("WARNING: All log messages before absl", r"[IW][0-9]{4} [0-9:. ]+ ")
     exports = frozenset({"keras", "keras-weights"})

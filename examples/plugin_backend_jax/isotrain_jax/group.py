@@ -298,14 +298,8 @@ class JaxReplicaGroup(ReplicaGroup):
     def average_parameters(self) -> None:
         self._state = self._state._replace(trainable=self._mean(self._state.trainable))
 
-    def tensor(self, array: np.ndarray) -> jax.Array:
-        return self._mesh.place(array)
-
     def numpy(self, tensor: jax.Array) -> np.ndarray:
         return to_numpy(tensor)
-
-    def barrier(self) -> None:
-        self.all_reduce([self._numbers_of((1.0,))])[0].block_until_ready()
 
     def synchronize_device(self) -> None:
         jax.block_until_ready(self._state)

@@ -58,9 +58,6 @@ class JaxReplica(Replica):
             changed[place] = value
         self.state = self.state._replace(**{field: changed})
 
-    def scatter_add(self, indices: jax.Array, values: jax.Array, length: int) -> jax.Array:
-        return jnp.zeros(length, values.dtype).at[indices].add(values)
-
     def all_reduce(self, tensor: jax.Array, op: ReduceOp = "sum") -> jax.Array:
         return mesh.all_reduce(tensor, op)
 

@@ -50,6 +50,7 @@ WITHOUT_CAPABILITY = {
         "preserving_state",
         "keep_gradients",
         "kept_gradients",
+        "replica_weights",
         "describe_state",
         "all_reduce_max",
     ),
