@@ -59,6 +59,24 @@ def torch_model() -> Any:
     return nn.Sequential(nn.Linear(5, 7), nn.Tanh(), nn.Linear(7, 1))
 
 
+def model_with_unused_layers() -> Any:
+    """A model with one layer that no rank uses, and one that only rank 0 uses."""
+    import horovod.torch as hvd
+    import torch
+    from torch import nn
+
+    class Net(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.used, self.rank_0, self.unused = (nn.Linear(5, 1) for _ in range(3))
+
+        def forward(self, inputs: torch.Tensor) -> torch.Tensor:
+            outputs = self.used(inputs)
+            return outputs + self.rank_0(inputs) if hvd.rank() == 0 else outputs
+
+    return Net()
+
+
 def tensorflow_module() -> Any:
     """Likewise."""
     import tensorflow as tf
@@ -191,6 +209,9 @@ def work(session: isotrain.Session) -> dict[str, Any]:
             session = trained_both_ways(session, name, fields, options, by_hand, found)
         if session.replicas == 2 and session.plan.backend == "horovod-torch":
             at_once = mock.patch("isotrain.adapters.horovod.torch_comm.OVERLAP_BYTES", 0)
+            session = trained_with_unused_layers(session, "unused", found)
+            with at_once:
+                session = trained_with_unused_layers(session, "unused, each by itself", found)
             found["sent"] = {}
             for model in ("native", RECORDED):
                 fields, options, by_hand = BESIDE["horovod-torch"][model]
@@ -250,6 +271,19 @@ def trained_both_ways(
         session.group.barrier()
         theirs = by_hand(batches, **options)
         found[name] = [[a, np.asarray(b)] for a, b in zip(ours, theirs, strict=True)]
+    return session
+
+
+def trained_with_unused_layers(
+    before: isotrain.Session, name: str, found: dict[str, Any]
+) -> isotrain.Session:
+    """Trains a model with unused layers in a new session; finds its weights before and after."""
+    spec = {**SPEC, "model": {"torch": model_with_unused_layers}}
+    with next_session(before, name, spec) as session:
+        first = session.read_state(("trainable",))
+        for batch in session.batches():
+            session.step(batch)
+        found.setdefault("unused", {})[name] = first, session.read_state(("trainable",))
     return session
 
 

@@ -222,6 +222,27 @@ def float16_skips_a_step_that_overflows(run: Run) -> None:
     run.assert_as_alone(found, train_with_an_overflow, 5e-3, **FLOAT16)
 
 
+def keep_scaled_gradients(group: Any) -> Found:
+    """Compares kept gradients of a step with those of its batch, both without the loss scale."""
+    batch = batches(group, regression(6, "float32"), 6)[0]
+    local_gradients, _ = group.gradients(batch)
+    expected = [
+        group.numpy(group.all_reduce(list(values), "mean")[0])
+        for values in zip(*local_gradients, strict=True)
+    ]
+    assert group.keep_gradients()
+    loss = float(group.synchronous_step(batch, 0.125))
+    for kept in group.kept_gradients():
+        for gradient, value in zip(map(group.numpy, kept), expected, strict=True):
+            np.testing.assert_allclose(gradient, value, rtol=1e-2, atol=1e-3)
+    return {"losses": {"first": loss}}
+
+
+@check
+def kept_gradients_are_divided_by_the_loss_scale(run: Run) -> None:
+    run.together(keep_scaled_gradients, **FLOAT16)
+
+
 def train_in_bfloat16(group: Any) -> Found:
     return {"losses": train(group, lambda: regression(24, "float32"), 6)["losses"]}
 

@@ -51,7 +51,7 @@ def ranks(backend: str, replicas: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_bit_equal_to_loops_written_by_hand(backend: str, replicas: int) -> None:
     for rank in ranks(backend, replicas):
-        names = set(rank) - {"sockets", "refusals", "losses", "sent", "start"}
+        names = set(rank) - {"sockets", "refusals", "losses", "sent", "start", "unused"}
         assert names >= set(BESIDE[backend])
         for name in names:
             for ours, theirs in rank[name]:
@@ -102,6 +102,18 @@ def test_native_weights_start_as_those_of_rank_0_and_stay_equal(backend: str) ->
     if backend == "horovod-tf":
         assert first["start"].any()
         assert all((other["start"] == first["start"]).all() for other in others)
+
+
+@pytest.mark.slow
+def test_gradients_of_unused_weights_are_zero() -> None:
+    """Weights that no rank uses stay; those that one rank uses change, equally on all ranks."""
+    first, other = (rank["unused"] for rank in ranks("horovod-torch", 2))
+    assert len(first) == 2, "gradients in one message, and each by itself"
+    for name, (before, after) in first.items():
+        for weight, value in after.items():
+            assert value.tobytes() == other[name][1][weight].tobytes(), weight
+            is_unused = "unused" in weight
+            assert (value.tobytes() == before[weight].tobytes()) == is_unused, (name, weight)
 
 
 @pytest.mark.slow

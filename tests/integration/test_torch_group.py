@@ -63,6 +63,8 @@ OVERLAPPED = {
 }
 """Every weight has a bucket of its own."""
 
+FLOAT16 = {"precision": "float16", "loss_scale": {"initial": 1024.0, "growth_steps": 2}}
+
 
 def spec(**fields: Any) -> dict[str, Any]:
     return {
@@ -128,11 +130,24 @@ def compiled_graphs() -> int:
     return int(counters["stats"]["unique_graphs"])
 
 
+def kept_and_computed_gradients(session: isotrain.Session) -> list[list[Any]]:
+    """Kept gradients of a step, and the mean of those computed for its batch."""
+    batch = next(session.batches())
+    group = session.group
+    (local_gradients,), _ = group.gradients(batch)
+    means = [group.all_reduce([gradient], "mean")[0] for gradient in local_gradients]
+    assert group.keep_gradients()
+    session.step(batch)
+    return [[group.numpy(value) for value in values] for values in (*group.kept_gradients(), means)]
+
+
 def train_all(session: isotrain.Session) -> dict[str, Any]:
     """Trains what three replicas train; then process 0 alone what one does."""
     found: dict[str, Any] = {"split": train(session)}
     with next_session(session, "overlap", spec(**OVERLAPPED)) as session:
         found["overlap"] = course_of_steps(session)
+    with next_session(session, "scaled", spec(**FLOAT16)) as session:
+        found["gradients"] = kept_and_computed_gradients(session)
     for name, fields in ALONE.items() if session.is_main else ():
         with isotrain.open_session(spec(**fields), backend="torch-ddp", replicas=1) as alone:
             found[name] = train(alone)
@@ -183,6 +198,11 @@ def test_gradients_travel_during_the_backward_pass_of_a_record(found: dict[str, 
     assert first == "kgb"  # of DDP's first step: all in one bucket
     assert sorted(replayed) == ["b"] * 4 + ["g"]
     assert replayed.startswith("bb")
+
+
+def test_kept_gradients_are_divided_by_the_loss_scale(found: dict[str, Any]) -> None:
+    for kept, computed in zip(*found["gradients"], strict=True):
+        np.testing.assert_allclose(kept, computed, rtol=1e-2, atol=1e-3)
 
 
 @pytest.mark.parametrize("kind", ["native", "portable"])
