@@ -27,7 +27,7 @@ from isotrain.core.planning.planner import make_plan
 from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.results.result import RunResult, result_from_dict
-from isotrain.core.run.controller import RunOutcome, execute
+from isotrain.core.run.controller import RunOutcome, prepare
 from isotrain.core.run.options import ResumeOptions, RunOptions, require_known
 from isotrain.core.run.start import PreviousRun
 from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
@@ -69,7 +69,7 @@ def run(spec: SpecLike, *, backend: str, **options: Unpack[RunOptions]) -> RunRe
         RunFailedError: A process failed; the error names rank, step, call and cause.
     """
     require_known("run", RunOptions, options)
-    return execute(train, spec, backend, options, _result)
+    return prepare(train, spec, backend, options).run(_result)
 
 
 def _result(outcome: RunOutcome) -> RunResult:
@@ -118,7 +118,7 @@ def launch(work: Work, spec: SpecLike, *, backend: str, **options: Unpack[RunOpt
         outcome.keep({}, outcome.returned)
         return outcome.returned
 
-    return execute(work, spec, backend, options, conclude)
+    return prepare(work, spec, backend, options).run(conclude)
 
 
 def resume(
@@ -161,7 +161,7 @@ def resume(
         "run_directory": previous.directory,
         "resume": previous.newest_folder(resumed),
     }
-    return execute(train, resumed, backend or previous.backend, continued, _result)
+    return prepare(train, resumed, backend or previous.backend, continued).run(_result)
 
 
 def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -> Session:

@@ -49,7 +49,7 @@ class LocalLauncher(Launcher):
             guard = cleanup.enter_context(contextlib.closing(OrphanGuard()))
             cleanup.callback(terminate_all, processes)
             for process in processes:
-                guard.watch(process.start(starter.variables, payload, starter.spawn))
+                guard.watch(process.start(starter, payload))
             _watch(processes, job, on_event)
             # late, because it imports NumPy
             from isotrain.core.launching.run_directory.return_values import load_value

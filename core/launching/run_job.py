@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import secrets
 import time
-from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -103,11 +102,16 @@ def run_job(
             listener_errors.append(error)
             raise
 
-    with _record_failure(directory, listener_errors):
+    try:
         job_launcher = (
             host.launcher(plan.launcher, plan.launcher_options) if launcher is None else launcher
         )
         return job_launcher.launch(job, directory.path, on_event=record, first_port=first_port)
+    except (RunFailedError, OSError, RuntimeError) as error:
+        failure = None if error in listener_errors else _run_failure(error, directory)
+        if failure is None:
+            raise
+        raise failure from (error.__cause__ if isinstance(error, RunFailedError) else error)
 
 
 def _keep(event: Event, directory: RunDirectory) -> None:
@@ -118,36 +122,23 @@ def _keep(event: Event, directory: RunDirectory) -> None:
         directory.append_event(event)
 
 
-@contextlib.contextmanager
-def _record_failure(directory: RunDirectory, listener_errors: Sequence[OSError]) -> Iterator[None]:
-    """Turns errors of writing the run's files into `RunFailedError`, and records failures as events.
-
-    Args:
-        directory: Run directory.
-        listener_errors: Errors of the caller's `on_event`, such as of a closed output; passed on unchanged.
-    """
-    try:
-        yield
-    except RunFailedError as failure:
+def _run_failure(error: Exception, directory: RunDirectory) -> RunFailedError | None:
+    """The failure of a run that an error means, recorded as an event; None for another error."""
+    if isinstance(error, RunFailedError):
         removed = directory.removed() and f"\n{directory.removed()}"
-        text = f"{failure}{removed}{_weights_so_far(directory)}"
+        text = f"{error}{removed}{_weights_so_far(directory)}"
         with contextlib.suppress(OSError):  # the failure itself is what must be reported
             directory.append_event(RunFailed(time=time.time(), message=text))
-        completed = type(failure)(text)
-        completed.steps_done, completed.lost_host = failure.steps_done, failure.lost_host
-        raise completed from failure.__cause__
-    except OSError as error:
-        if error in listener_errors:
-            raise
-        if is_process_limit(error):
-            raise RunFailedError(PROCESS_LIMIT_REACHED) from error
-        raise RunFailedError(
+        completed = type(error)(text)
+        completed.steps_done, completed.lost_host = error.steps_done, error.lost_host
+        return completed
+    if is_process_limit(error):
+        return RunFailedError(PROCESS_LIMIT_REACHED)
+    if isinstance(error, OSError):
+        return RunFailedError(
             f"{directory.why_unwritable(error)} The run was ended.{_weights_so_far(directory)}"
-        ) from error
-    except RuntimeError as error:
-        if is_process_limit(error):
-            raise RunFailedError(PROCESS_LIMIT_REACHED) from error
-        raise
+        )
+    return None
 
 
 def _weights_so_far(directory: RunDirectory) -> str:

@@ -1,23 +1,23 @@
-"""The parent side of a run: from the request to its end, with restarts after failures."""
+"""The parent side of a run: from the request to its end."""
 
 from __future__ import annotations
 
 import contextlib
-import time
+import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from isotrain.core.contracts.cluster_environment import ClusterInfo
-from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent, Restarted, Steps
+from isotrain.core.contracts.events import Event, OnEvent, OnPlainEvent, Output
 from isotrain.core.contracts.job import Job, Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
-from isotrain.core.contracts.plan import Plan, backend_label
+from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import EndedError, NotANumberError, PlanError, RunFailedError
 from isotrain.core.launching.forkserver.process_starter import start_fork_server
-from isotrain.core.launching.run_directory.rank_output import shown_ranks
-from isotrain.core.launching.run_directory.run_directory import RunDirectory, checkpoint_folder
+from isotrain.core.launching.run_directory.pipes import LogTail
+from isotrain.core.launching.run_directory.run_directory import RunDirectory, rank_log
 from isotrain.core.launching.run_job import JobLauncher, run_job
 from isotrain.core.loggers.dispatcher import EventDispatcher
 from isotrain.core.planning.cluster_environment import detect_cluster_info, explain_rank
@@ -27,6 +27,7 @@ from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.run.options import RunOptions
+from isotrain.core.run.restarts import Restarts
 from isotrain.core.run.start import locked_run_directory, starting_checkpoint
 from isotrain.core.spec.loading import SpecLike, load_spec
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -35,8 +36,10 @@ from isotrain.core.system.version import versions
 
 if TYPE_CHECKING:
     from isotrain.core.checkpoints.checkpoint import Checkpoint
+    from isotrain.core.rendezvous.worker_group import WorkerGroup
 
 _Result = TypeVar("_Result")
+_POLL_SECONDS = 0.2
 
 
 @dataclass(frozen=True)
@@ -78,68 +81,178 @@ Conclude = Callable[[RunOutcome], _Result]
 """Makes the result of a run of its outcome, while the run's directory is still locked and listeners wait."""
 
 
-def execute(
-    work: Work, spec: SpecLike, backend: str, options: RunOptions, conclude: Conclude[_Result]
-) -> _Result:
-    """Runs `work` on every process of a run, and returns what `conclude` makes of the outcome.
+@dataclass(frozen=True)
+class RunController:
+    """The parent's side of a run; in a run whose processes were started from outside, rank 0's.
 
-    Starts the processes, unless a scheduler or launcher has started this process as a rank: then all ranks
-    meet, and rank 0 has the parent's part.
+    Attributes:
+        work: Called on every process with its session.
+        resolved: Spec with its plugins.
+        plan: Plan of the run.
+        options: Options of the run.
+        workers: Worker group of this process; None if a launcher starts the processes.
+    """
+
+    work: Work
+    resolved: ResolvedSpec
+    plan: Plan
+    options: RunOptions
+    workers: WorkerGroup | None = None
+
+    def run(self, conclude: Conclude[_Result]) -> _Result:
+        """Runs `work` on every process, and returns what `conclude` makes of the outcome.
+
+        Args:
+            conclude: Called once, when the run has ended well.
+
+        Raises:
+            PlanError: The run directory or the checkpoint does not fit.
+            RunFailedError: A process failed, and no restart was left; or a loss was NaN, which it would be
+                again; or the run was told to end; or the run directory was removed.
+        """
+        spec, host, options = self.resolved.spec, self.resolved.plugins, self.options
+        resume = options.get("resume")
+        with contextlib.ExitStack() as cleanup:
+            launcher = None if self.workers is None else _rank_zero_launcher(self.workers, cleanup)
+            ranks = _shown_ranks(self.plan, options.get("ranks", (0,)))
+            loggers = [host.logger(chosen.name, chosen.options) for chosen in spec.loggers]
+            directory = cleanup.enter_context(
+                locked_run_directory(spec, options.get("run_directory"), resume)
+            )
+            checkpoint = starting_checkpoint(spec, directory, resume)
+            _require_same_run(checkpoint, spec, self.plan)
+            start_fork_server(self.plan)  # now that nothing is refused any more: it takes longest
+            dispatcher = EventDispatcher(host, loggers, self.plan.to_dict(), directory.path)
+            if resume is not None:
+                step = 0 if checkpoint is None else checkpoint.step
+                directory.rewind(step)
+                dispatcher.rewind_to(step)
+            packages = versions(host.backend(self.plan.backend).packages)
+            directory.write_start(spec, self.plan, packages)
+            cleanup.enter_context(dispatcher)
+            show = cleanup.enter_context(
+                _display(self.plan, directory.path, ranks, options.get("on_event"))
+            )
+            restarts = Restarts(
+                self.resolved, self.plan, directory, checkpoint, options.get("max_restarts", 0)
+            )
+
+            def on_event(event: Event) -> None:
+                restarts.note_steps(event)
+                show(event)
+                dispatcher.dispatch(event)
+
+            while True:
+                try:
+                    returned = run_job(
+                        self.work,
+                        spec,
+                        restarts.plan,
+                        host,
+                        directory,
+                        on_event=on_event,
+                        first_port=options.get("port"),
+                        resume=restarts.location,
+                        interface=options.get("interface"),
+                        launcher=launcher,
+                    )
+                    break
+                except (NotANumberError, EndedError):
+                    raise
+                except RunFailedError as failure:
+                    restarted = restarts.restart(failure)
+                    if restarted is None:
+                        raise
+                    directory.rewind(restarted.from_step)
+                    dispatcher.rewind_to(restarted.from_step)
+                    directory.append_event(restarted)
+                    on_event(restarted)
+            return conclude(RunOutcome(returned, directory, dispatcher, restarts.records))
+
+
+@dataclass(frozen=True)
+class NonzeroRankRun:
+    """The part of a rank above 0 in a run whose processes were started from outside.
+
+    Attributes:
+        work: Called on every process with its session.
+        plan: Plan of the run.
+        workers: Worker group of this process.
+    """
+
+    work: Work
+    plan: Plan
+    workers: WorkerGroup
+
+    def run(self, conclude: Conclude[_Result]) -> _Result:
+        """Runs `work` on this rank, and returns what `conclude` makes of the outcome.
+
+        Raises:
+            IsotrainError: The run has failed; says how.
+        """
+        from isotrain.core.rendezvous.nonzero_rank import run_nonzero_rank  # it imports NumPy
+
+        job = Job(self.work, self.workers.resolved_spec.spec, self.plan, b"", selection.current())
+        returned, directory = run_nonzero_rank(self.workers, job)
+        return conclude(RunOutcome(returned, RunDirectory(Path(directory))))
+
+
+def prepare(
+    work: Work, spec: SpecLike, backend: str, options: RunOptions
+) -> RunController | NonzeroRankRun:
+    """Resolves a run, and starts nothing.
+
+    If a scheduler or launcher has started this process as a rank, all ranks meet first. Collective then.
 
     Args:
         work: Called on every process with its session.
         spec: Training spec.
         backend: `NAME` or `NAME:COLLECTIVE`.
         options: Options of the run.
-        conclude: Called once, when the run has ended well.
 
     Raises:
         SpecError: The spec is wrong.
         PlanError: Spec, backend and replicas do not fit together.
-        RunFailedError: A process failed, and no restart was left.
     """
     replace_closed_streams()
+    replicas, interface = options.get("replicas"), options.get("interface")
     launcher = LauncherChoice(
         options.get("launcher") or LOCAL, options.get("launcher_options") or {}
     )
     cluster = None if launcher.name != LOCAL else detect_cluster_info()
     if cluster is None:
         resolved = ResolvedSpec(*_load(spec))
-        plan = make_plan(
-            resolved, backend=backend, replicas=options.get("replicas"), launcher=launcher
-        )
-        require_interface_used(options.get("interface"), plan)
+        plan = make_plan(resolved, backend=backend, replicas=replicas, launcher=launcher)
+        require_interface_used(interface, plan)
         require_startable(resolved.plugins.launcher(plan.launcher, plan.launcher_options))
-        return _lead(work, resolved, plan, options, conclude, None)
-    from isotrain.core.rendezvous.nonzero_rank import run_nonzero_rank  # these import NumPy
-    from isotrain.core.rendezvous.rank_zero import RankZeroLauncher
-    from isotrain.core.rendezvous.worker_group import join_worker_group
+        return RunController(work, resolved, plan, options)
+    from isotrain.core.rendezvous.worker_group import join_worker_group  # it imports NumPy
 
     _require_no_restarts(options.get("max_restarts", 0), cluster)
     workers = join_worker_group(
         cluster,
         lambda: _load(spec),
         backend=backend,
-        replicas=options.get("replicas"),
+        replicas=replicas,
         port=options.get("port"),
-        interface=options.get("interface"),
+        interface=interface,
     )
+    resolved = workers.resolved_spec
     with workers.rendezvous.broadcasting_errors():
         plan = make_plan(
-            workers.resolved_spec,
-            backend=backend,
-            replicas=options.get("replicas"),
-            launcher=launcher,
-            layout=workers.layout,
+            resolved, backend=backend, replicas=replicas, launcher=launcher, layout=workers.layout
         )
-        if workers.rank == 0:
-            return _lead(
-                work, workers.resolved_spec, plan, options, conclude, RankZeroLauncher(workers)
-            )
-    returned, directory = run_nonzero_rank(
-        workers, Job(work, workers.resolved_spec.spec, plan, b"", selection.current())
-    )
-    return conclude(RunOutcome(returned, RunDirectory(Path(directory))))
+    if workers.rank > 0:
+        return NonzeroRankRun(work, plan, workers)
+    return RunController(work, resolved, plan, options, workers)
+
+
+def _rank_zero_launcher(workers: WorkerGroup, cleanup: contextlib.ExitStack) -> JobLauncher:
+    """Rank 0's launcher; until `cleanup` is closed, errors of rank 0 are sent to the other ranks."""
+    from isotrain.core.rendezvous.rank_zero import RankZeroLauncher  # it imports NumPy
+
+    cleanup.enter_context(workers.rendezvous.broadcasting_errors())
+    return RankZeroLauncher(workers)
 
 
 def _load(spec: SpecLike) -> tuple[TrainingSpec, PluginManager]:
@@ -153,147 +266,6 @@ def _require_no_restarts(max_restarts: int, cluster: ClusterInfo) -> None:
             f"max_restarts: this process was started by {cluster.environment}, which alone can start it"
             f" again. Ask it to, and say --resume auto (resume= in Python). {explain_rank(cluster)}"
         )
-
-
-def _lead(
-    work: Work,
-    resolved: ResolvedSpec,
-    plan: Plan,
-    options: RunOptions,
-    conclude: Conclude[_Result],
-    launcher: JobLauncher | None,
-) -> _Result:
-    """Runs the parent's part: run directory, listeners, display, processes, restarts."""
-    spec, host, resume = resolved.spec, resolved.plugins, options.get("resume")
-    ranks = _shown_ranks(plan, options.get("ranks", (0,)))
-    loggers = [host.logger(chosen.name, chosen.options) for chosen in spec.loggers]
-    with locked_run_directory(spec, options.get("run_directory"), resume) as directory:
-        checkpoint = starting_checkpoint(spec, directory, resume)
-        _require_same_run(checkpoint, spec, plan)
-        start_fork_server(plan)  # now that nothing is refused any more: it takes longest
-        dispatcher = EventDispatcher(host, loggers, plan.to_dict(), directory.path)
-        if resume is not None:
-            step = 0 if checkpoint is None else checkpoint.step
-            directory.rewind(step)
-            dispatcher.rewind_to(step)
-        packages = versions(host.backend(plan.backend).packages)
-        directory.write_start(spec, plan, packages)
-        with dispatcher, _display(plan, directory.path, ranks, options.get("on_event")) as show:
-            outcome = _run_with_restarts(
-                work, resolved, plan, options, directory, checkpoint, dispatcher, show, launcher
-            )
-            return conclude(outcome)
-
-
-def _run_with_restarts(
-    work: Work,
-    resolved: ResolvedSpec,
-    plan: Plan,
-    options: RunOptions,
-    directory: RunDirectory,
-    checkpoint: Checkpoint | None,
-    dispatcher: EventDispatcher,
-    show: OnEvent,
-    launcher: JobLauncher | None,
-) -> RunOutcome:
-    """Runs the job until it ends well, or has failed too often.
-
-    A restart continues from the newest checkpoint. Where a host was lost, or an earlier restart began at the
-    same step, the plan gets fewer replicas if the spec allows that.
-
-    Raises:
-        RunFailedError: The last attempt failed; or a loss was NaN, which it would be again; or the run was
-            told to end; or the run directory was removed.
-    """
-    start = checkpoint
-    steps_done = 0
-    restarts: list[dict[str, Any]] = []
-
-    def on_event(event: Event) -> None:
-        nonlocal steps_done
-        if isinstance(event, Steps):
-            steps_done = event.first + len(event.losses)
-        show(event)
-        dispatcher.dispatch(event)
-
-    while True:
-        steps_done = 0
-        try:
-            returned = run_job(
-                work,
-                resolved.spec,
-                plan,
-                resolved.plugins,
-                directory,
-                on_event=on_event,
-                first_port=options.get("port"),
-                resume=None if start is None else start.location,
-                interface=options.get("interface"),
-                launcher=launcher,
-            )
-            return RunOutcome(returned, directory, dispatcher, restarts)
-        except (NotANumberError, EndedError):
-            raise
-        except RunFailedError as failure:
-            if len(restarts) >= options.get("max_restarts", 0) or directory.removed():
-                raise
-            start = _newest(resolved.spec, directory) or checkpoint
-            step = 0 if start is None else start.step
-            if failure.lost_host is not None or any(each["from_step"] == step for each in restarts):
-                plan = _smaller(resolved, plan, failure.lost_host)
-            directory.rewind(step)
-            dispatcher.rewind_to(step)
-            reached = steps_done if failure.steps_done is None else failure.steps_done
-            facts = {"after_step": max(reached, step), "from_step": step, "replicas": plan.replicas}
-            restarts.append({"failure": str(failure).partition("\n")[0], **facts})
-            restarted = Restarted(time=time.time(), failure=str(failure), **facts)
-            directory.append_event(restarted)
-            on_event(restarted)
-
-
-def _newest(spec: TrainingSpec, directory: RunDirectory) -> Checkpoint | None:
-    """The newest complete checkpoint of a run."""
-    from isotrain.core.checkpoints.folder import CheckpointFolder  # it imports NumPy
-
-    return CheckpointFolder(checkpoint_folder(spec, directory.path)).newest()
-
-
-def _smaller(resolved: ResolvedSpec, plan: Plan, lost_host: str | None) -> Plan:
-    """A plan without a lost host, or with fewer replicas; the same plan if the spec allows no smaller one."""
-    least = resolved.spec.min_replicas
-    if least is None:
-        return plan
-    try:
-        smaller = (
-            _with_fewer_replicas(resolved, plan)
-            if lost_host is None
-            else _without_host(resolved, plan, lost_host)
-        )
-    except PlanError:
-        return plan
-    return smaller if smaller.replicas >= least else plan
-
-
-def _requested_backend(plan: Plan) -> str:
-    return backend_label(plan.backend, plan.requested_collective)
-
-
-def _without_host(resolved: ResolvedSpec, plan: Plan, lost_host: str) -> Plan:
-    options = plan.launcher_options or {}
-    changes = resolved.plugins.launcher(plan.launcher, options).without(lost_host)
-    launcher = LauncherChoice(plan.launcher, {**options, **changes})
-    return make_plan(resolved, backend=_requested_backend(plan), replicas=None, launcher=launcher)
-
-
-def _with_fewer_replicas(resolved: ResolvedSpec, plan: Plan) -> Plan:
-    """The plan with the most replicas below those of a plan: a strategy may not take every number."""
-    launcher = LauncherChoice(plan.launcher, plan.launcher_options or {})
-    for count in range(plan.replicas - 1, 1, -1):
-        with contextlib.suppress(PlanError):
-            return make_plan(
-                resolved, backend=_requested_backend(plan), replicas=count, launcher=launcher
-            )
-    return make_plan(resolved, backend=_requested_backend(plan), replicas=1, launcher=launcher)
 
 
 @contextlib.contextmanager
@@ -311,6 +283,57 @@ def _display(
         display = threaded_display(automatic(plan))
     with display as show_event, shown_ranks(directory, ranks, show_event) as show:
         yield show
+
+
+@contextlib.contextmanager
+def shown_ranks(folder: Path, ranks: Sequence[int], show: OnEvent) -> Iterator[OnEvent]:
+    """Context in which the output of selected ranks is passed to a listener as it is written.
+
+    Args:
+        folder: Run directory with the logs of the ranks.
+        ranks: Ranks whose output to show.
+        show: Listener for every event and for the output; called by one thread at a time.
+
+    Yields:
+        Listener for the run's events, which passes them to `show`; without rank 0's output, if not selected.
+    """
+    others = [rank for rank in dict.fromkeys(ranks) if rank != 0]
+    lock = threading.Lock()
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, Output) and event.rank not in ranks:
+            return
+        with lock:
+            show(event)
+
+    with _follow_logs(folder, others, on_event) if others else contextlib.nullcontext():
+        yield on_event
+
+
+@contextlib.contextmanager
+def _follow_logs(folder: Path, ranks: Sequence[int], on_event: OnEvent) -> Iterator[None]:
+    tails = {rank: LogTail(rank_log(folder, rank), from_start=False) for rank in ranks}
+    ended = threading.Event()
+
+    def follow() -> None:
+        while not ended.wait(_POLL_SECONDS):
+            for rank, tail in tails.items():
+                _send_output(rank, tail.lines(), on_event)
+
+    thread = threading.Thread(target=follow, name="shown ranks", daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        for rank, tail in tails.items():
+            _send_output(rank, tail.rest(), on_event)
+
+
+def _send_output(rank: int, lines: Sequence[str], on_event: OnEvent) -> None:
+    if lines:
+        on_event(Output(rank=rank, text="".join(lines)))
 
 
 def _shown_ranks(plan: Plan, requested: Sequence[int] | Literal["all"]) -> Sequence[int]:

@@ -221,7 +221,9 @@ class ForkServer:
             raise ForkServerError("it is gone, or does not answer")
         deadline = Deadline(timeout)
         try:
-            protocol.send(self._socket, request, descriptors)
+            message = protocol.encode(request)
+            sent = socket.send_fds(self._socket, [message], list(descriptors))
+            self._socket.sendall(message[sent:])
             while not self._answers and not self._is_gone and not deadline.is_over:
                 self._read(_POLL_SECONDS)
             return self._answers.pop()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -41,10 +41,6 @@ class ProcessHandle(Protocol):
 
     def release(self) -> None:
         """Reaps the process, once it has ended."""
-
-
-Spawn = Callable[[ProcessArgs], ProcessHandle]
-"""Starts a process: forked by a fork server, or with an interpreter of its own."""
 
 
 class SpawnedProcess:

@@ -69,8 +69,16 @@ class ProcessStarter:
         Raises:
             RunFailedError: It cannot be started.
         """
+        handle: ProcessHandle | None = None
         try:
-            handle = self._fork(arguments) or SpawnedProcess(arguments)
+            if self._fork_server is not None:
+                try:
+                    handle = self._fork_server.fork(
+                        arguments, self._timeouts["silence"], self._timeouts["start"]
+                    )
+                except ForkServerError as error:
+                    self._drop_fork_server(self._fork_server, error)
+            handle = handle or SpawnedProcess(arguments)
         except (OSError, ForkServerError) as error:
             raise RunFailedError(
                 f"a process of the run cannot be started, after {self._started_count} were: {error}."
@@ -80,25 +88,17 @@ class ProcessStarter:
         self._started_count += 1
         return handle
 
-    def _fork(self, arguments: ProcessArgs) -> ProcessHandle | None:
-        """Forks a rank process; None if this run has no usable fork server.
+    def _drop_fork_server(self, fork_server: ForkServer, error: ForkServerError) -> None:
+        """Has every process of the run start with a fresh interpreter.
 
         Raises:
-            ForkServerError: The fork server failed after it had forked other ranks of the run.
+            ForkServerError: The fork server has forked other ranks of the run.
         """
-        if self._fork_server is None:
-            return None
-        try:
-            return self._fork_server.fork(
-                arguments, self._timeouts["silence"], self._timeouts["start"]
-            )
-        except ForkServerError as error:
-            pool.FORK_SERVERS.drop(self._fork_server, str(error))
-            if self._started_count:
-                raise ForkServerError(f"their fork server failed: {error}") from error
-            self._fork_server = None
-            self._note_fallback(error)
-            return None
+        pool.FORK_SERVERS.drop(fork_server, str(error))
+        if self._started_count:
+            raise ForkServerError(f"their fork server failed: {error}") from error
+        self._fork_server = None
+        self._note_fallback(error)
 
     def _note_fallback(self, error: ForkServerError) -> None:
         text = (

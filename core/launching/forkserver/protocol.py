@@ -8,29 +8,17 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 _LENGTH = struct.Struct("<Q")
 _MAX_DESCRIPTORS = 16
 
 
-def send(
-    connection: socket.socket, message: Mapping[str, Any], descriptors: Sequence[int] = ()
-) -> None:
-    """Sends a message with descriptors.
-
-    Args:
-        connection: Unix stream socket.
-        message: JSON values.
-        descriptors: File descriptors, duplicated into the receiver; at most 16.
-
-    Raises:
-        OSError: The peer is gone, or takes nothing within the socket's timeout.
-    """
+def encode(message: Mapping[str, Any]) -> bytes:
+    """A message of JSON values as bytes; file descriptors may travel with the first of them, at most 16."""
     body = json.dumps(message).encode()
-    socket.send_fds(connection, [_LENGTH.pack(len(body))], list(descriptors))
-    connection.sendall(body)
+    return _LENGTH.pack(len(body)) + body
 
 
 def receive(connection: socket.socket) -> tuple[dict[str, Any], list[int]] | None:

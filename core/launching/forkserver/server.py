@@ -93,13 +93,16 @@ class _Server:
 
     def serve(self) -> None:
         """Answers requests until the launcher is gone; the children are killed with this process."""
-        protocol.send(self._socket, {"ready": True})
+        self._send({"ready": True})
         while True:
             for key, _ in self._selector.select():
                 if key.data == _LAUNCHER or (key.data == _SOCKET and not self._answer()):
                     return
                 if key.data in self._children:
                     self._report_exit(key.data)
+
+    def _send(self, message: Mapping[str, Any]) -> None:
+        self._socket.sendall(protocol.encode(message))
 
     def _answer(self) -> bool:
         """Answers one request; False if the launcher has closed the socket."""
@@ -108,14 +111,14 @@ class _Server:
             return False
         request, descriptors = received
         if "fork" in request:
-            protocol.send(self._socket, self._try_fork(request["fork"], descriptors))
+            self._send(self._try_fork(request["fork"], descriptors))
         elif "release" in request:
             self._unwatch(request["release"])
             os.waitpid(request["release"], 0)
-            protocol.send(self._socket, {"released": request["release"]})
+            self._send({"released": request["release"]})
         else:
             changed = [name for name, stamp in self._files.items() if _stamp(name) != stamp]
-            protocol.send(self._socket, {"changed": changed})
+            self._send({"changed": changed})
         return True
 
     def _unwatch(self, pid: int) -> None:
@@ -129,7 +132,7 @@ class _Server:
         self._unwatch(pid)
         ended = os.waitid(os.P_PID, pid, os.WEXITED | os.WNOWAIT)
         assert ended is not None
-        protocol.send(self._socket, {"ended": pid, "code": exit_code_from(ended)})
+        self._send({"ended": pid, "code": exit_code_from(ended)})
 
     def _try_fork(self, variables: Mapping[str, str], descriptors: Sequence[int]) -> dict[str, Any]:
         """Forks; if the system refuses, replies with the reason, and the other children live on."""

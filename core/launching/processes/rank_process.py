@@ -8,7 +8,7 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import IO
 
@@ -23,7 +23,8 @@ from isotrain.core.contracts.reporter import (
     read_status,
     request_checkpoint,
 )
-from isotrain.core.launching.forkserver.process_handle import ProcessArgs, ProcessHandle, Spawn
+from isotrain.core.launching.forkserver.process_handle import ProcessArgs, ProcessHandle
+from isotrain.core.launching.forkserver.process_starter import ProcessStarter
 from isotrain.core.launching.processes.job_pickle import Payload
 from isotrain.core.launching.processes.process_tree import run_processes
 from isotrain.core.launching.run_directory.pipes import LineReader
@@ -60,28 +61,31 @@ class RankProcess:
         self._process: ProcessHandle | None = None
         self._exit_code: int | None = None
 
-    def start(self, variables: Mapping[str, str], payload: Payload, spawn: Spawn) -> int:
+    def start(self, starter: ProcessStarter, payload: Payload) -> int:
         """Starts the process with the job on its standard input; returns the id of its process group.
 
         Args:
-            variables: Environment without the variables of the process context.
+            starter: Starts the processes of the run.
             payload: Pickled job.
-            spawn: Starts a process, see `ProcessStarter.spawn`.
 
         Raises:
             RunFailedError: It cannot be started.
         """
         stdin, feed = _open_pipe()
-        with contextlib.ExitStack() as cleanup, stdin, self.log.open("ab") as log:
+        with (
+            contextlib.ExitStack() as cleanup,
+            stdin,
+            self.log.open("ab") as log,
+            self._open_stdout(log) as stdout,
+        ):
             cleanup.enter_context(feed)
-            with self._open_stdout(log) as stdout:
-                self._process = spawn(
-                    ProcessArgs(
-                        {**variables, **self.context.to_variables()},
-                        (stdin.fileno(), stdout.fileno(), log.fileno()),
-                        (self._event_writer, self._status_file, payload.descriptor),
-                    )
+            self._process = starter.spawn(
+                ProcessArgs(
+                    {**starter.variables, **self.context.to_variables()},
+                    (stdin.fileno(), stdout.fileno(), log.fileno()),
+                    (self._event_writer, self._status_file, payload.descriptor),
                 )
+            )
             parts = (feed, startup_line(), payload.stream)
             threading.Thread(target=_feed, args=parts, daemon=True).start()
             cleanup.pop_all()

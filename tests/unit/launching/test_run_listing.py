@@ -23,13 +23,13 @@ from isotrain.core.contracts.events import (
 )
 from isotrain.core.errors import PlanError
 from isotrain.core.launching.run_directory import run_listing
-from isotrain.core.launching.run_directory.rank_output import shown_ranks
 from isotrain.core.launching.run_directory.run_directory import (
     RunDirectory,
     last_weights_file,
     rank_log,
 )
 from isotrain.core.launching.run_directory.run_listing import runs_in, summarize_run
+from isotrain.core.run.controller import shown_ranks
 
 PLAN = {
     "run": "digits",

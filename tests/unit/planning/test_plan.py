@@ -345,8 +345,8 @@ def test_a_resumed_run_may_have_other_options_of_its_launcher(
     made = replace(plan(host), launcher="torchrun", launcher_options=own)
     directory = RunDirectory.create("a run", tmp_path / "run")
     directory.write_start(given, made, {})
-    with mock.patch.object(api, "execute") as execute:
+    with mock.patch.object(api, "prepare") as prepare:
         api.resume(directory.path, launcher_options={"hosts": "new:1"})
-    _, _, _, options, _ = execute.call_args.args
+    _, _, _, options = prepare.call_args.args
     assert options["launcher"] == "torchrun"
     assert options["launcher_options"] == {"hosts": "new:1", "port": 5000}
