@@ -1,4 +1,4 @@
-"""Install the engines that tests/launchers starts: SLURM, OpenMPI, SSH, Ray, and Horovod with MPI.
+"""Install the launchers that tests/launchers starts: SLURM, OpenMPI, SSH, Ray, and Horovod with MPI.
 
 Run it with the Python of the environment that `make` sets up. What is of Debian is installed where it is
 missing, which takes root; no service of it is started. What is of PyPI goes into `.venv-launchers`, which
@@ -50,7 +50,7 @@ LOG_LINES = 30
 
 
 class SetupError(Exception):
-    """The engines cannot be installed; the text says why and what to do."""
+    """The launchers cannot be installed; the text says why and what to do."""
 
 
 def _missing() -> list[str]:
@@ -76,7 +76,7 @@ def _inputs() -> str:
 
 
 def _run(title: str, command: Sequence[str], **variables: str) -> None:
-    step = progress.Step(f"engines: {title}", command, DETAIL, plain_period_s=60)
+    step = progress.Step(f"launchers: {title}", command, DETAIL, plain_period_s=60)
     status = progress.run_logged(step, LOG, os.environ | variables)
     if status:
         said = LOG.read_text(encoding="utf-8", errors="replace").splitlines()[-LOG_LINES:]
@@ -124,7 +124,7 @@ def _install() -> None:
     STAMP.unlink(missing_ok=True)
     _install_python()
     STAMP.write_text(inputs)
-    print("engines: complete", file=sys.stderr)
+    print("launchers: complete", file=sys.stderr)
 
 
 def main() -> int:
@@ -132,7 +132,7 @@ def main() -> int:
     try:
         _install()
     except SetupError as error:
-        print(f"engines: {error}", file=sys.stderr)
+        print(f"launchers: {error}", file=sys.stderr)
         return 1
     return 0
 

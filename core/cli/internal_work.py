@@ -35,16 +35,20 @@ def parse_internal_work(text: str) -> InternalWork:
     """
     from isotrain.core.launching.scheduler.scheduler_run import WORK  # most runs need none of it
 
+    refusal = PlanError(
+        "--internal-work: expected the JSON that `isotrain compare` or `isotrain parity` of this version"
+        f" passes to its ranks, received {text!r:.80}."
+    )
     try:
         fields = json.loads(text)
         module, _, name = _WORKS[fields.pop(WORK)].partition(":")
-        kind: type[InternalWork] = getattr(import_module(module), name)
+    except (ValueError, LookupError, TypeError, AttributeError) as error:
+        raise refusal from error
+    kind: type[InternalWork] = getattr(import_module(module), name)  # its own errors are shown
+    try:
         return kind.of(fields)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise PlanError(
-            "--internal-work: expected the JSON that `isotrain compare` or `isotrain parity` of this version"
-            f" passes to its ranks, received {text!r:.80}."
-        ) from error
+        raise refusal from error
 
 
 def refuse_other_options(options: argparse.Namespace) -> None:

@@ -21,7 +21,7 @@ from isotrain.core.transport.encryption import OFFER_BYTES, EncryptionOffer
 
 CHALLENGE_BYTES = 32
 _PROOF_BYTES = 32
-_MAGIC = b"isotrain parameter-server run 1\n"
+_MAGIC = b"isotrain handshake 1\n"
 """First bytes of every answer; most clients of another protocol differ in their first byte."""
 _NO_ENCRYPTION = EncryptionOffer()
 _RANK = struct.Struct("!I")
@@ -42,7 +42,7 @@ def answer_challenge(
     """The client's answer: its rank, encryption offer, own challenge, and proof of the key."""
     own_challenge = secrets.token_bytes(CHALLENGE_BYTES)
     claim = _MAGIC + _RANK.pack(rank) + offer.to_bytes() + own_challenge
-    return claim + _proof(key, b"caller", challenge + claim)
+    return claim + _proof(key, b"client", challenge + claim)
 
 
 def is_answer_prefix(received: bytes) -> bool:
@@ -53,7 +53,7 @@ def is_answer_prefix(received: bytes) -> bool:
 def verify_answer(challenge: bytes, answer: bytes, key: bytes) -> int | None:
     """The rank of the client that sent this complete answer; None if its proof is wrong."""
     claim, proof = answer[:-_PROOF_BYTES], answer[-_PROOF_BYTES:]
-    if not hmac.compare_digest(proof, _proof(key, b"caller", challenge + claim)):
+    if not hmac.compare_digest(proof, _proof(key, b"client", challenge + claim)):
         return None
     rank: int = _RANK.unpack_from(claim, len(_MAGIC))[0]
     return rank
@@ -70,7 +70,7 @@ def confirm_answer(
 ) -> bytes:
     """The server's last message, to a verified client: its encryption offer and proof of the key."""
     encoded_offer = offer.to_bytes()
-    return encoded_offer + _proof(key, b"coordinator", challenge + answer + encoded_offer)
+    return encoded_offer + _proof(key, b"server", challenge + answer + encoded_offer)
 
 
 def verify_confirmation(
@@ -78,7 +78,7 @@ def verify_confirmation(
 ) -> EncryptionOffer | None:
     """The server's encryption offer; None if its proof is wrong."""
     encoded_offer, proof = confirmation[:OFFER_BYTES], confirmation[OFFER_BYTES:]
-    expected = _proof(key, b"coordinator", challenge + answer + encoded_offer)
+    expected = _proof(key, b"server", challenge + answer + encoded_offer)
     if not hmac.compare_digest(proof, expected):
         return None
     return EncryptionOffer.from_bytes(encoded_offer)
@@ -96,7 +96,7 @@ def bind_to_tls(session: bytes, channel_binding: bytes) -> bytes:
 
 def acceptance(session: bytes) -> bytes:
     """First message of the server inside TLS: it has accepted the client's certificate."""
-    return _proof(session, b"welcome", b"")
+    return _proof(session, b"accepted", b"")
 
 
 def _proof(key: bytes, role: bytes, transcript: bytes) -> bytes:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 MAC_BYTES = 32
 Bytes = bytes | bytearray | memoryview
-_CLIENT, _SERVER = b"caller", b"coordinator"
+_CLIENT, _SERVER = b"client", b"server"
 
 
 class Mac:

@@ -1,6 +1,6 @@
 """A small training that every rank of a scheduler runs: `external_job.py FOLDER BACKEND[,...] [LAUNCHER...]`.
 
-Where engines are named, it is run for each of them, as if that one had started the ranks that SLURM did.
+Where launchers are named, it is run for each of them, as if that one had started the ranks that SLURM did.
 """
 
 from __future__ import annotations
@@ -62,26 +62,28 @@ def losses(folder: Path, backend: str, replicas: int | None = None) -> list[floa
     return [float(loss) for loss in result.history.loss]
 
 
-def of_engines(folder: Path, backends: list[str], engines: list[str]) -> dict[str, list[float]]:
-    """The same by each engine."""
+def losses_by_launcher(
+    folder: Path, backends: list[str], launchers: list[str]
+) -> dict[str, list[float]]:
+    """The same by each launcher."""
     rank = int(os.environ["SLURM_PROCID"])
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         del os.environ[name]
     found = {}
-    for engine in engines:
-        told = simulated_schedulers.SCHEDULERS[engine](rank)
+    for launcher in launchers:
+        told = simulated_schedulers.SCHEDULERS[launcher](rank)
         os.environ.update(told)
         for backend in backends:
-            found[f"{engine} {backend}"] = losses(folder / engine, backend)
+            found[f"{launcher} {backend}"] = losses(folder / launcher, backend)
         for name in told:
             del os.environ[name]
     return found
 
 
 def main() -> None:
-    folder, backends, engines = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
-    if engines:
-        found = of_engines(folder, backends, engines)
+    folder, backends, launchers = Path(sys.argv[1]), sys.argv[2].split(","), sys.argv[3:]
+    if launchers:
+        found = losses_by_launcher(folder, backends, launchers)
     else:
         found = {backend: losses(folder, backend) for backend in backends}
     own = f"losses-of-{os.getpid()}-{socket.gethostname()}.json"

@@ -1,4 +1,4 @@
-"""How each engine starts a command on every rank: two hosts, two processes on each."""
+"""How each launcher starts a command on every rank: two hosts, two processes on each."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ Command = Sequence[str]
 
 @dataclass(frozen=True)
 class Started:
-    """An engine that was started.
+    """A launcher that was started.
 
     Attributes:
         processes: What a person would have typed: one command, or one on each host.
@@ -37,10 +37,10 @@ class Started:
 
 @dataclass(frozen=True)
 class ExternalLauncher:
-    """How an engine starts a command on every rank.
+    """How a launcher starts a command on every rank.
 
     Attributes:
-        name: Of the engine and of the way.
+        name: Name of the launcher, and of the way it is used.
         typed: What is typed, and on which hosts, given the bed and the command.
         order: The variable that tells ranks apart.
     """
@@ -140,8 +140,8 @@ def _by_ray(bed: TwoHostCluster, command: Command) -> list[tuple[Host, Command]]
 
 
 EXTERNAL_LAUNCHERS = {
-    engine.name: engine
-    for engine in (
+    launcher.name: launcher
+    for launcher in (
         ExternalLauncher("srun", _by_srun, "SLURM_PROCID"),
         ExternalLauncher("srun-heterogeneous", _by_heterogeneous_srun, "SLURM_PROCID"),
         ExternalLauncher("sbatch", _by_sbatch, "SLURM_PROCID"),

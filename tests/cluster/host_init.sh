@@ -3,7 +3,7 @@
 set -eu
 name=$1 folder=$2 python=$3
 checkout=$(cd "$(dirname "$0")/../.." && pwd -P)
-environments=${python%/*/bin/*}  # that of the engines, beside the one that it is made from
+environments=${python%/*/bin/*}  # that of the launchers, beside the one that it is made from
 hostname "$name"
 mount -t tmpfs tmpfs /run
 mount -t tmpfs tmpfs /dev/shm
@@ -22,7 +22,7 @@ mount --bind "$folder/home" "$kept"
 [ ! -d /etc/ssh ] || mount --bind "$folder/etc/ssh" /etc/ssh
 mkdir -p /run/sshd /run/munge /run/slurm/spool /run/slurm/state
 ip link set lo up
-# Children that nobody waits for must not stay as zombies: some engines take these for alive.
+# Children that nobody waits for must not stay as zombies: some launchers take these for alive.
 exec "$python" -S -c '
 import signal, sys
 signal.signal(signal.SIGCHLD, signal.SIG_IGN)

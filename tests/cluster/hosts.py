@@ -145,6 +145,6 @@ def end(process: subprocess.Popen[bytes]) -> None:
 
 
 def _all_variables(variables: Mapping[str, str] | None) -> dict[str, str]:
-    """Little, so that what an engine sets is seen."""
+    """Little, so that what a launcher sets is seen."""
     kept = {name: os.environ[name] for name in ("HOME", "PYTHONPATH") if name in os.environ}
     return {"LANG": "C.UTF-8", **kept, **(variables or {})}

@@ -74,7 +74,7 @@ def start(bed: TwoHostCluster, name: str, command: RankCommand) -> Started:
 def require_rank_variables(
     ranks: Sequence[Mapping[str, Any]], name: str, command: RankCommand
 ) -> None:
-    """Fails where an engine has not started a rank in every place, or has not told each what it must know.
+    """Fails where a launcher has not started a rank in every place, or has not told each what it must know.
 
     Args:
         ranks: Of each its `host`, and in `told` its variables.

@@ -1,4 +1,4 @@
-"""What one rank finds set: run by an engine on every rank, it writes this into the folder it is given."""
+"""What one rank finds set: run by a launcher on every rank, it writes this into the folder it is given."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
-"""The variables that real engines set on each rank, as files: detectors of environments are tested on them.
+"""The variables that real launchers set on each rank, as files: detectors of environments are tested on them.
 
-`python -m cluster.record_environments` in `tests/`, with the Python of the engines, writes them anew.
+`python -m cluster.record_environments` in `tests/`, with the Python of the launchers, writes them anew.
 """
 
 from __future__ import annotations
@@ -32,16 +32,16 @@ _SECRET = re.compile(r"KEY|SECRET|TOKEN|precondition_transports")
 _VARIES = re.compile(r"/tmp/[^\s,;:]*|\b[0-9a-f]{8,}\b|\d+")
 
 
-def record(bed: TwoHostCluster, engine: ExternalLauncher) -> list[dict[str, Any]]:
-    """Starts an engine.
+def record(bed: TwoHostCluster, launcher: ExternalLauncher) -> list[dict[str, Any]]:
+    """Starts a launcher.
 
     Returns:
         For each rank, in order: its `host` and its `variables`.
     """
-    folder = bed.folder / f"recorded-{engine.name}"
+    folder = bed.folder / f"recorded-{launcher.name}"
     folder.mkdir()
-    log = bed.folder / f"{engine.name}.log"
-    started = engine.start(bed, [bed.python, "-S", "-E", _RANK, str(folder)], log)
+    log = bed.folder / f"{launcher.name}.log"
+    started = launcher.start(bed, [bed.python, "-S", "-E", _RANK, str(folder)], log)
     try:
         statuses = started.wait(SECONDS)
     finally:
@@ -49,7 +49,7 @@ def record(bed: TwoHostCluster, engine: ExternalLauncher) -> list[dict[str, Any]
     assert not any(statuses), log.read_text()
     ranks = [json.loads(file.read_text()) for file in folder.iterdir()]
     shutil.rmtree(folder)
-    ranks.sort(key=lambda rank: int(rank["variables"].get(engine.order, 0)))
+    ranks.sort(key=lambda rank: int(rank["variables"].get(launcher.order, 0)))
     return [
         {"host": rank["host"], "variables": _of_engine(bed, rank["variables"])} for rank in ranks
     ]
@@ -87,7 +87,7 @@ def hosts(ranks: list[dict[str, Any]]) -> list[int]:
 
 
 def recorded(name: str) -> list[dict[str, Any]]:
-    """What an engine set when it was recorded."""
+    """What a launcher set when it was recorded."""
     ranks: list[dict[str, Any]] = json.loads((RECORDED / f"{name}.json").read_text())
     return ranks
 

@@ -1,4 +1,4 @@
-"""What engines that cannot be had here would set, for two processes on each of two hosts.
+"""What schedulers that cannot be had here would set, for two processes on each of two hosts.
 
 How they are read one by one is tested with what their documentation shows; here runs are started by them.
 """

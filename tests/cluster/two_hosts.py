@@ -27,11 +27,11 @@ SLOTS = 2
 
 
 class TwoHostCluster:
-    """Two hosts and what runs on them; engines start there on first use.
+    """Two hosts and what runs on them; launchers start there on first use.
 
     Attributes:
         network: The hosts and what is between them.
-        python: The interpreter that engines are given.
+        python: The interpreter that launchers are given.
     """
 
     def __init__(self, network: Network) -> None:
@@ -55,7 +55,7 @@ class TwoHostCluster:
 
     @property
     def bin(self) -> Path:
-        """Where the engines of PyPI have their commands."""
+        """Where the launchers of PyPI have their commands."""
         return Path(self.python).parent
 
     @cached_property

@@ -13,7 +13,7 @@ from cluster import hosts
 from cluster.two_hosts import TwoHostCluster, two_hosts
 
 REQUIRED_VARIABLE = "ISOTRAIN_LAUNCHERS_REQUIRED"
-"""Where it is set, no test may be skipped: neither for want of an engine or of a right, nor otherwise."""
+"""Where it is set, no test may be skipped: neither for want of a launcher or of a right, nor otherwise."""
 PROGRAMS = ("srun", "slurmctld", "munged", "mpirun", "mpiexec.mpich", "sshd")
 MODULES = ("torch", "horovod", "ray", "kubernetes_validate")
 
@@ -51,7 +51,7 @@ def _required(report: Report) -> Report:
 
 @pytest.fixture(scope="session")
 def bed() -> Iterator[TwoHostCluster]:
-    """Two hosts, and the engines on them."""
+    """Two hosts, and the launchers on them."""
     if reason := missing():
         pytest.skip(reason)
     with two_hosts() as made:

@@ -15,8 +15,8 @@ _ROOT = Path(__file__).parents[2]
 _PAGES = _ROOT / "docs" / "launching"
 _STANDINS = _ROOT / "tests" / "helpers" / "digits_only"
 """Among them the digits, without the second that scikit-learn takes each rank to import."""
-ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes", "tls")
-PAGES = (*ENGINES, "README", "rendezvous")
+LAUNCHERS = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes", "tls")
+PAGES = (*LAUNCHERS, "README", "rendezvous")
 SECONDS = 250.0
 _SCRIPT = """\
 import isotrain
@@ -29,11 +29,13 @@ _BLOCK = re.compile(r"^```sh\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def blocks(page: str) -> list[str]:
-    """What can be pasted; lines of general pages that stand on those of engines too are left to these."""
+    """What can be pasted; lines of general pages that stand on those of launchers too are left to these."""
     found = _BLOCK.findall((_PAGES / f"{page}.md").read_text(encoding="utf-8"))
-    if page in ENGINES:
+    if page in LAUNCHERS:
         return found
-    known = {line for engine in ENGINES for block in blocks(engine) for line in block.splitlines()}
+    known = {
+        line for launcher in LAUNCHERS for block in blocks(launcher) for line in block.splitlines()
+    }
     left = ([line for line in block.splitlines() if line not in known] for block in found)
     return ["\n".join(lines) for lines in left if lines]
 
@@ -62,7 +64,7 @@ def test_a_command_can_be_pasted(bed: TwoHostCluster, page: str, number: int) ->
         for other in started:
             end(other)
     said += log.read_text() if others else ""
-    if page in ENGINES and (number == 0 or others):
+    if page in LAUNCHERS and (number == 0 or others):
         assert said.count("final loss") == 1, said
 
 

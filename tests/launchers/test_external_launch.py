@@ -1,6 +1,6 @@
-"""Every launcher and engine starts every backend that the tables allow: on two hosts, with the losses of one.
+"""Every launcher and scheduler starts every backend that the tables allow: on two hosts, with one's losses.
 
-What cannot be had here is stood in for: the cluster behind `kubectl`, and engines, by their variables. The
+What cannot be had here is stood in for: the cluster behind `kubectl`, and schedulers, by their variables. The
 backends of a framework are run by the same processes, one after the other.
 """
 
@@ -39,7 +39,7 @@ STARTED_BY = {
     "ray": "ray",
     "kubernetes": "kubernetes",
 }
-"""By launcher: the engine that the ranks take for the one that started them."""
+"""By launcher: the cluster environment that its ranks detect."""
 
 
 @pytest.fixture(scope="session")
@@ -65,7 +65,7 @@ def same(started: Started, runs: Sequence[str], local: list[float]) -> list[dict
     return ranks
 
 
-def engine_of(run: Path) -> str:
+def environment_of(run: Path) -> str:
     """What a run was started by, as its ranks found out."""
     return str(json.loads((run / "plan.json").read_text())["launcher"])
 
@@ -82,31 +82,33 @@ def test_losses_are_those_of_one_machine(
     ranks = same(start(bed, name, command), backends, local)
     require_rank_variables(ranks, name, command)
     for backend in backends:
-        assert engine_of(folder / backend.replace(":", "-")) == STARTED_BY[name]
+        assert environment_of(folder / backend.replace(":", "-")) == STARTED_BY[name]
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_losses_are_the_same_by_engines_that_cannot_be_had_here(
+def test_losses_are_the_same_by_environments_that_cannot_be_had_here(
     bed: TwoHostCluster, local: list[float], framework: str
 ) -> None:
     folder = bed.folder / f"simulated-{framework}"
     folder.mkdir()
-    backends, engines = FRAMEWORKS[framework], [*simulated_schedulers.SCHEDULERS]
-    job = [bed.python, _JOB, str(folder), ",".join(backends), *engines]
+    backends, environments = FRAMEWORKS[framework], [*simulated_schedulers.SCHEDULERS]
+    job = [bed.python, _JOB, str(folder), ",".join(backends), *environments]
     started = EXTERNAL_LAUNCHERS["srun"].start(bed, job, folder / "log")
-    same(started, [f"{each} {backend}" for each in engines for backend in backends], local)
-    for engine in engines:
-        assert {engine_of(folder / engine / backend) for backend in backends} == {engine}
+    same(started, [f"{each} {backend}" for each in environments for backend in backends], local)
+    for environment in environments:
+        assert {environment_of(folder / environment / backend) for backend in backends} == {
+            environment
+        }
 
 
 def test_no_yes_of_the_tables_is_left_out() -> None:
     host = plugin_manager()
     backends = {backend for each in FRAMEWORKS.values() for backend in each}
-    engines = {*STARTED_BY.values(), *simulated_schedulers.SCHEDULERS}
+    environments = {*STARTED_BY.values(), *simulated_schedulers.SCHEDULERS}
     launchers = {LAUNCHERS[name].name for name in STARTED_BY}
     for started, table in (
         (launchers, [each for each in launcher_support.launchers(host) if each["name"] != "local"]),
-        (engines, launcher_support.environments(host)),
+        (environments, launcher_support.environments(host)),
     ):
         assert {each["name"] for each in table} == started
         for row in table:

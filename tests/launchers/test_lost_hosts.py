@@ -1,4 +1,4 @@
-"""A run whose host is lost goes on without it, on real engines, from its last checkpoint."""
+"""A run whose host is lost goes on without it, on real launchers, from its last checkpoint."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ SPEC = scheduler_job.SLOW | {
 }
 """24 steps, of a quarter of a second each."""
 LIMIT_SECONDS = 60.0
-"""For a host to be missed (5), an engine that waits for it to be ended (15), and what a busy machine adds."""
+"""For a host to be missed (5), a launcher that waits for it to be ended (15), and a busy machine."""
 SECONDS = 90.0
 OPTIONS = {
     "slurm": ("nodes=2", "tasks_per_node=2"),

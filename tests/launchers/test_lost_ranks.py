@@ -1,4 +1,4 @@
-"""A rank that is lost ends the run on every host within a stated time, by its name, and the engine's job."""
+"""A lost rank ends the run on every host within a stated time, by its name, and the launcher's job."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from helpers.waiting import wait_until
 LIMIT_SECONDS = 15.0
 """From a loss until every rank that is left has its error."""
 _SLACK_SECONDS = 10.0
-"""For processes to end then: a busy machine's, and the engine's own ending."""
+"""For processes to end then: a busy machine's, and the launcher's own ending."""
 _START_SECONDS = 90.0
 _LONG_SECONDS = 60.0
 _AT_ONCE = 3
@@ -80,14 +80,14 @@ class Loss:
     """What happens to a run on hosts of its own.
 
     Attributes:
-        engine: That has started it.
+        launcher: Launcher that started the run.
         deed: Of rank 3.
         happens: From outside.
         named: What the run says of it.
-        missed: Seconds after which the engine itself misses a host, and does not wait for it any more.
+        missed: Seconds after which the launcher itself misses a host, and does not wait for it any more.
     """
 
-    engine: str
+    launcher: str
     deed: str
     happens: Callable[[TwoHostCluster], None]
     named: str
@@ -135,13 +135,13 @@ class End:
     Attributes:
         errors: Seconds until each rank that is left had its error, by the clock that all hosts have.
         ranks: Seconds until no rank was left on any host.
-        engine: Seconds until what was typed on the first host, or on the one that is left, had ended.
+        launcher: Seconds until what was typed on the first host, or on the one that is left, had ended.
         said: There, and by all ranks.
     """
 
     errors: Mapping[int, float]
     ranks: float
-    engine: float
+    launcher: float
     said: str
 
 
@@ -154,7 +154,7 @@ def errors_in(folder: Path, began: float) -> dict[int, float]:
 
 def end_of(loss: Loss) -> End:
     with two_hosts() as bed:
-        started = start(bed, loss.engine, loss.deed)
+        started = start(bed, loss.launcher, loss.deed)
         folder, began = started.log.parent, time.time()
         if loss.happens is nothing:
             began = (folder / fault_job.MOMENT).stat().st_mtime
@@ -164,8 +164,8 @@ def end_of(loss: Loss) -> End:
             ranks = time.time() - began
             typed = started.processes[-1 if bed.first.is_lost else 0]
             typed.wait(_LONG_SECONDS)
-            engine = time.time() - began
-            return End(errors_in(folder, began), ranks, engine, started.log.read_text())
+            launcher = time.time() - began
+            return End(errors_in(folder, began), ranks, launcher, started.log.read_text())
         finally:
             started.end()
 
@@ -186,4 +186,4 @@ def test_what_is_lost_ends_the_run_and_the_engine_s_job(
     assert end.errors or not LOSSES[name].named
     assert max(end.errors.values(), default=0.0) < LIMIT_SECONDS, end.errors
     assert end.ranks < LIMIT_SECONDS + _SLACK_SECONDS
-    assert end.engine < LIMIT_SECONDS + _SLACK_SECONDS + LOSSES[name].missed
+    assert end.launcher < LIMIT_SECONDS + _SLACK_SECONDS + LOSSES[name].missed

@@ -1,4 +1,4 @@
-"""What the detectors of environments are tested on is what the engines really set."""
+"""What the detectors of environments are tested on is what the launchers really set."""
 
 from __future__ import annotations
 

@@ -19,13 +19,13 @@ def trained(bed: TwoHostCluster, name: str, *how: str, interface: str = "") -> s
     folder = bed.folder / f"found-{name}"
     folder.mkdir()
     (folder / "spec.json").write_text(json.dumps(SPEC))
-    engine = [part for part in how if how[0] == "srun"]
+    launcher = [part for part in how if how[0] == "srun"]
     options = [part for part in how if how[0] != "srun"]
     run = ["isotrain", "run", str(folder / "spec.json"), "--backend", "reference"]
     where = ["--run-dir", str(folder / "run")]
     over = ["--interface", interface] if interface else []
     told = bed.with_ssh.slurm.variables
-    done = bed.first.run([*engine, *run, *where, *over, *options], told)
+    done = bed.first.run([*launcher, *run, *where, *over, *options], told)
     assert done.returncode == 0, done.stdout
     return done.stdout
 

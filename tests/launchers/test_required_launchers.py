@@ -1,4 +1,4 @@
-"""Where the engines must be there, a test of this tier that is skipped fails it."""
+"""Where the launchers must be there, a test of this tier that is skipped fails it."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import pytest
 
 _CONFTEST = Path(__file__).with_name("conftest.py")
 _SKIPPED = {
-    "in-a-test": "def test_one():\n    pytest.skip('no engine')",
-    "by-a-mark": "@pytest.mark.skip(reason='no engine')\ndef test_one():\n    pass",
-    "a-file": "pytest.skip('no engine', allow_module_level=True)",
+    "in-a-test": "def test_one():\n    pytest.skip('no launcher')",
+    "by-a-mark": "@pytest.mark.skip(reason='no launcher')\ndef test_one():\n    pass",
+    "a-file": "pytest.skip('no launcher', allow_module_level=True)",
 }
 
 

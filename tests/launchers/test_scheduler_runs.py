@@ -1,4 +1,4 @@
-"""A run that an engine was given ends here as it ended there, leaves nothing behind, and shares no folder.
+"""A run that a launcher was given ends here as it ended there, leaves nothing behind, and shares no folder.
 
 It is started on the second host, and has its directory where no other host sees it; rank 0 is on the first.
 """

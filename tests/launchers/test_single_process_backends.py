@@ -1,4 +1,4 @@
-"""A backend that has all its replicas in one process, in a process that an engine starts alone on a host."""
+"""A backend with all its replicas in one process, in a process that a scheduler starts alone on a host."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ ALONE = {
     "kubernetes": ("--launcher", "kubernetes", "--launcher-option", "image=me/train:1"),
     "srun": (),
 }
-"""What starts it: a launcher with its options, or an engine by hand."""
+"""What starts it: a launcher with its options, or a scheduler by hand."""
 
 
 @pytest.fixture(scope="module")

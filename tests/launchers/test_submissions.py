@@ -1,4 +1,4 @@
-"""What launchers give to engines is taken by the real ones, and starts a rank in every place with the key."""
+"""What launchers submit is taken by real schedulers, and starts a rank in every place with the key."""
 
 from __future__ import annotations
 
