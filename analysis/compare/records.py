@@ -239,15 +239,8 @@ class ComparisonRecord:
     changes: list[Change] = field(default_factory=list)
 
     def cell(self, name: str) -> Cell:
-        """The cell with the given name.
-
-        Raises:
-            KeyError: No cell has that name.
-        """
-        for cell in self.cells:
-            if cell.name == name:
-                return cell
-        raise KeyError(name)
+        """The cell with the given name; a `KeyError` if there is none."""
+        return {cell.name: cell for cell in self.cells}[name]
 
     def to_dict(self) -> dict[str, Any]:
         """The comparison as plain JSON values."""

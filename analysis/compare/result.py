@@ -61,11 +61,7 @@ class Comparison(ComparisonRecord):
 
 
 def from_dict(fields: Mapping[str, Any], where: str = "comparison") -> Comparison:
-    """The inverse of `Comparison.to_dict`, validated.
-
-    Args:
-        fields: Fields by name.
-        where: File name for error messages.
+    """The inverse of `Comparison.to_dict`, validated; errors name the file `where`.
 
     Raises:
         IsotrainError: A field is missing, unknown or invalid; the message names it.

@@ -51,20 +51,12 @@ def _free_path(name: str) -> Path:
 
 
 def write(comparison: ComparisonRecord, folder: Path) -> None:
-    """Writes `comparison.json` atomically.
-
-    Raises:
-        RunFailedError: The file cannot be written.
-    """
+    """Writes `comparison.json` atomically; a `RunFailedError` says that it cannot be written."""
     _replace(folder / COMPARISON_FILE, comparison.to_json())
 
 
 def publish(comparison: Comparison, folder: Path) -> Path | None:
-    """Writes `comparison.csv` and the HTML report.
-
-    Returns:
-        The path of the report; None if a package that it needs is not installed.
-    """
+    """Writes `comparison.csv` and the HTML report; its path, or None without the packages that it needs."""
     _replace(folder / CSV_FILE, comparison.to_csv())
     if not all(importlib.util.find_spec(package) for package in REPORT_PACKAGES):
         return None

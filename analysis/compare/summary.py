@@ -253,14 +253,7 @@ def largest_difference(reference: Cell, cell: Cell) -> float | None:
 def changes_since(
     old: ComparisonRecord, new: ComparisonRecord, *, margin: float, seed: int
 ) -> list[Change]:
-    """The change of every cell of either comparison.
-
-    Args:
-        old: Earlier comparison.
-        new: Present comparison, its cells summarised.
-        margin: Fraction by which the whole interval of the throughput must fall to count as slower.
-        seed: Seed of the bootstrap.
-    """
+    """The change of every cell of either comparison; slower is a cell by its whole interval and `margin`."""
     before = {cell.name: cell for cell in old.cells}
     note = _caveat(old, new)
     present = []

@@ -174,15 +174,8 @@ class ParityRecord:
     versions: dict[str, str]
 
     def run(self, name: str) -> RunRecord:
-        """The run with the given name.
-
-        Raises:
-            KeyError: No run has that name.
-        """
-        for run in self.runs:
-            if run.name == name:
-                return run
-        raise KeyError(name)
+        """The run with the given name; a `KeyError` if there is none."""
+        return {run.name: run for run in self.runs}[name]
 
     def to_dict(self) -> dict[str, Any]:
         """The check's results as plain JSON values."""

@@ -44,15 +44,7 @@ def parity_targets(
     strategies: Sequence[StrategyLike],
     launcher: LauncherChoice,
 ) -> list[ParityTarget]:
-    """The distinct requested runs, the reference first.
-
-    Args:
-        spec: Training spec, without the strategies.
-        host: Plugin manager.
-        backends: Backends, each `NAME` or `NAME:COLLECTIVE`.
-        replicas: Numbers of replicas; None: 1, or as many as the launcher's allocation has room for.
-        strategies: Strategies, one or more.
-        launcher: Launcher that starts every run.
+    """The distinct requested runs, the reference first; for None as many replicas as the allocation holds.
 
     Raises:
         PlanError: There is only one run, or the launcher's allocation has no room for one.

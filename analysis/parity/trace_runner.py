@@ -46,16 +46,7 @@ class TraceRunner:
         output: str | os.PathLike[str] | None,
         say: Say | None,
     ) -> None:
-        """Stores the settings of the runs; starts nothing.
-
-        Args:
-            host: Plugin manager.
-            reference: Target of the reference run.
-            steps: Number of steps to trace.
-            maps: Weight name maps, by backend or framework.
-            output: Output folder for results; None: nothing is kept.
-            say: Callback that receives one line of text before each run.
-        """
+        """Stores the settings of the runs; starts nothing. Without `output` no results are kept."""
         self._host = host
         self._reference = reference
         self._count = steps
@@ -123,16 +114,7 @@ class TraceRunner:
         return self._reference.launcher.name == LOCAL
 
     def trace(self, wanted: ParityTarget, spec: TrainingSpec, note: str) -> RunTrace:
-        """Makes one traced run in new processes.
-
-        Args:
-            wanted: Target of the run.
-            spec: Training spec of the run; may differ from the target's.
-            note: Difference of the run, for progress lines and errors; may be empty.
-
-        Raises:
-            RunFailedError: The run failed; the message names it.
-        """
+        """Makes one traced run in new processes; `note` says how it differs from the target."""
         self._launched += 1
         label = f"{wanted.name}{f' ({note})' if note else ''}"
         self._say(f"run {self._launched}: {label}")

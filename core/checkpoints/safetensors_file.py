@@ -136,11 +136,7 @@ def _parsed_entry(name: str, plain: Any, first: int, size: int) -> _Entry:
 
 
 def _require_disjoint(entries: Mapping[str, _Entry]) -> None:
-    """Refuses overlapping tensors, with which a small file could expand to many large ones.
-
-    Raises:
-        ValueError: Two tensors overlap.
-    """
+    """Refuses overlapping tensors, with which a small file could expand to many large ones."""
     end = 0
     for name, entry in sorted(entries.items(), key=lambda item: item[1].start):
         if entry.start < end and entry.start < entry.stop:

@@ -34,13 +34,6 @@ def write_tensors(
 ) -> TensorFileRecord:
     """Writes a safetensors file block by block, without copying a tensor in full.
 
-    Args:
-        storage: Storage to write to.
-        folder: Folder in the storage.
-        name: Name of the file.
-        section: Name of the section, for the record.
-        tensors: Tensors or shards, by name.
-
     Returns:
         The record of the file.
 

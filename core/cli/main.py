@@ -62,14 +62,7 @@ class EndedBySignal(KeyboardInterrupt):
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Runs one command.
-
-    Args:
-        arguments: Command-line arguments (default: those of this process).
-
-    Returns:
-        The exit code; see `ExitCode`.
-    """
+    """Runs one command, of this process or with these arguments; returns its `ExitCode`."""
     words = list(sys.argv[1:] if arguments is None else arguments)
     replace_closed_streams()
     write_every_character()

@@ -56,11 +56,7 @@ class Parser(argparse.ArgumentParser):
         self.register("action", None, StoreOnce)
 
     def error(self, message: str) -> NoReturn:
-        """Raises an error with the usage of the command.
-
-        Raises:
-            UsageError: Always.
-        """
+        """Raises a `UsageError` with the usage of the command."""
         raise UsageError(f"{message}\n{self.format_usage()}`{self.prog} --help` explains it.")
 
     def parse_known_args(  # type: ignore[override]

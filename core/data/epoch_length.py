@@ -12,11 +12,7 @@ _MAX_SAMPLES = 2**36
 
 
 def at_least(name: str, value: int, minimum: int) -> None:
-    """Checks that a number is not below its minimum.
-
-    Raises:
-        DataError: It is.
-    """
+    """Checks that a number is not below its minimum; else raises a `DataError`."""
     if value < minimum:
         raise DataError(f"{name}: expected {minimum} or more, received {value}.")
 

@@ -375,15 +375,7 @@ class Loader:
     def _local_part(
         self, parts: InputsAndTargets, size: int, epoch: int, first: int, local: _LocalBatch
     ) -> InputsAndTargets:
-        """The samples of a local batch, transformed; the placeholder if it has none.
-
-        Args:
-            parts: The global batch, arrays of shape [size, ...].
-            size: Number of samples in it.
-            epoch: Index of the epoch.
-            first: Index of its first sample in the epoch.
-            local: Rows of the local batch.
-        """
+        """Samples of a local batch, arrays `[samples, ...]`, transformed; the placeholder if it has none."""
         local_parts = parts if local.rows == slice(0, size) else _slice_rows(parts, local.rows)
         if self._transform is not None:  # it may change arrays in place, and these are the stream's
             local_parts = _map_leaves(np.copy, local_parts)

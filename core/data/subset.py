@@ -126,11 +126,7 @@ def _with_weights(parts: InputsAndTargets, weights: Mapping[int, float]) -> Inpu
 
 
 def _sample_weights(targets: Array, weights: Mapping[int, float]) -> Array:
-    """The weight of each sample, float64, of the shape of the classes.
-
-    Raises:
-        DataError: The targets are neither whole numbers nor one-hot.
-    """
+    """The weight of each sample, float64, of the shape of the classes: whole numbers, or one-hot."""
     classes = _classes(targets)
     sample_weights = np.ones(classes.shape)
     for number, weight in weights.items():

@@ -9,11 +9,7 @@ from isotrain.core.contracts.capabilities import Availability
 
 
 def package_availability(module: str) -> Availability:
-    """Whether a package is installed, with its version; imports nothing.
-
-    Args:
-        module: Import name, also the name of isotrain's extra that installs it.
-    """
+    """Whether a package is installed, with its version; imports nothing."""
     if importlib.util.find_spec(module) is None:
         hint = f"install it: pip install 'isotrain[{module}]'"
         return Availability(False, None, f"the package {module!r} is not installed", hint)

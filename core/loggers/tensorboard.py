@@ -28,11 +28,7 @@ class TensorBoardLogger(Logger):
     summary = "scalars for TensorBoard, in the folder tensorboard of the run directory"
 
     def __init__(self, folder: str | None = None) -> None:
-        """Selects the folder.
-
-        Args:
-            folder: Folder of the event file; None for `tensorboard` in the run directory.
-        """
+        """Selects the folder of the event file; None for `tensorboard` in the run directory."""
         self._folder = folder
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:

@@ -39,11 +39,7 @@ class PendingLoss:
     """
 
     def __init__(self, wait: Callable[[], None]) -> None:
-        """Starts without a value.
-
-        Args:
-            wait: Function that returns once `value` is set.
-        """
+        """Starts without a value; `wait` returns once `value` is set."""
         self._wait = wait
         self.value: float | None = None
 
@@ -479,12 +475,7 @@ class CoordinatorGroup(ReplicaGroup):
 def tcp_coordinator_group(
     server_connection: ServerConnection, build: Callable[[], ReplicaGroup]
 ) -> CoordinatorGroup:
-    """Starts a coordinator that sends weights and slices to its workers over TCP.
-
-    Args:
-        server_connection: Server connection of the coordinator.
-        build: Makes the coordinator's group of one replica, which holds the parameters.
-    """
+    """Starts a coordinator that sends weights and slices to its workers over TCP."""
     pool = TcpWorkerPool(server_connection)
     group = CoordinatorGroup(build(), server_connection.context.replicas, pool)
     pool.await_workers(group.weights)

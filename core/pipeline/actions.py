@@ -104,14 +104,7 @@ def time_line(orders: list[Order], duration: Duration = same) -> list[ScheduledP
 def _ready(
     remaining: list[Order], ends: dict[Pass, float], free_from: list[float], chunks: int
 ) -> Iterator[tuple[float, int]]:
-    """Start time and stage of each next pass whose input is there.
-
-    Args:
-        remaining: Remaining passes of each stage, the next one last.
-        ends: End times of the passes so far.
-        free_from: Time from which each stage is free.
-        chunks: Number of chunks of the model.
-    """
+    """Start time and stage of each next pass (the last in `remaining`) whose input is there."""
     for stage, order in enumerate(remaining):
         if order:
             before = needed(order[-1], chunks)

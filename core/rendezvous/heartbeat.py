@@ -55,12 +55,7 @@ class HeartbeatInterval:
 
     @classmethod
     def of(cls, processes: int, silence: float) -> HeartbeatInterval:
-        """The interval for a run.
-
-        Args:
-            processes: Number of processes.
-            silence: Timeout without a sign of life, in seconds (`timeouts.silence`).
-        """
+        """The interval for a run with so many processes, and with `timeouts.silence` in seconds."""
         longest = silence / _BEATS_PER_SILENCE
         shortest = min(_SECONDS_PER_PROCESS * processes, longest)
         return cls(shortest, min(max(HEARTBEAT_SECONDS, shortest), longest))

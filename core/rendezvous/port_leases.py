@@ -45,12 +45,7 @@ class PortLeases:
         return port
 
     def rendezvous(self, address: str, candidates: Sequence[int]) -> list[int]:
-        """Candidate ports of rank 0's server, the one leased for it first; ends the earlier run's lease.
-
-        Args:
-            address: Address to listen on; empty: all addresses of this host.
-            candidates: Ports, in the order in which the other ranks try them.
-        """
+        """Candidate ports of rank 0's server, the leased one first; ends the earlier run's lease."""
         if self._rendezvous is not None:
             self._rendezvous.close()
         self._rendezvous = self._ports(address)

@@ -38,13 +38,7 @@ class RunKey:
 
     @classmethod
     def of(cls, cluster_info: ClusterInfo, shared: bytes, number: int) -> RunKey:
-        """Derives the key of a run: the same on all its processes, different for every run.
-
-        Args:
-            cluster_info: Cluster info of this process.
-            shared: Shared secret (`shared_secret`).
-            number: Number of the run among those that this program joins, from 0.
-        """
+        """Derives the key of this program's run `number`, the same on all its processes."""
         run = f"{cluster_info.environment}\n{cluster_info.job}\n{cluster_info.world_size}\n{number}"
         return cls(hmac.digest(shared, run.encode(), "sha256"))
 

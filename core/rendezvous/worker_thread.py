@@ -33,15 +33,7 @@ class WorkerThread(threading.Thread):
         reporter: LocalReporter,
         on_returned: Callable[[Any], None],
     ) -> None:
-        """Makes the thread; `start` starts it.
-
-        Args:
-            job: Job to run.
-            resolved_spec: Training spec with its plugins, as in the plan.
-            context: Process context of this process.
-            reporter: Reporter of this process.
-            on_returned: Called with the job's return value, before its end is reported.
-        """
+        """Makes the thread; `on_returned` gets the job's return value before its end is reported."""
         super().__init__(name="isotrain-work", daemon=True)
         self._job = job
         self._resolved_spec = resolved_spec

@@ -77,13 +77,7 @@ def _widths(rows: Sequence[Sequence[str]]) -> list[int]:
 
 
 def _fitted_widths(available: int, natural: Sequence[int], minimum: Sequence[int]) -> list[int]:
-    """Widths of columns that do not all fit: whole words first, then the rest where it lacks most.
-
-    Args:
-        available: Width for all columns.
-        natural: Width of each column on one line.
-        minimum: Width of the longest word of each column.
-    """
+    """Widths of columns that do not all fit: whole words first, then the rest where it lacks most."""
     widths = list(minimum)
     while sum(widths) > available and max(widths) > 1:
         widths[widths.index(max(widths))] -= 1

@@ -123,12 +123,7 @@ def _process(process: Mapping[str, Any]) -> str:
 
 
 def differences(names: Sequence[str], changes: Sequence[tuple[str, Any, Any]]) -> str:
-    """The fields in which two plans differ.
-
-    Args:
-        names: Names of the two plans.
-        changes: Name of each field with its values in both plans.
-    """
+    """The fields in which two plans differ: name, and value in both."""
     if not changes:
         return paragraph(f"{names[0]} and {names[1]}: no difference")
     rows = [

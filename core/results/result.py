@@ -144,12 +144,7 @@ def read_result(run_directory: str | os.PathLike[str]) -> RunResult:
 def result_from_dict(
     plain: Mapping[str, Any], run_directory: Path, where: str = "result"
 ) -> RunResult:
-    """Builds a result from its JSON values.
-
-    Args:
-        plain: Result of `to_dict`, also after a round trip through JSON.
-        run_directory: Present directory of the run's files.
-        where: Name of the file, for messages.
+    """Builds a result from the JSON values of `to_dict`; `where` names the file in errors.
 
     Raises:
         IsotrainError: A field is missing or invalid.

@@ -199,11 +199,7 @@ def _stored_spec(folder: Path) -> tuple[Mapping[str, Any], int | None]:
 
 
 def _backend_and_batch(plan: Mapping[str, Any], where: str, batch: int | None) -> tuple[str, int]:
-    """Backend and global batch size of a plan; `batch` has precedence.
-
-    Raises:
-        IsotrainError: A field of the plan is missing or invalid.
-    """
+    """Backend and global batch size of a plan; `batch` has precedence."""
     backend = value(str, plan.get("backend"), f"{where}: backend")
     count = batch or value(int, plan.get("global_batch_size", 1), f"{where}: global_batch_size")
     if count < 1:

@@ -50,15 +50,7 @@ class Checkpointer:
         return CheckpointFolder(checkpoint_folder(self._session_context.spec, run_directory))
 
     def save(self, folder: PathLike | None, notes: Mapping[str, Any]) -> None:
-        """Saves a checkpoint; returns when it is written.
-
-        Args:
-            folder: Folder of checkpoints; None for the run's.
-            notes: `session.notes`.
-
-        Raises:
-            RunFailedError: The checkpoint cannot be written.
-        """
+        """Saves a checkpoint, as `Session.save`, with `session.notes`."""
         with self._reporter.doing("save checkpoint"):
             other_folder = None if folder is None else CheckpointFolder(folder)
             self._writer.save(self._saved_state(notes), other_folder)
@@ -68,20 +60,9 @@ class Checkpointer:
             raise RunFailedError(f"the checkpoint of step {step} was not saved: {fault}")
 
     def save_if_due(self, best: bool, overlap_next_step: bool, notes: Mapping[str, Any]) -> bool:
-        """Begins to save a checkpoint if the spec or a signal requests one, or the weights are the best.
+        """Begins to save a checkpoint if one is due, as `Session.save_if_due`.
 
         With `background: false` in the spec the checkpoint is complete on return, or a warning was sent.
-
-        Args:
-            best: Whether the weights are the best so far.
-            overlap_next_step: Whether the copy may be finished during the next step.
-            notes: `session.notes`.
-
-        Returns:
-            Whether a checkpoint is being saved.
-
-        Raises:
-            EndedError: A signal requested the end of the run; its checkpoint is saved.
         """
         policy = self._session_context.spec.checkpoint
         if policy is None:
@@ -151,17 +132,7 @@ class Checkpointer:
         ]
 
     def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
-        """Restores a checkpoint.
-
-        Args:
-            checkpoint: Location of the checkpoint; None for the run's newest.
-
-        Returns:
-            The notes in the checkpoint.
-
-        Raises:
-            IsotrainError: There is no checkpoint, it is damaged, or it belongs to a different run.
-        """
+        """Restores a checkpoint, as `Session.restore`; returns the notes in it."""
         context = self._session_context
         with self._reporter.doing("restore"):
             self._wait_for_all_writers()
@@ -195,11 +166,7 @@ class Checkpointer:
         self._step_logger.resume_from(saved.step, saved.epoch_loss, saved.epoch_samples)
 
     def restore_best(self) -> None:
-        """Loads the weights of the best checkpoint, and no other state.
-
-        Raises:
-            IsotrainError: No checkpoint was saved as the best.
-        """
+        """Loads the weights of the best checkpoint, as `Session.restore_best`."""
         if not self._trainer_state.best_steps:
             raise IsotrainError("restore_best: no checkpoint was saved as the best so far.")
         context = self._session_context

@@ -95,11 +95,7 @@ class AnyShardedLayout(ParallelLayout):
     """Every replica steps; state is sharded over all replicas, or over those of each host."""
 
     def __init__(self, hybrid: Hybrid | None = None) -> None:
-        """Keeps the sharding group.
-
-        Args:
-            hybrid: Shards over the replicas of each host; None shards over all replicas.
-        """
+        """Keeps whether to shard over the replicas of each host; None shards over all replicas."""
         self._hybrid = hybrid
 
     def device_mesh(self, replicas: int) -> DeviceMesh:

@@ -80,10 +80,6 @@ def assign_shards(sizes: Sequence[int], replicas: int) -> ShardAssignment:
     """Assigns weights to replicas: the largest first, each to the least loaded (LPT: Graham 1969).
 
     Depends on its arguments alone, so the result is equal on every process.
-
-    Args:
-        sizes: Number of elements of each weight.
-        replicas: Number of replicas.
     """
     owners, totals = [0] * len(sizes), [0] * replicas
     for index in sorted(range(len(sizes)), key=lambda index: (-sizes[index], index)):

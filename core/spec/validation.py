@@ -111,11 +111,7 @@ class SpecModel(BaseModel):
     )
 
     def __init__(self, **fields: Any) -> None:
-        """Validates the fields.
-
-        Raises:
-            SpecError: Some fields are invalid; the message lists all of them.
-        """
+        """Validates the fields; a `SpecError` lists all that are invalid."""
         with as_spec_error(type(self).__name__):
             self.__pydantic_validator__.validate_python(fields, self_instance=self)
 

@@ -56,12 +56,8 @@ def _unescaped(text: str) -> str:
 def make_folder(folder: Path, what: str) -> Path:
     """Creates a folder and its parents, if missing, and returns it.
 
-    Args:
-        folder: The folder.
-        what: Subject of the error message: the folder as the user knows it.
-
     Raises:
-        PlanError: It cannot be made.
+        PlanError: It cannot be made; the message calls it `what`.
     """
     try:
         folder.mkdir(parents=True, exist_ok=True)
@@ -112,11 +108,7 @@ def atomic_file(target: Path) -> Iterator[IO[bytes]]:
 
 
 def atomic_write(target: Path, content: str | bytes) -> None:
-    """Writes a file atomically: a reader sees the old content or the new one.
-
-    Args:
-        target: File to create or replace.
-        content: Bytes, or text to encode as UTF-8.
+    """Writes bytes or UTF-8 text atomically: a reader sees the old content or the new one.
 
     Raises:
         OSError: It cannot be written; `target` is unchanged.
@@ -126,13 +118,9 @@ def atomic_write(target: Path, content: str | bytes) -> None:
 
 
 def rewrite_lines(target: Path, replace_line: Callable[[bytes], bytes | None]) -> None:
-    """Rewrites a file line by line, atomically.
+    """Rewrites a file line by line, atomically; lines that map to None are dropped.
 
-    A last line without a newline is dropped: its writer was killed, or the disk was full.
-
-    Args:
-        target: Existing file.
-        replace_line: Maps a line with its newline to its replacement, or to None to drop it.
+    So is a last line without a newline: its writer was killed, or the disk was full.
 
     Raises:
         OSError: It cannot be read or written; `target` is unchanged.

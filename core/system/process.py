@@ -111,10 +111,7 @@ def exit_after_failure(work: threading.Thread) -> None:
 
     Threads of frameworks may wait for peers that are gone; one that returns into a finalized interpreter
     aborts the process. So the process exits without finalization if an uncaught error ends it; otherwise the
-    run's thread gets a few seconds to end.
-
-    Args:
-        work: Thread on which the run's work was done.
+    run's thread `work` gets a few seconds to end.
     """
     atexit.register(_exit_within_limit, work)
 
@@ -181,12 +178,7 @@ def exit_code_from(ended: os.waitid_result) -> int:
 
 
 def poll_readable(descriptors: Collection[int], timeout: float | None) -> list[int]:
-    """Polls file descriptors, and returns those that are readable or at their end.
-
-    Args:
-        descriptors: File descriptors.
-        timeout: Seconds to wait for the first; None: no limit.
-    """
+    """Polls file descriptors for so many seconds (None: no limit); returns those readable or at their end."""
     poll = select.poll()
     for descriptor in descriptors:
         poll.register(descriptor, select.POLLIN)

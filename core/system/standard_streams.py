@@ -52,10 +52,9 @@ PIPE_BYTES = 1 << 20
 
 
 def enlarge_pipe(pipe: int | IO[bytes] | IO[str]) -> None:
-    """Enlarges the buffer of a pipe to 1 MiB, so that its writer is not blocked soon when its reader pauses.
+    """Enlarges the buffer of a pipe to 1 MiB, so that its writer is not blocked by a pause of its reader.
 
-    Args:
-        pipe: Either end. Nothing happens if it is no pipe, or if the user has too many large pipes.
+    Nothing happens if it is no pipe, or if the user has too many large pipes.
     """
     with contextlib.suppress(OSError):
         fcntl.fcntl(pipe, fcntl.F_SETPIPE_SZ, PIPE_BYTES)
@@ -72,12 +71,7 @@ def escape_controls(text: str) -> str:
 
 
 def visible_output(text: str, *, colours: bool) -> str:
-    """Output of a program with control characters escaped, and with carriage returns as newlines.
-
-    Args:
-        text: Whole lines.
-        colours: Whether colour codes stay, for a terminal; otherwise they are removed.
-    """
+    """Whole lines with control characters escaped (colour codes stay with `colours`), returns as newlines."""
     lines = text.replace("\r\n", "\n").replace("\r", "\n")
     if "\x1b" not in lines and lines.isascii() and lines.replace("\n", "").isprintable():
         return lines

@@ -26,12 +26,6 @@ def client_handshake(
 ) -> Connection | None:
     """Connects this process to rank 0 over an open socket.
 
-    Args:
-        connection: Socket to rank 0; its timeout limits each wait for a reply.
-        key: Secret key of the run.
-        rank: Rank of this process.
-        offer: Encryption offer of this process.
-
     Returns:
         The authenticated connection; None if rank 0 closed it first.
 
@@ -97,11 +91,7 @@ def _await_close(connection: socket.socket) -> None:
 
 
 def _receive_record(connection: socket.socket) -> bytes:
-    """The next TLS record, and no byte after it: the rest belongs to the `MessageReader`.
-
-    Raises:
-        OSError: The other end closed the connection.
-    """
+    """The next TLS record, and no byte after it: the rest belongs to the `MessageReader`."""
     header = _receive_exactly(connection, _RECORD_HEADER)
     return header + _receive_exactly(connection, int.from_bytes(header[-2:], "big"))
 

@@ -44,13 +44,7 @@ class Connection:
         macs: MacPair | None = None,
         tls: TlsEndpoint | None = None,
     ) -> None:
-        """Wraps a socket.
-
-        Args:
-            connection: Authenticated socket: both ends have proved that they have the key.
-            macs: MACs of its messages; None: messages have no MAC.
-            tls: TLS endpoint that encrypts it; None: it is not encrypted.
-        """
+        """Wraps an authenticated socket: both ends have proved that they have the key."""
         connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._socket = connection
         self._macs = macs
@@ -213,12 +207,6 @@ def authenticate(
     connection: socket.socket, key: bytes, rank: int, offer: EncryptionOffer = _NO_ENCRYPTION
 ) -> tuple[bytes, EncryptionOffer] | None:
     """The client's side of the challenge-response (`auth`), with rank 0 as the server.
-
-    Args:
-        connection: Socket to rank 0.
-        key: Secret key of the run.
-        rank: Rank of this process.
-        offer: Encryption offer of this process.
 
     Returns:
         The session key and the encryption offer of rank 0; None if rank 0 closed the connection first.

@@ -36,13 +36,7 @@ class MessageReader:
     def __init__(
         self, connection: socket.socket, mac: Mac | None = None, tls: TlsEndpoint | None = None
     ) -> None:
-        """Starts with an empty buffer.
-
-        Args:
-            connection: Socket to read from.
-            mac: MACs of its messages; None: messages have no MAC.
-            tls: TLS endpoint that decrypts it; None: it is not encrypted.
-        """
+        """Starts with an empty buffer; without `mac` messages have none, without `tls` no encryption."""
         self.received = 0
         self._limit = HEADER_LIMIT if mac else UNAUTHENTICATED_LIMIT
         self._mac = mac

@@ -56,15 +56,7 @@ def planned_cells(
     strategies: Sequence[StrategyChoice],
     runner: Runner,
 ) -> list[PlannedCell]:
-    """Plans all cells in the requested order; equivalent cells are merged.
-
-    Args:
-        spec: Training spec with its number of threads.
-        backends: Backends, each `NAME` or `NAME:COLLECTIVE`.
-        replicas: Numbers of replicas; None: as many as the launcher's allocation has room for.
-        strategies: Strategies, one or more.
-        runner: Runner with the interpreters and the launcher.
-    """
+    """Plans all cells in the requested order, and merges equivalent ones; see `Runner.plan` for None."""
     cells: dict[tuple[Any, ...], PlannedCell] = {}
     for strategy in strategies:
         for backend in backends:
@@ -135,12 +127,7 @@ def equal_threads(spec: TrainingSpec, processes: int) -> TrainingSpec:
 
 
 def max_processes_per_host(replicas: Sequence[int] | None, allocation: Allocation | None) -> int:
-    """The largest number of processes of any cell on one host.
-
-    Args:
-        replicas: Numbers of replicas; None: as many as the launcher's allocation has room for.
-        allocation: Allocation of the launcher; None: this machine.
-    """
+    """The largest number of processes of any cell on one host of the allocation, or on this machine."""
     if allocation is None or allocation.slots == 1:  # a single process may have all of them
         return max(replicas or (1,))
     return max(share.slots for share in allocation.host_slots)
@@ -168,13 +155,7 @@ class RunOrder:
     def next_cell(
         self, cells: Sequence[Cell], open_ranking: Sequence[str], spent: float
     ) -> str | None:
-        """The name of the cell to run next; None when no run is left.
-
-        Args:
-            cells: Cells that can run, with the runs made so far; failed ones are ignored.
-            open_ranking: Names of the cells that cannot be told from the fastest.
-            spent: Duration of all runs so far in seconds.
-        """
+        """The name of the cell to run next, after runs of `spent` seconds; None when no run is left."""
         alive = [cell for cell in cells if cell.status != "failed"]
         for cell in self._candidates(alive, open_ranking):
             if self.time_budget is None or spent + _expected(cell) < self.time_budget:

@@ -49,11 +49,6 @@ class Runner:
     ) -> None:
         """Validates the interpreters.
 
-        Args:
-            interpreters: Path of the interpreter, by backend (`NAME` or `NAME:COLLECTIVE`).
-            launcher: Launcher of runs in this interpreter; None: the local launcher.
-            slots: Number of process slots, as in the attribute.
-
         Raises:
             PlanError: An interpreter is not an executable file.
         """
@@ -94,13 +89,6 @@ class Runner:
         folder: Path,
     ) -> dict[str, Any]:
         """Makes one run in new processes; forked ones get a fork server of their own.
-
-        Args:
-            spec: Training spec.
-            backend: Backend, `NAME` or `NAME:COLLECTIVE`.
-            replicas: Number of replicas.
-            measurement: Measurement that every process makes.
-            folder: New or empty folder for the run's files.
 
         Returns:
             `started` (monotonic seconds), and `ranks`: what each process returned.

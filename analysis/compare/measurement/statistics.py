@@ -55,13 +55,7 @@ class Bootstrap:
     def of_runs(
         cls, runs: Sequence[np.ndarray], statistic: Statistic, generator: np.random.Generator
     ) -> Bootstrap:
-        """Resamples runs, and blocks within them.
-
-        Args:
-            runs: Blocks of each run, shape [blocks, columns], float64.
-            statistic: Statistic of the blocks of one run.
-            generator: Seeded random generator.
-        """
+        """Resamples runs, each with its blocks `[blocks, columns]`, float64, and blocks within them."""
         value = float(np.mean([statistic(run[:, None, :])[0] for run in runs]))
         within = np.stack([_redrawn(run, statistic, generator) for run in runs])
         chosen = generator.integers(len(runs), size=(len(runs), RESAMPLES))

@@ -220,14 +220,9 @@ def svg_file(draw: Draw, title: str, description: str) -> str:
 
 
 def svg_inline(draw: Draw, name: str, width: int, title: str, description: str) -> str:
-    """A drawing to embed in a page, whose style sheet sets the colours.
+    """A drawing to embed in a page, whose style sheet sets the colours; ids begin with the unique `name`.
 
-    Args:
-        draw: Function that makes the drawing.
-        name: Prefix of every id, unique in the page.
-        width: `WIDE` or `NARROW`.
-        title: For a screen reader.
-        description: For a screen reader: the figures in words.
+    Title and description (the figures in words) are for a screen reader.
     """
     root = _svg(draw, width)
     for element in root.iter():

@@ -115,16 +115,7 @@ def draw_marks(
     *,
     legend: Sequence[tuple[SeriesStyle, bool, str]] = (),
 ) -> Canvas:
-    """Draws estimates with their intervals.
-
-    Args:
-        rows: Rows, one per cell.
-        unit: Unit of the estimates.
-        label: Axis label.
-        band: Interval to shade over all rows; None: no band.
-        width: Width in pixels.
-        legend: Legend entries, each style, whether filled, and text.
-    """
+    """Draws estimates with their intervals, one row per cell; `band` is an interval to shade."""
     names = [name for _, _, name in legend]
     canvas, axes, frame = _open(rows, width, legend_height(names, width) if legend else 0)
     ends = [v / unit.size for row in rows for e, _ in row.marks for v in (e.value, e.low, e.high)]

@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from isotrain.core.cli.argument_types import (
     name_with_options,
@@ -58,17 +58,10 @@ def run(options: argparse.Namespace) -> None:
         options,
         lambda on_event: api.run(
             spec,
-            backend=options.backend,
-            replicas=options.replicas,
             run_directory=options.run_dir,
             on_event=on_event,
-            port=options.port,
-            launcher=options.launcher,
-            launcher_options=dict(options.launcher_option),
             resume=options.resume,
-            max_restarts=options.max_restarts,
-            ranks=options.ranks,
-            interface=options.interface,
+            **_launch_options(options),
         ),
     )
 
@@ -83,19 +76,16 @@ def resume(options: argparse.Namespace) -> None:
     _train(
         options,
         lambda on_event: api.resume(
-            options.run_dir,
-            spec=spec,
-            backend=options.backend,
-            replicas=options.replicas,
-            on_event=on_event,
-            port=options.port,
-            launcher=options.launcher,
-            launcher_options=dict(options.launcher_option),
-            max_restarts=options.max_restarts,
-            ranks=options.ranks,
-            interface=options.interface,
+            options.run_dir, spec=spec, on_event=on_event, **_launch_options(options)
         ),
     )
+
+
+def _launch_options(options: argparse.Namespace) -> dict[str, Any]:
+    """Arguments that `isotrain.run` and `isotrain.resume` share."""
+    names = ("backend", "replicas", "port", "launcher", "max_restarts", "ranks", "interface")
+    launcher_options = dict(options.launcher_option)
+    return {name: getattr(options, name) for name in names} | {"launcher_options": launcher_options}
 
 
 def _train(

@@ -261,11 +261,7 @@ def _keras_batches(dataset: Any) -> Iterator[Any]:
 
 
 def _tf_dataset_batches(dataset: Any) -> Iterator[Any]:
-    """The batches of a `tf.data.Dataset`, as TensorFlow tensors.
-
-    Raises:
-        DataError: It is infinite.
-    """
+    """The batches of a finite `tf.data.Dataset`, as TensorFlow tensors; a `DataError` for an infinite one."""
     if int(dataset.cardinality()) == -1:
         raise DataError("data: the tf.data.Dataset never ends; leave out repeat(), or add take(n).")
     return iter(dataset)

@@ -214,12 +214,7 @@ class CheckpointWriter:
     def save(
         self, trainer_state: SavedTrainerState, folder: CheckpointFolder | None = None
     ) -> None:
-        """Copies the state, and begins to write it.
-
-        Args:
-            trainer_state: Trainer state to save.
-            folder: Folder of checkpoints; None for the run's.
-        """
+        """Copies the state, and begins to write it to a folder of checkpoints; None for the run's."""
         self.wait()
         self._begin(trainer_state, folder, overlap_next_step=False)
 
@@ -273,11 +268,7 @@ class CheckpointWriter:
         return is_from_this_run
 
     def wait(self) -> str | None:
-        """Waits until all processes have written the last checkpoint.
-
-        Returns:
-            None if it is complete, else the reason why it is not; the latter on every process.
-        """
+        """Waits until all processes have written the last checkpoint; returns why it is not complete."""
         return self._take_error(self._agreed_state(math.inf))
 
     def _agreed_state(self, timeout_s: float) -> int:

@@ -39,12 +39,7 @@ class StateSnapshot:
     """Copies one process's part of the state of a run, section by section; reuses its buffers."""
 
     def __init__(self, session_context: SessionContext, rank: int) -> None:
-        """Reads the layout of the run; copies nothing yet.
-
-        Args:
-            session_context: Context of the session whose state is copied.
-            rank: Rank of this process.
-        """
+        """Reads the layout of the run; copies nothing yet."""
         self._group = session_context.group
         self._mesh = session_context.plan.device_mesh
         self._stage = session_context.stage

@@ -25,11 +25,7 @@ class Evaluator:
         self._reporter = reporter
 
     def evaluate(self, data: Any) -> dict[str, float]:
-        """Computes loss and metrics over a data set; None for the spec's validation data.
-
-        Raises:
-            DataError: There is no validation data.
-        """
+        """Computes loss and metrics over a data set, as `Session.evaluate`."""
         with self._reporter.doing("evaluate"):
             source = self._source(data, "evaluate")
             if self._reporter.rank == 0:
@@ -42,25 +38,16 @@ class Evaluator:
             return self._group.collect_metrics("evaluation")
 
     def try_metrics(self, batch: Batch) -> None:
-        """Checks on one batch that all metrics return numbers; the training state stays as it was.
-
-        Raises:
-            SpecError: A metric does not return a number.
-        """
+        """Checks on one batch that all metrics return numbers, as `Session.try_metrics`."""
         with self._reporter.doing("try metrics"), self._group.preserving_training_state():
             with self._strategy.evaluating(self._group):
                 self._group.evaluation_step(batch)
             self._group.collect_metrics("evaluation")
 
     def predictions(self, data: Any) -> Iterator[Any]:
-        """Yields predictions, one global batch at a time: arrays of shape `[samples of the batch, ...]`.
+        """Yields predictions, one global batch at a time: arrays `[samples of the batch, ...]`.
 
-        Args:
-            data: Data set; None for the spec's validation data.
-
-        Raises:
-            DataError: There is no validation data, or the data is a stream that shards itself.
-            UnsupportedError: A model output does not have one row per sample.
+        Data and errors are those of `Session.predict`.
         """
         source = self._source(data, "predict")
         if isinstance(source, ShardedStream):

@@ -31,13 +31,7 @@ class NanGuard:
     def __init__(
         self, action: OnNan, reporter: Reporter, explain_nan: Callable[[int], str]
     ) -> None:
-        """Sets what to do at the first NaN.
-
-        Args:
-            action: `on_nan` of the spec.
-            reporter: Sends warnings to the launcher.
-            explain_nan: Returns the likely cause of the NaN loss of a step, as text.
-        """
+        """Sets what to do at the first NaN, by `on_nan` of the spec; `explain_nan` says its likely cause."""
         self._is_active = action != "ignore"
         self._stops = action == "stop"
         self._reporter = reporter

@@ -50,11 +50,7 @@ def predict_batch(group: ReplicaGroup, batch: Batch) -> Any:
 
 
 def concatenated(batches: Sequence[Any]) -> Any:
-    """Concatenates the predictions of consecutive global batches along axis 0.
-
-    Args:
-        batches: Predictions of each batch: a structure of arrays of shape `[samples, ...]`.
-    """
+    """Concatenates predictions of consecutive global batches: structures of arrays `[samples, ...]`."""
     outputs = zip(*(_arrays_of(batch) for batch in batches), strict=True)
     return _unflattened(batches[0], (np.concatenate(arrays) for arrays in outputs))
 
@@ -71,12 +67,9 @@ def _require_rows(array: np.ndarray, expected: int) -> None:
 def _all_gathered(
     group: ReplicaGroup, outputs: list[list[np.ndarray]], rows: int
 ) -> list[list[np.ndarray]]:
-    """The outputs of every replica, by one all-gather. Collective.
+    """The outputs of every replica, `[samples, ...]`, by one all-gather. Collective.
 
-    Args:
-        group: The replica group.
-        outputs: Output arrays of each local replica, each of shape `[samples, ...]`.
-        rows: Number of rows to which each output is padded, so that shapes are equal on all replicas.
+    Each is padded to `rows` rows, so that shapes are equal on all replicas.
     """
     like = [np.empty((rows, *array.shape[1:]), array.dtype) for array in outputs[0]]
     messages = [group.tensor(_packed(arrays, rows)) for arrays in outputs]

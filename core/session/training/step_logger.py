@@ -121,13 +121,7 @@ class StepLogger:
         return self._epoch_sum, self._epoch_samples
 
     def resume_from(self, step: int, epoch_sum: float, epoch_samples: int) -> None:
-        """Continues from a checkpoint.
-
-        Args:
-            step: Index of the next step.
-            epoch_sum: Loss sum of the epoch so far, each loss times its samples.
-            epoch_samples: Number of samples of the epoch so far.
-        """
+        """Continues from a checkpoint: next step, and loss sum and samples of its epoch so far."""
         if self.is_silent:
             return
         self.flush()

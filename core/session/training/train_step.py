@@ -36,12 +36,7 @@ def needs_targets(spec: TrainingSpec, framework: str) -> bool:
 
 
 def missing_targets_error(source: Any, inputs: Any) -> DataError:
-    """The error for samples that have inputs only.
-
-    Args:
-        source: Data source of the samples.
-        inputs: Inputs of one batch: an array or a structure of arrays.
-    """
+    """The error for samples of a source that have inputs only: an array or a structure of arrays."""
     problem = "data: the samples have no targets, with which the loss compares the predictions."
     if not isinstance(inputs, Mapping) or not isinstance(source, BatchIndexed | MapStyle):
         return DataError(f"{problem} Give pairs (inputs, targets).")
@@ -118,16 +113,7 @@ class TrainLoop:
         return self.rates(step) * self.trainer_state.rate_factor
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a step: the scheduled one, or that of an optimizer that sets its rates itself.
-
-        Local.
-
-        Args:
-            step: Index of the step, from 0 over the whole run.
-
-        Raises:
-            IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one.
-        """
+        """Learning rate of a step, by the spec or by the optimizer, as `Session.learning_rate`. Local."""
         if (optimizer_rates := self._group.optimizer_rates()) is None:
             return self._scheduled_rate(step)
         steps_done = self.trainer_state.steps_done

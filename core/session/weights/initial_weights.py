@@ -65,13 +65,7 @@ def load_initial_weights(
 ) -> LoadReport | None:
     """Loads the initial weights of the spec, and checks that weights to freeze are frozen.
 
-    Collective, before the first step.
-
-    Args:
-        spec: Training spec.
-        plan: Plan of the run.
-        group: Replica group whose weights are set.
-        resumes: Whether a checkpoint with all weights is loaded next: then the source is not read.
+    Collective, before the first step. With `resumes` a checkpoint is loaded next, and the source is not read.
 
     Returns:
         The report; None where the spec has no `initial_weights`.

@@ -152,14 +152,7 @@ class StateConverter:
     def state(
         self, name: str, source: StateSource, saved: State, rate: float
     ) -> dict[str, np.ndarray]:
-        """Converts a weight and its optimizer state to this run's names, axis order and shapes.
-
-        Args:
-            name: Name of the weight in this run.
-            source: Source of the weight.
-            saved: Saved arrays by name, of all names of the source.
-            rate: Learning rate of the next step.
-        """
+        """Converts a weight and its optimizer state, any shapes, to this run's names and axis order."""
         old, new = self._source_format, self._target_format
         weight = new.names.to_model(name, old.names.to_common(source.weight, saved[source.weight]))
         if not source.slots:

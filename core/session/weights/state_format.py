@@ -75,11 +75,6 @@ class StateFormat:
     ) -> dict[str, dict[str, str]] | None:
         """Names of the weights' optimizer state, by weight and slot.
 
-        Args:
-            weights: Names of the weights in this format.
-            slots: Names of the optimizer slots in the spec.
-            existing: Names of the existing state.
-
         Returns:
             The names, which need not exist yet; None where a name could belong to several weights.
         """
@@ -106,13 +101,7 @@ class StateFormat:
     def stored_names(
         self, weight: str, names: Mapping[str, str], existing: Collection[str]
     ) -> dict[str, str]:
-        """Names of a weight's existing optimizer state, by slot, with its update count under `STEPS`.
-
-        Args:
-            weight: Name of the weight in this format.
-            names: Names of its optimizer state, by slot.
-            existing: Names of the existing state.
-        """
+        """Names of a weight's existing optimizer state, by slot, with its update count under `STEPS`."""
         assert self.optimizer_state_names is not None
         steps = self.optimizer_state_names.steps(self.optimizer, weight)
         with_steps = names if steps is None else {**names, STEPS: OPTIMIZER_PREFIX + steps}
@@ -121,14 +110,7 @@ class StateFormat:
     def to_common_state(
         self, state: State, weight: str, stored_names: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
-        """Converts a weight's optimizer state to the common scaling and axis order, by slot.
-
-        Args:
-            state: Arrays of the state by name, each slot with the shape of the weight.
-            weight: Name of the weight in this format.
-            stored_names: Result of `stored_names`.
-            rate: Learning rate of the next step.
-        """
+        """Converts a weight's optimizer state, of its shape, to common scaling and axis order, by slot."""
         return {
             slot: state[name]
             if slot == STEPS
@@ -139,14 +121,7 @@ class StateFormat:
     def to_local_state(
         self, common: State, weight: str, names: Mapping[str, str], rate: float
     ) -> dict[str, np.ndarray]:
-        """Converts a weight's optimizer state from the common format to this one's names and shapes.
-
-        Args:
-            common: Arrays of the state in the common format, by slot.
-            weight: Name of the weight in this format.
-            names: Names of its optimizer state in this format, by slot.
-            rate: Learning rate of the next step.
-        """
+        """Converts a weight's optimizer state from the common format to this one's names and shapes."""
         assert self.optimizer_state_names is not None
         state = {}
         for slot in common.keys() - {STEPS}:
