@@ -6,7 +6,6 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,8 +23,6 @@ from isotrain.testing.reference.network import Network
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 STEP = 3
-LIMIT_SECONDS = 60.0
-"""A busy machine is slow; what these tests are about is never, or at once."""
 Deed = Any
 
 
@@ -80,7 +77,7 @@ def doing(deed: Deed, rank: int) -> Any:
         for batch in session.batches():
             session.step(batch)
             if session.rank == rank and batch.step == STEP:
-                (session.run_directory / "moment").write_text(str(time.time()))
+                (session.run_directory / "moment").touch()
                 deed()
 
     return work
@@ -93,14 +90,11 @@ def failure(
     folder: Path,
     on_event: Callable[[Any], None] = lambda _: None,
 ) -> str:
-    """Runs, and returns the text of the error; checks that it came in time and nothing is left."""
+    """Error text of a run that fails; no process of it is left then."""
     with pytest.raises(RunFailedError) as caught:
         isotrain.launch(
             work, fields, backend=backend, replicas=2, run_directory=folder, on_event=on_event
         )
-    moment = folder / "moment"
-    if moment.exists():
-        assert time.time() - float(moment.read_text()) < LIMIT_SECONDS
     assert not alive_children(folder)
     return str(caught.value)
 

@@ -19,7 +19,7 @@ from isotrain.testing.reference.network import Network
 cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 LIMIT_SECONDS = 60.0
-"""A busy machine is slow; what these tests are about is never, or at once."""
+"""Time within which something happens that happens at once on an idle machine."""
 
 
 def model() -> Network:

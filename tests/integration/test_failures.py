@@ -22,7 +22,6 @@ from helpers.leftover_processes import is_alive, no_leftover_processes
 from helpers.signals import heed_signals
 from helpers.waiting import wait_until
 from integration.failure_runs import (
-    LIMIT_SECONDS,
     STEP,
     Deed,
     abort,
@@ -46,6 +45,8 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 
 BACKENDS = ("torch-ddp", "tf-multiworker", "tf-mirrored", "horovod-torch", "horovod-tf")
 """Of each, one that raises; one that is killed or hangs is among the conformance checks."""
+LIMIT_SECONDS = 60.0
+"""Time within which a process ends that ends at once on an idle machine."""
 FORK_SERVER_SECONDS = 240.0
 """Limit for a fork server to import a framework, on a busy machine too."""
 SLOW = pytest.mark.slow
@@ -143,7 +144,7 @@ import json, os, pathlib, signal, time
 place = json.loads(os.environ.get("ISOTRAIN_PROCESS", "{}"))
 folder = pathlib.Path(place.get("run_directory", ""))
 if place.get("rank") == 1 and folder.name in ("sleeps", "sleeps-tf", "stops"):
-    (folder / "moment").write_text(str(time.time()))
+    (folder / "moment").touch()
     if folder.name == "stops":
         os.kill(os.getpid(), signal.SIGSTOP)
     time.sleep(600)
