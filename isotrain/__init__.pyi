@@ -40,8 +40,8 @@ from isotrain.core.errors import UnsupportedError as UnsupportedError
 from isotrain.core.plugins.hookspecs import API_VERSION as API_VERSION
 from isotrain.core.plugins.hookspecs import hookimpl as hookimpl
 from isotrain.core.plugins.manager import register as register
-from isotrain.core.results.export import export as export
-from isotrain.core.results.export import predict as predict
+from isotrain.core.results.predict_and_export import export as export
+from isotrain.core.results.predict_and_export import predict as predict
 from isotrain.core.results.result import RunResult as RunResult
 from isotrain.core.results.result import read_result as read_result
 from isotrain.core.run.options import ResumeOptions as ResumeOptions

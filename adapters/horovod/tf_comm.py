@@ -14,7 +14,7 @@ import numpy as np
 import tensorflow as tf
 
 from isotrain.adapters.horovod import runtime
-from isotrain.adapters.tensorflow.base.variable_init import broadcast_initial_values
+from isotrain.adapters.tensorflow.base.initial_broadcast import broadcast_initial_values
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.replica.replica_group import TensorFlowReplicaGroup
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients

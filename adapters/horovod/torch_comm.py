@@ -13,7 +13,7 @@ import horovod.torch as hvd
 import torch
 
 from isotrain.adapters.horovod import private_api, runtime
-from isotrain.adapters.torch.base.variable_init import broadcast_initial_values
+from isotrain.adapters.torch.base.initial_broadcast import broadcast_initial_values
 from isotrain.adapters.torch.comm.base import Communicator, Wait
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.plugin import (

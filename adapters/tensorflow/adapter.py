@@ -35,7 +35,7 @@ from isotrain.plugin import (
 if TYPE_CHECKING:
     import tensorflow as tf
 
-    from isotrain.adapters.tensorflow.base.variable_init import InitialValues
+    from isotrain.adapters.tensorflow.base.initial_broadcast import InitialValues
     from isotrain.adapters.tensorflow.comm import base as communicator
     from isotrain.plugin import ExportForm, Plan, ReplicaGroup, ServerConnection, TrainingSpec
 
@@ -328,9 +328,9 @@ class TFMultiWorker(_TensorFlowAdapter):
     def initial_values(
         self, strategy: tf.distribute.Strategy, context: ProcessContext
     ) -> InitialValues | None:
-        from isotrain.adapters.tensorflow.base import variable_init
+        from isotrain.adapters.tensorflow.base import initial_broadcast
 
-        return variable_init.InitialValues(strategy, context.rank)
+        return initial_broadcast.InitialValues(strategy, context.rank)
 
     def connect(
         self, backend_config: BackendConfig, context: ProcessContext, bucket_bytes: int

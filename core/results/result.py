@@ -107,7 +107,7 @@ class RunResult(_StoredResult):
         data: Any = None,
     ) -> Path:
         """Exports the trained model to another format; see `isotrain.export`."""
-        from isotrain.core.results.export import export
+        from isotrain.core.results.predict_and_export import export
 
         return export(self, target, to=to, spec=spec, data=data)
 

@@ -17,7 +17,7 @@ from types import FrameType
 from typing import Any, NoReturn
 
 from isotrain.core.system.files import atomic_write
-from isotrain.core.system.interpreter import (
+from isotrain.core.system.interpreter_start import (
     command_line,
     is_in_prefix,
     load_function,

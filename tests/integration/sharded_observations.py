@@ -160,7 +160,7 @@ def _apart(session: Session) -> list[str]:
     """What is said where replicas read other weights of equal size, one reads more, or takes gradients."""
     import torch
 
-    from isotrain.adapters.torch.replica.handle import TorchReplica
+    from isotrain.adapters.torch.replica.replica import TorchReplica
     from isotrain.plugin import IsotrainError
 
     own = torch.full((1, 4), 1.0 - 2.0 * session.rank)
@@ -195,7 +195,7 @@ def _departing(session: Session) -> dict[str, Any]:
     """What comes of steps that go as the one before, or otherwise on all replicas, or on one of them."""
     import torch
 
-    from isotrain.adapters.torch.replica.handle import TorchReplica
+    from isotrain.adapters.torch.replica.replica import TorchReplica
     from isotrain.plugin import IsotrainError
 
     layer, one = _choosing()[0], torch.ones(1, 4)

@@ -396,7 +396,7 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path
 def test_the_folder_of_a_target_is_made_and_goes_again_if_nothing_comes_into_it(
     tmp_path: Path,
 ) -> None:
-    from isotrain.core.results.export import atomically_replaced
+    from isotrain.core.results.predict_and_export import atomically_replaced
 
     target = tmp_path / "new" / "newer" / "model.safetensors"
     with pytest.raises(KeyError), atomically_replaced(target):
@@ -443,7 +443,7 @@ def plain_run(folder: Path, **changes: Any) -> isotrain.RunResult:
 
 
 def test_a_folder_with_other_things_is_not_written_over(tmp_path: Path) -> None:
-    from isotrain.core.results.export import atomically_replaced
+    from isotrain.core.results.predict_and_export import atomically_replaced
 
     results = tmp_path / "results"
     results.mkdir()

@@ -13,11 +13,11 @@ import tensorflow as tf
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
 from isotrain.adapters.keras import model as keras_model
+from isotrain.adapters.tensorflow.base.initial_broadcast import InitialValues
 from isotrain.adapters.tensorflow.base.layer_traits import model_traits
 from isotrain.adapters.tensorflow.base.private_api import copies
-from isotrain.adapters.tensorflow.base.variable_init import InitialValues
 from isotrain.adapters.tensorflow.comm.base import Communicator
-from isotrain.adapters.tensorflow.replica.handle import TensorFlowReplica
+from isotrain.adapters.tensorflow.replica.replica import TensorFlowReplica
 from isotrain.adapters.tensorflow.replica.tracing import (
     MicroBatches,
     TracedFunctions,

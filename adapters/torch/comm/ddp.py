@@ -18,7 +18,7 @@ import torch.distributed as dist
 from torch.nn.parallel import DistributedDataParallel
 
 from isotrain.adapters.torch.base import private_api
-from isotrain.adapters.torch.base.variable_init import broadcast_initial_values
+from isotrain.adapters.torch.base.initial_broadcast import broadcast_initial_values
 from isotrain.adapters.torch.comm.base import Wait
 from isotrain.adapters.torch.comm.loss_in_gradients import LossInGradients
 from isotrain.adapters.torch.comm.powersgd import PowerSGD

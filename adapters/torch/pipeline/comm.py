@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from isotrain.adapters.torch.base.variable_init import (
+from isotrain.adapters.torch.base.initial_broadcast import (
     broadcast_bundle,
     broadcast_initial_values,
     dense,

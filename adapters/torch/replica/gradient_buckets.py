@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import torch
 
-from isotrain.adapters.torch.replica.handle import TorchReplica
+from isotrain.adapters.torch.replica.replica import TorchReplica
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.plugin import Reduction
 

@@ -19,9 +19,9 @@ from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
 from isotrain.adapters.torch.comm.base import Communicator, Wait, all_reduce_mean_flat
 from isotrain.adapters.torch.replica.gradient_buckets import BucketedGradients
-from isotrain.adapters.torch.replica.handle import TorchReplica
 from isotrain.adapters.torch.replica.loss_weighting import SliceWeights, without_padding_mean
 from isotrain.adapters.torch.replica.metrics import MetricCollection
+from isotrain.adapters.torch.replica.replica import TorchReplica
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
 from isotrain.adapters.torch.trainer.build import build_trainer
 from isotrain.adapters.torch.trainer.local_buffers import LOCAL_BUFFERS

@@ -11,7 +11,7 @@ from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.tensors import TensorOrShard, TensorShard
 from isotrain.adapters.torch.comm.base import Communicator
-from isotrain.adapters.torch.replica.handle import TorchReplica
+from isotrain.adapters.torch.replica.replica import TorchReplica
 from isotrain.adapters.torch.trainer.state import in_place
 from isotrain.plugin import DATA, SHARD, DeviceMesh, Reduction, SpecError
 

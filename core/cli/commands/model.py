@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 def predict(options: argparse.Namespace) -> None:
     """Predicts, and writes the predictions to a file."""
     from isotrain.core.planning.cluster_environment import require_single_process
-    from isotrain.core.results.export import predict as predict_samples
+    from isotrain.core.results.predict_and_export import predict as predict_samples
     from isotrain.core.system.files import make_folder, removed_on_failure
 
     require_single_process("predict")
@@ -49,7 +49,7 @@ def predict(options: argparse.Namespace) -> None:
 def export(options: argparse.Namespace) -> None:
     """Exports the model, and prints the path of the file or folder written."""
     from isotrain.core.planning.cluster_environment import require_single_process
-    from isotrain.core.results.export import export as export_model
+    from isotrain.core.results.predict_and_export import export as export_model
 
     require_single_process("export")
     add_working_directory_to_path()

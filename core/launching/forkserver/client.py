@@ -28,7 +28,7 @@ from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching.forkserver import protocol
 from isotrain.core.launching.forkserver.process_handle import ProcessArgs
 from isotrain.core.system.deadline import Deadline
-from isotrain.core.system.interpreter import command_line, startup_line
+from isotrain.core.system.interpreter_start import command_line, startup_line
 from isotrain.core.system.process import output_tail, poll_readable
 from isotrain.core.system.process_activity import activity
 

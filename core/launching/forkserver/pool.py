@@ -13,7 +13,7 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from isotrain.core.launching.forkserver.client import ANSWER_SECONDS, ForkServer, ForkServerError
-from isotrain.core.system.interpreter import is_in_prefix
+from isotrain.core.system.interpreter_start import is_in_prefix
 
 _RETRY_SECONDS = 60.0
 """Time in which no fork server is started after one like it failed to import: failing may take long."""

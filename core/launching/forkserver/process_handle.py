@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol
 
-from isotrain.core.system.interpreter import command_line
+from isotrain.core.system.interpreter_start import command_line
 from isotrain.core.system.process import exit_code
 
 _MAIN = "isotrain.core.worker.worker:main"

@@ -20,7 +20,7 @@ from typing import Any, NoReturn
 from isotrain.core.contracts.process import VARIABLE
 from isotrain.core.launching.forkserver import protocol
 from isotrain.core.plugins.manager import BUILTINS
-from isotrain.core.system.interpreter import apply_startup, is_in_prefix
+from isotrain.core.system.interpreter_start import apply_startup, is_in_prefix
 from isotrain.core.system.process import exit_code_from
 
 _WORKER_IMPORTS = (

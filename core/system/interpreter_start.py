@@ -24,7 +24,7 @@ def is_in_prefix(path: str) -> bool:
 _BOOTSTRAP = (
     "import json, sys; startup = json.loads(sys.stdin.buffer.readline());"
     " startup['path'][:0] = sys.path if startup['is_extra_path'] else (); sys.path[:] = startup['path'];"
-    " from isotrain.core.system.interpreter import main; main(startup)"
+    " from isotrain.core.system.interpreter_start import main; main(startup)"
 )
 
 
