@@ -17,9 +17,9 @@ def exports(
 
     Args:
         module: Name of the module.
-        file: Its file. The stub beside it (`.pyi`) is the one place that lists the names, for type checkers
-            too. Its lines are `from HOME import NAME as PUBLIC_NAME`, or `PUBLIC_NAME = NAME` for a name that
-            was imported under another one.
+        file: Path of its file. The stub beside it (`.pyi`) is the one place that lists the names, for type
+            checkers too. Its lines are `from HOME import NAME as PUBLIC_NAME`, or `PUBLIC_NAME = NAME` for a
+            name that was imported under another one.
     """
     homes: dict[str, tuple[str, str]] = {}
     for statement in ast.parse(Path(file).with_suffix(".pyi").read_text(encoding="utf-8")).body:

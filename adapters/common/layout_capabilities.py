@@ -1,4 +1,4 @@
-"""What isotrain's own backends declare under each parallel layout; imports no framework."""
+"""Capabilities that isotrain's own backends declare under each layout; imports no framework."""
 
 from __future__ import annotations
 

@@ -59,13 +59,13 @@ class HorovodCommunicator(Communicator):
             self._negative_zero = tf.Variable(-0.0, trainable=False)  # -0.0 + 0.0 would be 0.0
 
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
-        """One grouped all-reduce for each dtype among the tensors, which may have any shapes."""
+        """One grouped all-reduce for each dtype among the tensors, which may have any shapes. Collective."""
         return self.reduce_group(tensors, op, hvd.Compression.none)
 
     def reduce_group(
         self, tensors: Sequence[tf.Tensor], op: ReduceOp, compression: Any
     ) -> list[tf.Tensor]:
-        """Grouped all-reduce, which Horovod neither splits nor reorders.
+        """Grouped all-reduce, which Horovod neither splits nor reorders. Collective.
 
         Args:
             tensors: Tensors of any shapes and dtypes.
@@ -90,7 +90,7 @@ class HorovodCommunicator(Communicator):
         return results
 
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
-        """One Horovod all-gather along a new first axis; returns shape `[replicas, *tensor.shape]`."""
+        """One Horovod all-gather along a new first axis: shape `[replicas, *tensor.shape]`. Collective."""
         row = tf.expand_dims(_sendable(tensor), 0)
         gathered = hvd.allgather(row, name="isotrain_all_gather", ignore_name_scope=True)
         return tf.cast(tf.ensure_shape(gathered, [self.replicas, *tensor.shape]), tensor.dtype)
@@ -128,7 +128,7 @@ class HorovodCommunicator(Communicator):
     def all_gather_shards(
         self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
-        """One Horovod all-gather of vectors of any sizes; an empty one is sent as one element."""
+        """One Horovod all-gather of vectors of any sizes; an empty one is sent as one element. Collective."""
         process_set = self._process_set(subgroups)
         if process_set is None:
             return tf.identity(shard)
@@ -177,7 +177,7 @@ class HorovodCommunicator(Communicator):
             return tf.cast(tf.reshape(received, tensor.shape), tensor.dtype)
 
     def all_reduce_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """One Horovod all-reduce sum in this replica's process set, any shape."""
+        """One Horovod all-reduce sum in this replica's process set, any shape. Collective."""
         process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return tf.identity(tensor)
@@ -191,7 +191,7 @@ class HorovodCommunicator(Communicator):
         return tf.cast(total, tensor.dtype)
 
     def broadcast_within(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:
-        """One Horovod broadcast in this replica's process set, any shape; several may be in flight."""
+        """One Horovod broadcast in this replica's process set, any shape. Collective; several may run."""
         process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return tf.identity(tensor)
@@ -206,7 +206,7 @@ class HorovodCommunicator(Communicator):
         return tf.cast(received, tensor.dtype)
 
     def close(self) -> None:
-        """Shuts Horovod down; the group has waited for all processes."""
+        """Shuts Horovod down; the group has waited for all processes. Collective."""
         runtime.stop(hvd)
 
 

@@ -46,7 +46,7 @@ class HorovodCommunicator(Communicator):
         self._is_sharded = SHARD in context.device_mesh.sizes
 
     def wrap(self, trainer: ReplicaTrainer) -> None:
-        """Broadcasts the weights of replica 0; registers Horovod's hooks, unless weights are sharded."""
+        """Broadcasts the weights of replica 0; registers hooks, unless weights are sharded. Collective."""
         tensors = trainer.tensors()
         device = next(iter(tensors.values())).device
         broadcast_initial_values(
@@ -67,7 +67,7 @@ class HorovodCommunicator(Communicator):
 
     @contextlib.contextmanager
     def no_sync(self) -> Iterator[None]:
-        """Context in which Horovod's hooks wait for further backward passes."""
+        """Context in which Horovod's hooks wait for further backward passes. Local."""
         self._accumulating = True
         try:
             yield
@@ -83,20 +83,20 @@ class HorovodCommunicator(Communicator):
         return lambda: hvd.synchronize(handle).div_(self.replicas).to(scalar.dtype)
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """All-reduces the scalar loss with the gradients, unless they go in groups that it would reorder."""
+        """All-reduces the scalar loss with the gradients, unless groups would reorder it. Collective."""
         return self._reducer.add_scalar(share) or self.all_reduce_mean_async(share)
 
     def wait_gradients(self) -> None:
-        """Waits until every `.grad` is the mean over all replicas; zero for unused parameters."""
+        """Waits until every `.grad` is the mean over all replicas; zero for unused parameters. Collective."""
         self._reducer.wait()
 
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """One Horovod all-reduce, any shape."""
+        """One Horovod all-reduce, any shape. Collective."""
         name = tensor_name(f"all_reduce.{op}", value)
         return hvd.allreduce(to_sendable(value), name=name, op=_OPERATIONS[op]).to(value.dtype)
 
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
-        """One Horovod all-gather along a new first axis; returns shape `[replicas, *value.shape]`."""
+        """One Horovod all-gather along a new first axis: shape `[replicas, *value.shape]`. Collective."""
         row = to_sendable(value).unsqueeze(0)
         return hvd.allgather(row, name=tensor_name("all_gather", value)).to(value.dtype)
 
@@ -118,7 +118,7 @@ class HorovodCommunicator(Communicator):
     def all_gather_shards(
         self, shard: torch.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> torch.Tensor:
-        """One Horovod all-gather of vectors of any sizes; returns shape `[sum(sizes)]`."""
+        """One Horovod all-gather of vectors of any sizes; returns shape `[sum(sizes)]`. Collective."""
         process_set = self._process_set(subgroups)
         if process_set is None:
             return shard.clone()
@@ -140,7 +140,7 @@ class HorovodCommunicator(Communicator):
         return received.squeeze(0).to(value.dtype)
 
     def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
-        """One Horovod all-reduce sum in this replica's process set, any shape."""
+        """One Horovod all-reduce sum in this replica's process set, any shape. Collective."""
         process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return value.clone()
@@ -149,7 +149,7 @@ class HorovodCommunicator(Communicator):
         return total.to(value.dtype)
 
     def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
-        """One Horovod broadcast in this replica's process set, any shape."""
+        """One Horovod broadcast in this replica's process set, any shape. Collective."""
         process_set = self._process_sets.local(subgroups)
         if process_set is None:
             return value.clone()
@@ -159,17 +159,17 @@ class HorovodCommunicator(Communicator):
         return received.to(value.dtype)
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
-        """Horovod has compression to float16 (`fp16`) only."""
+        """Horovod has compression to float16 (`fp16`) only. Local."""
         if method == "fp16":
             self._reducer.compress(hvd.Compression.fp16)
         return method == "fp16"
 
     def barrier(self) -> None:
-        """One Horovod barrier."""
+        """One Horovod barrier. Collective."""
         hvd.barrier()
 
     def close(self) -> None:
-        """Waits for all replicas, then shuts Horovod down."""
+        """Waits for all replicas, then shuts Horovod down. Collective."""
         hvd.barrier()
         runtime.stop(hvd)
 

@@ -97,6 +97,6 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
         hvd.barrier()
 
     def close(self) -> None:
-        """Waits for all processes, then shuts Horovod down."""
+        """Waits for all processes, then shuts Horovod down. Collective."""
         hvd.barrier()
         runtime.stop(hvd)

@@ -99,7 +99,7 @@ class LayerCall:
         Args:
             layer: Layer that is called.
             call: The layer's original `call`.
-            given: Its arguments, `(args, kwargs)`.
+            given: Arguments of the call, `(args, kwargs)`.
         """
         self._layer = layer
         self._call = call

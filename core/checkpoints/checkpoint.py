@@ -123,7 +123,7 @@ class Checkpoint:
             A new array of that shape; float32 for bfloat16.
 
         Raises:
-            CheckpointError: As `read`; or the part does not lie in the tensor.
+            CheckpointError: See `read`; or the part does not lie in the tensor.
         """
         parts = self._parts(section, name)
         tensor = describe_tensor(parts)

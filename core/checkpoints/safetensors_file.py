@@ -107,7 +107,7 @@ def _parsed_entry(name: str, plain: Any, first: int, size: int) -> _Entry:
 
     Args:
         name: Name of the tensor.
-        plain: Its JSON value.
+        plain: JSON value of the entry.
         first: Byte offset of the first tensor in the file.
         size: Size of the file in bytes.
 

@@ -68,7 +68,7 @@ class Strategy(ABC):
         summary: One line for listings. An instance may override it where an option changes the method.
         requires: Capabilities that it needs of a backend under its parallel layout; the plan refuses backends
             that lack one. An instance may need more than its class, where an option does.
-        parallel_layout: How weights and optimizer state are laid out over the processes, and which
+        parallel_layout: Layout of weights and optimizer state over the processes; it says which
             processes step.
         keeps_replicas_equal: Time at which the weights of all replicas are bitwise equal: after every step
             (`always`), after `finished` (`finally`), or `never`.

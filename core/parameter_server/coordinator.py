@@ -279,7 +279,7 @@ class CoordinatorGroup(ReplicaGroup):
         return self._stats.report(self._updates, self._pool.lost)
 
     def to_device(self, arrays: Any) -> Any:
-        """Returns NumPy arrays unchanged: they are sent to workers as such."""
+        """Returns NumPy arrays unchanged: they are sent to workers as such. Local."""
         return arrays
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> Tensor:
@@ -406,7 +406,7 @@ class CoordinatorGroup(ReplicaGroup):
         return self._group.read_weights_file(path)
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
-        """Computes gradients, of the weights' shapes, in this process replica by replica, for inspection."""
+        """Computes gradients, of the weights' shapes, replica by replica, for inspection. Local."""
         self._drain()
         gradients, total = [], 0.0
         for slices in batch.slices:
@@ -425,7 +425,7 @@ class CoordinatorGroup(ReplicaGroup):
 
     @contextmanager
     def preserving_training_state(self) -> Iterator[None]:
-        """Does nothing: `gradients` leaves all state unchanged."""
+        """Does nothing: `gradients` leaves all state unchanged. Local."""
         yield
 
     @contextmanager
@@ -437,7 +437,7 @@ class CoordinatorGroup(ReplicaGroup):
         return self._group.keep_gradients()
 
     def kept_gradients(self) -> list[list[Tensor]]:
-        """Gradients of the last update, of the weights' shapes, the same for each replica."""
+        """Gradients of the last update, of the weights' shapes, the same for each replica. Local."""
         self._drain()
         return self._group.kept_gradients() * self.replicas
 

@@ -33,7 +33,7 @@ def command_line(function: str, *arguments: Any, python: str | None = None) -> l
 
     Args:
         function: `module:name` of the function. All users of this machine can see it.
-        arguments: Its first arguments, JSON values. All users of this machine can see them.
+        arguments: First arguments of the function, JSON values. All users of this machine can see them.
         python: Interpreter of another environment; None: this one.
     """
     return [python or sys.executable, "-P", "-c", _BOOTSTRAP, function, json.dumps(arguments)]
@@ -48,7 +48,7 @@ def startup_line(
         arguments: Further arguments of the function, JSON values.
         extra_path: Folders to append to the interpreter's own `sys.path`; None: it gets this program's
             `sys.path` instead.
-        argv: Its `sys.argv`; None: this program's.
+        argv: Arguments for `sys.argv`; None: this program's.
     """
     startup = {
         "path": list(sys.path if extra_path is None else extra_path),

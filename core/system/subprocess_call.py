@@ -81,7 +81,7 @@ class ChildProcess:
 
         Args:
             function: `module:name` of the function.
-            value: Its argument, a JSON value.
+            value: Argument of the function, a JSON value.
             files: Path to which `.json` is appended for its answer, and `.log` for its log.
             python: Interpreter of another environment, which imports from there, and then from the folders
                 outside of this program's environment; None: this interpreter with the same `sys.path`.

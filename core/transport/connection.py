@@ -92,7 +92,7 @@ class Connection:
         """Waits for one message, on a connection without MACs.
 
         Returns:
-            Its header, and its arrays with the shapes and dtypes that were sent.
+            The header, and the arrays with the shapes and dtypes that were sent.
 
         Raises:
             ConnectionLostError: The other end is gone.

@@ -28,7 +28,7 @@ class RankZeroServer:
     """Rank 0's server, on the first free one of several ports.
 
     Attributes:
-        location: Its port and host, as text for messages.
+        location: Port and host of the server, as text for messages.
     """
 
     def __init__(

@@ -55,6 +55,6 @@ class ReferenceReplica(Replica):
         return self._exchange.all_gather(tensor)
 
     def all_reduce_within(self, tensor: Array, subgroups: Subgroups) -> Array:
-        """Sums as by default; shapes may differ between subgroups."""
+        """Sums as by default; shapes may differ between subgroups. Collective."""
         subgroup = local_subgroup(self.index, subgroups) or (self.index,)
         return np.array(functools.reduce(np.add, self._exchange.gather(tensor, subgroup)))

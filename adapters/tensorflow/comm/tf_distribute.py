@@ -84,7 +84,7 @@ class MultiWorkerCommunicator(StrategyCommunicator):
     def reduce_scatter(
         self, vector: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tuple[tf.Tensor, tf.Tensor]:
-        """Every replica sends every other its shard of the vector: half of what an all-reduce moves."""
+        """Sends every replica its shard of the vector: half of what an all-reduce moves. Collective."""
         shards, members = tf.split(vector, list(sizes)), self._members(subgroups)
         local_shard = shards[members.index(self.replica_index())]
         received = self._all_to_all("reduce-scatter", members, shards, [local_shard] * len(members))
@@ -94,7 +94,7 @@ class MultiWorkerCommunicator(StrategyCommunicator):
     def all_gather_shards(
         self, shard: tf.Tensor, sizes: Sequence[int], subgroups: Subgroups = ()
     ) -> tf.Tensor:
-        """Every replica sends every other its own shard, a vector."""
+        """Every replica sends every other its own shard, a vector. Collective."""
         members = self._members(subgroups)
         like = [tf.zeros(size, shard.dtype) for size in sizes]
         outgoing = [shard] * len(members)

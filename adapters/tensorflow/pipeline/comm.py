@@ -86,11 +86,11 @@ class PipelineCommunicator(Communicator):
         return self._broadcast(tensor, ((source, *others),))
 
     def send(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
-        """Sends a tensor of any shape to another stage of this replica; the result depends on the send."""
+        """Sends a tensor of any shape to another stage of this replica; returns a tensor to depend on."""
         return self._broadcast(tensor, ((self._rank, self._first_rank + stage),))
 
     def receive(self, like: tf.Tensor, stage: int) -> tf.Tensor:
-        """Receives a tensor of the shape and dtype of `like` from another stage of this replica."""
+        """Receives a tensor of the shape and dtype of `like` from another stage. Point-to-point."""
         return self._broadcast(like, ((self._first_rank + stage, self._rank),))
 
     def _broadcast(self, tensor: tf.Tensor, subgroups: Subgroups) -> tf.Tensor:

@@ -75,7 +75,7 @@ class ShardedReplicaGroup(TensorFlowReplicaGroup):
             weights.mark_unsharded()
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        """Gathers the weights for it, and leaves them as they were."""
+        """Gathers the weights for it, and leaves them as they were. Collective."""
         was_unsharded = self._trainer.weights.is_unsharded
         self.unshard_weights()
         try:

@@ -35,7 +35,7 @@ class Communicator(ABC):
 
     @abstractmethod
     def wrap(self, trainer: ReplicaTrainer) -> None:
-        """Broadcasts the weights of replica 0, and sets up the all-reduce of gradients."""
+        """Broadcasts the weights of replica 0, and sets up the all-reduce of gradients. Collective."""
 
     @abstractmethod
     def no_sync(self) -> AbstractContextManager[Any]:
@@ -43,15 +43,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
-        """Starts the mean over all replicas of a scalar, or of a vector `[2]` (see `SliceWeights`)."""
+        """Starts the mean over all replicas of a scalar or vector `[2]` (`SliceWeights`). Collective."""
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """Starts the mean of the loss of a synchronous step, before its backward pass: scalar or `[2]`."""
+        """Starts the mean of a step's loss, scalar or `[2]`, before its backward pass. Collective."""
         return self.all_reduce_mean_async(share)
 
     @abstractmethod
     def wait_gradients(self) -> None:
-        """Waits until every parameter's `.grad` is the mean over all replicas."""
+        """Waits until every parameter's `.grad` is the mean over all replicas. Collective."""
 
     def require_all_reduced(self) -> None:
         """Checks that the native all-reduce of the last step covered all gradients. Local.
@@ -63,11 +63,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def all_reduce(self, value: torch.Tensor, op: ReduceOp) -> torch.Tensor:
-        """All-reduces a tensor of any shape; returns a new tensor of its shape and dtype."""
+        """All-reduces a tensor of any shape; returns a new tensor of its shape and dtype. Collective."""
 
     @abstractmethod
     def all_gather(self, value: torch.Tensor) -> torch.Tensor:
-        """Stacks the tensors of all replicas: returns shape `[replicas, *value.shape]`."""
+        """Stacks the tensors of all replicas: returns shape `[replicas, *value.shape]`. Collective."""
 
     @abstractmethod
     def reduce_scatter(
@@ -101,15 +101,15 @@ class Communicator(ABC):
 
     @abstractmethod
     def send_receive(self, value: torch.Tensor, destination: int, source: int) -> torch.Tensor:
-        """Sends a tensor to one replica and receives one of equal shape and dtype from another."""
+        """Sends a tensor to a replica and receives one of its shape and dtype from another. Collective."""
 
     @abstractmethod
     def all_reduce_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
-        """Sums a tensor of any shape over this replica's subgroup; returns a new tensor."""
+        """Sums a tensor of any shape over this replica's subgroup; returns a new tensor. Collective."""
 
     @abstractmethod
     def broadcast_within(self, value: torch.Tensor, subgroups: Subgroups) -> torch.Tensor:
-        """Returns the tensor of the first replica of this replica's subgroup; any shape, equal on all."""
+        """Returns the tensor, any shape, of the first replica of this replica's subgroup. Collective."""
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         """Makes later gradient all-reduces compressed. Local.
@@ -142,11 +142,11 @@ class Communicator(ABC):
 
     @abstractmethod
     def barrier(self) -> None:
-        """Waits until every replica has called it."""
+        """Waits until every replica has called it. Collective."""
 
     @abstractmethod
     def close(self) -> None:
-        """Leaves the process group."""
+        """Leaves the process group. Collective."""
 
 
 class SingleReplicaCommunicator(Communicator):

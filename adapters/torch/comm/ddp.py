@@ -153,7 +153,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return wait
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """Sends the scalar loss with the gradients (`LossInGradients`), or else in its own all-reduce."""
+        """Sends the scalar loss with the gradients (`LossInGradients`), or on its own. Collective."""
         if not self._loss_in_gradients:
             return self.all_reduce_mean_async(share)
         scale = self._trainer.loss_scale()  # the update may change it
@@ -290,7 +290,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return True
 
     def state(self) -> dict[str, torch.Tensor]:
-        """`buckets_rebuilt`, a bool scalar, true after DDP's first backward pass; and PowerSGD's state."""
+        """`buckets_rebuilt`, a bool scalar, true after DDP's first backward pass; PowerSGD's state. Local."""
         buckets_rebuilt = torch.tensor(self._has_rebuilt_buckets or self._restored_rebuilt_buckets)
         powersgd = {} if self._powersgd is None else self._powersgd.read()
         return {
@@ -299,7 +299,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         }
 
     def write_state(self, name: str, value: torch.Tensor) -> None:
-        """Restores one entry of `state`, in its shape; buckets that DDP has rebuilt already stay so."""
+        """Restores one entry of `state`, in its shape; buckets rebuilt already stay so. Local."""
         if name == _BUCKETS_REBUILT:
             self._restored_rebuilt_buckets = bool(value)
         elif self._powersgd is not None and name.startswith(_POWERSGD):
@@ -321,7 +321,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return torch.device("cpu" if self._device_ids is None else f"cuda:{self._device_ids[0]}")
 
     def close(self) -> None:
-        """Destroys the process group, after DDP is gone: its threads must not outlive the group."""
+        """Destroys the process group after DDP, whose threads must not outlive it. Collective."""
         self.barrier()
         self.__dict__.pop("module", None)
         self._process_groups.clear()

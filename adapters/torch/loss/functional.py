@@ -100,7 +100,7 @@ def cosine_similarity(targets: Tensor, predictions: Tensor, axis: int = -1) -> T
 
 
 def cosine(targets: Tensor, predictions: Tensor, axis: int = -1) -> Tensor:
-    """Cosine of the angle between targets and predictions along an axis; without that axis."""
+    """Cosine of the angle between targets and predictions along an axis: shape without that axis."""
     targets, predictions = same_shape_and_dtype(targets, predictions)
     return (_unit(targets, axis) * _unit(predictions, axis)).sum(axis)
 
@@ -168,7 +168,7 @@ def binary_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    """Binary cross-entropy, a mean along `axis`; without that axis."""
+    """Binary cross-entropy, a mean along `axis`: shape without that axis."""
     targets, predictions = _smoothed(targets, predictions, label_smoothing, 2)
     return _binary(targets, predictions, from_logits).mean(axis)
 
@@ -183,7 +183,7 @@ def binary_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    """Binary focal cross-entropy, a mean along `axis`; without that axis."""
+    """Binary focal cross-entropy, a mean along `axis`: shape without that axis."""
     targets, predictions = _smoothed(targets, predictions, label_smoothing, 2)
     predictions = predictions.sigmoid() if from_logits else predictions
     target_probability = targets * predictions + (1.0 - targets) * (1.0 - predictions)
@@ -205,7 +205,7 @@ def categorical_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    """Cross-entropy with target probabilities along `axis`; without that axis."""
+    """Cross-entropy with target probabilities along `axis`: shape without that axis."""
     targets, predictions = _smoothed(targets, predictions, label_smoothing)
     if from_logits:
         logarithms = functional.log_softmax(predictions, axis)
@@ -223,7 +223,7 @@ def categorical_focal_crossentropy(
     label_smoothing: float = 0.0,
     axis: int = -1,
 ) -> Tensor:
-    """Focal cross-entropy with target probabilities along `axis`; without that axis."""
+    """Focal cross-entropy with target probabilities along `axis`: shape without that axis."""
     targets, predictions = _smoothed(targets, predictions, label_smoothing)
     predictions = predictions.softmax(axis) if from_logits else predictions
     output = _probabilities(predictions, axis)

@@ -95,10 +95,10 @@ class PipelineCommunicator(Communicator):
 
     @abstractmethod
     def receive(self, like: torch.Tensor, stage: int) -> torch.Tensor:
-        """Receives a tensor of the shape and dtype of another; tensors of a stage come in sending order."""
+        """Receives a tensor of the shape and dtype of another, in sending order. Point-to-point."""
 
     def send(self, tensor: torch.Tensor, stage: int, key: Hashable) -> None:
-        """Starts to send a tensor to another stage of this replica; it is kept until `wait_sent(key)`.
+        """Starts to send a tensor to another stage, and keeps it until `wait_sent(key)`. Point-to-point.
 
         Args:
             tensor: Tensor of any shape.
@@ -109,19 +109,19 @@ class PipelineCommunicator(Communicator):
         self._pending.setdefault(key, []).append(waiting)
 
     def send_spec(self, tensor: torch.Tensor, stage: int, key: Hashable) -> None:
-        """Sends the shape and dtype of a tensor, ahead of it, as an int64 vector `[2 + _MAX_RANK]`."""
+        """Sends a tensor's shape and dtype ahead of it: int64, shape `[2 + _MAX_RANK]`. Point-to-point."""
         shape = [*tensor.shape, *[0] * (_MAX_RANK - tensor.dim())]
         header = [_DTYPES.index(tensor.dtype), tensor.dim(), *shape]
         self.send(torch.tensor(header, device=tensor.device), stage, key)
 
     def receive_spec(self, stage: int, device: torch.device) -> torch.Tensor:
-        """Receives what `send_spec` sent; returns an empty tensor of that shape and dtype."""
+        """Receives what `send_spec` sent; returns an empty tensor of that shape and dtype. Point-to-point."""
         header = torch.empty(2 + _MAX_RANK, dtype=torch.int64, device=device)
         dtype, rank, *shape = self.receive(header, stage).tolist()
         return torch.empty(shape[:rank], dtype=_DTYPES[dtype], device=device)
 
     def wait_sent(self, key: Hashable) -> None:
-        """Waits until the tensors sent under a key have arrived, and frees them."""
+        """Waits until the tensors sent under a key have arrived, and frees them. Local."""
         for wait in self._pending.pop(key, []):
             wait()
 
@@ -131,7 +131,7 @@ class PipelineCommunicator(Communicator):
         return list(self._pending)
 
     def wait_all_sent(self) -> None:
-        """Waits until all tensors that were sent have arrived."""
+        """Waits until all tensors that were sent have arrived. Local."""
         for key in self.pending_sends:
             self.wait_sent(key)
 

@@ -74,7 +74,7 @@ class ProcessGroupPipelineCommunicator(ProcessGroupCommunicator, PipelineCommuni
         dist.barrier()
 
     def close(self) -> None:
-        """Destroys the process groups; the store, and its port, are freed with the last reference to them."""
+        """Destroys the process groups; the last reference frees the store and its port. Collective."""
         self.barrier()
         for name in ("module", "_peers", "_stage_group"):
             self.__dict__.pop(name, None)

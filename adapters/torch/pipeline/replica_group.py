@@ -213,7 +213,7 @@ class PipelineReplicaGroup(TorchReplicaGroup):
         }
 
     def is_remote(self, name: str) -> bool:
-        """Whether only other processes hold it: also a weight of another stage, unless gathered."""
+        """Whether only other processes hold it: also a weight of another stage, unless gathered. Local."""
         weight = self.trainer.trainable.get(name, self.trainer.frozen.get(name))
         is_elsewhere = (
             not self._has_all_stages and weight is not None and not self._is_local(weight)

@@ -106,14 +106,14 @@ class FSDPCommunicator(DDPCommunicator):
         return self.all_reduce_mean_async(share)
 
     def wait_gradients(self) -> None:
-        """Does nothing: `fully_shard` has reduced all gradients when the backward pass ends."""
+        """Does nothing: `fully_shard` has reduced all gradients when the backward pass ends. Local."""
         return
 
     def state(self) -> dict[str, torch.Tensor]:
         return {}
 
     def unshard(self) -> None:
-        """All-gathers all weights, which stay unsharded until `reshard`."""
+        """All-gathers all weights, which stay unsharded until `reshard`. Collective."""
         for unit in self._fsdp_units():
             unit.set_reshard_after_forward(False, recurse=False)
             unit.unshard()

@@ -90,7 +90,7 @@ class ReplicaTrainer(ABC):
     updated: list[Any]
 
     def tensors(self) -> dict[str, torch.Tensor]:
-        """Tensors by name that must be equal on all replicas at the start."""
+        """Tensors by name, any shape, that must be equal on all replicas at the start."""
         registered = dict(self.loss_module.named_parameters())
         registered |= dict(self.loss_module.named_buffers())
         return self.trainable | self.frozen | registered
@@ -245,11 +245,11 @@ class ReplicaTrainer(ABC):
         return {}
 
     def local_buffers(self) -> dict[str, torch.Tensor]:
-        """Floating-point buffers by name that are not synchronised between replicas."""
+        """Floating-point buffers by name, any shape, that are not synchronised between replicas."""
         return {}
 
     def execution_state(self) -> dict[str, torch.Tensor]:
-        """State that, besides the weights, decides how the next step rounds (as graph-capture counters)."""
+        """State of any shape that, besides the weights, decides how the next step rounds (call counts)."""
         return {}
 
     def write_execution_state(self, name: str, value: torch.Tensor) -> None:

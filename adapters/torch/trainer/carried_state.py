@@ -35,7 +35,7 @@ class Carry:
         device: torch.device,
         ignored: Collection[str] = _MODULE_ATTRIBUTES,
     ) -> None:
-        """Notes the present values.
+        """Notes the present values, which may have any shape.
 
         Args:
             owners: Modules or layers, by name.
@@ -63,6 +63,7 @@ class Carry:
                     yield from iter_nested(path, value, _is_carried, skipped)
 
     def _read_changed(self) -> dict[str, torch.Tensor]:
+        """Changed values by name: tensors in their shapes, numbers as scalars."""
         changed = dict(self.variables)
         for name, value in self._attributes():
             initial, version = self._initial.get(name, (None, None))
@@ -76,6 +77,7 @@ class Carry:
         return changed
 
     def _write(self, name: str, value: torch.Tensor) -> None:
+        """Restores one value, a tensor of its shape or a number."""
         if name in self.variables:
             overwrite(f"carry/{name}", self.variables[name], value)
             return
@@ -144,6 +146,7 @@ def _version(value: Any) -> int | None:
 
 
 def _equal_bits(tensor: torch.Tensor, other: torch.Tensor) -> bool:
+    """Whether two tensors have one shape and equal values."""
     return tensor.shape == other.shape and torch.equal(tensor.detach(), other)
 
 

@@ -299,12 +299,14 @@ class KerasTrainer(ReplicaTrainer):
                 each.is_paused = False
 
     def _read_unshifted(self) -> dict[str, torch.Tensor]:
+        """Non-trainable weights by name, in their shapes; seeds, shape `[2]`, without the replica's shift."""
         return {
             name: _shift_seed(value, -self._seed_shift) if keras_private.is_seed(name) else value
             for name, value in self.frozen.items()
         }
 
     def _write_unshifted(self, name: str, value: torch.Tensor) -> None:
+        """Overwrites a non-trainable weight by a value of its shape; a seed gets this replica's shift."""
         is_seed = keras_private.is_seed(name) and value.shape == (2,)
         shifted = _shift_seed(value, self._seed_shift) if is_seed else value
         in_place(self.frozen).write(name, shifted)

@@ -33,7 +33,7 @@ class LocalBuffers:
         }
 
     def execution_state(self) -> dict[str, torch.Tensor]:
-        """Buffers that were written since the start, by their names in the execution state."""
+        """Buffers, in their shapes, written since the start, by their names in the execution state."""
         return {
             LOCAL_BUFFERS + name: buffer
             for name, buffer in self.tensors.items()

@@ -109,7 +109,7 @@ class NativeTrainer(ReplicaTrainer):
         self.carry = Carry(dict(model.named_modules()), {}, device)
 
     def _build_optimizer(self, weights: dict[str, torch.Tensor]) -> None:
-        """Builds the optimizer of some weights, or of their shards, by name."""
+        """Builds the optimizer of some weights, or of their shards, by name; any shapes."""
         self.updated = list(weights.values())
         self.optimizer = build_optimizer(self._spec, self.updated)
         self._update = native_update(self._spec, self.optimizer, self.updated)

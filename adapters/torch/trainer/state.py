@@ -64,7 +64,7 @@ class NamedState:
     def copy(
         self, kinds: Sequence[StateKind], buffers: dict[str, np.ndarray]
     ) -> Callable[[], Mapping[str, np.ndarray]]:
-        """Copies state into reused arrays, in part later.
+        """Copies state of any shape into reused arrays, in part later.
 
         Args:
             kinds: Kinds of state.

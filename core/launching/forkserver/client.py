@@ -67,7 +67,7 @@ class ForkServer:
 
         Args:
             imports: Modules to import, in this order.
-            variables: Its complete environment.
+            variables: Complete environment of the process.
             answer_seconds: Limit to accept a request and to reply.
 
         Raises:

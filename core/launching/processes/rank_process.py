@@ -42,7 +42,7 @@ class RankProcess:
 
     Attributes:
         context: Process context (rank, peers, run directory).
-        peer: Its rank, host and address, as the other ranks know it.
+        peer: Rank, host and address of the process, as the other ranks know it.
         events: Descriptor from which to read its events.
         log: File with its output.
     """

@@ -174,7 +174,7 @@ class RunDirectory:
         """Appends to the log of rank 0, whose output the launching process reads.
 
         Raises:
-            OSError: As `append_event`.
+            OSError: See `append_event`.
         """
         self._require_spec()
         append_to_log(self.path, 0, text)

@@ -44,7 +44,7 @@ class SchedulerLauncher(Launcher):
             command: Command of every rank.
 
         Raises:
-            PlanError: As `allocation`.
+            PlanError: See `allocation`.
         """
 
     def refuses(self, adapter: Adapter, processes: int) -> str | None:
