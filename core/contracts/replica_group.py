@@ -338,14 +338,10 @@ class ReplicaGroup(LayoutSteps, ABC):
     def preserving_training_state(self) -> Iterator[None]:
         """Context that restores on exit the state that computing gradients changes. Local.
 
-        That is the non-trainable weights. Groups with training metrics or random streams override this to
-        restore those too.
+        That is what `preserving_state` restores, and the accumulators of training metrics.
         """
-        before = self.read_state(("non-trainable",))
-        try:
+        with self._restoring("non-trainable", "random", "metrics", "carry"):
             yield
-        finally:
-            self.write_state(before)
 
     @contextlib.contextmanager
     def preserving_state(self) -> Iterator[None]:
@@ -354,7 +350,11 @@ class ReplicaGroup(LayoutSteps, ABC):
         That is non-trainable weights, random streams and the states that layers carry from call to call, so
         that training goes on as if there had been no evaluation. Trainable weights are not copied.
         """
-        kinds: tuple[StateKind, ...] = ("non-trainable", "random", "carry")
+        with self._restoring("non-trainable", "random", "carry"):
+            yield
+
+    @contextlib.contextmanager
+    def _restoring(self, *kinds: StateKind) -> Iterator[None]:
         before = {each: self.read_state(kinds, replica=each) for each in self.local_replicas}
         try:
             yield

@@ -5,8 +5,7 @@ Arrays are NumPy's, of the spec's precision; NumPy computes at once, so no resul
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Hashable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -100,15 +99,6 @@ class ReferenceGroup(ReplicaGroup):
     ) -> None:
         norm = None if norms is None else float(norms[0])
         self._program.update(gradients[0], learning_rate, norm)
-
-    @contextlib.contextmanager
-    def preserving_training_state(self) -> Iterator[None]:
-        sums = self._program.metrics.sums.copy()
-        try:
-            with super().preserving_training_state():
-                yield
-        finally:
-            self._program.metrics.sums[...] = sums
 
     def keep_gradients(self) -> bool:
         self._keeps = not self._updates_own
