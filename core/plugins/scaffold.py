@@ -11,16 +11,20 @@ from isotrain.core.errors import PluginError, unknown_name
 from isotrain.core.plugins.manager import plugin_manager
 
 _NAME = re.compile(r"[a-z][a-z0-9]*(-[a-z0-9]+)*")
-REGISTRIES = {"strategy": "strategies", "launcher": "launchers", "logger": "loggers"}
-"""Kind of plugin that can be created to its registry in the plugin manager."""
-_FILES = {
-    "pyproject.toml.txt": "pyproject.toml",
-    "$kind/readme.md.txt": "README.md",
-    "$kind/init.py.txt": "$module/__init__.py",
-    "$kind/$kind.py.txt": "$module/$kind.py",
-    "$kind/test.py.txt": "tests/test_$module.py",
+REGISTRIES = {
+    "strategy": "strategies",
+    "backend": "backends",
+    "launcher": "launchers",
+    "logger": "loggers",
 }
-"""Template file to target path, relative to the new package."""
+"""Kind of plugin that can be created to its registry in the plugin manager."""
+_TARGETS = {
+    "pyproject.toml.txt": "pyproject.toml",
+    "readme.md.txt": "README.md",
+    "init.py.txt": "$module/__init__.py",
+    "test.py.txt": "tests/test_$module.py",
+}
+"""Template file to target path, relative to the new package; other templates are modules of the package."""
 
 
 def make_plugin(name: str, directory: Path, kind: str = "strategy") -> Path:
@@ -54,12 +58,12 @@ def make_plugin(name: str, directory: Path, kind: str = "strategy") -> Path:
     values = _template_values(name, kind)
     try:
         folder.mkdir(parents=True)
-        for template, target in _FILES.items():
-            path = folder / Template(target).substitute(values)
-            path.parent.mkdir(exist_ok=True)
-            source = templates / Template(template).substitute(values)
-            text = source.read_text(encoding="utf-8")
-            path.write_text(Template(text).substitute(values), encoding="utf-8")
+        for source in (templates / "pyproject.toml.txt", *(templates / kind).iterdir()):
+            module = f"$module/{source.name.removesuffix('.txt')}"
+            target = Template(_TARGETS.get(source.name, module)).substitute(values)
+            text = Template(source.read_text(encoding="utf-8")).substitute(values)
+            (folder / target).parent.mkdir(exist_ok=True)
+            (folder / target).write_text(text, encoding="utf-8")
     except OSError as error:
         raise PluginError(
             f"new-plugin: {folder} cannot be created: {error}. Choose another folder with --directory."

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import re
@@ -63,6 +64,7 @@ def guide() -> Guide:
 
 PACKAGES = {
     "strategy": "isotrain-tidy-averaging",
+    "backend": "isotrain-tidy-numpy",
     "launcher": "isotrain-tidy-launcher",
     "logger": "isotrain-tidy-logger",
 }
@@ -120,10 +122,13 @@ def test_packages_pass_their_own_tests(installed: Installed) -> None:
         folder=installed.folder,
         variables=installed.variables | {"ISOTRAIN_TEST_BACKEND": "reference"},
     )
-    averaging, launcher, logger, example = json.loads(told)
+    averaging, numpy, launcher, logger, example = json.loads(told)
     assert f"{len(strategy.CHECKS) - 2} passed, 2 skipped" in averaging, averaging
     assert "does not say that it equals data parallelism" in averaging
     assert "does not say that it conserves gradient-sum" in averaging
+    assert "no bfloat16-collectives: the backend does not declare" in numpy, numpy
+    assert numpy.count("SKIPPED") == 1, numpy
+    assert "failed" not in numpy, numpy
     assert "3 passed" in launcher, launcher
     assert "3 passed" in logger, logger
     assert f"{len(strategy.CHECKS) - 3 + 3} passed, 3 skipped" in example, example
@@ -139,7 +144,7 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
     assert check == ["conformance", "lookahead"]  # as the test of the template runs it
     shown = call("-m", "isotrain", *listing, folder=installed.folder, variables=installed.variables)
     row, _ = (line for line in shown.splitlines() if line.startswith("| lookahead"))
-    assert row.count(" yes ") == 5
+    assert row.count(" yes ") == 6  # and on the new backend
     shutil.copytree(EXAMPLES, installed.folder / "examples")
 
     def told(*arguments: str) -> str:
@@ -174,6 +179,29 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
         assert cell["final_loss"] == pytest.approx(losses[run[3]], rel=1e-4)
 
 
+def test_the_page_has_the_code_of_a_new_backend(tmp_path: Path) -> None:
+    """Of which the tests pass: see above."""
+    folder = make_plugin("abacus", tmp_path, "backend")
+    page = (ROOT / "docs" / "first-backend.md").read_text(encoding="utf-8")
+    blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
+    modules = [folder / "isotrain_abacus" / name for name in ("adapter.py", "group.py")]
+    assert blocks == [module.read_text(encoding="utf-8") for module in modules]
+    assert sum(map(_lines_of_code, blocks)) < 150
+
+
+def _lines_of_code(source: str) -> int:
+    """Number of lines without blank lines, comments and docstrings."""
+    tree = ast.parse(source)
+    documented = [
+        node.body[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef) and ast.get_docstring(node)
+    ]
+    left_out = {n for each in documented for n in range(each.lineno, (each.end_lineno or 0) + 1)}
+    lines = enumerate(map(str.strip, source.splitlines()), start=1)
+    return sum(number not in left_out and line[:1] not in ("", "#") for number, line in lines)
+
+
 @pytest.mark.parametrize("name", ["Tidy", "tidy_averaging", "-tidy", "tidy-", "2tidy", "a b", ""])
 def test_a_name_that_cannot_be_one_is_refused(name: str, tmp_path: Path) -> None:
     with pytest.raises(PluginError, match="expected a name such as 'my-logger'"):
@@ -190,7 +218,13 @@ def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("kind", "name"), [("strategy", "data-parallel"), ("launcher", "local"), ("logger", "csv")]
+    ("kind", "name"),
+    [
+        ("strategy", "data-parallel"),
+        ("backend", "torch-ddp"),
+        ("launcher", "local"),
+        ("logger", "csv"),
+    ],
 )
 def test_a_name_that_is_taken_is_refused(kind: str, name: str, tmp_path: Path) -> None:
     with pytest.raises(PluginError, match=f"the {kind} '{name}' is already registered"):

@@ -55,7 +55,7 @@ def _add_new_plugin_arguments(command: argparse.ArgumentParser) -> None:
         "--kind",
         default="strategy",
         metavar="KIND",
-        help="what the plugin adds: strategy, launcher or logger (default: strategy)",
+        help="what the plugin adds: strategy, backend, launcher or logger (default: strategy)",
     )
     command.add_argument(
         "--directory",
@@ -81,7 +81,7 @@ examples:
 )
 NEW_PLUGIN = Command(
     "new-plugin",
-    "create a package with a strategy, launcher or logger",
+    "create a package with a strategy, backend, launcher or logger",
     "Creates a package that can be installed: a small plugin of the kind, its entry point,\n"
     "tests, a README. Its tests pass as created.",
     """\
