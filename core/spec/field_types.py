@@ -154,11 +154,8 @@ def _builder(value: Any, info: ValidationInfo) -> Any:
 
 
 def _plugins(value: Any, info: ValidationInfo) -> tuple[str, ...]:
-    if isinstance(value, str):
-        value = [value]
-    if not isinstance(value, list | tuple):
-        raise Problem("a list of modules and of files that end in .py", received=value).error()
-    return tuple(_each(dict(enumerate(value)), _plugin, info).values())
+    plugins = [value] if isinstance(value, str) else value
+    return _each_item("a list of modules and of files that end in .py", plugins, _plugin, info)
 
 
 def _plugin(value: Any, info: ValidationInfo) -> str:
@@ -242,14 +239,28 @@ def _each(
     return validated
 
 
-def _per_framework(validator: Callable[[Any, ValidationInfo], Any]) -> Callable[..., Any]:
+def _each_item(
+    expected: str,
+    values: Any,
+    validator: Callable[[Any, ValidationInfo], Any],
+    info: ValidationInfo,
+) -> tuple[Any, ...]:
+    """Validates every item of a list; reports all problems, each at its index."""
+    if not isinstance(values, list | tuple):
+        raise Problem(expected, received=values).error()
+    return tuple(_each(dict(enumerate(values)), validator, info).values())
+
+
+def _per_framework(
+    validator: Callable[[Any, ValidationInfo], Any], expected: str = "a table {framework: ...}"
+) -> Callable[..., Any]:
     """Validator that also accepts a table `{framework: value}`."""
 
     def validate(value: Any, info: ValidationInfo) -> Any:
-        if not isinstance(value, Mapping) or "name" in value or "call" in value:
+        if not _is_table(value):
             return validator(value, info)
         if not value or not all(isinstance(name, str) and name for name in value):
-            raise Problem("a table {framework: ...} with a name each", received=value).error()
+            raise Problem(f"{expected} with a name each", received=value).error()
         return _each(value, validator, info)
 
     return validate
@@ -260,17 +271,8 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Mapping) and "name" not in value and "call" not in value
 
 
-def _losses(value: Any, info: ValidationInfo) -> Any:
-    """Accepts a loss, or a table of losses: by framework, by output, or by framework and then output."""
-    if not _is_table(value):
-        return _component(value, info)
-    if not value or not all(isinstance(name, str) and name for name in value):
-        expected = "a table {framework: loss} or {output: loss} with a name each"
-        raise Problem(expected, received=value).error()
-    return _each(value, lambda loss, info: _each_loss(loss, info), info)
-
-
-def _each_loss(value: Any, info: ValidationInfo) -> Any:
+def _loss(value: Any, info: ValidationInfo) -> Any:
+    """Accepts a loss, or a table of losses by output."""
     return _each(value, _component, info) if _is_table(value) and value else _component(value, info)
 
 
@@ -278,10 +280,7 @@ def _metrics(value: Any, info: ValidationInfo) -> tuple[Component, ...]:
     if _is_table(value):
         by_output = {output: _metrics_of(output, each, info) for output, each in value.items()}
         return tuple(metric for metrics in by_output.values() for metric in metrics)
-    if not isinstance(value, list | tuple):
-        expected = "a list of metrics, or a table {output: [metrics]}"
-        raise Problem(expected, received=value).error()
-    return tuple(_each(dict(enumerate(value)), _metric, info).values())
+    return _each_item("a list of metrics, or a table {output: [metrics]}", value, _metric, info)
 
 
 def _metrics_of(output: Any, value: Any, info: ValidationInfo) -> list[Component]:
@@ -314,9 +313,7 @@ def _code(value: Any, info: ValidationInfo) -> str:
 
 
 def _codes(value: Any, info: ValidationInfo) -> tuple[str, ...]:
-    if not isinstance(value, list | tuple):
-        raise Problem("a list of codes of isotrain check", received=value).error()
-    return tuple(_each(dict(enumerate(value)), _code, info).values())
+    return _each_item("a list of codes of isotrain check", value, _code, info)
 
 
 Reference = Annotated[Any, AfterValidator(_reference), WithJsonSchema(_REFERENCE)]
@@ -353,7 +350,7 @@ Data = Annotated[
 _LOSSES_BY_OUTPUT = {**_PER_FRAMEWORK, "additionalProperties": _COMPONENT}
 Losses = Annotated[
     Any,
-    AfterValidator(_losses),
+    AfterValidator(_per_framework(_loss, "a table {framework: loss} or {output: loss}")),
     WithJsonSchema(
         {
             "anyOf": [

@@ -160,7 +160,7 @@ def _read_variable(reference: str) -> dict[str, Any]:
         raise SpecError(
             f"{reference}: the variable {name} is not set; expected a spec in it, as JSON."
         )
-    return _require_table(_read_json(Path(reference), text), reference)
+    return _parse(_read_json, Path(reference), text)
 
 
 def json_schema() -> dict[str, Any]:
@@ -269,11 +269,17 @@ def _read_file(path: Path) -> dict[str, Any]:
             path.suffix == ".py"
         )
         raise SpecError(f"spec {str(path)!r}: expected a file that ends in one of {suffixes}{hint}")
-    return _require_table(reader(path, _read_text(path)), path)
+    return _parse(reader, path, _read_text(path))
 
 
-def _require_table(value: Any, source: Path | str) -> dict[str, Any]:
-    """The value, if it is a table that is not nested too deeply; an empty table for None."""
+def _parse(reader: Callable[[Path, str], Any], source: Path, text: str) -> dict[str, Any]:
+    """The table in a text, if it is not nested too deeply; an empty table for None."""
+    try:
+        value = reader(source, text)
+    except ValueError as error:
+        raise SpecError(f"{source}: {error}") from None
+    except RecursionError:
+        raise _too_deep(source) from None
     if value is None:
         return {}
     if not isinstance(value, dict):
@@ -325,10 +331,6 @@ def _read_toml(path: Path, text: str) -> Any:
             raise _parse_error(path, last, len(text.rsplit("\n", 1)[-1]) + 1, error) from None
         reason = str(error)[: position.start()].strip()
         raise _parse_error(path, int(position[1]), int(position[2]), reason) from None
-    except ValueError as error:
-        raise SpecError(f"{path}: {error}") from None
-    except RecursionError:
-        raise _too_deep(path) from None
 
 
 def _read_json(path: Path, text: str) -> Any:
@@ -336,13 +338,9 @@ def _read_json(path: Path, text: str) -> Any:
         return json.loads(text, object_pairs_hook=_unique_keys)
     except json.JSONDecodeError as error:
         raise _parse_error(path, error.lineno, error.colno, error.msg) from None
-    except ValueError as error:
-        raise SpecError(f"{path}: {error}") from None
-    except RecursionError:
-        raise _too_deep(path) from None
 
 
-def _too_deep(source: Path | str) -> SpecError:
+def _too_deep(source: Path) -> SpecError:
     return SpecError(f"{source}: it is nested too deeply; a spec needs no {_MAX_LEVELS} levels")
 
 
