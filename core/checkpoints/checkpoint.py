@@ -88,7 +88,8 @@ class Checkpoint:
         selected = list(tensors if names is None else names)
         parts = [part for name in selected for part in self._parts(section, name)]
         arrays = {name: _array(tensors[name].shape, tensors[name].dtype, name) for name in selected}
-        files = itertools.groupby(sorted(parts, key=_file_position), key=lambda part: part.file)
+        parts.sort(key=lambda part: (part.file.name, part.record.start))
+        files = itertools.groupby(parts, key=lambda part: part.file)
         tasks = [
             task for _, group in files for task in _read_tasks(list(group), self._storage.readers)
         ]
@@ -265,10 +266,6 @@ def _read_tasks(parts: Sequence[IndexedPart], readers: int) -> list[list[Indexed
         tasks[smallest].append(part)
         sizes[smallest] += part.record.bytes
     return [task for task in tasks if task]
-
-
-def _file_position(part: IndexedPart) -> tuple[str, int]:
-    return part.file.name, part.record.start
 
 
 def _remaining(global_shape: Sequence[int], offset: Sequence[int]) -> tuple[int, ...]:

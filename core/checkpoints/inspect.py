@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint
@@ -54,10 +54,11 @@ def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
         CheckpointError: A record cannot be read, or is corrupted.
     """
     sections = {name: checkpoint.tensors(name) for name in checkpoint.sections()}
+    plan = _mapping(checkpoint.run.get("plan"))
     return {
         "location": checkpoint.location,
         "step": checkpoint.step,
-        **{name: _plan_field(checkpoint.run, name) for name in ("backend", "replicas", "strategy")},
+        **{name: plan.get(name) for name in ("backend", "replicas", "strategy")},
         "versions": _mapping(checkpoint.run.get("versions")),
         "bytes": sum(each.nbytes for tensors in sections.values() for each in tensors.values()),
         "sections": [
@@ -75,10 +76,6 @@ def _description(name: str, tensor: StoredTensor) -> dict[str, Any]:
         "bytes": tensor.nbytes,
         "parts": tensor.parts,
     }
-
-
-def _plan_field(run: Mapping[str, Any], name: str) -> Any:
-    return _mapping(run.get("plan")).get(name)
 
 
 def _mapping(plain: Any) -> dict[str, Any]:

@@ -72,18 +72,15 @@ class CheckpointTransaction:
             path = f"{folder}/{_record_name(writer)}"
             write_record(self.storage, path, WriterRecord(FORMAT, writer, files))
         except (OSError, CheckpointError) as error:
-            self._discard([*names, _record_name(writer)])
+            for name in (*names, _record_name(writer)):
+                with contextlib.suppress(OSError):
+                    self.storage.discard(f"{folder}/{name}")
             raise self._write_error(error) from error
 
     def commit(
         self, writers: int, run: Mapping[str, Any], timeout_s: float, given_up: Callable[[], bool]
     ) -> Checkpoint:
-        """Waits for all writers, and writes the manifest.
-
-        Raises:
-            CheckpointError: A writer did not finish in time, or shards are missing: the attempt is then
-                removed. Or the manifest cannot be written.
-        """
+        """Waits for all writers, and writes the manifest; errors are those of `CheckpointFolder.commit`."""
         try:
             records, files = self._gather_records(writers, timeout_s, given_up)
         except CheckpointError:
@@ -127,11 +124,6 @@ class CheckpointTransaction:
     def _write_error(self, error: Exception) -> CheckpointError:
         folder = self.storage.where(self.attempt_folder)
         return CheckpointError(f"{folder} cannot be written: {error}")
-
-    def _discard(self, names: list[str]) -> None:
-        for name in names:
-            with contextlib.suppress(OSError):
-                self.storage.discard(f"{self.attempt_folder}/{name}")
 
 
 def folder_of(step: int) -> str:

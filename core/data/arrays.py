@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 from numpy.typing import NDArray
 
-from isotrain.core.data.pytree import Weighted, joined, leaves, map_tree
+from isotrain.core.data.pytree import Weighted, joined, map_tree, part_leaves
 from isotrain.core.errors import DataError
 
 if TYPE_CHECKING:
@@ -79,9 +79,7 @@ def _length(parts: InputsAndTargets) -> int:
     Raises:
         DataError: Lengths differ, or there is no sample.
     """
-    arrays = [*leaves(parts[0], "inputs")]
-    if parts[1] is not None:
-        arrays += leaves(parts[1], "targets")
+    arrays = [*part_leaves(parts)]
     for name, array in arrays:
         if array.ndim == 0:
             raise DataError(
@@ -185,14 +183,14 @@ class ArraySource:
     @property
     def in_memory(self) -> bool:
         """Whether no array is memory-mapped, so that gathering never waits for a disk."""
-        parts = (self.inputs, () if self.targets is None else self.targets)
-        return not any(isinstance(x, np.memmap) for _, x in leaves(parts, ""))
+        leaves = part_leaves((self.inputs, self.targets))
+        return not any(isinstance(array, np.memmap) for _, array in leaves)
 
     @property
     def sample_bytes(self) -> int:
         """Bytes of one sample over all arrays."""
-        parts = (self.inputs, () if self.targets is None else self.targets)
-        return sum(int(x.nbytes) for _, x in leaves(parts, "")) // self._size
+        leaves = part_leaves((self.inputs, self.targets))
+        return sum(int(array.nbytes) for _, array in leaves) // self._size
 
 
 def reader(

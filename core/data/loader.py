@@ -20,7 +20,7 @@ from isotrain.core.data.arrays import (
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.epoch_length import at_least, epoch_steps, total_steps
 from isotrain.core.data.prefetch import prefetched
-from isotrain.core.data.pytree import Weighted, leaves, map_tree, unweighted
+from isotrain.core.data.pytree import Weighted, leaves, map_parts, map_tree, unweighted
 from isotrain.core.data.sample_rng import SampleRandom
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streaming import rebatch
@@ -324,7 +324,7 @@ class Loader:
     def _slice(self, parts: InputsAndTargets, micro_batch: _MicroBatch) -> Slice:
         to_device = self._to_device
         if to_device is not None:
-            parts = _map_leaves(
+            parts = map_parts(
                 lambda leaf: leaf if self._is_on_device(leaf) else to_device(leaf), parts
             )
         return Slice(*parts, micro_batch.count, micro_batch.weight)
@@ -378,7 +378,7 @@ class Loader:
         """Samples of a local batch, arrays `[samples, ...]`, transformed; the placeholder if it has none."""
         local_parts = parts if local.rows == slice(0, size) else _slice_rows(parts, local.rows)
         if self._transform is not None:  # it may change arrays in place, and these are the stream's
-            local_parts = _map_leaves(np.copy, local_parts)
+            local_parts = map_parts(np.copy, local_parts)
         rows = np.arange(local.start, max(local.stop, local.start + 1))
         return self._transform_and_check(local_parts, epoch, first + rows)
 
@@ -419,12 +419,6 @@ def _rows_or_placeholder(start: int, stop: int) -> slice:
     return slice(start, stop) if start < stop else slice(0, 1)
 
 
-def _map_leaves(function: Callable[[np.ndarray], Any], parts: InputsAndTargets) -> InputsAndTargets:
-    """Applies a function to every array, of any shape, of inputs and targets."""
-    inputs, targets = parts
-    return map_tree(function, inputs), None if targets is None else map_tree(function, targets)
-
-
 def _slice_rows(parts: InputsAndTargets, rows: slice) -> InputsAndTargets:
     """Views of these rows of every array."""
-    return _map_leaves(lambda leaf: as_array(leaf)[rows], parts)
+    return map_parts(lambda leaf: as_array(leaf)[rows], parts)

@@ -77,3 +77,17 @@ def leaves(tree: Any, name: str, *, lists: bool = False) -> Iterator[tuple[str, 
             yield from leaves(part, f"{name}[{key!r}]", lists=lists)
     else:
         yield name, tree
+
+
+def map_parts(function: Callable[[Any], Any], parts: tuple[Any, Any]) -> tuple[Any, Any]:
+    """Applies a function to every leaf of (inputs, targets); targets that are None stay so."""
+    inputs, targets = parts
+    return map_tree(function, inputs), None if targets is None else map_tree(function, targets)
+
+
+def part_leaves(parts: tuple[Any, Any]) -> Iterator[tuple[str, Any]]:
+    """Every leaf of (inputs, targets) with its path; none of targets that are None."""
+    inputs, targets = parts
+    yield from leaves(inputs, "inputs")
+    if targets is not None:
+        yield from leaves(targets, "targets")

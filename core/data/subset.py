@@ -17,7 +17,7 @@ from isotrain.core.data.arrays import (
     as_array,
     as_inputs_and_targets,
 )
-from isotrain.core.data.pytree import Weighted, map_tree
+from isotrain.core.data.pytree import Weighted, map_parts
 from isotrain.core.data.sources import AnySource, ShardedStream, Source
 from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.errors import DataError
@@ -69,11 +69,8 @@ def split(source: AnySource, fraction: float) -> tuple[Source, Source]:
 def _part(source: Source, start: int, stop: int) -> Source:
     if not isinstance(source, ArraySource):
         return _Range(source, start, stop)
-    inputs, targets = (
-        None if tree is None else map_tree(lambda array: array[start:stop], tree)
-        for tree in (source.inputs, source.targets)
-    )
-    return ArraySource(inputs, targets)
+    parts = source.inputs, source.targets
+    return ArraySource(*map_parts(lambda array: array[start:stop], parts))
 
 
 @dataclass(frozen=True)

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data.arrays import as_array
-from isotrain.core.data.pytree import leaves, map_tree
+from isotrain.core.data.pytree import leaves, map_parts
 from isotrain.core.data.refusals import TRANSFORM, RefusedError
 
 _ROWS = 32
@@ -43,7 +43,8 @@ def require_no_mixing(
         copied = _copy_transform(transform)
 
         def call(start: int, stop: int) -> Rows:
-            return _rows(copied(*_copy_rows(parts, start, stop), random_of(start, stop)))
+            copies = map_parts(lambda leaf: copy.deepcopy(leaf[start:stop]), parts)
+            return _rows(copied(*copies, random_of(start, stop)))
 
         try:
             whole, repeated = call(0, rows), call(0, rows)
@@ -57,15 +58,6 @@ def require_no_mixing(
             f"it gives other samples for {rows} at once than for {cut} and {rows - cut} of them"
         )
         raise RefusedError(TRANSFORM, detail)
-
-
-def _copy_rows(parts: tuple[Any, Any], start: int, stop: int) -> tuple[Any, Any]:
-    """Copies of rows [start:stop] of each leaf, of the leaf's type."""
-    inputs, targets = (
-        None if part is None else map_tree(lambda leaf: copy.deepcopy(leaf[start:stop]), part)
-        for part in parts
-    )
-    return inputs, targets
 
 
 def _rows(result: Any) -> Rows:

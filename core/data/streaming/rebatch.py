@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.core.data.arrays import InputsAndTargets, as_array, as_inputs_and_targets
-from isotrain.core.data.pytree import leaves, map_tree, same_kind
+from isotrain.core.data.pytree import map_parts, map_tree, part_leaves, same_kind
 from isotrain.core.errors import DataError
 
 IsOnDevice = Callable[[Any], bool]
@@ -84,7 +84,7 @@ def global_batches(
 def fingerprint(parts: InputsAndTargets) -> int:
     """CRC-32 of all arrays, of any shape."""
     checksum = 0
-    for _, array in _leaves(parts):
+    for _, array in part_leaves(parts):
         checksum = zlib.crc32(np.ascontiguousarray(array).view(np.uint8).data, checksum)
     return checksum
 
@@ -105,18 +105,13 @@ def _arrays(batch: Any, is_on_device: IsOnDevice = never_on_device) -> InputsAnd
     return inputs, None if targets is None else map_tree(partial(convert, name="targets"), targets)
 
 
-def _leaves(parts: InputsAndTargets) -> list[tuple[str, Any]]:
-    inputs = [*leaves(parts[0], "inputs")]
-    return inputs if parts[1] is None else [*inputs, *leaves(parts[1], "targets")]
-
-
 def _batch_size(parts: InputsAndTargets) -> int:
     """The number of samples in a batch.
 
     Raises:
         DataError: It is not equal for all arrays, or 0.
     """
-    lengths = {name: len(array) if array.ndim else None for name, array in _leaves(parts)}
+    lengths = {name: len(array) if array.ndim else None for name, array in part_leaves(parts)}
     length = next(iter(lengths.values()))
     if not length or set(lengths.values()) != {length}:
         raise DataError(
@@ -128,10 +123,7 @@ def _batch_size(parts: InputsAndTargets) -> int:
 
 def _slice_rows(parts: InputsAndTargets, start: int, stop: int) -> InputsAndTargets:
     """Views of the rows from `start` to `stop` of every array."""
-    inputs, targets = (
-        None if part is None else map_tree(lambda array: array[start:stop], part) for part in parts
-    )
-    return inputs, targets
+    return map_parts(lambda array: array[start:stop], parts)
 
 
 def _concatenate_batches(batches: list[InputsAndTargets]) -> InputsAndTargets:

@@ -12,7 +12,7 @@ import numpy as np
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch, Slice
-from isotrain.core.data.pytree import leaves, map_tree
+from isotrain.core.data.pytree import leaves, map_parts
 from isotrain.core.data.refusals import LOSS, RefusedError
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.session.training.consensus import Consensus
@@ -139,15 +139,11 @@ def _samples(group: ReplicaGroup, micro_batch: Slice) -> Slice:
         array = leaf if isinstance(leaf, np.ndarray) else group.numpy(leaf)
         return group.to_device(np.repeat(array, 2, axis=0))
 
-    targets = None if micro_batch.targets is None else map_tree(twice, micro_batch.targets)
-    return Slice(map_tree(twice, micro_batch.inputs), targets, 2, 1.0)
+    return Slice(*map_parts(twice, (micro_batch.inputs, micro_batch.targets)), 2, 1.0)
 
 
 def _rows(micro_batch: Slice, start: int, stop: int) -> Slice:
     """Samples `start` to `stop` of a micro-batch."""
 
-    def part(leaf: Any) -> Any:
-        return leaf[start:stop]
-
-    targets = None if micro_batch.targets is None else map_tree(part, micro_batch.targets)
-    return Slice(map_tree(part, micro_batch.inputs), targets, stop - start, 1.0)
+    parts = micro_batch.inputs, micro_batch.targets
+    return Slice(*map_parts(lambda leaf: leaf[start:stop], parts), stop - start, 1.0)

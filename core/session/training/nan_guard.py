@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
 from math import isnan
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -12,7 +12,7 @@ from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch
-from isotrain.core.data.pytree import leaves
+from isotrain.core.data.pytree import part_leaves
 from isotrain.core.errors import NotANumberError
 
 OnNan = Literal["stop", "warn", "ignore"]
@@ -86,17 +86,10 @@ def _non_finite_samples(batch: Batch) -> Iterator[tuple[str, int]]:
     """Names of inputs or targets with a NaN or infinity, each with its replica."""
     for replica, micro_batches in enumerate(batch.slices):
         for micro_batch in micro_batches:
-            arrays = [
-                *leaves(micro_batch.inputs, "inputs"),
-                *leaves(micro_batch.targets, "targets"),
-            ]
-            for name, array in arrays:
-                if micro_batch.count and _is_non_finite(array):
+            for name, array in part_leaves((micro_batch.inputs, micro_batch.targets)):
+                is_floating = array is not None and array.dtype.kind in "fc"
+                if micro_batch.count and is_floating and not np.isfinite(array).all():
                     yield name, replica
-
-
-def _is_non_finite(array: Any) -> bool:
-    return array is not None and array.dtype.kind in "fc" and not np.isfinite(array).all()
 
 
 def _rank_of(replica: int, plan: Plan) -> int:
