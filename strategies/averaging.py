@@ -26,15 +26,18 @@ class LocalStepStrategy(Strategy):
 
     _total_steps: int | None = None
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses float16, and notes that clipping is local."""
         option_checks.refuse_float16(
             self.name, spec, "takes local steps without a common loss scale"
         )
-        self._total_steps = plan.total_steps
         if spec.clip is None or plan.replicas == 1:
             return []
         return [f"{self.name}: in local steps each replica clips its local gradients (`clip`)"]
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:
+        """Keeps the number of steps."""
+        self._total_steps = plan.total_steps
 
     @contextmanager
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:

@@ -106,13 +106,16 @@ class Compressed(Strategy):
                 f" {self._method!r}."
             )
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses float16; keeps the weights' shapes."""
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses float16."""
         option_checks.refuse_float16(self.name, spec, "compresses gradients without a loss scale")
-        self._shapes = plan.weight_shapes or ()
         if plan.replicas == 1:
             return ["compressed: a single replica sends no gradients, so none are compressed"]
         return []
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:
+        """Keeps the weights' shapes."""
+        self._shapes = plan.weight_shapes or ()
 
     def started(self, group: ReplicaGroup) -> None:
         """Requests native compression; without it, creates the state of the neutral one."""

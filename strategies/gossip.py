@@ -51,11 +51,20 @@ class Gossip(LocalStepStrategy):
         )
         self._mixings: tuple[topologies.Rounds, ...] = ((),)
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses a number of replicas that the graph cannot have."""
+        self._mixings_of(spec, plan)
+        return super().validate(spec, plan)
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:
         """Builds the graph for the plan's number of replicas."""
-        if plan.replicas > 1:
-            self._mixings = topologies.mixings(self._graph, plan.replicas, self._degree, spec.seed)
-        return super().configure(spec, plan)
+        super().configure(spec, plan)
+        self._mixings = self._mixings_of(spec, plan)
+
+    def _mixings_of(self, spec: TrainingSpec, plan: Plan) -> tuple[topologies.Rounds, ...]:
+        if plan.replicas == 1:
+            return ((),)
+        return topologies.mixings(self._graph, plan.replicas, self._degree, spec.seed)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Takes a local step, and mixes weights after every `every` steps; returns the scalar mean loss."""

@@ -49,18 +49,25 @@ class Hierarchical(Strategy):
         )
         self._hosts: Hosts = ()
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Keeps which replicas share a host.
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses float16 and hosts of unequal size.
 
         Raises:
             PlanError: The replicas do not divide into hosts of `host_size`.
             UnsupportedError: The precision is float16.
         """
         option_checks.refuse_float16(self.name, spec, "sums gradients without a loss scale")
-        self._hosts = plan.hosts
-        if self._size is not None and plan.replicas > 1:
-            self._hosts = hosts_of_size(f"strategy {self.name}", plan.replicas, self._size)
+        self._hosts_of(plan)
         return []
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:
+        """Keeps which replicas share a host."""
+        self._hosts = self._hosts_of(plan)
+
+    def _hosts_of(self, plan: Plan) -> Hosts:
+        if self._size is None or plan.replicas == 1:
+            return plan.hosts
+        return hosts_of_size(f"strategy {self.name}", plan.replicas, self._size)
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """All-reduces gradients in two levels and applies their mean; returns the mean loss, a scalar."""

@@ -58,16 +58,18 @@ class LocalSGD(LocalStepStrategy):
         self._steps = 0
         self._even = True
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Notes that the momenta of a custom optimizer are not counted."""
+        notes = super().validate(spec, plan)
+        if "momenta" in self._parts and spec.optimizer.name == "custom":
+            notes.append("local-sgd: the bytes of the custom optimizer's momenta are not counted")
+        return notes
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:
         """Keeps the number of momenta per weight, for `exchanged_bytes`."""
-        notes = super().configure(spec, plan)
+        super().configure(spec, plan)
         if "momenta" in self._parts:
             self._momenta_per_weight = len(spec.optimizer.slots)
-            if spec.optimizer.name == "custom":
-                notes.append(
-                    "local-sgd: the bytes of the custom optimizer's momenta are not counted"
-                )
-        return notes
 
     def is_averaged_after(self, step: int) -> bool:
         """Whether the weights are averaged after a step; depends on the step alone, so equal on all ranks."""

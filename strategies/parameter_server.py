@@ -54,7 +54,7 @@ class ParameterServer(Strategy):
         self.equals_data_parallel = staleness == 0
         self._group: ReplicaGroup | None = None
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
         """Refuses float16, and notes what an update is."""
         option_checks.refuse_float16(self.name, spec, "sends gradients without a loss scale")
         if plan.replicas == 1 or self._staleness == 0:

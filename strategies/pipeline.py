@@ -138,8 +138,8 @@ class Pipeline(Strategy):
         self._orders: list[Order] = []
         self._actions: list[list[Action]] = []
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses what stages cannot support; orders the passes, and notes the pipeline bubble.
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses what stages cannot support, and notes the pipeline bubble.
 
         Raises:
             UnsupportedError: The spec has such a field, precision or optimizer.
@@ -154,15 +154,22 @@ class Pipeline(Strategy):
                 f"strategy {self.name}: modules: the layers of a portable model are taken from its graph."
                 " Leave this option out."
             )
-        shape = PipelineShape(self._stages, spec.gradient_accumulation_steps, self._chunks)
-        self._orders = stage_orders(self._schedule, shape)
-        self._actions = stage_actions(self._orders)
+        shape = self._shape(spec)
+        stage_orders(self._schedule, shape)
         return [
             f"{self.name}: {self._stages} stages, {spec.gradient_accumulation_steps}"
             " micro-batches (`gradient_accumulation_steps`): stages wait"
             f" {pipeline_bubble(shape):.0%} of a step where their passes take equally long",
             *([_NOT_CAPTURED] if _would_be_captured(spec, plan) else []),
         ]
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:
+        """Orders the passes of each stage."""
+        self._orders = stage_orders(self._schedule, self._shape(spec))
+        self._actions = stage_actions(self._orders)
+
+    def _shape(self, spec: TrainingSpec) -> PipelineShape:
+        return PipelineShape(self._stages, spec.gradient_accumulation_steps, self._chunks)
 
     def pipeline_plan(self, profile: ModelProfile, slots: int, plan: Plan) -> PipelinePlan:
         """The stages with their layers, times and memory, from the profile."""

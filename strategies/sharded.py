@@ -139,23 +139,29 @@ class Sharded(Strategy):
             option_checks.whole_number(self.name, "host_size", host_size, 1)
         return Hybrid(host_size)
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Refuses float16 and custom optimizers; assigns the weights to replicas.
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Refuses float16 and custom optimizers.
 
         Raises:
-            PlanError: There are fewer trainable weights than replicas to shard over.
             UnsupportedError: The precision is float16, or the optimizer a custom one.
         """
         option_checks.refuse_float16(self.name, spec, "reduces gradients without a loss scale")
         option_checks.refuse_custom_optimizer(self.name, spec)
+        return []
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:
+        """Assigns the weights to replicas.
+
+        Raises:
+            PlanError: There are fewer trainable weights than replicas to shard over.
+        """
         self._hosts = plan.device_mesh.groups(SHARD)
         self._gradient_accumulation_steps = plan.gradient_accumulation_steps
         if self._stage == 3:
-            return []
+            return
         self._clips = spec.clip is not None and spec.clip.global_norm is not None
         if plan.weight_shapes is not None:
             self._assign_shards(list(map(math.prod, plan.weight_shapes)), plan)
-        return []
 
     def _assign_shards(self, sizes: Sequence[int], plan: Plan) -> None:
         shards = len(self._hosts[0])

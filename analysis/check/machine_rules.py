@@ -149,7 +149,9 @@ class MemoryLimit:
         adapter = target.adapter
         try:
             mesh = self._mesh(strategy)
-            strategy.configure(spec, replace(target.plan, device_mesh=mesh))
+            plan = replace(target.plan, device_mesh=mesh)
+            strategy.validate(spec, plan)
+            strategy.configure(spec, plan)
             notes = adapter.check_layout(spec, strategy.parallel_layout.name)
         except PlanError:
             return None

@@ -94,17 +94,15 @@ class Strategy(ABC):
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     convergence_margin: float = 0.05
 
-    def configure(self, spec: TrainingSpec, plan: Plan) -> list[str]:
-        """Checks the options against the run, and stores what the strategy needs of the plan. Local.
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        """Checks the options against the run, and stores nothing. Local.
 
-        Called before every other method: once while the plan is made, then again, with the numbers of steps
-        and parameters filled in, before `exchanged_bytes` and on every process before `started`. The last
-        call counts. A plan may have a single replica whatever the options: data and model are measured on
-        one.
+        Called once for each plan that is made, also for one with a single replica whatever the options: data
+        and model are measured on one.
 
         Args:
             spec: Training spec.
-            plan: Plan of the run, perhaps without measurements of the data and model.
+            plan: Plan of the run, without measurements of the data and model.
 
         Returns:
             Notes for the plan: what fields of the spec mean under this strategy.
@@ -114,6 +112,20 @@ class Strategy(ABC):
             UnsupportedError: The strategy does not support something in the spec.
         """
         return []
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:  # noqa: B027  # as above
+        """Stores what the strategy needs of the plan. Local.
+
+        Called once, with the numbers of steps and parameters filled in, before all methods but `validate`: on
+        every process of a run before `started`.
+
+        Args:
+            spec: Training spec.
+            plan: Complete plan of the run.
+
+        Raises:
+            PlanError: The options do not fit the model.
+        """
 
     def started(self, group: ReplicaGroup) -> None:  # noqa: B027  # doing nothing is a fine choice
         """Hook before the first step. Called once on every process with a session."""

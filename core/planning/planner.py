@@ -53,7 +53,7 @@ def make_plan(
     """Resolves a run on this machine, or on the hosts of a cluster layout.
 
     Args:
-        resolved_spec: Spec with its plugins; its strategy is configured with the plan.
+        resolved_spec: Spec with its plugins; its strategy validates the plan.
         backend: `NAME` or `NAME:COLLECTIVE`.
         replicas: Number of replicas; None: one per usable GPU, or one.
         launcher: Launcher that will start the processes; None: the local one.
@@ -79,7 +79,7 @@ def make_plan(
     _require_capabilities(resolved_spec.strategy, adapter)
     plan = _resolve(resolved_spec, adapter, resources, devices, collective)
     return replace(
-        plan, notes=(*launcher_notes, *plan.notes, *resolved_spec.strategy.configure(spec, plan))
+        plan, notes=(*launcher_notes, *plan.notes, *resolved_spec.strategy.validate(spec, plan))
     )
 
 

@@ -28,7 +28,7 @@ class ResolvedSpec:
 
     @functools.cached_property
     def strategy(self) -> Strategy:
-        """Strategy instance with the spec's options; the last plan it was configured with counts."""
+        """Strategy instance with the spec's options."""
         return self.plugins.strategy(self.spec.strategy.name, self.spec.strategy.options)
 
     @functools.cached_property

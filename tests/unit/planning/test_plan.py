@@ -261,6 +261,37 @@ class Serving(Wanting):
     parallel_layout = ParameterServerLayout()
 
 
+class Counting(Wanting):
+    """A strategy that counts how often each plan validates and configures it."""
+
+    name = "counting"
+    requires = frozenset({Capability.SYNCHRONOUS_STEP})
+
+    def __init__(self) -> None:
+        self.validated: list[int] = []
+        self.configured: list[int | None] = []
+
+    def validate(self, spec: TrainingSpec, plan: Plan) -> list[str]:
+        self.validated.append(plan.replicas)
+        return ["counted"]
+
+    def configure(self, spec: TrainingSpec, plan: Plan) -> None:
+        self.configured.append(plan.samples)
+
+
+def test_a_strategy_is_validated_once_per_plan_and_configured_once(host: PluginManager) -> None:
+    host.strategies.add(Counting)
+    resolved = ResolvedSpec(spec(strategy="counting"), host)
+    made = make_plan(resolved, backend="declared", replicas=3)
+    make_plan(resolved, backend="declared", replicas=1)  # to measure the model
+    stats = ModelStats(samples=25, parameters=6, gradient_bytes=24, weight_shapes=[(2, 3)])
+    complete_plan(made, resolved, stats)
+    assert isinstance(resolved.strategy, Counting)
+    assert resolved.strategy.validated == [3, 1]
+    assert resolved.strategy.configured == [25]
+    assert made.notes == ("counted",)
+
+
 def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginManager) -> None:
     assert devices_there(host, "declared", "gpu", 1) == Devices("gpu", 2, [])
     planned = devices_there(host, "declared", "auto", 1)
