@@ -1,4 +1,4 @@
-"""What `make demo` shows: the digits under all five backends, how far the results are apart, and a
+"""The demo of `make demo`: the digits under all five backends, how far the results differ, and a
 comparison of the backends as a page to look at.
 
     python examples/demo.py

@@ -16,7 +16,7 @@ PEAK = 0.9
 
 
 def model() -> Any:
-    """From the last values to the probability that the next one is a peak."""
+    """LSTM from the last values, [samples, PAST, 1], to the probability that the next one is a peak."""
     import keras
     from keras import layers
 
@@ -25,7 +25,7 @@ def model() -> Any:
 
 
 def data(samples: int = 128) -> isotrain.DataSet:
-    """What `timeseries_dataset_from_array` cuts: windows of a series, and whether a peak is after each."""
+    """Windows of a series, as `timeseries_dataset_from_array` cuts them, and whether a peak follows."""
     random = np.random.default_rng(0)
     times = np.arange(samples + PAST)
     series = (np.sin(times / 3) + 0.1 * random.normal(size=len(times))).astype("float32")

@@ -16,7 +16,7 @@ SIDE = 12
 
 
 def model() -> Any:
-    """As on keras.io, but for the size."""
+    """The model of keras.io, but smaller."""
     import keras
     from keras import layers
 

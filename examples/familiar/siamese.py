@@ -34,7 +34,7 @@ def model() -> Any:
 
 
 def contrastive(y_true: Any, y_pred: Any, margin: float = 1.0) -> Any:
-    """As on keras.io: 0 stands for a pair of one class. The targets are [N] and the predictions [N, 1]."""
+    """Contrastive loss as on keras.io (0: a pair of one class); targets [N], predictions [N, 1]."""
     from keras import ops
 
     square = ops.square(y_pred)

@@ -20,7 +20,7 @@ def model(width: int = 32, heads: int = 2, layers: int = 2) -> Any:
     from torch import nn
 
     class GPT(nn.Module):
-        """From int64 [texts, LENGTH] to logits [texts, LENGTH, VOCABULARY]."""
+        """Language model from int64 [texts, LENGTH] to logits [texts, LENGTH, VOCABULARY]."""
 
         def __init__(self) -> None:
             super().__init__()
@@ -41,7 +41,7 @@ def model(width: int = 32, heads: int = 2, layers: int = 2) -> Any:
 
 
 def next_token_loss(output: Any, target: Any) -> Any:
-    """As in any torch loop; the names say that the predictions come first."""
+    """Cross-entropy as in any torch loop; the names say that the predictions come first."""
     from torch.nn import functional
 
     return functional.cross_entropy(output.flatten(0, 1), target.flatten())

@@ -15,7 +15,7 @@ LENGTH = 16
 
 
 def model(latent: int = 2) -> Any:
-    """From samples to what they are made into again, and the mean and log-variance of their codes."""
+    """Autoencoder from samples to their reconstructions, and mean and log-variance of their codes."""
     import keras
     from keras import layers, ops
 
@@ -40,7 +40,7 @@ def model(latent: int = 2) -> Any:
 
 
 def both_losses(model: Any, batch: tuple[Any, Any]) -> Any:
-    """What the `train_step` on keras.io computes: one value per sample."""
+    """The loss of the `train_step` on keras.io, shape [samples]."""
     import keras
     from keras import ops
 

@@ -48,7 +48,7 @@ class SlowMomentum(Strategy):
         self._velocities: list[Any] = []
 
     def started(self, group: Any) -> None:
-        """Keeps the weights that all replicas start from: a vector for each one here."""
+        """Keeps the weights that all replicas start from: a vector for each local replica."""
         self._anchors = group.compute(_weights)
         self._velocities = group.compute(_standing_still)
 
@@ -58,7 +58,7 @@ class SlowMomentum(Strategy):
         self._steps, self._learning_rate = 0, 0.0
 
     def state(self, group: Any) -> StrategyState:
-        """Where the last slow step led, how fast, and what has come since; the same on all replicas."""
+        """Anchor and velocity of the last slow step, and steps since; the same on all replicas."""
         return StrategyState(
             values={"steps": self._steps, "learning_rate": self._learning_rate},
             tensors={
@@ -76,7 +76,7 @@ class SlowMomentum(Strategy):
         self._learning_rate = state.values["learning_rate"]
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
-        """Says what other replicas cannot go on with."""
+        """Notes on state that a resumed run cannot use."""
         if strategy_before != self.name:
             return ["slow-momentum: starts without momentum"]
         if replicas_before != replicas:
@@ -84,7 +84,7 @@ class SlowMomentum(Strategy):
         return []
 
     def step(self, group: Any, batch: Any, learning_rate: float) -> Any:
-        """Takes a local step, and the slow one when it is time to."""
+        """Takes a local step, and a slow one after every `every` of them; returns the scalar mean loss."""
         loss = group.local_step(batch, learning_rate)
         self._steps += 1
         self._learning_rate = max(self._learning_rate, learning_rate)
@@ -93,7 +93,7 @@ class SlowMomentum(Strategy):
         return loss
 
     def _slow_step(self, group: Any) -> None:
-        """Leaves all replicas with the same weights."""
+        """Averages the weights and takes a slow momentum step from the mean. Collective."""
         if self._learning_rate == 0:
             return  # nothing has moved
         rates = [group.tensor(np.array(self._learning_rate)) for _ in group.local_replicas]
@@ -132,11 +132,11 @@ def _move(
     """Equation 2 of the paper, on one replica; every backend runs it natively.
 
     Args:
-        replica: Whose weights are moved.
-        anchor: The weights that all had after the last slow step, a vector.
-        velocity: Of the slow optimizer, likewise.
-        learning_rate: The greatest of the local steps, a scalar above 0.
-        static: The momentum and the rate of the slow optimizer.
+        replica: Replica that runs this computation.
+        anchor: Weights of all replicas after the last slow step, a vector.
+        velocity: Velocity of the slow optimizer, a vector.
+        learning_rate: Largest learning rate of the local steps, a scalar above 0.
+        static: Momentum and rate of the slow optimizer.
 
     Returns:
         The new anchor and velocity.

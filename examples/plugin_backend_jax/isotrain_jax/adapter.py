@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 
 INSTALL_HINT = "install JAX and Keras: pip install jax keras"
 _LOST_PEER = ("gloo", "Gloo", "UNAVAILABLE", "DEADLINE_EXCEEDED", "ABORTED", "CANCELLED")
-"""In what XLA says of a peer that is gone: its errors all have one class."""
+"""Words in XLA's messages about a lost peer: all of its errors have one class."""
 _CUDA_PLUGINS = ("jax_cuda12_plugin", "jax_cuda13_plugin")
 _REPLICATED = REPLICATED_CAPABILITIES.with_changes(
     lacks={Capability.BFLOAT16_COLLECTIVES: "XLA sums bfloat16 between CPUs as float32"}
@@ -115,9 +115,9 @@ class JaxMesh(TcpParameterServer):
         return [_WHOLE_IN_STEPS] if parallel_layout == "fully-sharded" else []
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """In fully sharded runs, weights are joined, and the gradients of each micro-batch are summed.
+        """Bytes that a replica sends per step; fully sharded: all-gathers and gradient sums per micro-batch.
 
-        On CPUs XLA makes one of all the times that a step asks for the same weights.
+        On CPUs XLA merges all all-gathers of the same weights in a step.
         """
         if plan.parallel_layout != "fully-sharded":
             return super().exchanged_bytes(plan, spec)
@@ -186,7 +186,7 @@ class JaxMesh(TcpParameterServer):
         context: ProcessContext,
         unit_bytes: int,
     ) -> ReplicaGroup:
-        """Starts one; XLA decides how many weights are joined together."""
+        """Starts a fully sharded group; XLA decides how many weights are gathered together."""
         ties = _joined(spec, backend_config, context, context.device_mesh.sizes)
         from isotrain_jax.fully_sharded import FullyShardedGroup
 
@@ -199,7 +199,7 @@ def _joined(
     context: ProcessContext,
     sizes: Mapping[str, int] | None = None,
 ) -> ReplicaMesh:
-    """The devices of all processes, once these have met; `sizes` as `ReplicaMesh` takes them."""
+    """Device mesh of all processes, after their rendezvous; `sizes` as `ReplicaMesh` takes them."""
     keras_backend.set_backend("jax")
     from isotrain_jax import mesh
 

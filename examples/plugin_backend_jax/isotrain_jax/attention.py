@@ -16,7 +16,7 @@ _OF_KERAS = keras_backend.nn.dot_product_attention
 
 
 def choose_attention(precision: str) -> None:
-    """Sets what Keras' attention layers compute with in this process."""
+    """Sets the attention function of Keras' attention layers in this process."""
     chosen = dot_product_attention if precision == "float64" else _OF_KERAS
     keras_backend.nn.dot_product_attention = chosen
 
@@ -32,7 +32,7 @@ def _is_what_keras_calls() -> None:
 
 
 PROBES = (private_api.PrivateApiProbe("backend.nn.dot_product_attention", _is_what_keras_calls),)
-"""Parts of Keras that it does not document, besides those of `keras_private`."""
+"""Probes of undocumented parts of Keras, besides those of `keras_private`."""
 
 
 def dot_product_attention(
@@ -46,7 +46,7 @@ def dot_product_attention(
     flash_attention: bool | None = None,
     attn_logits_soft_cap: float | None = None,
 ) -> Any:
-    """As `keras.ops.dot_product_attention`; no kernel is fused, whatever `flash_attention` says.
+    """Attention with the signature of `keras.ops.dot_product_attention`, without a fused kernel.
 
     Args:
         query: Shape `[batch, targets, heads, size]`.
@@ -54,9 +54,9 @@ def dot_product_attention(
         value: Shape `[batch, sources, heads, size]`.
         bias: Added to the logits, shape `[batch, heads, targets, sources]` or one that broadcasts.
         mask: False where a target must not see a source; of the same shape.
-        scale: Of the logits; 1 / sqrt(size) when left out.
-        is_causal: Whether targets see only the sources up to their own place.
-        flash_attention: Not used.
+        scale: Factor on the logits; 1 / sqrt(size) when left out.
+        is_causal: Whether targets see only the sources up to their own position.
+        flash_attention: Unused.
         attn_logits_soft_cap: Bound that the logits approach and do not exceed.
 
     Returns:

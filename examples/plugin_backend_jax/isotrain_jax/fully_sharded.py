@@ -1,4 +1,4 @@
-"""Fully sharded replicas: weights and slots are arrays of the whole mesh, of which each device has a part.
+"""Fully sharded replicas: weights and slots are arrays of the whole mesh, with a shard on each device.
 
 The passes are each replica's own (`shard_map`), as in a data-parallel step: they join the weights, and the
 gradient of that is summed in parts. The update is a function of whole arrays that lie in parts
@@ -33,18 +33,18 @@ from isotrain_jax.state import Names
 
 
 class FullyShardedGroup(JaxReplicaGroup):
-    """One replica, which has a part of every weight and slot between steps."""
+    """Group of one replica that holds a shard of every weight and slot between steps."""
 
     _whole: Arrays | None = None
-    """All weights, while they are here: after `unshard_weights`."""
+    """Unsharded weights, from `unshard_weights` to the next step; else None."""
 
     def __init__(self, spec: TrainingSpec, ties: ReplicaMesh, context: ProcessContext) -> None:
-        """Builds the model, and keeps a part of it; called by every process once it has joined the others.
+        """Builds the model, and keeps a shard of it. Collective, after the rendezvous.
 
         Args:
-            spec: What to train.
-            ties: The devices of all replicas.
-            context: Tells which replicas have a part each, and which have the same one.
+            spec: Training spec.
+            ties: Device mesh of all replicas.
+            context: Process context, whose device mesh says which replicas shard a model.
         """
         places = context.device_mesh
         self._parts = places.size(SHARD)
@@ -68,7 +68,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         return layout.shard_axis(shape, self._parts)
 
     def _spec(self, shape: Sequence[int]) -> PartitionSpec:
-        """How an array of this shape lies."""
+        """Partition of an array of this shape."""
         return mesh.cut_along(self._axis(shape), self._mesh.part_axis)
 
     def _computing_state(self) -> State:
@@ -83,7 +83,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         return state if self._whole is None else state._replace(trainable=self._whole)
 
     def _lifted(self, state: State) -> State:
-        """Of weights and slots it takes the parts, or the whole of each."""
+        """Global state from local state, whose weights and slots are shards or unsharded."""
         if self._whole is not None:
             self._whole = state.trainable
         variables = self._program.variables
@@ -105,7 +105,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         return self._mesh.share(array, self._filled(shape), self._spec(shape))
 
     def _filled(self, shape: tuple[int, ...]) -> tuple[int, ...]:
-        """The shape of the array of the mesh, which may end in padding."""
+        """Shape of the global array of a weight, padding included."""
         cut, held = self._axis(shape), layout.shard_shape(shape, self._parts)
         return tuple(size * self._parts if a == cut else size for a, size in enumerate(held))
 
@@ -121,7 +121,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         return list(map(layout.unpad, whole, self._shapes))
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> jax.Array:
-        """Where slices differ in size, the passes are not compiled together, and take whole weights."""
+        """Runs a synchronous step; with slices of different sizes, passes use unsharded weights."""
         if not batch.even and self._whole is None:
             self.unshard_weights()
         loss = super().synchronous_step(batch, learning_rate)
@@ -131,19 +131,19 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _whole_step(
         self, state: State, pieces: Sequence[MicroBatch], weights: jax.Array, rate: jax.Array
     ) -> tuple[State, jax.Array]:
-        """A step as a function of whole arrays, which lie as they do."""
+        """A step as a function of global arrays, compiled at once; the loss is a scalar."""
         return self._updated(self._passes, state, pieces, weights, rate)
 
     def _whole_finish(
         self, state: State, loss: jax.Array, gradients: Arrays, weights: jax.Array, rate: jax.Array
     ) -> tuple[State, jax.Array]:
-        """The rest of a step whose gradients each replica has computed on its own."""
+        """The rest of a step whose unsharded gradients each replica has computed separately."""
         return self._updated(self._summed, state, (loss, gradients), weights, rate)
 
     def _updated(
         self, work: Any, state: State, given: Any, weights: jax.Array, rate: jax.Array
     ) -> tuple[State, jax.Array]:
-        """The state after an update by the means of what every replica's work gives."""
+        """The state after an update by the mean gradients over replicas, and the mean loss, a scalar."""
         parts = list(map(mesh.cut_along, self._axes))
         lying = State(parts, EACH, EACH, EACH, EACH)
         by_replica = self._mesh.by_replica(
@@ -167,14 +167,14 @@ class FullyShardedGroup(JaxReplicaGroup):
         ), loss
 
     def _exact(self, arrays: Arrays, shapes: Sequence[tuple[int, ...]]) -> Arrays:
-        """Arrays of the mesh without padding, lying as before."""
+        """Global arrays without padding, partitioned as before."""
         return [
             self._mesh.lying(layout.unpad(array, shape), self._spec(shape))
             for array, shape in zip(arrays, shapes, strict=True)
         ]
 
     def _padded(self, arrays: Arrays) -> Arrays:
-        """Undoes `_exact`."""
+        """Inverse of `_exact`: global arrays with padding."""
         return [
             self._mesh.lying(_filled(array, self._filled(array.shape)), self._spec(array.shape))
             for array in arrays
@@ -183,7 +183,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _passes(
         self, state: State, pieces: Sequence[MicroBatch], weights: jax.Array, rate: jax.Array
     ) -> tuple[Any, ...]:
-        """What every replica does with its slices; it joins the weights as it goes."""
+        """A replica's forward and backward passes, which all-gather the weights as they read them."""
         contributed = self._program.contribution(state, pieces, weights, self._joined)
         loss, gradients, state = contributed
         return self._means(state, loss, gradients, weights, rate)
@@ -191,7 +191,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _summed(
         self, state: State, given: tuple[jax.Array, Arrays], weights: jax.Array, rate: jax.Array
     ) -> tuple[Any, ...]:
-        """Sums up whole gradients, each part where it belongs."""
+        """Reduce-scatters unsharded gradients."""
         loss, gradients = given
         parts = [
             gradient
@@ -212,7 +212,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _means(
         self, state: State, loss: jax.Array, gradients: Arrays, weights: jax.Array, rate: jax.Array
     ) -> tuple[Any, ...]:
-        """Loss, gradients, other weights, metrics and rate; parts of gradients are sums already."""
+        """Means of loss and gradients, other weights, metrics and rate; sharded gradients are sums before."""
         own = [g for g, axis in zip(gradients, self._axes, strict=True) if axis is None]
         state, loss, own = self._exchanged(state, loss, own, weights)
         means = iter(own)
@@ -228,7 +228,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
-        """Computations have collectives, and no weights or slots."""
+        """Runs a computation, which may use collectives, but sees no weights or slots. Collective."""
         before = self._state
         self._state = before._replace(trainable=[], slots=[])
         results = super().compute(computation, *values, static=static)
@@ -237,10 +237,10 @@ class FullyShardedGroup(JaxReplicaGroup):
 
 
 def _shapes(variables: Sequence[Any]) -> list[tuple[int, ...]]:
-    """As a `State` holds their values."""
+    """Shapes in which a `State` holds the values of variables: a scalar's is `(1,)`."""
     return [tuple(variable.shape) or (1,) for variable in variables]
 
 
 def _filled(array: jax.Array, shape: Sequence[int]) -> jax.Array:
-    """The array with zeros at the ends of its axes."""
+    """The array padded with zeros at the ends of its axes to a shape."""
     return jnp.pad(array, [(0, size - own) for own, size in zip(array.shape, shape, strict=True)])

@@ -40,17 +40,17 @@ _CACHED_ARRAYS = 256
 
 
 class JaxReplicaGroup(ReplicaGroup):
-    """One replica: its state, and the compiled functions that change it.
+    """Group of one replica: its state, and the compiled functions that change it.
 
-    The state is kept as global arrays, so that the synchronised step takes and gives it as it is.
+    The state is kept as global arrays, which the synchronous step takes and returns as they are.
     """
 
     def __init__(self, spec: TrainingSpec, ties: ReplicaMesh) -> None:
-        """Builds the model; called by every process once it has joined the others.
+        """Builds the model. Collective, after the rendezvous.
 
         Args:
-            spec: What to train.
-            ties: The devices of all replicas.
+            spec: Training spec.
+            ties: Device mesh of all replicas.
         """
         self._mesh = ties
         self.replicas = ties.replicas
@@ -77,7 +77,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self._start_alike()
 
     def _start_alike(self) -> None:
-        """Makes all replicas' weights those of replica 0, and the seeds each replica's own."""
+        """Broadcasts the weights of replica 0, and gives each replica seeds of its own."""
         if self.replicas > 1:
             weights = (self._state.trainable, self._state.others)
             alike = self._mesh.compile(functools.partial(jax.tree.map, mesh.of_first))(weights)
@@ -93,25 +93,25 @@ class JaxReplicaGroup(ReplicaGroup):
         self._state = self._lifted(written)
 
     def _local_state(self) -> State:
-        """What this process has."""
+        """The local state: this process's part of the global state."""
         return self._mesh.lower(self._state)
 
     def _computing_state(self) -> State:
-        """That, as passes through the model take it."""
+        """The local state with which passes through the model compute."""
         return self._local_state()
 
     def _lifted(self, state: State) -> State:
-        """A state of the run from what this process has of it."""
+        """The global state of which this process has the local one."""
         lifted: State = self._mesh.lift(state)
         return lifted
 
     def _after_pass(self, state: State) -> State:
-        """The state of the run once the pass of an own computation has left this one here."""
+        """The global state after a local pass that ended with this state."""
         return self._lifted(state)
 
     @property
     def model(self) -> Any:
-        """The model of this process's replica, with its weights as they are now."""
+        """The model of this process's replica, with its current weights."""
         state, variables = self._computing_state(), self._program.variables
         for part in ("trainable", "others"):
             for variable, value in zip(getattr(variables, part), getattr(state, part), strict=True):
@@ -138,7 +138,7 @@ class JaxReplicaGroup(ReplicaGroup):
     def _even_step(
         self, state: State, pieces: Sequence[MicroBatch], weights: jax.Array, rate: jax.Array
     ) -> tuple[State, jax.Array]:
-        """What every replica does in a synchronised step."""
+        """One replica's synchronous step: its new state, and the mean loss, a scalar."""
         loss, gradients, state = self._program.contribution(state, pieces, weights)
         return self._exchange_and_apply(state, loss, gradients, weights, rate)
 
@@ -169,7 +169,7 @@ class JaxReplicaGroup(ReplicaGroup):
     def _contributed(
         self, pieces: Sequence[MicroBatch], weights: jax.Array
     ) -> tuple[jax.Array, Arrays, State]:
-        """This replica's contribution; the gradients that its state keeps have no part in it."""
+        """This replica's contribution (see `ReplicaTrainer.contribution`), without kept gradients."""
         state = self._computing_state()
         loss, gradients, after = self._contribution(state._replace(kept=[]), pieces, weights)
         return loss, gradients, after._replace(kept=state.kept)
@@ -326,5 +326,5 @@ class JaxReplicaGroup(ReplicaGroup):
 
 
 def slices(batch: Batch) -> tuple[MicroBatch, ...]:
-    """Of this process's replica, one after the other."""
+    """Inputs and targets of the local replica's slices, in order, shapes `[samples, ...]`."""
     return tuple([(piece.inputs, piece.targets) for piece in batch.slices[0]])

@@ -1,4 +1,4 @@
-"""Which part of a weight or slot a replica has: arithmetic of shapes alone.
+"""Shards of weights and slots: which part a replica has, from shapes alone.
 
 JAX cuts an array into equal parts only. Where a length does not divide, the last parts are padded to the
 length of the first; nobody sees the padding.
@@ -15,9 +15,9 @@ Shape = Sequence[int]
 
 
 def shard_axis(shape: Shape, replicas: int) -> int | None:
-    """The axis along which each replica has a part of an array: the longest, if it can be without padding.
+    """The axis along which an array is sharded: the longest, and one without padding where there is one.
 
-    None where there is one replica, or no axis as long as there are replicas: each has all of it.
+    None where there is one replica, or no axis is that long: each replica then has all of it.
     """
     axes = [axis for axis, size in enumerate(shape) if size >= replicas > 1]
     even = [axis for axis in axes if shape[axis] % replicas == 0]
@@ -25,13 +25,13 @@ def shard_axis(shape: Shape, replicas: int) -> int | None:
 
 
 def shard_shape(shape: Shape, replicas: int) -> tuple[int, ...]:
-    """The shape of what a replica holds, padding included."""
+    """Shape of a replica's shard, padding included."""
     cut = shard_axis(shape, replicas)
     return tuple(-(-size // replicas) if axis == cut else size for axis, size in enumerate(shape))
 
 
 def shard_extent(shape: Shape, held: Shape, rank: int) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Where in an array of this shape a replica's part begins, and its shape, of which it holds `held`."""
+    """Offset and shape of a replica's shard in an array; `held` is the shard's shape with padding."""
     offset = tuple(
         0 if own == size else min(rank * own, size) for size, own in zip(shape, held, strict=True)
     )
@@ -42,17 +42,17 @@ def shard_extent(shape: Shape, held: Shape, rank: int) -> tuple[tuple[int, ...],
 
 
 def shard(array: np.ndarray, held: Shape, rank: int) -> np.ndarray:
-    """What a replica holds of the whole of an array."""
+    """A replica's shard of an array, padded to the shape `held`."""
     offset, part = shard_extent(array.shape, held, rank)
     slices = [slice(start, start + own) for start, own in zip(offset, part, strict=True)]
     return pad(array[tuple(slices)], held)
 
 
 def pad(array: np.ndarray, shape: Shape) -> np.ndarray:
-    """Pads an array at the ends of its axes."""
+    """Pads an array with zeros, at the ends of its axes, to a shape."""
     return np.pad(array, [(0, size - own) for own, size in zip(array.shape, shape, strict=True)])
 
 
 def unpad(array: Any, shape: Shape) -> Any:
-    """Takes padding away."""
+    """Inverse of `pad`: the array cut to a shape."""
     return array[tuple(slice(size) for size in shape)]

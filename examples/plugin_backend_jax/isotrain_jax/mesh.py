@@ -1,7 +1,7 @@
-"""The replicas of a run as a mesh of devices, one per process; the exchange between them.
+"""The replicas of a run as a device mesh, one device per process, and their collectives.
 
-A tensor of the run is a *global* array: every replica's own *local* array is its part along the first axis.
-Nothing is copied on the way from one to the other. So that every array has a first axis, numbers travel as
+A tensor of the run is a *global* array: each replica's *local* array is its part along the first axis.
+Converting one to the other copies nothing. So that every array has a first axis, scalars are passed as
 arrays of shape `[1]`.
 """
 
@@ -26,9 +26,9 @@ Tree: TypeAlias = Any
 
 AXIS = "replica"
 EACH = PartitionSpec(AXIS)
-"""Every replica has a part of its own."""
+"""Partition along the first axis: every replica has a part of its own."""
 EQUAL = PartitionSpec()
-"""Every replica has the same."""
+"""Replicated: every replica has the same."""
 
 _HEARTBEAT_SECONDS = 30
 _SHUTDOWN_SECONDS = 30
@@ -36,7 +36,7 @@ _BITS = {1: jnp.uint8, 2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
 def configure(backend_config: BackendConfig, context: ProcessContext) -> None:
-    """Sets JAX up for one replica on one device; before anything asks JAX for its devices.
+    """Configures JAX for one replica on one device, before anything asks JAX for its devices. Local.
 
     64-bit types are on in every precision, so that tensors keep the type of the array that they are made
     of; what a model computes in is decided by the types of its weights.
@@ -49,7 +49,7 @@ def configure(backend_config: BackendConfig, context: ProcessContext) -> None:
 
 
 def join(spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext) -> None:
-    """Joins the other processes; called by every process of a run with several, before any computation."""
+    """Connects to the other processes. Collective, in runs of several, before any computation."""
     host, port = context.rendezvous
     jax.distributed.initialize(
         coordinator_address=f"{host}:{port}",
@@ -66,7 +66,7 @@ def join(spec: TrainingSpec, backend_config: BackendConfig, context: ProcessCont
 
 
 class Number(NamedTuple):
-    """A number on its way.
+    """A scalar that is passed as an array with an axis.
 
     Attributes:
         value: Shape `[1]`.
@@ -76,12 +76,12 @@ class Number(NamedTuple):
 
 
 def packed(tree: Tree) -> Tree:
-    """Puts `Number` around the numbers among arrays."""
+    """Wraps the scalars among arrays in `Number`."""
     return jax.tree.map(lambda x: x if x.ndim else Number(x.reshape(1)), tree)
 
 
 def unpacked(tree: Tree) -> Tree:
-    """Undoes `packed`."""
+    """Inverse of `packed`."""
     return jax.tree.map(
         lambda x: x.value[0] if isinstance(x, Number) else x,
         tree,
@@ -90,19 +90,19 @@ def unpacked(tree: Tree) -> Tree:
 
 
 class ReplicaMesh:
-    """Every replica's device. With one replica it is that device alone, and nothing is exchanged.
+    """Device mesh of all replicas; with one replica, of its device alone.
 
     Attributes:
-        replicas: Devices in the mesh.
-        rank: Which of them is this process's.
-        part_axis: The axis along which state lies in parts; in hybrid runs one of several.
+        replicas: Number of devices in the mesh.
+        rank: Index of this process's device.
+        part_axis: Name of the mesh axis along which state is sharded; in hybrid runs one of several.
     """
 
     def __init__(self, sizes: Mapping[str, int] | None = None) -> None:
         """Arranges the devices of all processes.
 
         Args:
-            sizes: Of the axes of the run's mesh, where state lies in parts along one of them.
+            sizes: Sizes of the axes of the run's device mesh, where state is sharded along one of them.
         """
         first = {device.process_index: device for device in reversed(jax.devices())}
         devices = [first[process] for process in sorted(first)]
@@ -118,11 +118,11 @@ class ReplicaMesh:
         self._mean = self.compile(functools.partial(all_reduce, op="mean"), EQUAL)
 
     def place(self, array: Any) -> jax.Array:
-        """Copies a NumPy array to this process's device."""
+        """Copies a NumPy array of any shape to this process's device. Local."""
         return jax.device_put(array, self._device, may_alias=False)
 
     def lift(self, tree: Tree) -> Tree:
-        """Makes global arrays of local ones; local."""
+        """Global arrays, first axis times `replicas`, of local ones. Local."""
         return jax.tree.map(self._lift, tree)
 
     def _lift(self, part: jax.Array) -> jax.Array:
@@ -130,33 +130,33 @@ class ReplicaMesh:
         return jax.make_array_from_single_device_arrays(shape, self._sharding, [part])
 
     def lower(self, tree: Tree) -> Tree:
-        """Gives this process's part of global arrays; local."""
+        """This process's local arrays of global ones. Local."""
         return jax.tree.map(lambda array: array.addressable_data(0), tree)
 
     def share(self, array: jax.Array, shape: Sequence[int], spec: PartitionSpec) -> jax.Array:
-        """Makes a global array that lies as `spec` says of what this process has of it; local.
+        """Global array, partitioned as `spec` says, of this process's part of it. Local.
 
         Args:
             array: The part of this process.
-            shape: Of the whole.
-            spec: `EQUAL`, or which axis is cut along `part_axis`.
+            shape: Shape of the global array.
+            spec: Partition: `EQUAL`, or an axis cut along `part_axis`.
         """
         lies = NamedSharding(self._grid, spec)
         return jax.make_array_from_single_device_arrays(tuple(shape), lies, [array])
 
     def lying(self, array: jax.Array, spec: PartitionSpec) -> jax.Array:
-        """The same array, lying as `spec` says; within a function that is compiled for global arrays."""
+        """The array, any shape, partitioned as `spec` says; in a function compiled for global arrays."""
         return lax.with_sharding_constraint(array, NamedSharding(self._grid, spec))
 
     def of_each(self, arrays: Tree, cuts: Sequence[int | None]) -> Tree:
-        """Arrays that are cut along these axes, as `by_replica` takes them; within a compiled function.
+        """Arrays cut along these axes, as `by_replica` takes them; within a compiled function.
 
-        Where several replicas have the same part, it stands there for each of them.
+        A part that several replicas have is there once for each of them.
         """
         return self._seen(arrays, cuts, (self.part_axis, self._grid.axis_names))
 
     def of_all(self, arrays: Tree, cuts: Sequence[int | None]) -> Tree:
-        """Undoes `of_each`."""
+        """Inverse of `of_each`."""
         return self._seen(arrays, cuts, (self._grid.axis_names, self.part_axis))
 
     def _seen(self, arrays: Tree, cuts: Sequence[int | None], axes: tuple[Any, Any]) -> Tree:
@@ -171,7 +171,7 @@ class ReplicaMesh:
     def compile(
         self, function: Callable[..., Any], gives: Any = EACH, donated: Sequence[int] = ()
     ) -> Callable[..., Any]:
-        """Compiles what every replica does, exchanges included.
+        """Compiles a function of one replica, collectives included, to one of global arrays.
 
         Args:
             function: Gets this replica's parts, and may use the collectives of this module.
@@ -186,25 +186,25 @@ class ReplicaMesh:
     def by_replica(
         self, function: Callable[..., Any], takes: Any, gives: Any
     ) -> Callable[..., Any]:
-        """A function of global arrays, of what every replica does with its parts; not compiled.
+        """A function of global arrays from one of a replica's parts; not compiled.
 
         Args:
             function: Gets this replica's parts, and may use the collectives of this module.
-            takes: How each argument lies: a `PartitionSpec`, or a tree of them.
-            gives: Likewise for what it returns.
+            takes: Partition of each argument: a `PartitionSpec`, or a tree of them.
+            gives: Partition of the results, likewise.
         """
         return jax.shard_map(
             function, mesh=self._mesh, in_specs=takes, out_specs=gives, check_vma=False
         )
 
     def mean(self, number: jax.Array) -> jax.Array:
-        """The mean over all replicas of a number (shape `[]`); called by every process."""
+        """Mean of a scalar over all replicas. Collective."""
         return self.lower(self._mean(self.lift(number.reshape(1)))).reshape(())
 
     def close(self) -> None:
-        """Leaves the other processes; called by every process, once nobody waits for anybody.
+        """Disconnects from the other processes. Collective.
 
-        JAX joins others only before it has found its devices, which another session asks of it again.
+        JAX connects only before it has listed its devices, so the list is cleared for another session.
         """
         if self.replicas > 1:
             jax.distributed.shutdown()
@@ -212,36 +212,36 @@ class ReplicaMesh:
 
 
 def cut_along(cut: int | None, axis: Any = AXIS) -> PartitionSpec:
-    """How an array lies that is cut along an axis of its own, or not at all.
+    """Partition of an array that is cut along one of its axes, or not at all.
 
     Args:
-        cut: This axis; None: all have all of it.
-        axis: Of the mesh, or several of them.
+        cut: Axis of the array; None: it is replicated.
+        axis: Name of a mesh axis, or several names.
     """
     return EQUAL if cut is None else PartitionSpec(*[None] * cut, axis)
 
 
 def all_reduce(value: Tree, op: ReduceOp) -> Tree:
-    """Reduces each array of a tree over all replicas; within a compiled function."""
+    """All-reduces each array of a tree, any shapes; within a compiled function. Collective."""
     return {"sum": lax.psum, "mean": lax.pmean, "max": lax.pmax}[op](value, AXIS)
 
 
 def all_gather(value: jax.Array, parts: Subgroups | None = None) -> jax.Array:
-    """Stacks the arrays of all replicas, or of those of the own part; within a compiled function.
+    """All-gather over all replicas or a subgroup; within a compiled function. Collective.
 
     Args:
-        value: Of one shape in all of them.
-        parts: Each replica is in one of them, and they are of one size.
+        value: Array of one shape on all of them.
+        parts: Subgroups of one size, of which each replica is in one; None: all replicas.
     """
     return lax.all_gather(value, AXIS, axis_index_groups=parts)
 
 
 class Hosts(NamedTuple):
-    """Over whom state lies in parts.
+    """Subgroups of replicas over which state is sharded, and copied.
 
     Attributes:
-        parts: Replicas that have all parts together; None: only all of them do.
-        copies: Replicas that have the same part; None: none do.
+        parts: Subgroups with all shards of a model; None: all replicas are one.
+        copies: Subgroups with copies of one shard; None: there are no copies.
     """
 
     parts: Subgroups | None = None
@@ -250,20 +250,20 @@ class Hosts(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather_shards(shard: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
-    """The whole of which each replica has a part along an axis; its gradient is summed over all of them."""
+    """All-gather along an axis; its gradient is a reduce-scatter (sum). Collective."""
     return lax.all_gather(shard, AXIS, axis=axis, axis_index_groups=hosts.parts, tiled=True)
 
 
 def sum_part(value: jax.Array, axis: int, parts: Subgroups | None = None) -> jax.Array:
-    """This replica's share, along an axis, of the sum over all replicas; within a compiled function.
+    """Reduce-scatter (sum) along an axis; within a compiled function. Collective.
 
-    Between CPUs each sends the shares to each: gloo's reduce-scatter, which `lax.psum_scatter` is there, now
+    Between CPUs it is an all-to-all: gloo's reduce-scatter, which `lax.psum_scatter` is there, now
     and then gives wrong sums (github.com/jax-ml/jax/issues/40830).
 
     Args:
-        value: Each share of it is as long along the axis.
-        axis: Along which it is cut.
-        parts: Sums over the replicas of the own part only; as `all_gather` takes them.
+        value: Array whose length along the axis is a multiple of the number of replicas.
+        axis: Axis along which it is cut.
+        parts: Subgroups within which it sums, as `all_gather` takes them.
     """
     if jax.default_backend() != "cpu":
         return lax.psum_scatter(
@@ -275,7 +275,7 @@ def sum_part(value: jax.Array, axis: int, parts: Subgroups | None = None) -> jax
 
 
 def sum_of_all(value: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
-    """This replica's part, along an axis, of the sum over all replicas; within a compiled function."""
+    """This replica's shard, along an axis, of the sum over all replicas. Collective."""
     part = sum_part(value, axis, hosts.parts)
     return part if hosts.copies is None else all_reduce_within(part, hosts.copies)
 
@@ -292,17 +292,17 @@ all_gather_shards.defvjp(_joined, _summed)
 
 
 def of_first(value: jax.Array) -> jax.Array:
-    """Gives every replica the array of replica 0; within a compiled function."""
+    """Broadcast from replica 0, any shape; within a compiled function. Collective."""
     return broadcast_within(value, [range(lax.axis_size(AXIS))])
 
 
 def all_reduce_within(value: jax.Array, subgroups: Subgroups) -> jax.Array:
-    """Sums over the replicas of each part; one that is in no part keeps its own."""
+    """All-reduce (sum), any shape, within each subgroup; one in none keeps its own. Collective."""
     return lax.psum(value, AXIS, axis_index_groups=_groups(subgroups))
 
 
 def broadcast_within(value: jax.Array, subgroups: Subgroups) -> jax.Array:
-    """Gives each part the array of its first replica, bit by bit: the others add zero bits."""
+    """Broadcast, any shape, from each subgroup's first replica: the others add zero bits. Collective."""
     groups = _groups(subgroups)
     first = jnp.isin(lax.axis_index(AXIS), jnp.array([group[0] for group in groups]))
     is_truth = value.dtype == jnp.bool_
@@ -312,7 +312,7 @@ def broadcast_within(value: jax.Array, subgroups: Subgroups) -> jax.Array:
 
 
 def _groups(subgroups: Subgroups) -> list[list[int]]:
-    """The parts, and every replica that is in none as a part of its own."""
+    """The subgroups, and every replica that is in none as a subgroup of its own."""
     members = {replica for subgroup in subgroups for replica in subgroup}
     alone = [[replica] for replica in range(lax.axis_size(AXIS)) if replica not in members]
     return [*map(list, subgroups), *alone]
@@ -323,5 +323,5 @@ def _as_bits(value: jax.Array) -> jax.Array:
 
 
 def permute(value: jax.Array, destinations: tuple[int, ...]) -> jax.Array:
-    """Sends to the replica of `destinations` that stands at the own place; within a compiled function."""
+    """Sends an array of any shape to `destinations[index]`; within a compiled function. Collective."""
     return lax.ppermute(value, AXIS, list(enumerate(destinations)))

@@ -1,6 +1,6 @@
 """One replica as pure functions: from its state and its samples to its new state.
 
-Keras' variables only say what there is; their values travel as a `State` through the functions, which JAX
+Keras' variables only say what there is; their values are passed as a `State` through the functions, which JAX
 can then differentiate and compile. Where a Keras object reads or writes variables (a layer, a metric, an
 optimizer), that happens in a `StatelessScope`, which puts the values of a `State` in their place.
 Nothing here knows of other replicas.
@@ -22,20 +22,20 @@ from isotrain_jax.attention import choose_attention
 
 Arrays: TypeAlias = "list[jax.Array]"
 MicroBatch: TypeAlias = "tuple[Any, Any]"
-"""The inputs and the targets of one slice."""
+"""Inputs and targets of one slice, shapes `[samples, ...]`."""
 
 
 class State(NamedTuple):
-    """What a replica has: the values of its variables, and kept gradients; numbers have the shape `[1]`.
+    """State of a replica: values of its variables, and kept gradients; scalars have the shape `[1]`.
 
     A field may be left empty in a computation that does not need it.
 
     Attributes:
-        trainable: Weights that are trained.
+        trainable: Trainable weights.
         others: The model's other weights: moving statistics, seeds.
         slots: The optimizer's variables.
         metrics: The accumulators of the training metrics.
-        kept: The gradients of the last update, if it finds room for them here; else nothing.
+        kept: Gradients of the last update, after `keeping_gradients`; else empty.
     """
 
     trainable: Arrays
@@ -50,7 +50,7 @@ OF_VARIABLES = ("trainable", "others", "slots", "metrics")
 
 
 class Evaluated(NamedTuple):
-    """What evaluation has added up.
+    """Sums of an evaluation.
 
     Attributes:
         loss: Sum of the losses, and number of samples; float64.
@@ -65,18 +65,18 @@ class ReplicaTrainer:
     """Model, loss, optimizer and metrics of one replica.
 
     Attributes:
-        model: The model as the person's function built it.
-        variables: The Keras variables, where `State` has their values.
-        statistics: Which of the other weights forward passes move.
-        optimizer_lr_schedule: The schedule that the optimizer came with; None where it has none.
-        loss_scale: Those of the optimizer's variables that are the loss scale's, by what they are.
-        own_slots: The places of those slots that no other replica has; after `shard_optimizer`.
+        model: The model as the user's function built it.
+        variables: The Keras variables, in the fields in which `State` has their values.
+        statistics: Indices of the other weights that forward passes update.
+        optimizer_lr_schedule: Learning rate schedule of the optimizer; None where it has none.
+        loss_scale: Variables of the optimizer's loss scale, by state name.
+        own_slots: Indices of the slots that no other replica has, after `shard_optimizer`.
     """
 
     own_slots: Collection[int] = ()
 
     def __init__(self, spec: TrainingSpec) -> None:
-        """Builds everything.
+        """Builds model, loss, optimizer and metrics.
 
         Raises:
             SpecError: The model function returned no Keras model.
@@ -121,7 +121,7 @@ class ReplicaTrainer:
         return slots.index(id(self._optimizer.learning_rate))
 
     def shard_optimizer(self, places: Sequence[int]) -> Arrays:
-        """From now on there are slots of these trainable weights alone; gives their first values."""
+        """Rebuilds the optimizer with slots of these trainable weights alone; returns the initial slots."""
         self._optimizer, _ = keras_model.build_optimizer(self._spec, "jax", self._optimizer.name)
         shared = {id(variable) for variable in self._optimizer.variables}
         self._optimizer.build([self.variables.trainable[place] for place in places])
@@ -141,7 +141,7 @@ class ReplicaTrainer:
         }
 
     def places(self, part: StatePart) -> tuple[str, Sequence[int]]:
-        """Where strategies find a part of the state: the field of `State`, and places in it."""
+        """Location of a part of the state for strategies: the field of `State`, and indices in it."""
         if part == "trainable":
             return "trainable", range(len(self.variables.trainable))
         if part == "statistics":
@@ -161,15 +161,15 @@ class ReplicaTrainer:
         join: Callable[[Arrays], Arrays] | None = None,
         take: Callable[[Arrays], Arrays] = list,
     ) -> tuple[jax.Array, Arrays, State]:
-        """Computes a replica's share of the loss and its gradients.
+        """Computes a replica's part of the mean loss, a scalar, and its gradients.
 
         Args:
-            state: Of the replica.
-            pieces: Its slices, one after the other.
-            weights: The weight of each, shape `[pieces]`; a slice of weight 0 is a placeholder.
-            join: Makes whole weights of those in the state, where these are parts. What it makes is not
-                kept for the backward pass, which joins them again.
-            take: What it makes of the gradients of each slice is added up in their place.
+            state: State of the replica.
+            pieces: Slices of the replica, one after the other.
+            weights: Weight of each slice, shape `[pieces]`; a slice of weight 0 is a placeholder.
+            join: All-gathers the weights, where the state has shards of them. The result is not
+                kept for the backward pass, which gathers them again.
+            take: Reduces the gradients of each slice; its results are summed in their place.
 
         Returns:
             The sum over the slices of weight * mean loss; its gradients (of the scaled loss, where the
@@ -224,7 +224,7 @@ class ReplicaTrainer:
         return state._replace(**values)
 
     def _unless_empty(self, weight: jax.Array, before: State, after: State) -> State:
-        """Undoes what a placeholder did to moving statistics and metrics; seeds move on."""
+        """The state after a slice; a placeholder changes seeds, but no statistics and metrics."""
         others = list(after.others)
         for place in self.statistics:
             others[place] = jnp.where(weight == 0, before.others[place], others[place])
@@ -235,9 +235,9 @@ class ReplicaTrainer:
         """Clips and applies gradients that are already reduced over the replicas.
 
         Args:
-            state: Of the replica.
-            gradients: As `contribution` gives them.
-            rate: The learning rate, shape `[1]`.
+            state: State of the replica.
+            gradients: Gradients as `contribution` returns them, in the weights' shapes.
+            rate: Learning rate, shape `[1]`.
         """
         if state.kept:
             state = state._replace(kept=_packed(self.unscaled(state, gradients)))
@@ -253,7 +253,7 @@ class ReplicaTrainer:
         gradients: Arrays,
         rate: jax.Array,
     ) -> tuple[Arrays, Arrays]:
-        """The trainable weights at some places, and the slots, after an update."""
+        """The trainable weights at some indices, and the slots, after an update; in their shapes."""
         variables, slots = [self.variables.trainable[place] for place in places], list(slots)
         slots[self._rate_place] = rate
         trained, moved = self._optimizer.stateless_apply(
@@ -272,15 +272,15 @@ class ReplicaTrainer:
         norm: jax.Array | None,
         rate: jax.Array,
     ) -> tuple[Arrays, Arrays]:
-        """Clips and applies reduced gradients of the weights that slots are kept of.
+        """Clips and applies reduced gradients of the weights whose slots this replica has.
 
         Args:
-            places: Of these weights among the trainable ones.
-            weights: These.
-            slots: All that are here.
-            gradients: Of these weights.
-            norm: That of the gradients of all weights, shape `[1]`, where it clips them.
-            rate: The learning rate, shape `[1]`.
+            places: Indices of these weights among the trainable ones.
+            weights: Values of these weights.
+            slots: All local slots.
+            gradients: Gradients of these weights, in their shapes.
+            norm: Norm of the gradients of all weights, shape `[1]`; None unless the spec clips by it.
+            rate: Learning rate, shape `[1]`.
 
         Returns:
             The weights and the slots.
@@ -299,18 +299,18 @@ class ReplicaTrainer:
         share: jax.Array,
         rate: jax.Array,
     ) -> tuple[State, jax.Array]:
-        """Updates a replica from its own slices alone, and not at all where they hold no samples.
+        """Updates a replica from its own slices alone, and not at all where they have no samples.
 
         Args:
-            before: Of the replica, before it computed its contribution.
-            after: As the contribution left it.
-            loss: Of the contribution, by weights that sum up to 1, or are 0.
-            gradients: Likewise.
-            share: The sum of the weights in the global batch, shape `[1]`.
-            rate: The learning rate, shape `[1]`.
+            before: State of the replica before its contribution.
+            after: State of the replica after its contribution.
+            loss: Loss of the contribution, a scalar, by weights that sum up to 1, or are 0.
+            gradients: Gradients of the contribution, in the weights' shapes.
+            share: Sum of the slices' weights in the global batch, shape `[1]`.
+            rate: Learning rate, shape `[1]`.
 
         Returns:
-            The new state, and the share of the loss as `contribution` gives it.
+            The new state, and the part of the mean loss, a scalar, as `contribution` returns it.
         """
         updated, empty = self.apply(after, gradients, rate), share[0] == 0
         return (
@@ -330,7 +330,7 @@ class ReplicaTrainer:
         return _shaped(self.variables.trainable, state.kept)
 
     def unscaled(self, state: State, gradients: Arrays) -> Arrays:
-        """Takes the loss scale out of gradients, which get the shapes of their weights."""
+        """Divides gradients by the loss scale; returns them in the shapes of their weights."""
         with self._holding(state):
             scale = self._optimizer.scale_loss(jnp.ones(()))
         return [
@@ -339,22 +339,22 @@ class ReplicaTrainer:
         ]
 
     def rescaled(self, state: State, gradients: Arrays) -> Arrays:
-        """Puts the loss scale back into gradients, as `apply` expects them."""
+        """Multiplies gradients, any shape, by the loss scale, as `apply` expects them."""
         with self._holding(state):
             return [self._optimizer.scale_loss(gradient) for gradient in gradients]
 
     def nothing_evaluated(self) -> Evaluated:
-        """The accumulators of evaluation as they start."""
+        """Initial sums of an evaluation."""
         return Evaluated(jnp.zeros(2, jnp.float64), _at_start(self._evaluation_metrics))
 
     def metrics_at_start(self) -> Arrays:
-        """The accumulators of the training metrics as they start."""
+        """Initial accumulators of the training metrics."""
         return _at_start(self._metrics)
 
     def evaluate(
         self, state: State, evaluated: Evaluated, pieces: Sequence[MicroBatch], counts: jax.Array
     ) -> Evaluated:
-        """Adds slices to the accumulators; `counts` has shape `[pieces]`, 0 for a placeholder."""
+        """Adds slices to the sums; `counts` has their samples, shape `[pieces]`, 0 for a placeholder."""
         for index, piece in enumerate(pieces):
             count = counts[index]
             variables = [v for metric in self._evaluation_metrics for v in metric.variables]
@@ -374,25 +374,25 @@ class ReplicaTrainer:
         return evaluated
 
     def predict(self, state: State, inputs: Any) -> Any:
-        """What the model gives in evaluation mode."""
+        """Predictions of the model in evaluation mode, shape `[samples, ...]`."""
         with self._holding(state):
             return self.model(inputs, training=False)
 
     def training_results(self, sums: Arrays) -> dict[str, float]:
-        """The training metrics, from their accumulators added up over all replicas."""
+        """Training metrics by name, from their accumulators summed over all replicas."""
         return _results(self._metrics, sums)
 
     def evaluation_results(self, sums: Evaluated) -> dict[str, float]:
-        """Loss and metrics of an evaluation, from what all replicas added up."""
+        """Loss and metrics of an evaluation by name, from the sums over all replicas."""
         loss, count = sums.loss
         return {"loss": float(loss / count), **_results(self._evaluation_metrics, sums.metrics)}
 
 
 def _with_accumulators(metrics: list[keras.metrics.Metric]) -> list[keras.metrics.Metric]:
-    """Gives metrics back, and refuses those that make variables when they see the first samples.
+    """Metrics, all of which must have their variables before the first samples.
 
     Raises:
-        UnsupportedError: There is one.
+        UnsupportedError: One creates variables at the first samples.
     """
     late = keras_model.unbuilt_metrics(metrics)
     if late:
@@ -405,7 +405,7 @@ def _with_accumulators(metrics: list[keras.metrics.Metric]) -> list[keras.metric
 
 
 def _is_kept(primitive: Any, *_: Any, **__: Any) -> bool:
-    """Whether a backward pass has what a forward pass computed so; weights are joined, and trimmed, again."""
+    """Whether a result is kept for the backward pass; weights are gathered, and unpadded, again."""
     return primitive not in (lax.all_gather_p, lax.slice_p, lax.convert_element_type_p)
 
 
@@ -415,7 +415,7 @@ def _shaped(variables: Sequence[keras.Variable], values: Iterable[jax.Array]) ->
 
 
 def _packed(values: Iterable[jax.Array]) -> Arrays:
-    """Values as a `State` holds them."""
+    """Values in the shapes in which a `State` holds them: scalars as `[1]`."""
     return [value if value.ndim else value.reshape(1) for value in values]
 
 

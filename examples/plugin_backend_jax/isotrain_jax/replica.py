@@ -17,10 +17,10 @@ from isotrain_jax.program import Arrays, ReplicaTrainer, State
 
 
 class JaxReplica(Replica):
-    """Reads and writes a state that is being traced; exchanges within the compiled function.
+    """Replica that reads and writes a traced state, and communicates within the compiled function.
 
     Attributes:
-        state: As the computation has left it.
+        state: State after what the computation has done so far.
     """
 
     ops = ops

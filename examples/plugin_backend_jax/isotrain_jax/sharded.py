@@ -18,12 +18,12 @@ from isotrain_jax.state import Names
 
 
 class ShardedGroup(JaxReplicaGroup):
-    """One replica, which has all weights, and slots of those that it updates."""
+    """Group of one replica that has all weights, and slots of those that it updates."""
 
     _own: Sequence[int] = ()
-    """The places of these among the trainable weights."""
+    """Indices, among the trainable weights, of those that it updates."""
     _elsewhere: frozenset[str] = frozenset()
-    """The names of slots that only other replicas have."""
+    """Names of slots that only other replicas have."""
 
     def __init__(self, spec: TrainingSpec, ties: ReplicaMesh) -> None:
         super().__init__(spec, ties)
@@ -46,7 +46,7 @@ class ShardedGroup(JaxReplicaGroup):
     def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[jax.Array]], jax.Array]:
-        """Where slices differ in size, passes are not compiled together with the sums of their gradients."""
+        """Computes and reduces gradients; slices of different sizes are not compiled with the reduction."""
         slots, self._state = self._state.slots, self._state._replace(slots=[])
         reduced = self._reduced if batch.even else self._reduced_after_passes
         kept, loss = reduced(slices(batch), self._weights(batch), reduction)
@@ -76,7 +76,7 @@ class ShardedGroup(JaxReplicaGroup):
         never: jax.Array,
         reduction: Reduction,
     ) -> tuple[State, Arrays, jax.Array]:
-        """What every replica does with its slices up to what it keeps of the gradients; and the mean loss."""
+        """A replica's passes: new state, reduced gradients, and the mean loss, a scalar."""
         replica = self._seen(state, InOrder(never))
 
         def take(gradients: Arrays) -> Arrays:
@@ -128,10 +128,10 @@ class ShardedGroup(JaxReplicaGroup):
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:
-        """Not compiled as a whole, as each replica has others of the weights; slots have no part in it.
+        """Runs a computation, not compiled as a whole, for replicas have different weights. Collective.
 
-        It waits for the step before: a replica without weights in a bucket has nothing else to wait for, and
-        would exchange while others are not there yet.
+        It sees no slots, and waits for the step before: a replica without weights in a bucket would wait for
+        nothing, and communicate before the others do.
         """
         options = {} if static is None else {"static": static}
         before = jax.block_until_ready(self._local_state()._replace(slots=[]))
@@ -155,7 +155,7 @@ class ShardedGroup(JaxReplicaGroup):
 
 
 def _kept(reduction: Reduction, replica: ShardedReplica, gradients: Arrays) -> Arrays:
-    """What a reduction keeps of all gradients."""
+    """Results of a reduction of all gradients, bucket by bucket."""
     kept: Arrays = []
     for bucket, static in zip(reduction.buckets, reduction.statics, strict=True):
         kept += reduction.reduce(replica, [gradients[place] for place in bucket], static=static)

@@ -1,9 +1,9 @@
-"""The JAX replica of a sharded run, which updates some of the weights alone; and how it exchanges.
+"""The JAX replica of a sharded run, which updates some of the weights alone; and its collectives.
 
-What processes compile for themselves may differ: their weights do. XLA takes it that all processes run the
-same program: it orders exchanges that do not need each other by the shapes around them, leaves out those
-of whose results nothing is taken, and reckons what an exchange of constants gives. So what goes into an
-exchange is either an argument of a function that all compile alike (`Compiled`), or computed alike by all
+Functions that processes compile may differ, as their weights do. XLA assumes that all processes run the
+same program: it orders independent collectives by the shapes around them, leaves out those
+whose results are unused, and folds collectives of constants. So the input of a
+collective is either an argument of a function that all compile alike (`Compiled`), or computed alike by all
 of them (`InOrder`).
 """
 
@@ -26,17 +26,17 @@ from isotrain_jax.replica import JaxReplica
 
 
 class Exchanges(ABC):
-    """Makes one exchange after the other."""
+    """Runs collectives one after the other."""
 
     @abstractmethod
     def make(
         self, exchange: Callable[..., jax.Array], tensor: jax.Array, *static: Hashable
     ) -> jax.Array:
-        """What `exchange(tensor, *static)` gives, where it is compiled."""
+        """Runs the collective `exchange(tensor, *static)`, any shape. Collective."""
 
 
 class Compiled(Exchanges):
-    """Each is a function of its own, outside of any other.
+    """Collectives each of which is compiled as a function of its own.
 
     The next one waits for it: XLA may begin two functions on CPUs in any order.
     """
@@ -61,16 +61,16 @@ class Compiled(Exchanges):
 
 
 class InOrder(Exchanges):
-    """All are in a function that is being traced, and each but the first seems to need the one before.
+    """Collectives in one traced function, each but the first with a dependency on the one before.
 
-    What goes into the first is computed by all alike. The function has to use what the last one gives.
+    All replicas compute the input of the first alike. The function has to use the result of the last one.
     """
 
     def __init__(self, never: jax.Array) -> None:
-        """Has made none yet.
+        """Takes the false value by which the dependencies are made.
 
         Args:
-            never: A truth value of shape `[1]` that is false, which the compiler does not know.
+            never: False, bool, shape `[1]`, as an argument, so that the compiler cannot fold it.
         """
         self._never = never
         self._last: jax.Array | None = None
@@ -86,7 +86,7 @@ class InOrder(Exchanges):
 
 
 class ShardedReplica(JaxReplica):
-    """A replica that can read, write and exchange some of its weights."""
+    """Replica that can read, write and all-gather some of its weights."""
 
     def __init__(
         self, program: ReplicaTrainer, ties: ReplicaMesh, state: State, exchanges: Exchanges
@@ -146,13 +146,13 @@ class ShardedReplica(JaxReplica):
 
 @functools.partial(jax.jit, static_argnums=1)
 def _joined(arrays: Sequence[jax.Array], dtype: Any) -> jax.Array:
-    """All numbers of arrays as one vector."""
+    """Arrays of any shapes, flattened and concatenated to a vector of a dtype."""
     return jnp.concatenate([array.astype(dtype).reshape(-1) for array in arrays])
 
 
 @jax.jit
 def _separated(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
-    """Undoes `_joined`."""
+    """Inverse of `_joined`: arrays in the shapes and dtypes of `like`."""
     ends = list(itertools.accumulate(array.size for array in like))
     parts = jnp.split(vector, ends[:-1])
     return [
@@ -168,14 +168,14 @@ def _filled(vector: jax.Array, size: int) -> jax.Array:
 def _sum_of_part(
     vector: jax.Array, sizes: tuple[int, ...], within: Subgroups | None = None
 ) -> jax.Array:
-    """The own part of a sum, with padding: on their way, all parts are as long as the longest."""
+    """Reduce-scatter of a vector; the shard is padded to the longest one, as all are sent. Collective."""
     parts = jnp.split(vector, list(itertools.accumulate(sizes))[:-1])
     filled = [_filled(part, max(sizes)) for part in parts]
     return mesh.sum_part(jnp.concatenate(filled), 0, within)
 
 
 def _whole(part: jax.Array, sizes: tuple[int, ...], within: Subgroups | None = None) -> jax.Array:
-    """Joins parts that are padded to one length."""
+    """All-gather of vectors that are padded to one length: shape `[sum(sizes)]`. Collective."""
     rows = mesh.all_gather(part, within)
     return jnp.concatenate([rows[place, :size] for place, size in enumerate(sizes)])
 

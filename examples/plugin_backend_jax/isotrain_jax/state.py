@@ -22,7 +22,7 @@ from isotrain_jax.program import OF_VARIABLES, ReplicaTrainer, State
 
 
 class Place(NamedTuple):
-    """Where in a `State` a named value is, and its shape there."""
+    """Location of a named value in a `State`, and its shape."""
 
     part: str
     index: int
@@ -30,19 +30,19 @@ class Place(NamedTuple):
 
 
 class Names:
-    """Where in a `State` each name has its value.
+    """Names of a replica's state, and their locations in a `State`.
 
-    The seeds of random layers (dropout) differ between replicas, so that their draws do. Under their
+    Seeds of random layers (dropout) differ between replicas, so that their draws do. Under their
     names they are those of replica 0.
     """
 
     def __init__(self, program: ReplicaTrainer, rank: int, place: int | None = None) -> None:
-        """Names what a program has.
+        """Names the variables of a trainer.
 
         Args:
-            program: Of the replica.
-            rank: Of its process.
-            place: Which part it has of weights and slots that lie in parts; None: that of its rank.
+            program: Trainer of the replica.
+            rank: Rank of the process.
+            place: Index of its shard of sharded weights and slots; None: its rank.
         """
         variables, scale = program.variables, program.loss_scale
         weights = [*variables.trainable, *variables.others]
@@ -70,19 +70,19 @@ class Names:
         self._shift = keras_model.seed_offset(rank)
 
     def read(self, state: State, kinds: Sequence[StateKind]) -> dict[str, np.ndarray]:
-        """Copies state of these kinds to NumPy."""
+        """Copies state of these kinds to NumPy, in the shapes of the variables or their shards."""
         return {
             name: shifted(name, self._seen(place, to_numpy(value)), -self._shift)
             for name, place, value in self._chosen(state, kinds)
         }
 
     def _seen(self, place: Place, array: np.ndarray) -> np.ndarray:
-        """A number as one, and a part without padding."""
+        """Array in the variable's shape, or a shard without padding."""
         where = self._where(place, array.shape)
         return layout.unpad(array, where[1]) if where else array.reshape(place.shape)
 
     def described(self, state: State, kinds: Sequence[StateKind]) -> dict[str, StateInfo]:
-        """Tells what `read` would give."""
+        """Describes the state that `read` would return."""
         return {
             name: self._described(place, value) for name, place, value in self._chosen(state, kinds)
         }
@@ -94,11 +94,11 @@ class Names:
         return info.on_this_replica_only() if is_alone else info
 
     def of_optimizer(self) -> set[str]:
-        """The names of what the optimizer has."""
+        """Names of the optimizer state."""
         return set(self._places["optimizer"])
 
     def _where(self, place: Place, held: tuple[int, ...]) -> tuple[Any, ...]:
-        """Offset and shape of the part that is here; nothing where all is."""
+        """Offset and shape of the local shard; empty where the state is not sharded."""
         is_whole = not place.shape or held == place.shape
         return () if is_whole else layout.shard_extent(place.shape, held, self._place)
 
@@ -119,9 +119,9 @@ class Names:
         """The state with some values replaced.
 
         Args:
-            state: Of the replica.
-            given: By name; the whole also of what is here in part.
-            place: Makes an array of the state of one of NumPy.
+            state: State of the replica.
+            given: Arrays by name: of a sharded value the shard, or all of it.
+            place: Function that copies a NumPy array to the device.
 
         Raises:
             IsotrainError: A name or a shape does not fit this model.
@@ -137,7 +137,7 @@ class Names:
     def _here(
         self, name: str, place: Place, value: np.ndarray, held: tuple[int, ...]
     ) -> np.ndarray:
-        """What a replica holds of a value, of which all is given, or the replica's part."""
+        """A replica's shard, in the shape `held`, of a value that is sharded or not."""
         if value.shape == (place.shape or (1,)):
             return layout.shard(value, held, self._place)
         if self._where(place, held)[1:] != (value.shape,):
