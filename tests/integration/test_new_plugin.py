@@ -20,7 +20,7 @@ from plugins.example_plugin_tests import EXAMPLES
 
 from isotrain.core.errors import PluginError
 from isotrain.core.plugins.scaffold import make_plugin
-from isotrain.testing import strategy
+from isotrain.testing import backend, strategy
 
 ROOT = EXAMPLES.parent
 
@@ -187,6 +187,7 @@ def test_the_page_has_the_code_of_a_new_backend(tmp_path: Path) -> None:
     modules = [folder / "isotrain_abacus" / name for name in ("adapter.py", "group.py")]
     assert blocks == [module.read_text(encoding="utf-8") for module in modules]
     assert sum(map(_lines_of_code, blocks)) < 150
+    assert f"2 replicas: {len(backend.CHECKS) - 1} passed, 0 failed, 1 skipped" in page
 
 
 def _lines_of_code(source: str) -> int:
