@@ -1,4 +1,4 @@
-"""What a batch costs from where the samples lie until it is there as tensors, beside reading them by hand.
+"""Cost of a batch, from where the samples lie to tensors, beside reading them by hand.
 
 `python -m benchmarks.batches [--rounds N] [KIND ...]`: each kind of data is read by a program that does no
 more, and by one whose session does; both each by itself, in turn. Printed are medians of the processor
@@ -24,10 +24,10 @@ from benchmarks.statistics import median
 
 BATCH, FEATURES, SAMPLES = 64, 64, 64 * 256
 EPOCHS = 6
-"""Read; the first is not counted."""
+"""Epochs that are read; the first is not counted."""
 
 Epochs = Callable[[], Iterable[Any]]
-"""Gives the batches of one epoch."""
+"""Function that returns the batches of one epoch."""
 
 
 @functools.cache
@@ -118,13 +118,13 @@ def tf_dataset() -> Any:
 
 @dataclass(frozen=True)
 class Kind:
-    """One way in which samples are given.
+    """Kind of data set: one way in which samples are given.
 
     Attributes:
-        backend: Whose tensors a session makes of them.
-        by_hand: What is called once for an object that gives an epoch whenever it is called or iterated over.
-        data: The spec's.
-        shuffle: The spec's.
+        backend: Backend whose tensors a session makes of them.
+        by_hand: Function that returns an object, which gives an epoch when it is called or iterated over.
+        data: Data function of the spec.
+        shuffle: Whether the spec shuffles.
     """
 
     backend: str

@@ -1,4 +1,4 @@
-"""What it takes to save and load the state of a model, beside what people would use instead.
+"""Time and memory to save and load the state of a model, beside what people would use instead.
 
     python -m benchmarks.checkpoints                        # 100 M parameters
     python -m benchmarks.checkpoints --slots 2 --rounds 10  # and two slots for each, as Adam has
@@ -36,9 +36,9 @@ from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
 from isotrain.core.checkpoints.tensor_part import TensorPart
 
 _WIDTH = 2000
-"""Of the square tensors: 16 MB each."""
+"""Width of the square tensors: 16 MB each."""
 _SAVES = 3
-"""In each program; the last is counted."""
+"""Number of saves in each program; the last is counted."""
 Finish = Callable[[], Any]
 """Returns once the contender has written."""
 
@@ -116,7 +116,7 @@ def _network(count: int) -> Any:
 
 
 class _Weights(Mapping[str, Any]):
-    """Those of a session, copied when the first is asked for."""
+    """Weights of a session, copied when the first is asked for."""
 
     def __init__(self, session: isotrain.Session) -> None:
         self._session = session

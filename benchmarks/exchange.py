@@ -1,4 +1,4 @@
-"""What `tf-multiworker` makes of many gradients, against TensorFlow's own exchange of them.
+"""All-reduce of many gradients by `tf-multiworker`, against TensorFlow's own.
 
     python -m benchmarks.exchange                        # 400 weights of 1 MiB: 105 M parameters
     python -m benchmarks.exchange --weights 100 --width 64

@@ -25,7 +25,7 @@ from benchmarks import workload
 _BACKENDS = "torch-ddp,tf-mirrored,tf-multiworker,horovod-torch,horovod-tf"
 _STEPS = 4
 _SAMPLES = 256
-"""That are evaluated at the end."""
+"""Samples that are evaluated at the end."""
 _PATIENCE = 3600.0
 """Seconds for a call: on a machine that has no time for it, it takes as long as it takes."""
 
@@ -56,7 +56,7 @@ def _all_runs(backends: Sequence[str], runs: int, replicas: int) -> dict[str, li
 
 
 def _seconds(backend: str, replicas: int) -> float:
-    """Of one run, from the call to its result."""
+    """Duration of one run in seconds, from the call to its result."""
     limits = {"start": _PATIENCE, "progress": _PATIENCE}
     began = time.monotonic()
     with TemporaryDirectory() as folder:

@@ -44,9 +44,9 @@ from isotrain.core.spec.sections import StrategyChoice
 _EVERY = 10
 REPLICAS = 2
 _SECONDS = 0.4
-"""From a start to the kill after it, on average, besides what a start takes."""
+"""Mean time from the end of a start to the kill after it."""
 _STEP_SECONDS = 0.004
-"""What a step takes at least, so that kills fall between checkpoints too."""
+"""Minimum duration of a step, so that kills fall between checkpoints too."""
 
 
 def network(dropout: float) -> Any:
@@ -84,7 +84,7 @@ def slowly(inputs: Any, targets: Any, draws: Any) -> tuple[Any, Any]:
 
 DATA_PARALLEL: dict[str, Any] = {"name": "data-parallel", "options": {}}
 _MORE = {"pipeline": {"gradient_accumulation_steps": 2}}
-"""What the specs of some strategies have besides."""
+"""Further fields of the specs of some strategies."""
 
 
 def training(
@@ -111,7 +111,7 @@ def training(
 
 
 def disturbed(background: bool = True) -> dict[str, Any]:
-    """What the specs of runs have besides that are killed."""
+    """Further fields of the specs of runs that are killed."""
     policy = {"every_steps": _EVERY, "background": background}
     return {"transform": slowly, "checkpoint": policy}
 
@@ -120,11 +120,11 @@ class Killer:
     """Kills a process of the run now and then, until it has done so often enough.
 
     Attributes:
-        wanted: So many processes are to be killed.
-        made: So many were.
+        wanted: Number of processes to kill.
+        made: Number of processes killed.
         first_start: The seconds from the call to the first step, until which nobody is killed.
         restarts: The seconds from each kill to the next step.
-        forgotten: How often a restart went on before a checkpoint that had been called complete.
+        forgotten: Number of restarts that went on before a checkpoint that had been called complete.
     """
 
     def __init__(self, kills: int, seed: int) -> None:
@@ -192,11 +192,11 @@ class Killer:
 
 @dataclass(frozen=True)
 class Drill:
-    """How a run with kills went, beside one without.
+    """Outcome of a run with kills, beside one without.
 
     Attributes:
-        killer: Who killed it.
-        found: The run.
+        killer: Killer of its processes.
+        found: Result of the run.
         weights_equal: Whether its weights are those of the other, to the bit.
         history_equal: Whether its history is.
         most: Steps that a kill may cost.
@@ -214,7 +214,7 @@ class Drill:
         return [each["after_step"] - each["from_step"] for each in self.found.restarts]
 
     def faults(self) -> Iterator[str]:
-        """What must not be."""
+        """Faults of the run, as text."""
         if not self.weights_equal:
             yield "WEIGHTS NOT EQUAL"
         if not self.history_equal:

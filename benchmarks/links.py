@@ -1,4 +1,4 @@
-"""What strategies send between hosts with slow links, and what a step takes there.
+"""Bytes that strategies send between hosts with slow links, and the duration of a step there.
 
     PYTHONPATH=tests:. python -m benchmarks.links                 # 2 hosts of 2 replicas
     PYTHONPATH=tests:. python -m benchmarks.links --model vgg --hosts 4 --slots 1 --accumulate 8 \\
@@ -33,12 +33,12 @@ STRATEGIES = ("data-parallel", "hierarchical", "local-sgd,every=8")
 _CLASSES = 10
 _WARM_STEPS = 8
 _ALL_STEPS = 80_000
-"""Of the run that the plan is of: the end of a run, which sends weights, does not count."""
+"""Steps of the planned run: so many that the end of a run, which sends weights, does not count."""
 _JOB = "links"
 
 
 def mlp() -> Any:
-    """1.1 million weights."""
+    """MLP with 1.1 million weights."""
     from keras import Input, Sequential, layers
 
     hidden = [layers.Dense(1024, "relu", name=f"hidden{number}") for number in range(2)]
@@ -61,7 +61,7 @@ def vgg() -> Any:
 
 
 def transformer() -> Any:
-    """Four blocks with 3.2 million weights."""
+    """Transformer of four blocks with 3.2 million weights."""
     from keras import Input, Model, layers
 
     x = inputs = Input((16, 256))
@@ -76,7 +76,7 @@ def transformer() -> Any:
 
 
 MODELS = {"mlp": (mlp, (64,)), "vgg": (vgg, (32, 32, 3)), "transformer": (transformer, (16, 256))}
-"""By name, with the shape of a sample."""
+"""Model functions by name, each with the shape of a sample."""
 
 
 def data(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
@@ -88,12 +88,12 @@ def data(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
 
 @dataclass(frozen=True)
 class Sizes:
-    """What is trained, and how.
+    """Size of the training: model, batches and steps.
 
     Attributes:
-        model: By name.
-        backend: As for `isotrain.launch`.
-        steps: That are measured.
+        model: Name of the model.
+        backend: Backend as `isotrain.launch` takes it.
+        steps: Number of steps that are measured.
         batch: Samples of a global batch.
         accumulate: Micro-batches of each.
     """
@@ -105,7 +105,7 @@ class Sizes:
     accumulate: int = 1
 
     def spec(self, strategy: str) -> dict[str, Any]:
-        """Of one run."""
+        """The spec of one run."""
         model, shape = MODELS[self.model]
         return {
             "name": "links",
@@ -125,13 +125,13 @@ class Sizes:
 
 @dataclass(frozen=True)
 class Row:
-    """What was seen of a strategy.
+    """Measurements of a strategy.
 
     Attributes:
-        strategy: As it was asked for.
+        strategy: Strategy as requested.
         sent: Bytes that left a host in a step.
         predicted: Bytes of the plan; None: it tells nothing of hosts.
-        seconds: Of a step.
+        seconds: Duration of a step.
     """
 
     strategy: str
@@ -144,10 +144,10 @@ def measured(network: Any, slots: int, strategies: Sequence[str], sizes: Sizes) 
     """Trains under each strategy in turn, in the same processes.
 
     Args:
-        network: Of the hosts, each of which gets so many processes.
-        slots: Processes of each.
-        strategies: As for `--strategy`.
-        sizes: What to train.
+        network: Network of the hosts.
+        slots: Number of processes on each host.
+        strategies: Strategies in the form of `--strategy`.
+        sizes: Size of the training.
     """
     told = {"strategies": strategies, "sizes": vars(sizes)}
     hosts, log = network.hosts, network.folder / "log"
@@ -169,7 +169,7 @@ def measured(network: Any, slots: int, strategies: Sequence[str], sizes: Sizes) 
 
 
 def _take_part(strategies: Sequence[str], sizes: Sizes) -> None:
-    """What every rank does."""
+    """The work of every rank."""
     rows = [[strategy, *_trained(strategy, sizes)] for strategy in strategies]
     if os.environ["RANK"] == "0":
         Path(_JOB).write_text(json.dumps(rows))

@@ -69,7 +69,7 @@ def measured(backend: str, batch: int, recompute: str | None) -> tuple[int, floa
 
 
 def apart(*given: Any) -> tuple[int, float]:
-    """As `measured`, in a process whose children are that run alone."""
+    """Result of `measured` in a process whose children are that run alone."""
     asked = json.dumps(given)
     command = [sys.executable, "-m", "benchmarks.recompute", "--measure", asked]
     done = subprocess.run(command, check=True, capture_output=True, text=True)

@@ -1,4 +1,4 @@
-"""How long a run takes from the kill of a replica to its next step, beside a first start.
+"""Time from the kill of a replica to the run's next step, beside a first start.
 
 `python -m benchmarks.restarts [--backend NAME ...] [--rounds N]`: in each round a run starts, saves a
 checkpoint, has a process killed, and goes on from there. Printed for each backend are the medians of the
@@ -31,7 +31,7 @@ class Watch:
     """Kills one process of a run when it has saved a checkpoint.
 
     Attributes:
-        seconds: From the call to the first step; and from the kill to the next one.
+        seconds: Durations from the call to the first step, and from the kill to the next one.
     """
 
     def __init__(self, victim: int) -> None:

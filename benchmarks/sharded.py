@@ -110,7 +110,7 @@ def _as_worker(workers: list[str], rank: int) -> dict[str, str]:
 
 
 Ways = dict[str, Callable[[int], float]]
-"""By name, each from a port."""
+"""Functions by name, each from a port to seconds."""
 
 
 def _of_torch() -> Ways:

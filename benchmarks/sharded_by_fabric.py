@@ -21,7 +21,7 @@ from benchmarks.sharded_work import BATCH, RATE, REPLICAS, STEPS, inputs, model,
 
 
 def wrapped(made: nn.Module, mesh: Any) -> nn.Module:
-    """As by hand: each layer, and the model."""
+    """The model with each layer, and itself, wrapped as by hand."""
     for layer in made.children():
         if isinstance(layer, nn.Linear):
             fully_shard(layer, mesh=mesh["data_parallel"])

@@ -31,9 +31,9 @@ def by_isotrain(replicas: int, strategy: Any, backend: str = "torch-ddp", **chan
     """The slowest process's seconds; isotrain chooses its ports itself.
 
     Args:
-        replicas: Of the run.
-        strategy: As in a spec.
-        backend: Under what.
+        replicas: Number of replicas.
+        strategy: Strategy as in a spec.
+        backend: Name of the backend.
         changes: Other fields of the spec.
     """
     spec = {
@@ -55,9 +55,9 @@ def by_hand(step_of: Callable[[int, str], Step], way: str, port: int) -> float:
     """The slowest process's seconds, of two that torch starts and that meet over Gloo.
 
     Args:
-        step_of: From a process's rank and a way to its step, made once the two have met; of a module.
-        way: What is compared.
-        port: Where they meet.
+        step_of: Function of a module from a rank and a way to the step, called after the rendezvous.
+        way: Name of the way that is measured.
+        port: Port of the rendezvous.
     """
     found = mp.get_context("spawn").Manager().dict()
     mp.spawn(_process, (step_of, way, port, found), nprocs=REPLICAS)

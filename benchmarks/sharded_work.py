@@ -1,4 +1,4 @@
-"""What the programs about sharded and pipeline runs train, and how they time it; isotrain is not imported."""
+"""Work and timing of the programs about sharded and pipeline runs; isotrain is not imported."""
 
 from __future__ import annotations
 
@@ -61,8 +61,8 @@ def lines(
     """A line for each way: milliseconds a step, and the ratio to a reference within each round.
 
     Args:
-        seconds: Of each round, by way.
-        reference: What the others are compared to.
+        seconds: Seconds of each round, by way.
+        reference: Way to which the others are compared.
         held_to: The ways that are held to the goal.
     """
     for name, found in seconds.items():

@@ -1,4 +1,4 @@
-"""How long checkpoints hold up the training of a model with 100 M parameters, beside what people use instead.
+"""Stalls of training by checkpoints, of a model with 100 M parameters, beside what people use instead.
 
 `python -m benchmarks.stall [--every N] [--saves N] [--samples N] [--rounds N] [--width N] [--way NAME ...]`:
 one replica on torch, a checkpoint every N steps: by isotrain, in a loop by hand with `torch.save`, in one
@@ -43,13 +43,13 @@ Loop = tuple[Callable[[], float], Callable[[], Any]]
 
 @dataclass(frozen=True)
 class Work:
-    """What each program does.
+    """The work of each program.
 
     Attributes:
         every: Steps from one checkpoint to the next.
         saves: Checkpoints that are counted.
-        samples: In the one batch of every step.
-        width: Of the layers, which have its square as parameters.
+        samples: Number of samples in the one batch of every step.
+        width: Width of the layers, which have its square as parameters.
     """
 
     every: int = 50
@@ -59,7 +59,7 @@ class Work:
 
     @property
     def steps(self) -> int:
-        """Of the whole program."""
+        """Number of steps of the whole program."""
         return _WARM + _FREE + self.every * (self.saves + 1)
 
     def batch(self) -> np.ndarray:
@@ -101,7 +101,7 @@ def by_isotrain(work: Work, folder: Path) -> Iterator[Loop]:
 
 @contextmanager
 def by_hand(work: Work, folder: Path, way: Callable[[], Contender]) -> Iterator[Loop]:
-    """What people write, who wait for the checkpoint before to be there when they begin the next one."""
+    """Loop by hand that begins a checkpoint only when the one before is complete."""
     import torch
 
     contender = way()
@@ -158,10 +158,10 @@ WAYS: Mapping[str, Callable[[Work, Path], AbstractContextManager[Loop]]] = {
 
 
 def timed(name: str, work: Work) -> dict[str, list[float]]:
-    """What one program measures: of each save, but for the first, which copies to new memory.
+    """Measurements of one program, of each save but the first, which copies to new memory.
 
     Returns:
-        By column of the table: seconds, and parts of the program's own undisturbed step.
+        Figures by column of the table: seconds, and parts of the program's own undisturbed step.
     """
     steps, calls, intervals = list[float](), list[float](), list[float]()
     with TemporaryDirectory(dir=".") as folder, WAYS[name](work, Path(folder)) as loop:

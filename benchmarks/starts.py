@@ -1,4 +1,4 @@
-"""How long N replicas take to their first step and what memory each takes, forked and fresh.
+"""Time of N replicas to their first step, and memory of each, forked and fresh.
 
 `python -m benchmarks.starts`: prints a table, the ways in alternation. Seconds are from the call of
 `isotrain.launch` to the end of the first step in the slowest replica; "work" is the processor time that
@@ -86,7 +86,7 @@ def _launch(backend: str, replicas: int, folder: Path) -> list[Any]:
 
 
 def _first_step(session: Any) -> tuple[float, float, float]:
-    """When the first step has ended, the memory of all processes of the run then, and the own work."""
+    """End of the first step, memory of all processes of the run then, and this process's work."""
     for batch in session.batches():
         float(session.step(batch))
         break

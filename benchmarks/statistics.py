@@ -1,4 +1,4 @@
-"""What the benchmarks compute from their timings."""
+"""Statistics of the benchmarks' timings."""
 
 from __future__ import annotations
 

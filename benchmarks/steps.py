@@ -1,4 +1,4 @@
-"""Where the time of a step of torch goes: by hand and by isotrain, each in a program of its own.
+"""Parts of a torch step and their time: by hand and by isotrain, each in a program of its own.
 
     python -m benchmarks.steps                          # the MLP of 64, one thread
     python -m benchmarks.steps --workload cnn --threads 2 --rounds 10 --clock processor
@@ -42,7 +42,7 @@ PARTS = (
     "update, until the next batch is asked for",
     "whole step",
 )
-"""By hand gradients are set to zero in the second, and nothing but the update is in the last but one."""
+"""Parts of a step; by hand, gradients are set to zero in the second, and the last but one only updates."""
 _NOTED = 7
 """Moments of a step."""
 
@@ -51,9 +51,9 @@ class Moments:
     """Notes when each part of a step has ended.
 
     Args:
-        weights: In the order of the layers.
-        clock: One of `CLOCKS`.
-        model: Of torch, called in every step; None where there is none, and parts between are not known.
+        weights: Weights in the order of the layers.
+        clock: Name of a clock of `CLOCKS`.
+        model: Torch module called in every step; None where there is none, and the parts between are unknown.
     """
 
     def __init__(self, weights: Iterable[Any], clock: str, model: Any | None = None) -> None:
@@ -158,7 +158,7 @@ SIDES: dict[str, Callable[..., list[float]]] = {
 
 
 def measured(side: str, given: argparse.Namespace) -> list[float]:
-    """What one of `SIDES` gives, in a process of its own."""
+    """Measurements of one of `SIDES`, in a process of its own."""
     asked = ["--workload", given.workload, "--threads", str(given.threads), "--clock", given.clock]
     command = [sys.executable, "-m", "benchmarks.steps", *asked, "--side", side]
     variables = os.environ | {
@@ -171,7 +171,7 @@ def measured(side: str, given: argparse.Namespace) -> list[float]:
 
 
 def table(found: dict[str, np.ndarray]) -> str:
-    """Of microseconds by side, round and part; empty where a part is not known."""
+    """Table of microseconds by side, round and part; empty where a part is not known."""
     hand, native, portable = (found[side] for side in SIDES)
     columns = (hand, native, native - hand, portable, portable - native)
     heads = ("part of a step, µs", "by hand", "native", "more", "portable", "more than native")

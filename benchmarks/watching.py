@@ -1,4 +1,4 @@
-"""What it costs rank 0 to watch the other ranks of a joined run, by their number.
+"""Cost for rank 0 of watching the other ranks of a run started from outside, by their number.
 
 `python -m benchmarks.watching`: what the other rank of a real run of two says is recorded. A second process
 says it again, over as many connections, in the names of many ranks, and tells where they are as often as
@@ -52,12 +52,12 @@ _HEAD = "ranks  of one core  of that, a rank  memory, a rank  heard of a rank"
 
 @dataclass(frozen=True)
 class Cost:
-    """What it costs rank 0 to watch all of them.
+    """Cost for rank 0 of watching all other ranks.
 
     Attributes:
-        share: Of a processor core.
-        memory: Bytes.
-        heard: Bytes in each second; None: they were not counted.
+        share: Fraction of a processor core.
+        memory: Memory in bytes.
+        heard: Received bytes per second; None: they were not counted.
     """
 
     share: float
@@ -66,7 +66,7 @@ class Cost:
 
 
 Stream = Sequence[tuple[float, Mapping[str, Any]]]
-"""What a rank has said, and at which second of its own."""
+"""Messages of a rank, each with its second."""
 
 
 def main() -> None:
@@ -115,7 +115,7 @@ def _memory() -> int:
 
 
 def _channel(connection: socket.socket, *, is_client: bool) -> Channel:
-    """With a MAC on each message, as in the rendezvous."""
+    """Channel with a MAC on each message, as in the rendezvous."""
     return Channel(Connection(connection, MacPair.derive(b"watching", is_client=is_client)))
 
 
@@ -160,7 +160,7 @@ def _say_all(port: int, ranks: int, streams: Sequence[Stream]) -> None:
 
 
 def _of(rank: int, streams: Sequence[Stream], pace: float) -> Iterator[tuple[float, Any]]:
-    """What a rank says, and when: where it is only as often as in a run of that size."""
+    """Messages of a rank with their times; statuses only as often as in a run of that size."""
     last = -pace
     for moment, told in streams[rank % len(streams)]:
         if "status" in told and "event" not in told:

@@ -27,11 +27,11 @@ class Step:
     """Something to run.
 
     Attributes:
-        title: What the line on the screen begins with.
-        command: The program and its arguments; no shell is involved.
-        detail: Finds in a line of the output what the step is at: the groups that match are shown.
-        note: What to expect, shown until the output tells what the step is at.
-        plain_period_s: Where there is no terminal, seconds between lines; None: none in between.
+        title: Beginning of the line on the screen.
+        command: Program and its arguments; no shell is involved.
+        detail: Pattern of output lines that tell the progress: the groups that match are shown.
+        note: Note on what to expect, shown until the output tells the progress.
+        plain_period_s: Seconds between lines where there is no terminal; None: no lines in between.
     """
 
     title: str
@@ -99,10 +99,10 @@ def run_logged(
     Whatever ends this early ends the step's processes first.
 
     Args:
-        step: What to run.
+        step: Step to run.
         log: The file that receives standard output and error.
         variables: All of the command.
-        stream: Where the line goes; left out: standard error.
+        stream: Stream for the line; left out: standard error.
 
     Returns:
         The exit status.

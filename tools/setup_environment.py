@@ -160,7 +160,7 @@ def _clear_venv() -> None:
 
 
 def _steps(with_venv: bool) -> list[progress.Step]:
-    """What to run, in this order."""
+    """Steps to run, in this order."""
     pip = (str(VENV_PYTHON), "-m", "pip", "--disable-pip-version-check", "install")
     pinned = (*pip, "--constraint", str(CONSTRAINTS))
     project = ("--no-build-isolation", "--editable", f"{ROOT}[torch,dev]")

@@ -125,7 +125,7 @@ def _chosen(patterns: list[str]) -> list[Contender]:
 
 
 def _threads(given: argparse.Namespace, replicas: int) -> list[int]:
-    """What was asked for; else those of the goals, or an equal share of the cores."""
+    """Numbers of threads: as requested, else those of the goals, or an equal share of the cores."""
     if given.threads:
         return [int(number) for number in given.threads.split(",")]
     return [1, 2] if given.goals else [max(1, len(os.sched_getaffinity(0)) // replicas)]

@@ -24,19 +24,19 @@ class Command:
 
 
 Commands = Callable[[str, int], list[Command]]
-"""From the program's name and the replicas to the commands that start it."""
+"""Function from a program's name and the number of replicas to the commands that start it."""
 
 
 @dataclass(frozen=True, eq=False)
 class Contender:
-    """One way to train.
+    """A program that trains a workload.
 
     Attributes:
-        name: Of the contender.
+        name: Name of the contender.
         reference: The contender that it is compared to: by hand, without a loader.
         program: Name of its file in `programs`.
-        commands: What starts it.
-        options: What the program is told beyond its job.
+        commands: Function that returns the commands that start it.
+        options: Options of the program beyond its job.
         native: The contender with a native model, every field of the spec as it comes, that it is compared
             to as well; empty for this one.
     """
@@ -115,7 +115,7 @@ def _both(
 def _isotrain(
     backend: str, framework: str, variant: str = "", fields: dict[str, Any] | None = None
 ) -> list[Contender]:
-    """With a native and with a portable model; a variant has some fields of the spec set otherwise."""
+    """Contenders with a native and a portable model; a variant sets some fields of the spec."""
     native = f"isotrain/{backend}/native"
     told = {"backend": backend, "framework": framework, "fields": fields or {}}
     return [
@@ -132,7 +132,7 @@ def _isotrain(
 
 
 PEERS = ("fabric", "accelerate", "ignite")
-"""Those that wrap a framework as isotrain does; each with its loader."""
+"""Contenders that wrap a framework as isotrain does; each with its loader."""
 CONTENDERS = (
     *_both("torch-ddp", "torch_ddp", torchrun),
     Contender("fabric", "torch-ddp", "with_fabric", _fabric),

@@ -47,10 +47,10 @@ def is_there() -> bool:
 
 
 def require() -> None:
-    """Sees that the environment is there.
+    """Requires the environment of the peers.
 
     Raises:
-        RuntimeError: It is not; says how to make it.
+        RuntimeError: It is missing; the message says how to make it.
     """
     if not is_there():
         raise RuntimeError(
@@ -60,7 +60,7 @@ def require() -> None:
 
 
 def versions() -> dict[str, str]:
-    """Of the peers."""
+    """Versions of the peers, by name."""
     program = f"from importlib import metadata\nfor n in {PEERS}: print(n, metadata.version(n))"
     lines = _said_by(str(PYTHON), program).splitlines()
     return dict(line.split() for line in lines)

@@ -1,4 +1,4 @@
-"""What isotrain is to reach on two cores: which runs show it, and whether they do."""
+"""Goals of isotrain on two cores: the runs that show whether each is reached."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ def is_about(cell: Cell) -> bool:
 
 @dataclass(frozen=True)
 class Goal:
-    """One of them.
+    """A goal: a bound on a figure of some rows.
 
     Attributes:
-        text: What it asks for.
-        seen: What a row shows of it; None where it is not about the row.
-        bound: That it should not exceed.
-        unit: Of both.
+        text: Sentence on the goal.
+        seen: Function from a row to its figure; None where the goal is not about the row.
+        bound: Function from a row to the bound that the figure should not exceed.
+        unit: Unit of figure and bound.
     """
 
     text: str
@@ -116,6 +116,6 @@ def summary(rows: list[Row]) -> str:
 
 
 def exchange() -> str:
-    """What the program for the goal of many gradients says: 105 million weights under `tf-multiworker`."""
+    """Output of the program for the goal of many gradients: 105 million, under `tf-multiworker`."""
     command = [sys.executable, "-m", "benchmarks.exchange"]
     return subprocess.run(command, capture_output=True, text=True, check=True).stdout

@@ -1,4 +1,4 @@
-"""What one process of a contender is to do, and what it leaves behind."""
+"""The job of one process of a contender, and the results that it leaves."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ class Job:
     """One run of one contender.
 
     Attributes:
-        workload: The name of what is trained.
-        replicas: So many.
-        threads: Of each replica.
-        clock: What is measured of the timed steps, one of `CLOCKS`.
-        folder: Where every process leaves its results.
-        options: The contender's own.
+        workload: Name of the workload.
+        replicas: Number of replicas.
+        threads: Number of threads of each replica.
+        clock: Clock of the timed steps, one of `CLOCKS`.
+        folder: Folder in which every process leaves its results.
+        options: Options of the contender.
     """
 
     workload: str
@@ -50,12 +50,12 @@ class Job:
         return {_VARIABLE: json.dumps(asdict(self)), "OMP_NUM_THREADS": str(self.threads)}
 
     def now(self) -> float:
-        """Seconds, from which those of the timed steps are taken."""
+        """Current time of the job's clock in seconds."""
         return CLOCKS[self.clock]()
 
     @property
     def work(self) -> Workload:
-        """What is trained."""
+        """The workload that is trained."""
         return WORKLOADS[self.workload]
 
 
@@ -106,9 +106,9 @@ def leave(
 
     Args:
         job: The job.
-        rank: Of the process.
-        first_step: When its first step had ended, in seconds since the epoch.
-        seconds: From the end of the last step that is not timed to that of the last one.
+        rank: Rank of the process.
+        first_step: End of its first step, in seconds since the epoch.
+        seconds: Duration from the end of the last step that is not timed to that of the last one.
         losses: The means over the steps that are not timed, and over those that are.
     """
     text = json.dumps({"first_step": first_step, "seconds": seconds, "losses": losses})

@@ -1,4 +1,4 @@
-"""What the measurements were taken on."""
+"""Description of the machine on which the measurements were taken."""
 
 from __future__ import annotations
 

@@ -7,7 +7,7 @@ import socket
 
 
 def free_ports(count: int) -> list[int]:
-    """So many different ports that nothing listens on."""
+    """Different ports that nothing listens on, `count` of them."""
     with contextlib.ExitStack() as held:
         probes = [held.enter_context(socket.socket()) for _ in range(count)]
         for probe in probes:

@@ -20,10 +20,10 @@ def measure(
     """Runs every cell once for its memory and to fill the caches, then `rounds` times for its times.
 
     Args:
-        cells: What to measure.
+        cells: Cells to measure.
         rounds: Timed runs of each.
-        seed: Of the orders.
-        tell: Takes one line per run.
+        seed: Seed of the orders.
+        tell: Function that takes one line per run.
 
     Returns:
         The first runs, of which only memory counts; and the timed ones, in the order of the rounds.

@@ -31,14 +31,14 @@ class ContenderError(Exception):
 
 @dataclass(frozen=True)
 class Cell:
-    """What is measured again and again.
+    """A cell of the measurements: a contender, a workload and its size.
 
     Attributes:
-        contender: Who trains.
-        workload: What.
-        replicas: On so many.
-        threads: Of each replica.
-        clock: By which the steps are timed, one of `CLOCKS`.
+        contender: Contender that trains.
+        workload: Name of the workload.
+        replicas: Number of replicas.
+        threads: Number of threads of each replica.
+        clock: Clock that times the steps, one of `CLOCKS`.
     """
 
     contender: Contender
@@ -49,7 +49,7 @@ class Cell:
 
     @property
     def configuration(self) -> tuple[str, int, int]:
-        """What cells have in common that are compared: workload, replicas, threads."""
+        """Workload, replicas and threads, which cells that are compared have in common."""
         return self.workload, self.replicas, self.threads
 
     def __str__(self) -> str:
@@ -58,7 +58,7 @@ class Cell:
 
 @dataclass(frozen=True)
 class Measured:
-    """One run.
+    """Measurements of one run.
 
     Attributes:
         step: Seconds per timed step, of the process that took most.
@@ -78,11 +78,11 @@ def run(cell: Cell, *, look_at_memory: bool) -> Measured:
     """Runs a cell once in processes of its own.
 
     Args:
-        cell: What to run.
-        look_at_memory: Measure memory too, which takes time away from the training.
+        cell: Cell to run.
+        look_at_memory: Whether to measure memory too, which takes time away from the training.
 
     Raises:
-        ContenderError: It failed; with the end of what it said.
+        ContenderError: It failed; the message has the end of its output.
     """
     with TemporaryDirectory() as folder:
         job = Job(

@@ -1,4 +1,4 @@
-"""What the runs say, as Markdown and as JSON."""
+"""Tables of the measurements, as Markdown and as JSON."""
 
 from __future__ import annotations
 
@@ -16,12 +16,12 @@ from benchmarks.statistics import Estimate, median
 
 @dataclass(frozen=True)
 class Row:
-    """One cell.
+    """Row of a table: the figures of one cell.
 
     Attributes:
-        cell: Which.
+        cell: Cell of the row.
         step_ms: Milliseconds per step.
-        ratio: Of the step to that of its reference in the same round; None where the latter was not
+        ratio: Ratio of the step to that of its reference in the same round; None where the latter was not
             measured.
         to_native: The same of a portable model to the native one under the same backend.
         to_peer: The same of isotrain to the peer whose median is the smallest.
@@ -40,7 +40,7 @@ class Row:
     memory: float
 
     def record(self) -> dict[str, Any]:
-        """For JSON."""
+        """The row as JSON values."""
         return {
             "contender": self.cell.contender.name,
             "reference": self.cell.contender.reference,
@@ -95,7 +95,7 @@ def rows(first: Results, timed: Results) -> list[Row]:
 
 
 def _ratio(timed: Results, cell: Cell, other: Cell | None) -> Estimate | None:
-    """Of the steps of two cells in the same round."""
+    """Ratio of the steps of two cells in the same round."""
     if other is None:
         return None
     return median(_column(timed, cell, "step") / _column(timed, other, "step"))

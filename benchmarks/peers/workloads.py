@@ -1,4 +1,4 @@
-"""What every contender trains: the samples, their order, and the numbers of a run."""
+"""Workloads of the contenders: samples, their order, and the numbers of a run."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ class Workload:
     """A model with its data.
 
     Attributes:
-        name: Of the functions that build it, with `-` as `_`, up to the width.
-        width: Of an MLP's hidden layers; 0 where the model has but one size.
+        name: Name of the functions that build it, with `-` as `_`, up to the width.
+        width: Width of an MLP's hidden layers; 0 where the model has but one size.
         sample: Shape of one sample, channels last; of an int32 one when `tokens`.
         global_batch_size: Samples of a step, over all replicas.
         steps_per_epoch: Steps over all samples.
         first_epochs: Epochs whose steps are not timed.
         timed_epochs: Epochs after these, which are.
-        tolerance: Up to which the losses of two contenders agree, relative.
+        tolerance: Relative difference up to which the losses of two contenders agree.
         tokens: Whether samples are numbers of words.
         rate: The learning rate; smaller where rounding would grow.
         rounding_grows: Whether it does all the same, to percents within the run, so that only the losses of
@@ -49,12 +49,12 @@ class Workload:
 
     @property
     def samples(self) -> int:
-        """In the data set."""
+        """Number of samples in the data set."""
         return self.global_batch_size * self.steps_per_epoch
 
     @property
     def epochs(self) -> int:
-        """Of a whole run."""
+        """Number of epochs of a whole run."""
         return self.first_epochs + self.timed_epochs
 
     @property
@@ -64,12 +64,12 @@ class Workload:
 
     @property
     def steps(self) -> int:
-        """Of a whole run."""
+        """Number of steps of a whole run."""
         return self.epochs * self.steps_per_epoch
 
     @property
     def compared(self) -> int:
-        """How many of the two means of losses are compared: of the steps that are not timed, and that are."""
+        """Number of mean losses that are compared: of the untimed steps and, if 2, of the timed ones."""
         return 1 if self.rounding_grows else 2
 
     @property

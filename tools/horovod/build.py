@@ -131,7 +131,7 @@ def _facts(flags: Mapping[str, str]) -> dict[str, object]:
 
 
 def _hunks() -> list[unified_patch.Hunk]:
-    """What the patch changes, whatever it says about that."""
+    """Changes of the patch."""
     return unified_patch.parse(PATCH.read_text(encoding="utf-8"))
 
 
@@ -183,7 +183,7 @@ def _check_tools(flags: Mapping[str, str]) -> None:
 
 
 def _jobs() -> int:
-    """How many compilers to run at once: the cores this process may use, within the free memory."""
+    """Number of compilers to run at once: the cores this process may use, within the free memory."""
     memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     return max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_PER_COMPILER))
 

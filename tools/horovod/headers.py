@@ -23,7 +23,7 @@ def find_or_fetch(folder: Path) -> tuple[Path, ...]:
     that needs no root.
 
     Args:
-        folder: Where to unpack the package.
+        folder: Folder in which to unpack the package.
 
     Returns:
         The folders to add; none where the compiler finds the headers by itself.

@@ -74,7 +74,7 @@ def apply(text: str, root: Path) -> int:
         root: The folder that the paths in the diff are relative to.
 
     Returns:
-        How many hunks were applied.
+        The number of hunks that were applied.
 
     Raises:
         PatchError: A hunk does not fit its file exactly, or there is none.

@@ -16,7 +16,7 @@ from benchmarks.peers.workloads import MOMENTUM
 
 
 class FirstStep(keras.callbacks.Callback):
-    """When the first step had ended."""
+    """Callback that notes the end of the first step."""
 
     time = 0.0
 
@@ -25,7 +25,7 @@ class FirstStep(keras.callbacks.Callback):
 
 
 class Seconds(keras.callbacks.Callback):
-    """From the start of the epoch to its end: `fit` calls nothing of ours per step."""
+    """Callback that times whole epochs, and so calls nothing per step."""
 
     def __init__(self, job: Job) -> None:
         super().__init__()

@@ -11,8 +11,8 @@ def use_threads(job: Job, replicas: int = 1) -> None:
     """Sets the threads of this process, before TensorFlow's first operation.
 
     Args:
-        job: Says how many each replica has.
-        replicas: That live in this process and share its threads: under MirroredStrategy all of them.
+        job: Job with the number of threads of each replica.
+        replicas: Number of replicas in this process, which share its threads.
     """
     threads = job.threads * replicas
     tf.config.threading.set_intra_op_parallelism_threads(threads)

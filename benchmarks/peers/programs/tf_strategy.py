@@ -50,7 +50,7 @@ def main() -> None:
 
 
 def _batches(job: Job, strategy: tf.distribute.Strategy) -> Iterator[Any]:
-    """What `strategy.run` takes, batch by batch."""
+    """Arguments of `strategy.run`, batch by batch."""
     if job.options["loader"]:
         yield from strategy.experimental_distribute_dataset(tf_data.dataset(job.work))
     elif job.options["workers"]:

@@ -41,7 +41,7 @@ def train(session: isotrain.Session) -> None:
 def spec(
     workload: str, threads: int, *, native: bool, on_torch: bool, **fields: Any
 ) -> isotrain.TrainingSpec:
-    """What is trained; some fields may be set otherwise."""
+    """Spec of a workload; `fields` overrides some of its fields."""
     work = WORKLOADS[workload]
     models = {"torch": torch_model} if on_torch else {"tensorflow": keras_model}
     return isotrain.TrainingSpec(
