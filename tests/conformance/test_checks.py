@@ -57,7 +57,7 @@ def outcomes(cases: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Outcom
 @pytest.mark.parametrize(
     ("backend", "check"), [*EVERYDAY, *(pytest.param(*case, marks=SLOW) for case in OTHERS)]
 )
-def test_ending(backend: str, check: str) -> None:
+def test_a_crash_or_hang_is_reported(backend: str, check: str) -> None:
     case = backend, check
     found = outcomes(EVERYDAY if case in EVERYDAY else OTHERS)[case]
     assert found.verdict == "passed", found.reason

@@ -138,7 +138,7 @@ def test_exactly_the_expected_checks_fail(backend: str, names: tuple[str, ...], 
     assert others == {"passed", "skipped"}
 
 
-def test_every_check_is_seen_to_fail() -> None:
+def test_every_check_fails_on_some_broken_strategy() -> None:
     assert set.union(*EXPECTED.values()) == {check.name for check in strategy.CHECKS}
     tried = {name for _, names in TOGETHER for name in names}
     assert set(strategy_sessions.STRATEGIES) == set(EXPECTED) == tried

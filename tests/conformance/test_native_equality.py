@@ -41,6 +41,6 @@ def cells() -> list[object]:
 
 @pytest.mark.parametrize(("script", "backend", "case", "replicas"), cells())
 def test_weights_are_bit_equal(script: str, backend: str, case: str, replicas: int) -> None:
-    """All of them, after two epochs."""
+    """Weights after two epochs have the bits of a loop written by hand."""
     loop = functools.partial(by_hand, script, backend, replicas, case)
     assert_native_equality(trained_cases.trained(backend, replicas, case), loop)

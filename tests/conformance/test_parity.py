@@ -17,20 +17,20 @@ pytestmark = [pytest.mark.slow, pytest.mark.kernels]
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_backends_agree(one: str, other: str) -> None:
-    """In float64, to the rounding of sums."""
+    """In float64 any two backends agree to the rounding of sums."""
     here, there = (trained_cases.trained(name, 2, trained_cases.FLOAT64) for name in (one, other))
     assert_equal_runs(here, there, EXACT)
 
 
 def test_two_replicas_agree_with_one() -> None:
-    """In float64; the other backends follow by their agreement with this one."""
+    """In float64 two replicas agree with one; other backends follow by their agreement with this one."""
     alone, two = (
         trained_cases.trained("torch-ddp", replicas, trained_cases.FLOAT64) for replicas in (1, 2)
     )
     assert_equal_runs(two, alone, EXACT)
 
 
-def test_training_gets_somewhere() -> None:
+def test_training_changes_loss_and_weights() -> None:
     """The comparison means something: the loss falls, and every weight moves."""
     alone = trained_cases.trained("torch-ddp", 1, trained_cases.FLOAT64)
     assert alone["loss"][-2] < alone["loss"][0]
@@ -40,7 +40,7 @@ def test_training_gets_somewhere() -> None:
 
 @pytest.mark.parametrize(("one", "other"), PAIRS)
 def test_two_backends_start_alike(one: str, other: str) -> None:
-    """From initial weights that are equal to the bit."""
+    """Initial weights are equal to the bit."""
     here, there = (
         trained_cases.trained(name, 2, trained_cases.FLOAT64)["start"] for name in (one, other)
     )
@@ -57,7 +57,7 @@ def test_two_backends_are_near_in_float32(one: str, other: str) -> None:
 
 
 def test_two_frameworks_are_near_in_float32() -> None:
-    """So do those of every kind of layer."""
+    """A few steps of float32 stay together for every kind of layer."""
     here, there = (
         trained_cases.trained(name, 2, trained_cases.FLOAT32)
         for name in ("torch-ddp", "tf-mirrored")

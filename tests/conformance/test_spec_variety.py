@@ -27,7 +27,7 @@ def results(backend: str) -> dict[str, dict[str, np.ndarray]]:
 
 @pytest.mark.parametrize("name", spec_variety.SPECS)
 def test_frameworks_agree(name: str) -> None:
-    """On losses, rates, weights, metrics and evaluation."""
+    """Frameworks agree on losses, rates, weights, metrics and evaluation."""
     one, other = results(ONE)[name], results(OTHER)[name]
     bound = ROUGH_BOUNDS.get(name, EXACT)
     assert set(one) == set(other)
@@ -39,8 +39,8 @@ def test_frameworks_agree(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", spec_variety.SPECS)
-def test_start_depends_on_the_seed_alone(name: str) -> None:
-    """Whatever else the spec says."""
+def test_initial_weights_depend_on_the_seed_alone(name: str) -> None:
+    """Initial weights do not depend on anything else in the spec."""
     starts = {k: v for k, v in results(ONE)[name].items() if k.startswith("start/")}
     reference = results(ONE)["sgd-nesterov"]
     equal = [np.allclose(value, reference[key], rtol=1e-6) for key, value in starts.items()]

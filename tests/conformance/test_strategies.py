@@ -43,8 +43,8 @@ def cells() -> list[Any]:
 
 
 @pytest.mark.parametrize(("backend", "replicas", "name"), cells())
-def test_check(backend: str, replicas: int, name: str) -> None:
-    """It holds in every process."""
+def test_strategy_check(backend: str, replicas: int, name: str) -> None:
+    """The check holds in every process."""
     found = checked(backend, replicas)
     assert found.failure is None, found.failure
     told = [f"process {rank}: {failures[name]}" for rank, failures in enumerate(found.returned)]

@@ -24,7 +24,7 @@ FIRST = 2
 """Replicas that save; where one session does both parts, it has one. None goes on with as many as saved."""
 GOING_ON = {"torch-ddp": 3, "tf-mirrored": 3}
 """How many go on, in several processes and in one. Others go on by themselves: what each process of theirs
-reads is no more, and `test_killed_runs_of_strategies_end_as_those_that_were_not` has several."""
+reads is no more, and `test_killed_runs_of_strategies_end_as_if_never_killed` has several."""
 STOP, STEPS = 3, 5
 """The second epoch has begun."""
 EXACT = {"beta_1": 0.875, "beta_2": 0.96875, "epsilon": 2.0**-20}

@@ -49,9 +49,7 @@ def cell(name: str, program: str, loss: float = 2.0) -> Cell:
 
 
 @pytest.mark.parametrize("name", ["long_run", "recompute"])
-def test_programs_say_what_they_take(
-    name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_programs_have_help(name: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     done = script(ROOT / "benchmarks" / f"{name}.py", "--help", folder=tmp_path)
     assert done.returncode == 0
     assert done.stdout.startswith("usage: ")
@@ -106,7 +104,7 @@ def test_losses_are_compared_until_rounding_has_grown() -> None:
         see("mlp-64", (7.0, 5.0), (7.0, 5.0), (7.001, 6.0))
 
 
-def test_replicas_that_normalise_their_own_batches_are_compared_with_as_many() -> None:
+def test_local_batch_normalisation_is_compared_at_equal_replica_counts() -> None:
     def see(workload: str) -> None:
         cells = {
             dataclasses.replace(cell(name, ""), workload=workload, replicas=replicas): losses
@@ -122,7 +120,7 @@ def test_replicas_that_normalise_their_own_batches_are_compared_with_as_many() -
         see("cnn")
 
 
-def test_samplers_that_deal_samples_out_give_replicas_what_they_have_by_hand() -> None:
+def test_dealing_samplers_give_each_replica_its_samples() -> None:
     work = WORKLOADS["cnn"]
     dealt = work.dealt(1, 2)
     for rank in range(2):
@@ -136,7 +134,7 @@ def test_a_contender_that_fails_is_named_with_what_it_said() -> None:
         measure(cells, rounds=1, seed=0, tell=lambda _: None)
 
 
-def test_runs_that_are_compared_follow_each_other_in_an_order_of_their_own() -> None:
+def test_compared_runs_are_interleaved() -> None:
     cells = [
         dataclasses.replace(cell(name, PLANTED), replicas=replicas)
         for name in ("one", "two", "three", "four")
@@ -173,7 +171,7 @@ def test_a_contender_that_ends_badly_once_is_run_again(tmp_path: Path) -> None:
 
 
 def test_ratios_are_taken_within_a_round() -> None:
-    """To the program by hand, of portable models to native ones, and to the fastest of the peers."""
+    """Ratios are to the loop by hand, of portable models to native ones, and to the fastest of the peers."""
     steps = {
         "torch-ddp": [1.0, 10.0, 2.0],
         "fabric": [2.0, 20.0, 4.0],
@@ -271,8 +269,8 @@ def test_the_goals_choose_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.slow
-def test_smallest_selection() -> None:
-    """Really trained: by hand, and by isotrain."""
+def test_smallest_selection_trains() -> None:
+    """Both sides train: the loop by hand, and isotrain."""
     command = [sys.executable, "-m", "benchmarks.peers", "--workload", "mlp-64", "--replicas", "1"]
     command += ["--threads", "1", "--contender", "torch-ddp"]
     command += ["--contender", "isotrain/torch-ddp/native"]
@@ -306,7 +304,7 @@ def test_a_table_and_its_rows_are_written(
 
 
 @pytest.mark.slow
-def test_exchange(tmp_path: Path) -> None:
+def test_exchange_benchmark_runs(tmp_path: Path) -> None:
     asked = ("--weights", "3", "--width", "64", "--pairs", "2")
     done = script(ROOT / "benchmarks" / "exchange.py", *asked, folder=tmp_path)
     assert done.returncode == 0, done.stderr
@@ -330,7 +328,7 @@ def trying() -> Iterator[Executor]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_save_loads_what_it_saved(name: str, tmp_path: Path, trying: Executor) -> None:
-    """Loading sees to it."""
+    """Loading compares the weights."""
     found: dict[str, float] = {}
     for part in (checkpoints.measure_saving, checkpoints.measure_loading):
         found |= trying.submit(part, checkpoints.CONTENDERS[name](), 1, tmp_path).result()
@@ -363,8 +361,8 @@ def test_saving_and_loading_are_programs_of_their_own(
 
 
 @pytest.mark.slow
-def test_runs_that_are_killed() -> None:
-    """Once at some moment, where training waits for checkpoints, and once when a checkpoint is there."""
+def test_kill_drill_and_restart_times() -> None:
+    """A run is killed at a random moment, and another once a checkpoint exists."""
     strategy = {"name": "local-sgd", "options": {"every": 4}}
     done = kills.drill("reference", 1, steps=100, seed=0, strategy=strategy, background=False)
     assert done.most == 10
@@ -374,7 +372,7 @@ def test_runs_that_are_killed() -> None:
 
 
 @pytest.mark.slow
-def test_batches(
+def test_batches_benchmark_prints_both_sides(
     trying: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def measured(name: str, side: str) -> float:
@@ -389,10 +387,10 @@ def test_batches(
 
 
 @pytest.mark.slow
-def test_parts_of_a_step(
+def test_parts_of_a_step_take_time(
     trying: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Each takes its time, which none would whose moments are not in this order."""
+    """Each part takes time, which it would not if its moments were in another order."""
 
     def measured(side: str, given: Any) -> list[float]:
         job = ("mlp-64", 1, "wall")

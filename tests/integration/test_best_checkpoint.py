@@ -40,7 +40,7 @@ def test_the_best_checkpoint_is_kept_and_training_ends_early(tmp_path: Path) -> 
     assert len(again.history.epochs) == len(losses)
 
 
-def test_a_metric_that_the_run_has_not_is_refused_at_once(tmp_path: Path) -> None:
+def test_an_unknown_monitored_metric_is_refused_at_once(tmp_path: Path) -> None:
     with pytest.raises(IsotrainError, match="validation_accuracy"):
         run(tmp_path / "run", changes={"early_stopping": {"metric": "validation_acc"}})
     assert not list((tmp_path / "run").glob("steps.jsonl"))
@@ -54,14 +54,14 @@ def distance(targets: Any, predictions: Any) -> Any:
     return np.abs(predictions).mean(axis=1)
 
 
-def test_a_metric_of_ones_own_without_numbers_is_found_before_the_first_step(
+def test_a_custom_metric_without_numbers_is_refused_before_the_first_step(
     tmp_path: Path,
 ) -> None:
     with pytest.raises(RunFailedError, match="before its first step, in call 'try metrics'"):
         run(tmp_path / "run", changes={"metrics": [nothing]})
 
 
-def test_nothing_remains_of_a_metric_that_was_tried() -> None:
+def test_trying_metrics_leaves_no_state() -> None:
     ends = []
     for tries in (False, True):
         with isotrain.open_session(spec(metrics=[distance]), backend="reference") as session:
@@ -74,7 +74,7 @@ def test_nothing_remains_of_a_metric_that_was_tried() -> None:
 
 
 @pytest.mark.parametrize("validates", [True, False])
-def test_named_metrics_are_tried_where_the_run_evaluates_anyway(
+def test_metrics_are_tried_only_with_validation_data(
     validates: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     given, tried = spec() if validates else spec(data=data().train), []
@@ -84,7 +84,7 @@ def test_named_metrics_are_tried_where_the_run_evaluates_anyway(
     assert bool(tried) is validates
 
 
-def test_another_metric_to_follow_begins_anew(tmp_path: Path) -> None:
+def test_another_monitored_metric_starts_over(tmp_path: Path) -> None:
     changes = {"steps": 10, "checkpoint": {"keep_best": "validation_loss"}}
     run(tmp_path / "run", changes=changes)
     changes = {"steps": 15, "checkpoint": {"keep_best": "validation_accuracy"}}

@@ -132,7 +132,7 @@ def test_parts_of_native_models() -> None:
     assert "ISO106" in {found.code for found in result}
 
 
-def test_layers_of_a_network_that_is_no_frameworks() -> None:
+def test_layers_of_a_network_of_the_reference_backend() -> None:
     result = isotrain.check(
         {**SPEC, "model": network_of_all_kinds}, backends="reference", replicas=2
     )
@@ -172,7 +172,7 @@ def distance(y_true: Any, y_pred: Any) -> Any:
 
 
 @pytest.mark.slow
-def test_what_a_model_brings_for_training_and_nobody_calls_is_said() -> None:
+def test_unused_training_methods_of_a_model_are_findings() -> None:
     spec = {**SPEC, "model": with_own_training, "loss": distance, "global_batch_size": 10}
     result = isotrain.check(spec, backends="torch-ddp", replicas=2)
     own, unused = (found for found in result if found.code in ("ISO109", "ISO110"))
@@ -182,7 +182,7 @@ def test_what_a_model_brings_for_training_and_nobody_calls_is_said() -> None:
 
 
 @pytest.mark.slow
-def test_a_plan_says_what_is_not_called_and_in_which_order_a_loss_is() -> None:
+def test_a_plan_notes_unused_methods_and_the_argument_order_of_a_loss() -> None:
     spec = {**SPEC, "model": with_own_training, "loss": distance}
     model, loss = isotrain.measured_plan(spec, backend="tf-mirrored", replicas=2).notes
     assert "train_step, compute_loss, compile(...) of Own is not called" in model
@@ -227,7 +227,7 @@ class Stream:
             yield np.ones((12 // replicas, 4)), np.ones((12 // replicas, 1))
 
 
-def test_a_stream_is_found_and_dropping_all_samples_is_no_crash() -> None:
+def test_streams_and_dropping_all_samples_are_findings() -> None:
     spec = {**SPEC, "model": network}
     streamed = isotrain.check({**spec, "data": Stream()}, backends="reference", replicas=[1, 2])
     assert [(found.code, found.targets) for found in streamed] == [("ISO210", ("reference@2",))]
@@ -238,7 +238,7 @@ def test_a_stream_is_found_and_dropping_all_samples_is_no_crash() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["tf-mirrored", "horovod-tf"])
-def test_where_synchronised_normalisation_is_synchronised(backend: str) -> None:
+def test_synchronised_normalisation_by_backend(backend: str) -> None:
     spec = {**SPEC, "model": synchronised, "global_batch_size": 10}
     losses = [
         isotrain.run(spec, backend=backend, replicas=count, on_event=lambda event: None)
@@ -294,15 +294,15 @@ MODELS: dict[str, tuple[Any, str | None]] = {
 }
 
 
-def test_which_models_refuse_a_slice_of_one_sample() -> None:
-    """It is tried, and nothing of the model moves: neither statistics nor what random layers draw."""
+def test_models_that_refuse_a_slice_of_one_sample() -> None:
+    """Each is tried on one sample, which moves neither statistics nor the state of random layers."""
     specs = {name: {**SPEC, "model": model} for name, (model, _) in MODELS.items()}
     (found,) = launched_in_turn(specs, refuses_single_sample, "torch-ddp", 1)
     assert found == {name: layer for name, (_, layer) in MODELS.items()}
 
 
-def test_a_slice_that_the_model_refuses_is_told_before_the_first_step() -> None:
-    """Three samples are left for two replicas: of two and one."""
+def test_a_slice_that_the_model_refuses_is_an_error_before_the_first_step() -> None:
+    """Three samples are left for two replicas, in slices of two and one."""
     spec = {**SPEC, "model": {"torch": torch_net}, "global_batch_size": 9}
     words = "the last batch of each epoch has 3 samples over 2 replicas"
     result = isotrain.check({**spec, "steps": 4}, backends="torch-ddp", replicas=[1, 2])
@@ -339,8 +339,8 @@ def leaving(after: int) -> Any:
 
 
 @pytest.mark.parametrize("steps", [3, 5])
-def test_a_weight_that_leaves_the_loss_is_named(steps: int) -> None:
-    """In the next step, or at the run's end: torch has then averaged no gradient at all."""
+def test_a_weight_that_stops_affecting_the_loss_is_named(steps: int) -> None:
+    """Torch reports it in the next step, or at the run's end; until then it has averaged no gradient."""
     spec = {**SPEC, "model": {"torch": leaving}, "model_args": {"after": 2}, "steps": steps}
     words = r"leaves\.weight, leaves\.bias: .*find_unused_parameters: true"
     with pytest.raises(isotrain.RunFailedError, match=words):

@@ -29,8 +29,8 @@ from isotrain.testing.check_context import assert_same as assert_same_state
 pytestmark = pytest.mark.usefixtures("reference")
 
 
-def test_state_is_not_twice_in_memory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A portion is read when the one before is set."""
+def test_state_is_restored_in_portions(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each portion is read after the one before is written."""
     read, found = Checkpoint.read, []
 
     def noting(*given: Any) -> Any:
@@ -145,7 +145,7 @@ def test_training_goes_on_while_a_checkpoint_hangs(tmp_path: Path) -> None:
     assert [each.step for each in found] == [1, 4, 5]
 
 
-def test_the_clock_asks_for_checkpoints(tmp_path: Path) -> None:
+def test_checkpoints_are_saved_every_so_many_seconds(tmp_path: Path) -> None:
     policy = {"every_minutes": 1e-4, "folder": str(tmp_path / "kept")}
     given = spec(checkpoint=policy, steps=10**6)
     with isotrain.open_session(given, backend="reference") as session:
@@ -159,7 +159,7 @@ def test_the_clock_asks_for_checkpoints(tmp_path: Path) -> None:
     assert checkpoint_at(tmp_path / "kept").step == step
 
 
-def test_a_step_is_saved_again_where_more_is_known_of_it(tmp_path: Path) -> None:
+def test_a_step_is_saved_again_when_it_turns_out_the_best(tmp_path: Path) -> None:
     given = spec(checkpoint={"every_steps": 1, "folder": str(tmp_path)})
     with isotrain.open_session(given, backend="reference") as session:
         session.notes["seen"] = [1]
@@ -192,7 +192,7 @@ def slowly_completed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("slowly_completed")
-def test_what_is_gone_back_to_is_written_first(tmp_path: Path) -> None:
+def test_restore_waits_for_the_checkpoint_being_written(tmp_path: Path) -> None:
     policy = {"every_steps": 1, "folder": str(tmp_path)}
     with isotrain.open_session(spec(checkpoint=policy), backend="reference") as session:
         session.step(next(session.batches()))
@@ -202,7 +202,7 @@ def test_what_is_gone_back_to_is_written_first(tmp_path: Path) -> None:
 
 
 @pytest.mark.usefixtures("slowly_completed")
-def test_training_waits_for_checkpoints_that_are_not_written_in_the_background(
+def test_training_waits_for_foreground_checkpoints(
     tmp_path: Path,
 ) -> None:
     policy = {"every_steps": 1, "folder": str(tmp_path), "background": False}
@@ -226,9 +226,7 @@ if __name__ == "__main__":
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_signals_ask_for_a_checkpoint_and_for_an_end(
-    number: signal.Signals, tmp_path: Path
-) -> None:
+def test_signals_save_a_checkpoint_and_end_the_run(number: signal.Signals, tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(SCRIPT.format(tests=str(Path(__file__).parents[1])))
     folder = tmp_path / "run"

@@ -55,7 +55,7 @@ def program(file: Path) -> str:
     return done.stdout
 
 
-def test_each_has_both_sides() -> None:
+def test_every_page_has_both_programs() -> None:
     assert list(PAIRS) == ["keras", "torch", "horovod"]
     for theirs, ours in PAIRS.values():
         assert "import isotrain" in ours
@@ -64,7 +64,7 @@ def test_each_has_both_sides() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", PAIRS)
-def test_both_sides_train(name: str, tmp_path: Path) -> None:
+def test_both_programs_train(name: str, tmp_path: Path) -> None:
     theirs, ours = PAIRS[name]
     losses = loss_of(tmp_path / "theirs", theirs), loss_of(tmp_path / "ours", ours)
     assert all(0 < loss < 0.9 for loss in losses)

@@ -145,7 +145,7 @@ def test_every_cell_has_its_figures(found: tuple[Comparison, Path, str]) -> None
     assert comparison.finished
 
 
-def test_exchanges_are_measured_where_there_are_any(found: tuple[Comparison, Path, str]) -> None:
+def test_all_reduce_is_measured_with_several_replicas(found: tuple[Comparison, Path, str]) -> None:
     for cell in found[0].cells[:4]:
         assert (cell.all_reduce_s is None) == (cell.replicas == 1)
         if cell.all_reduce_s is not None:
@@ -175,7 +175,7 @@ def test_training_is_the_same_in_every_cell(found: tuple[Comparison, Path, str])
         assert ("replicas", 1, 2) in cell.plan_differences or cell.replicas == 1
 
 
-def test_what_cannot_run_is_a_row_with_its_reason(found: tuple[Comparison, Path, str]) -> None:
+def test_a_skipped_cell_is_a_row_with_its_reason(found: tuple[Comparison, Path, str]) -> None:
     comparison, folder, output = found
     refused = comparison.cells[4:]
     assert [cell.name for cell in refused] == ["torch-ddp:nccl@1", "torch-ddp:nccl@2"]
@@ -193,7 +193,7 @@ def test_what_cannot_run_is_a_row_with_its_reason(found: tuple[Comparison, Path,
     assert not list((folder / "out" / "runs").iterdir())
 
 
-def test_the_report_is_made_again(found: tuple[Comparison, Path, str]) -> None:
+def test_the_report_can_be_rewritten(found: tuple[Comparison, Path, str]) -> None:
     _, folder, output = found
     (folder / "out" / "comparison.csv").unlink()
     again = command("report", "out", folder=folder)
@@ -226,8 +226,8 @@ def test_a_regression_ends_with_a_code_of_its_own(found: tuple[Comparison, Path,
     assert changes["torch-ddp:nccl@1"].note == "skipped then, skipped now"
 
 
-def test_an_interrupted_comparison_goes_on(tmp_path: Path) -> None:
-    """Its second repeat waits for the interrupt."""
+def test_an_interrupted_comparison_resumes(tmp_path: Path) -> None:
+    """The second repeat waits for the interrupt."""
     write_spec(tmp_path)
     (tmp_path / "small.py").write_text(MODULE + WAITING)
     (tmp_path / "wait").touch()
@@ -301,7 +301,7 @@ def test_a_backend_runs_in_its_own_interpreter(tmp_path: Path, bare_python: str)
     assert "not installed" in str(missing.reason)
 
 
-def test_an_object_cannot_travel_to_another_interpreter(tmp_path: Path) -> None:
+def test_objects_are_refused_with_another_interpreter(tmp_path: Path) -> None:
     def here() -> Any:
         raise AssertionError("never called")
 

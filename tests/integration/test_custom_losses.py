@@ -114,7 +114,7 @@ def orders(session: isotrain.Session) -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_the_order_is_told_by_names_and_by_origin() -> None:
+def test_argument_order_follows_names_and_origin() -> None:
     (found,) = isotrain.launch(orders, spec(loss="mse"), backend="torch-ddp", replicas=1)
     names = list(found)
     first, last = names.index("keras"), names.index("a, b")
@@ -124,7 +124,7 @@ def test_the_order_is_told_by_names_and_by_origin() -> None:
 
 
 @pytest.mark.slow
-def test_an_order_that_cannot_be_told_is_refused_and_can_be_said(tmp_path: Path) -> None:
+def test_an_ambiguous_argument_order_must_be_given(tmp_path: Path) -> None:
     undecided = prediction_then_y_in_other_words
     with pytest.raises(RunFailedError, match=r"takes \(a, b\).*order: targets-first"):
         trained(tmp_path / "refused", loss=undecided)
@@ -169,7 +169,7 @@ def test_a_portable_loss_gets_equal_shapes_as_in_keras(tmp_path: Path, backend: 
     ],
     ids=["matrix", "none", "float", "numpy"],
 )
-def test_what_a_loss_may_give(tmp_path: Path, loss: Any, complaint: str) -> None:
+def test_return_values_of_a_loss(tmp_path: Path, loss: Any, complaint: str) -> None:
     with pytest.raises(RunFailedError, match=complaint):
         trained(tmp_path, loss=loss)
 
@@ -182,6 +182,6 @@ def test_what_a_loss_may_give(tmp_path: Path, loss: Any, complaint: str) -> None
         ({"call": "mse", "order": "targets-first"}, "loss.call: got 'mse'; expected"),
     ],
 )
-def test_an_order_is_said_of_a_callable(loss: Any, complaint: str) -> None:
+def test_an_argument_order_is_for_callables(loss: Any, complaint: str) -> None:
     with pytest.raises(SpecError, match=complaint):
         isotrain.plan(spec(loss=loss), backend="torch-ddp")

@@ -49,7 +49,7 @@ def trained(backend: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("backend", "name"), PORTABLE)
 def test_keras_optimizers(beside_runs: Any, backend: str, name: str) -> None:
-    """On two replicas, what `fit` gives on one; `fit` puts averages in the place of weights at its end."""
+    """Two replicas end as `fit` on one; `fit` puts averages in place of weights at its end."""
     found, plain = trained(backend)[name], beside_runs[0][name]
     assert any(np.abs(plain[key] - start).max() > 1e-4 for key, start in found["before"].items())
     for key, value in plain.items():
@@ -64,15 +64,15 @@ def trained_natively(backend: str) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("backend", "name"), NATIVE)
 def test_torch_optimizers(backend: str, name: str) -> None:
-    """On two replicas, what a plain loop gives on one, and the rates that it used."""
+    """Two replicas end as a plain loop on one, with the rates that it used."""
     found = trained_natively(backend)[name]
     for key, value in found["plain"].items():
         np.testing.assert_allclose(found["after"][key], value, rtol=0, atol=2e-6, err_msg=key)
     assert found["shown"] == pytest.approx(found["plain rates"])
 
 
-def test_rates_of_a_scheduler_are_told(tmp_path: Any) -> None:
-    """Those of each step, in the history; and in the plan, that they are not the run's own."""
+def test_rates_of_a_scheduler_are_recorded(tmp_path: Any) -> None:
+    """The history has the rate of each step; the plan says that the rates are not the run's own."""
     result = isotrain.run(
         own.torch_spec("scheduler"), backend="torch-ddp", replicas=1, run_directory=tmp_path / "run"
     )
@@ -80,15 +80,15 @@ def test_rates_of_a_scheduler_are_told(tmp_path: Any) -> None:
     assert any("its own learning-rate scheduler" in text for text in result.plan["notes"])
 
 
-def test_what_cannot_be_honoured_is_refused(beside_runs: Any) -> None:
-    """Before any step, by its name."""
+def test_unsupported_optimizers_are_refused(beside_runs: Any) -> None:
+    """The refusal comes before any step, and names the optimizer."""
     _, told = beside_runs
     for name, part in own.REFUSED.items():
         assert part in told[name], (name, told[name])
 
 
-def test_tensorflow_refuses_updates_by_a_condition() -> None:
-    """Under `MirroredStrategy`, which fails in the first step; plain Keras does too."""
+def test_tensorflow_refuses_conditional_updates() -> None:
+    """`MirroredStrategy` fails in the first step; plain Keras does too."""
     for option in BY_A_CONDITION:
         with pytest.raises(isotrain.RunFailedError, match=f"{option}: Keras then updates"):
             isotrain.run(own.spec(option), backend="tf-mirrored", replicas=2)

@@ -89,16 +89,18 @@ def named(what: str) -> str:
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_no_optimizer_makes_is_refused_by_name(what: str, told: dict[str, Any]) -> None:
+def test_impossible_optimizer_state_is_refused_by_name(what: str, told: dict[str, Any]) -> None:
     place, text = told["restored"][what]
     assert place in text
     assert named(what).removeprefix("optimizer/") in text
 
 
 @pytest.mark.parametrize("what", OF_THE_SHAPE)
-def test_the_same_is_refused_where_no_slot_is_there_yet(what: str, told: dict[str, Any]) -> None:
+def test_impossible_optimizer_state_is_refused_before_slots_exist(
+    what: str, told: dict[str, Any]
+) -> None:
     assert named(what) in told["written"][what]
 
 
-def test_a_slot_that_is_missing_begins_anew(told: dict[str, Any]) -> None:
+def test_a_missing_slot_starts_at_its_initial_value(told: dict[str, Any]) -> None:
     assert np.any(told["anew"])

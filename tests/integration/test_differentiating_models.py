@@ -39,7 +39,7 @@ def test_native_models(backend: str, name: str) -> None:
 
 @pytest.mark.parametrize("name", own.PORTABLE)
 def test_portable_models(name: str) -> None:
-    """Two replicas on torch, recorded or not, and two on TensorFlow give the same."""
+    """Two replicas on torch, captured or not, and two on TensorFlow give the same."""
     torch, tensorflow = (worked(backend)[0][name] for backend in ("torch-ddp", "tf-mirrored"))
     for key, value in tensorflow["after"].items():
         np.testing.assert_allclose(torch["after"][key], value, atol=1e-6)
@@ -48,7 +48,7 @@ def test_portable_models(name: str) -> None:
 
 
 def test_a_run_that_never_evaluates_tries_its_metrics(tmp_path: Path) -> None:
-    """And gives its model away: predicts from the files of the run, and exports it."""
+    """It also predicts from its files, and exports its model."""
     spec = {**own.NATIVE["forces"], "evaluation": {"every_epochs": 0}}
     result = isotrain.run(spec, backend="torch-ddp", replicas=1, run_directory=tmp_path / "run")
     predicted = isotrain.predict(result, own.SAMPLES)

@@ -61,7 +61,7 @@ def here() -> dict[str, Any]:
 
 
 @pytest.mark.slow
-def test_everything_is_usable_here(here: dict[str, Any]) -> None:
+def test_everything_is_available_here(here: dict[str, Any]) -> None:
     found = here
     assert found["format"] == 1
     assert found["machine"]["cores"] >= 1
@@ -157,7 +157,7 @@ def isotrain_register_backends(register):
 
 
 @pytest.mark.slow
-def test_a_backend_that_ends_their_process_hides_no_other_of_its_framework(tmp_path: Path) -> None:
+def test_a_crashing_backend_hides_no_other_of_its_framework(tmp_path: Path) -> None:
     (tmp_path / "ending.py").write_text(ENDING)
     plugins = (f"--plugin={tmp_path}/ending.py", "--plugin=isotrain.testing.reference")
     found = json.loads(doctor("--json", *plugins, "--backend=ending", "--backend=reference"))
@@ -172,8 +172,8 @@ def test_an_unknown_backend_is_named() -> None:
         examine(plugin_manager(), ["torch-dpp"])
 
 
-def test_private_parts_of_torch_and_keras_are_as_isotrain_uses_them(tmp_path: Path) -> None:
-    """Among the everyday tests, for what an upgrade changes; `here` is of TensorFlow and Horovod too."""
+def test_private_api_of_torch_and_keras_is_unchanged(tmp_path: Path) -> None:
+    """It is among the everyday tests, for upgrades; `here` covers TensorFlow and Horovod too."""
     work = functools.partial(examined, plugins=[], names=["torch-ddp"])
     found = run_isolated(work, {**SPEC, "model": model}, "torch-ddp", tmp_path / "run")["torch-ddp"]
     assert found["backend"]["available"], found["backend"]["reason"]
@@ -271,9 +271,7 @@ def examined(
         ("tf-mirrored", ["changed-tensorflow"]),
     ],
 )
-def test_a_private_part_that_has_changed_is_named(
-    backend: str, names: list[str], tmp_path: Path
-) -> None:
+def test_a_changed_private_api_is_named(backend: str, names: list[str], tmp_path: Path) -> None:
     plugin = tmp_path / "changed.py"
     plugin.write_text(CHANGED)
     work = functools.partial(examined, plugins=[plugin], names=names)

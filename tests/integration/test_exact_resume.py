@@ -116,7 +116,7 @@ def with_portable_models(backend: str) -> dict[str, str]:
 
 @pytest.mark.parametrize(("backend", "replicas", "name"), NATIVE_CELLS)
 def test_native_models(backend: str, replicas: int, name: str) -> None:
-    """With three replicas, gradients are added up in the order in which the other run did."""
+    """Three replicas add up gradients in the order in which the other run did."""
     told = with_native_models(backend, replicas)[name]
     assert not told, told
 
@@ -142,14 +142,14 @@ def test_a_parameter_server() -> None:
     assert not told, told
 
 
-def test_workers_draw_on_by_torch_and_by_a_generator_of_the_model() -> None:
+def test_workers_continue_their_random_generators() -> None:
     spec = native_resume_models.spec(strategy="parameter-server", metrics=["mean_squared_error"])
     (told,) = resume_checks.problems({"served": spec}, "torch-ddp").values()
     assert not told, told
 
 
-def test_state_that_only_a_step_makes_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
-    """The sums of a metric that waits for samples."""
+def test_late_state_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
+    """A metric that waits for samples creates its sums in a step."""
     changes: dict[str, Any] = {
         "strategy": {"name": "compressed", "options": {"method": "fp16"}},
         "model": portable_resume_models.small,

@@ -119,7 +119,7 @@ def listed(variables: Variables, *what: str) -> Any:
     return json.loads(python(variables, "-c", LISTING, *what))
 
 
-def test_both_are_found_by_their_entry_points_and_fit_what_there_is(with_jax: Variables) -> None:
+def test_plugins_are_found_by_entry_points(with_jax: Variables) -> None:
     """The strategy runs on every backend."""
     found, strategies = listed(with_jax, "plugins", "strategies")
     plugins = {p["distribution"]: p for p in found if p["source"] == "entry point"}
@@ -133,27 +133,29 @@ def test_both_are_found_by_their_entry_points_and_fit_what_there_is(with_jax: Va
     assert refused == {"pipeline"}
 
 
-def test_the_backend_is_not_usable_without_jax(installed: Variables) -> None:
+def test_the_backend_is_unavailable_without_jax(installed: Variables) -> None:
     (backends,) = listed(installed, "backends")
     (backend,) = [row for row in backends if row["name"] == "jax-mesh"]
     assert (backend["available"], backend["reason"]) == (False, "jax is not installed")
 
 
 def test_the_backend_passes_its_own_tests(found: dict[str, Any]) -> None:
-    """Every check of the kit but the one on a capability that it says it lacks; and native equality."""
+    """It passes native equality and every check of the kit but that of a capability that it lacks."""
     told = found["own tests"]
     assert f"{len(backend.CHECKS)} passed, 1 skipped" in told, told
     assert "the backend has no bfloat16-collectives" in told
 
 
 @pytest.mark.parametrize("name", check_strategies.OF_BACKENDS)
-def test_strategies_keep_their_promises_on_the_backend(found: dict[str, Any], name: str) -> None:
-    """Those that come with isotrain, with 2 replicas."""
+def test_builtin_strategies_keep_their_promises_on_the_backend(
+    found: dict[str, Any], name: str
+) -> None:
+    """The strategies that come with isotrain run with 2 replicas."""
     assert [failures[name] for failures in found["strategies"]] == ["", ""]
 
 
-def test_workers_of_a_parameter_server_can_be_of_the_backend(found: dict[str, Any]) -> None:
-    """Synchronous, it does what data-parallel does, metrics included."""
+def test_parameter_server_runs_on_the_backend(found: dict[str, Any]) -> None:
+    """A synchronous run equals data-parallel, metrics included."""
     exchanged, served = found["epochs"]
     assert "accuracy" in exchanged
     assert served == pytest.approx(exchanged, rel=1e-12)
@@ -161,7 +163,7 @@ def test_workers_of_a_parameter_server_can_be_of_the_backend(found: dict[str, An
 
 @pytest.mark.parametrize("other", ["torch-ddp", "tf-mirrored"])
 def test_frameworks_agree(found: dict[str, Any], other: str) -> None:
-    """One spec, three frameworks: in float64, to the rounding of sums."""
+    """In float64 three frameworks agree to the rounding of sums."""
     here = {"loss": found["losses"], "weights": found["weights"]}
     assert_equal_runs(here, trained_cases.trained(other, 2, example_backend_runs.CASE), EXACT)
 
@@ -188,10 +190,10 @@ def varied(found: dict[str, Any]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("name", example_backend_runs.VARIED)
-def test_frameworks_agree_on_choices(
+def test_frameworks_agree_on_other_specs(
     found: dict[str, Any], varied: dict[str, Any], name: str
 ) -> None:
-    """On losses, weights and evaluation: an optimizer, clipping, half precisions."""
+    """Losses, weights and evaluation agree with another optimizer, clipping and half precisions."""
     there = varied[name]
     with np.load(found["folder"] / f"{name}.npz") as here:
         keys = [key for key in there if "accuracy" not in key]
@@ -200,10 +202,8 @@ def test_frameworks_agree_on_choices(
     assert not {key: value for key, value in apart.items() if not value <= bound}
 
 
-def test_weights_in_parts_equal_data_parallel(
-    found: dict[str, Any], varied: dict[str, Any]
-) -> None:
-    """On 3 replicas, in stages 3 and 2; on two hosts of 2, and whole on torch, going on from those."""
+def test_sharded_runs_equal_data_parallel(found: dict[str, Any], varied: dict[str, Any]) -> None:
+    """Stages 3 and 2 on 3 replicas, stage 3 on two hosts of 2, and resumed on torch."""
     expected = varied[WHOLE]
     rest = expected["losses"][sharded_cases.SAVED :]
     parted = [each[kind] for each in found["sharded"] for kind in ("ended", "shares")]
@@ -223,7 +223,7 @@ def test_weights_in_parts_equal_data_parallel(
 
 
 def test_each_device_has_a_third_of_weights_and_slots(found: dict[str, Any]) -> None:
-    """Of all arrays on it; what does not divide is padded, and what is too short lies whole."""
+    """Uneven arrays are padded, and arrays that are too short are replicated."""
     for each in found["sharded"]:
         assert each["bytes"]["told"] < 0.34 * each["bytes"]["all"]
         assert each["bytes"]["here"] < 0.35 * each["bytes"]["all"]
@@ -235,7 +235,7 @@ def test_each_device_has_a_third_of_weights_and_slots(found: dict[str, Any]) -> 
 
 
 def test_each_replica_has_slots_of_its_own_weights(found: dict[str, Any]) -> None:
-    """In stage 2: each slot is on one of them, and no bytes of others are."""
+    """In stage 2 each slot is on one replica."""
     slots = [each["slots"] for each in found["sharded"]]
     assert [sum(own.values()) for own in slots] == [24480, 16320, 4688]
     names = [name for own in slots for name in own]
@@ -245,8 +245,8 @@ def test_each_replica_has_slots_of_its_own_weights(found: dict[str, Any]) -> Non
     ]
 
 
-def test_processes_are_forked_from_one_without_threads(found: dict[str, Any]) -> None:
-    """Those that JAX starts with its devices would not survive."""
+def test_the_fork_server_has_no_threads(found: dict[str, Any]) -> None:
+    """Threads that JAX starts with its devices would not survive a fork."""
     assert found["threads of imports"] == 0
 
 
@@ -256,24 +256,24 @@ def test_keras_opens_what_another_framework_has_exported(found: dict[str, Any]) 
 
 
 def test_losses_of_layers_count(found: dict[str, Any]) -> None:
-    """What layers add, without and with a regulariser."""
+    """Losses of layers count with a regulariser and without."""
     for loss, expected in found["own losses"]:
         assert loss == pytest.approx(expected, rel=EXACT)
 
 
-def test_traits_of_layers_are_told(found: dict[str, Any]) -> None:
-    """For `isotrain check`."""
+def test_layer_traits_are_declared(found: dict[str, Any]) -> None:
+    """`isotrain check` reads them."""
     assert found["traits"] == [["local-statistics", "BatchNormalization"]]
 
 
-def test_the_strategy_is_right_on_the_backend(found: dict[str, Any]) -> None:
-    """By the test with numbers; in NumPy, `test_new_plugin.py` has it pass the others."""
+def test_the_strategy_has_the_right_numbers_on_the_backend(found: dict[str, Any]) -> None:
+    """`test_new_plugin.py` runs its other tests on the reference backend."""
     assert "1 passed" in found["tests of the strategy"], found["tests of the strategy"]
 
 
 @pytest.mark.parametrize("check", [check.name for check in strategy.CHECKS])
 def test_the_strategy_keeps_its_promises_on_the_backend(found: dict[str, Any], check: str) -> None:
-    """All of the kit's but those on what it does not promise."""
+    """It passes all checks but those of promises that it does not make."""
     verdict, reason = found["kit of the strategy"][check]
     unpromised = ("equals_data_parallel", "keeps_parameter_mean", "keeps_gradient_sum")
     assert verdict == ("skipped" if check in unpromised else "passed"), reason

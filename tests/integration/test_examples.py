@@ -87,7 +87,7 @@ def losses(fields: dict[str, Any]) -> np.ndarray:
 
 @pytest.mark.examples
 def test_digits_learn_within_two_epochs(tmp_path: Path) -> None:
-    """By a program of its own, as a person starts it."""
+    """The example runs as a program of its own."""
     printed = execute(tmp_path, EXAMPLES / "digits.py", *on("torch-ddp", 1), "--epochs", "2")
     found = result(tmp_path)
     assert found["metrics"]["validation_accuracy"] > 0.9
@@ -168,7 +168,7 @@ def test_the_own_loop_page_is_up_to_date(examples: Importer) -> None:
 
 @pytest.mark.examples
 @pytest.mark.usefixtures("digits_at_hand")
-def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path) -> None:
+def test_fine_tuning_beats_training_from_scratch(tmp_path: Path) -> None:
     printed = example(tmp_path / "run", "fine_tuning.py", *on("torch-ddp", 1))
     tuned, from_nothing = map(float, re.findall(r"validation accuracy (\S+)", printed)[-2:])
     assert tuned > from_nothing + 0.05
@@ -179,7 +179,7 @@ def test_fine_tuning_is_better_than_to_start_from_nothing(tmp_path: Path) -> Non
 
 
 @pytest.mark.examples
-def test_the_transformer_learns_more_than_frequencies(tmp_path: Path, examples: Importer) -> None:
+def test_the_transformer_beats_token_frequencies(tmp_path: Path, examples: Importer) -> None:
     example(tmp_path / "run", "text_transformer.py", *on("torch-ddp", 1), "--steps", "30")
     found = result(tmp_path / "run")
     entropy = examples("text_transformer").unigram_entropy()
@@ -284,7 +284,7 @@ class Malicious:
 
 
 @pytest.mark.parametrize("protocol", [0, 2, 4, 5])
-def test_a_pickle_that_runs_something_is_refused(
+def test_a_pickle_that_runs_code_is_refused(
     tmp_path: Path, examples: Importer, protocol: int
 ) -> None:
     folder = write_cifar(tmp_path / "cifar", python2_pickle)
@@ -367,7 +367,7 @@ def test_cifar_trains_alike_under_two_frameworks(tmp_path: Path) -> None:
 @pytest.mark.examples
 @pytest.mark.usefixtures("few_digits")
 def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
-    """Of one framework: above, the same digits are under all backends."""
+    """It compares backends of one framework; the digits run under all backends in another test."""
     backends = ("torch-ddp", "horovod-torch")
     asked = ("--json", "--epochs", "2", "--replicas", "2", "--backends", *backends)
     found = json.loads(example(tmp_path / "run", "demo.py", *asked))
@@ -380,10 +380,8 @@ def test_the_demo_compares_its_cells(tmp_path: Path) -> None:
 
 @pytest.mark.examples
 @pytest.mark.usefixtures("without_plots")
-def test_a_backend_that_is_missing_is_a_failure_of_the_demo(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """With a network in NumPy, whose processes start in a blink, and a short look at its speed."""
+def test_a_missing_backend_fails_the_demo(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The network is in NumPy, whose processes start fast, and its speed is measured briefly."""
     fields = digits.spec(adapter=Reference(), plugins=["isotrain.testing.reference"])
     monkeypatch.setitem(sys.modules, "digits", SimpleNamespace(spec=load_spec(fields)))
     compare = functools.partial(isotrain.compare, run_limit=0.1)
@@ -398,7 +396,7 @@ def test_a_backend_that_is_missing_is_a_failure_of_the_demo(
     assert str(page.resolve()) in printed
 
 
-def test_the_command_that_the_demo_ends_with_is_one(examples: Importer) -> None:
+def test_the_command_that_the_demo_suggests_is_valid(examples: Importer) -> None:
     demo = examples("demo")
     shown = demo.thorough_comparison(["torch-ddp", "tf-mirrored"], [1, 2])
     program, *arguments = shlex.split(shown)
@@ -409,7 +407,7 @@ def test_the_command_that_the_demo_ends_with_is_one(examples: Importer) -> None:
     assert load_spec(options.spec).name == "digits"
 
 
-def test_the_demo_tells_curves_apart(examples: Importer) -> None:
+def test_the_demo_detects_different_curves(examples: Importer) -> None:
     demo = examples("demo")
     assert demo.largest_difference([1.0, 2.0, 3.3], [1.0, 2.0, 3.0]) == pytest.approx(0.1)
     cells = [demo.Cell("a", 1, apart=0.0), demo.Cell("b", 2, apart=0.01)]

@@ -124,14 +124,14 @@ def fault(folder: Path, name: str, wanted: np.ndarray) -> str:
 
 
 @pytest.mark.slow
-def test_torch_and_onnx_open_what_is_theirs(
+def test_torch_and_onnx_open_their_exports(
     folder: Path,
     trained: isotrain.RunResult,
     inside: np.ndarray,
     by_keras: dict[str, np.ndarray],
     native: isotrain.RunResult,
 ) -> None:
-    """Portable models, and native ones of torch; one program opens all."""
+    """One program opens portable models and native ones of torch."""
     isotrain.export(trained, folder / "model.pt", to="torch")
     isotrain.export(trained, folder / "model.onnx")
     isotrain.export(native, folder / "native.pt")
@@ -150,7 +150,7 @@ def test_torch_and_onnx_open_what_is_theirs(
 
 
 @pytest.mark.slow
-def test_keras_opens_them_on_a_framework_that_trained_none(
+def test_keras_opens_exports_on_another_framework(
     folder: Path, trained: isotrain.RunResult, by_keras: dict[str, np.ndarray]
 ) -> None:
     jax = {
@@ -161,13 +161,13 @@ def test_keras_opens_them_on_a_framework_that_trained_none(
 
 
 @pytest.mark.slow
-def test_tensorflow_opens_what_is_its_own(
+def test_tensorflow_opens_its_exports(
     folder: Path,
     trained: isotrain.RunResult,
     inside: np.ndarray,
     by_keras: dict[str, np.ndarray],
 ) -> None:
-    """Portable models wherever they were trained, and native ones of TensorFlow; one program opens all."""
+    """One program opens portable models, wherever they were trained, and native ones of TensorFlow."""
     predicted_by_module = of_module(folder)
     shutil.copytree(folder / "module", folder / "saved")
     isotrain.export(trained, folder / "saved", to="saved-model")  # in place of another
@@ -219,7 +219,7 @@ def export_and_predict(
     return session.predict((samples,))
 
 
-def test_safetensors_are_the_weights_and_need_no_framework(
+def test_safetensors_have_the_weights_and_need_no_framework(
     trained: isotrain.RunResult, tmp_path: Path
 ) -> None:
     isotrain.export(trained, tmp_path / "model.safetensors")
@@ -252,9 +252,7 @@ def test_a_sequential_model_runs_under_onnx(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_what_a_torch_module_cannot_be_written_as(
-    native: isotrain.RunResult, tmp_path: Path
-) -> None:
+def test_formats_that_a_torch_module_lacks(native: isotrain.RunResult, tmp_path: Path) -> None:
     with pytest.raises(UnsupportedError, match="no backend that is available"):
         isotrain.export(native, tmp_path / "saved", to="saved-model")
     with pytest.raises(isotrain.RunFailedError, match="a torch module has no form 'keras'"):
@@ -353,7 +351,7 @@ def first_weights(session: isotrain.Session) -> dict[str, np.ndarray]:
 
 
 @pytest.mark.slow
-def test_bfloat16_stays_bfloat16_on_its_way_out_and_in(tmp_path: Path) -> None:
+def test_bfloat16_is_exported_and_read_as_bfloat16(tmp_path: Path) -> None:
     native = spec(model={"torch": narrow_net}, optimizer={"name": "sgd", "lr": 0.125})
     result = run(native, backend="torch-ddp", run_directory=tmp_path / "run")
     kept = SafetensorsFile(result.run_directory / "weights.safetensors")
@@ -369,7 +367,7 @@ def network() -> Network:
     return Network([Dense(4, 3, name="head")])
 
 
-def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path) -> None:
+def test_impossible_exports_are_refused_before_anything_starts(tmp_path: Path) -> None:
     samples = np.zeros((8, 4), np.float32)
     small = spec(
         model={"reference": network}, data=(samples, np.zeros(8, np.int64)), optimizer="adam"
@@ -393,7 +391,7 @@ def test_what_cannot_be_written_is_refused_before_anything_starts(tmp_path: Path
     assert [path.name for path in tmp_path.iterdir()] == ["run"]
 
 
-def test_the_folder_of_a_target_is_made_and_goes_again_if_nothing_comes_into_it(
+def test_the_target_folder_is_created_and_removed_if_the_export_fails(
     tmp_path: Path,
 ) -> None:
     from isotrain.core.results.predict_and_export import atomically_replaced
@@ -415,7 +413,7 @@ def test_the_command_writes_a_file(trained: isotrain.RunResult, tmp_path: Path) 
     assert (tmp_path / "model.safetensors").is_file()
 
 
-def test_the_model_of_a_checkpoint_is_written(tmp_path: Path) -> None:
+def test_the_model_of_a_checkpoint_is_exported(tmp_path: Path) -> None:
     plain_run(tmp_path / "run", checkpoint={"every_steps": 1, "keep_last": None})
     saved = CheckpointFolder(tmp_path / "run" / "checkpoints").complete()
     for path, checkpoint in ((tmp_path / "run", saved[-1]), (saved[0].location, saved[0])):
@@ -442,7 +440,7 @@ def plain_run(folder: Path, **changes: Any) -> isotrain.RunResult:
     return run(given, backend="reference", run_directory=folder)
 
 
-def test_a_folder_with_other_things_is_not_written_over(tmp_path: Path) -> None:
+def test_a_folder_with_other_files_is_not_overwritten(tmp_path: Path) -> None:
     from isotrain.core.results.predict_and_export import atomically_replaced
 
     results = tmp_path / "results"
@@ -454,7 +452,7 @@ def test_a_folder_with_other_things_is_not_written_over(tmp_path: Path) -> None:
     assert (results / "dear.txt").read_text() == "mine"
 
 
-def test_a_changed_model_is_not_filled_up_with_new_weights(tmp_path: Path) -> None:
+def test_a_changed_model_is_refused(tmp_path: Path) -> None:
     result = plain_run(tmp_path / "run")
     inputs = np.zeros((2, 4))
     changed = spec(model={"reference": other_model}, data=lambda: (inputs, LABELS[:2]))

@@ -86,7 +86,7 @@ def cases() -> list[Any]:
 
 
 @pytest.mark.parametrize(("backend", "deed", "way"), cases())
-def test_a_process_that_ends_or_raises(
+def test_a_rank_that_ends_or_raises_is_named(
     backend: str, deed: Deed, way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ISOTRAIN_START", way)
@@ -223,10 +223,10 @@ def waited(name: str, folder: Path, begun: threading.Event) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "way"), WAITED)
-def test_who_keeps_the_others_waiting_is_to_blame(
+def test_the_rank_that_keeps_others_waiting_is_blamed(
     texts: dict[tuple[str, str], str], name: str, way: str
 ) -> None:
-    """Though others may fail first."""
+    """The others may fail first."""
     text = texts[name, way]
     first = text.splitlines()[0]
     assert first.startswith(WAITS[name].expected)
@@ -293,7 +293,7 @@ def trains(session: Any) -> None:
         (evaluates, {}, "ZeroDivisionError", "evaluate", "fresh"),
     ],
 )
-def test_the_call_is_named_in_which_an_error_was_raised(
+def test_the_call_that_raised_is_named(
     work: Any,
     changes: dict[str, Any],
     error: str,
@@ -332,7 +332,7 @@ isotrain.launch(doing(deed, 1), fields, backend=backend, replicas=2, run_directo
         pytest.param(signal.SIGKILL, "reference", "stop", "fresh", marks=SLOW),
     ],
 )
-def test_the_starting_process_is_ended(
+def test_ranks_end_with_the_process_that_started_them(
     number: signal.Signals, backend: str, deed: str, way: str, tmp_path: Path
 ) -> None:
     folder = tmp_path / "run"

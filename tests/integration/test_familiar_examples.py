@@ -40,7 +40,7 @@ def one_after_the_other(given: dict[str, isotrain.TrainingSpec]) -> Any:
 
 
 @pytest.mark.slow
-def test_they_train(tmp_path: Path) -> None:
+def test_familiar_examples_train(tmp_path: Path) -> None:
     given = specs()
     first = given["forecaster"].replace(timeouts=LONG_TIMEOUTS)
     found = isotrain.launch(
@@ -58,6 +58,6 @@ def test_they_train(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_each_says_how_it_is_run(name: str) -> None:
+def test_each_example_says_how_to_run_it(name: str) -> None:
     text = (FOLDER / f"{name}.py").read_text(encoding="utf-8")
     assert f"isotrain run examples/familiar/{name}.py:spec --backend " in text

@@ -33,7 +33,7 @@ cloudpickle.register_pickle_by_value(sys.modules[__name__])
 SILENCE, LIMIT = 30.0, 120.0
 
 
-def test_a_fork_server_that_is_killed_ends_its_run_and_the_next_has_another(tmp_path: Path) -> None:
+def test_a_killed_fork_server_ends_its_run_and_is_replaced(tmp_path: Path) -> None:
     def kills(session: Any) -> None:
         os.kill(os.getppid(), signal.SIGKILL)
         time.sleep(600)
@@ -43,7 +43,9 @@ def test_a_fork_server_that_is_killed_ends_its_run_and_the_next_has_another(tmp_
     assert launch(parameters, tmp_path / "b") == [10, 10]
 
 
-def test_a_fork_server_that_cannot_import(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_fork_server_that_cannot_import_is_noted(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(
         Reference, "preload", lambda self, spec, *, device: StartMethod(("no_such_module",))
     )
@@ -94,7 +96,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """
 
 
-def test_a_fork_server_that_imports_ends_with_its_program(tmp_path: Path) -> None:
+def test_an_importing_fork_server_ends_with_its_program(tmp_path: Path) -> None:
     (tmp_path / "importing.py").write_text(IMPORTING)
     program = [sys.executable, "-c", KILLED_MEANWHILE]
     done = subprocess.run(
@@ -113,7 +115,7 @@ def variables(**more: str) -> dict[str, str]:
     return {**os.environ, **more}
 
 
-def test_fork_servers_are_shared_where_circumstances_are_the_same_and_are_few() -> None:
+def test_fork_servers_are_shared_by_variables_and_limited_in_number() -> None:
     kept = ForkServerPool()
     try:
         first = kept.get((), variables(PYTEST_CURRENT_TEST="another"))
@@ -130,7 +132,7 @@ def test_fork_servers_are_shared_where_circumstances_are_the_same_and_are_few() 
         kept.get((), variables())
 
 
-def test_a_process_that_is_forked_from_the_program_leaves_its_fork_servers_alone() -> None:
+def test_a_fork_of_the_program_leaves_its_fork_servers_alone() -> None:
     fork_server = FORK_SERVERS.get((), variables())
     pid = os.fork()
     if pid == 0:
@@ -146,7 +148,7 @@ def forked(fork_server: ForkServer, streams: tuple[int, int, int]) -> Any:
 
 
 @pytest.mark.slow
-def test_a_fork_server_that_is_suspended_is_replaced() -> None:
+def test_a_suspended_fork_server_is_replaced() -> None:
     kept = ForkServerPool(answer_seconds=2.0)
     try:
         first = kept.get((), variables())
@@ -165,7 +167,7 @@ def test_a_fork_server_that_is_suspended_is_replaced() -> None:
         kept.close()
 
 
-def test_a_fork_server_that_does_not_answer_one_run_lives_on_for_another() -> None:
+def test_a_fork_server_that_one_run_gave_up_stays_for_another() -> None:
     kept = ForkServerPool()
     waiting, nothing_comes = os.pipe()
     try:
@@ -188,7 +190,7 @@ def test_a_fork_server_that_does_not_answer_one_run_lives_on_for_another() -> No
         kept.close()
 
 
-def test_a_fork_server_that_cannot_fork_says_so_and_its_processes_live_on() -> None:
+def test_a_failed_fork_is_an_error_and_earlier_processes_live_on() -> None:
     fork_server = ForkServer((), variables())
     waiting, nothing_comes = os.pipe()
     try:
@@ -206,7 +208,7 @@ def test_a_fork_server_that_cannot_fork_says_so_and_its_processes_live_on() -> N
 
 
 @pytest.mark.parametrize("begun", [0, 1])
-def test_a_run_whose_fork_server_cannot_fork(
+def test_a_run_whose_fork_server_cannot_fork_starts_fresh_or_fails(
     begun: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     calls: list[int] = []
@@ -232,7 +234,7 @@ def test_a_run_whose_fork_server_cannot_fork(
         assert "Too many open files" in note
 
 
-def test_what_was_forked_ends_with_its_fork_server() -> None:
+def test_forked_processes_end_with_their_fork_server() -> None:
     fork_server = ForkServer((), variables())
     waiting, nothing_comes = os.pipe()
     with open(waiting, "rb"), open(nothing_comes, "wb"), open(os.devnull, "r+b") as null:
@@ -245,7 +247,7 @@ def test_what_was_forked_ends_with_its_fork_server() -> None:
     fork_server.retire()
 
 
-def test_an_imported_file_that_changes_makes_a_fork_server_useless(
+def test_a_changed_imported_file_makes_a_fork_server_stale(
     tmp_path: Path,
 ) -> None:
     (tmp_path / "imported_early.py").write_text("VALUE = 1\n")

@@ -292,8 +292,8 @@ def assert_near(one: dict[str, Any], other: dict[str, Any], bound: float) -> Non
 
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", RECORDED)
-def test_a_record_computes_what_keras_does(found: dict[str, Any], name: str) -> None:
-    """In most cases for the smaller last batch too, in training and evaluation; random numbers are the same.
+def test_a_capture_computes_what_keras_does(found: dict[str, Any], name: str) -> None:
+    """Most cases include the smaller last batch, in training and evaluation; random numbers are the same.
 
     What is replayed proves equal to the bit before faster operations take its place: see `_check`.
     """
@@ -305,14 +305,14 @@ def test_a_record_computes_what_keras_does(found: dict[str, Any], name: str) -> 
 
 
 @pytest.mark.parametrize("name", RECORDED)
-def test_metrics_are_part_of_the_record(found: dict[str, Any], name: str) -> None:
+def test_metrics_are_captured(found: dict[str, Any], name: str) -> None:
     count = len(RECORDED[name].get("metrics", BASE["metrics"])) + 2 * (name == "outputs")
     places = tuple(range(count))
     assert [*map(tuple, found[name][0]["measured"])] == [places]
 
 
-def test_metrics_are_left_out_of_the_record(found: dict[str, Any]) -> None:
-    """They alone, once and for all, by what is seen when it is recorded or later; the rest is replayed."""
+def test_unsupported_metrics_are_left_out_of_the_capture(found: dict[str, Any]) -> None:
+    """Only these metrics are left out, at capture or later; everything else is replayed."""
     replayed, eager = found["left"]
     assert [*map(tuple, replayed["measured"])] == [(0, len(LEFT) + 1)]
     assert min(replayed["records"]) >= 1
@@ -321,7 +321,7 @@ def test_metrics_are_left_out_of_the_record(found: dict[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", LEFT)
 @pytest.mark.parametrize("phase", ["training", "evaluation"])
-def test_it_is_said_why_a_metric_is_left_out(found: dict[str, Any], phase: str, name: str) -> None:
+def test_a_note_says_why_a_metric_is_left_out(found: dict[str, Any], phase: str, name: str) -> None:
     told = f"metrics of {phase} steps are not replayed, but computed by Keras: "
     warned = found["left"][0]["warned"]
     parts = [part for text in warned if text.startswith(told) for part in text.split("; ")]
@@ -329,13 +329,13 @@ def test_it_is_said_why_a_metric_is_left_out(found: dict[str, Any], phase: str, 
 
 
 def test_the_loss_of_each_output_is_computed_once(found: dict[str, Any]) -> None:
-    """Though it is given beside the metrics: in each of two records, and by Keras."""
+    """It is computed once beside the metrics: in each of two captures, and by Keras."""
     replayed, eager = found["outputs"]
     assert replayed["operations"].count("log1p.default") == 2
     assert eager["calls"] == len(eager["losses"]) + 2 * len(eager["evaluated"])
 
 
-def test_a_metric_that_is_no_sum_is_left_to_keras(found: dict[str, Any]) -> None:
+def test_a_metric_without_sums_is_left_to_keras(found: dict[str, Any]) -> None:
     replayed, eager = found["highest"]
     told = sorted(text.partition(" steps are not replayed, but ") for text in replayed["warned"])
     assert [phase for phase, *_ in told] == ["metrics of evaluation", "metrics of training"]
@@ -346,7 +346,7 @@ def test_a_metric_that_is_no_sum_is_left_to_keras(found: dict[str, Any]) -> None
 
 
 def test_a_stale_metric_is_left_to_keras(found: dict[str, Any]) -> None:
-    """When a comparison shows it; the steps themselves are still replayed."""
+    """A comparison finds it; the steps themselves are still replayed."""
     replayed, eager = found["stale metric"]
     (told,) = [text for text in replayed["warned"] if "training" in text]
     assert told.startswith("metrics of training steps are not replayed")
@@ -368,10 +368,10 @@ PLACED = {
 
 
 @pytest.mark.parametrize("name", PLACED)
-def test_faster_operations_take_the_place_of_keras(found: dict[str, Any], name: str) -> None:
-    """Convolutions and products that pad and add their bias, one normalisation, images as they lie.
+def test_faster_operations_replace_those_of_keras(found: dict[str, Any], name: str) -> None:
+    """Convolutions and products that pad and add their bias, and one normalisation, are replaced.
 
-    And small images that are multiplied by their kernels.
+    Images keep their memory layout, and small ones are multiplied by their kernels.
     """
     assert set(found[name][0]["exact"]) == {False}
     used, replaced = PLACED[name]
@@ -379,8 +379,8 @@ def test_faster_operations_take_the_place_of_keras(found: dict[str, Any], name: 
     assert not set(replaced) & set(found[name][0]["operations"])
 
 
-def test_rounding_that_grows_is_told_from_another_computation() -> None:
-    """By inputs that are rounded otherwise: deep networks may lose as many digits as these do."""
+def test_growing_rounding_is_no_wrong_capture() -> None:
+    """Inputs are rounded in another way; deep networks may lose as many digits as these do."""
     import torch
 
     from isotrain.adapters.torch.graph.verify import Outcome
@@ -395,8 +395,8 @@ def test_rounding_that_grows_is_told_from_another_computation() -> None:
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_cannot_be_recorded_is_computed_by_keras(found: dict[str, Any], name: str) -> None:
-    """With the same result, and it is said once why."""
+def test_untraceable_models_are_computed_by_keras(found: dict[str, Any], name: str) -> None:
+    """The result is the same, and one note says why."""
     replayed, eager = found[name]
     phases = [text.partition(" ")[0] for text in replayed["warned"]]
     assert sorted(phases) in (["evaluation", "training"], ["training"])
@@ -406,8 +406,8 @@ def test_what_cannot_be_recorded_is_computed_by_keras(found: dict[str, Any], nam
 
 
 @pytest.mark.parametrize("way", models.LEAVES)
-def test_a_branch_that_one_batch_takes_is_taken(found: dict[str, Any], way: str) -> None:
-    """Values that leave torch are noticed where they leave, not where they are others."""
+def test_data_dependent_branches_are_taken(found: dict[str, Any], way: str) -> None:
+    """Values that leave torch are noticed where they leave."""
     replayed = found[f"rare {way}"]
     told = "the output shape of" if way in ("nonzero", "mask") else REFUSED["by value"][1]
     assert told in replayed["warned"][0], replayed["warned"]
@@ -415,23 +415,23 @@ def test_a_branch_that_one_batch_takes_is_taken(found: dict[str, Any], way: str)
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_what_a_layer_holds_is_changed_in_place(found: dict[str, Any], name: str) -> None:
-    """And recorded anew from the very next step on: containers, tensors and arrays."""
+def test_in_place_changes_of_a_layers_state_are_seen(found: dict[str, Any], name: str) -> None:
+    """Containers, tensors and arrays are captured anew from the next step on."""
     assert not found[f"held {name}"]["warned"]
     assert min(found[f"held {name}"]["records"]) >= 1
     assert_near(found[f"held {name}"], found["held"], NEAR["float32"])
 
 
-def test_an_attribute_of_the_loss_is_changed(found: dict[str, Any]) -> None:
-    """Layers are not all that a record depends on."""
+def test_a_changed_attribute_of_the_loss_is_seen(found: dict[str, Any]) -> None:
+    """A capture depends on more than layers."""
     replayed, eager = found["annealed"]
     assert not replayed["warned"]
     assert min(replayed["records"]) >= 1
     assert_near(replayed, eager, NEAR["float32"])
 
 
-def test_a_changed_attribute_is_recorded_anew(found: dict[str, Any]) -> None:
-    """From the very next step on."""
+def test_a_changed_attribute_is_captured_anew(found: dict[str, Any]) -> None:
+    """The very next step has the new value."""
     replayed, eager = found["attribute"]
     assert not replayed["warned"]
     assert_near(replayed, eager, NEAR["float32"])
@@ -439,8 +439,8 @@ def test_a_changed_attribute_is_recorded_anew(found: dict[str, Any]) -> None:
 
 
 @pytest.mark.parametrize("name", ["stale at once", "stale later"])
-def test_a_stale_record_is_found(found: dict[str, Any], name: str) -> None:
-    """By comparison with a step of Keras: at its first use, or at a later one."""
+def test_a_stale_capture_is_found(found: dict[str, Any], name: str) -> None:
+    """A comparison with a step of Keras finds it, at its first use or a later one."""
     replayed, eager = found[name]
     told = [text for text in replayed["warned"] if text.startswith("training")]
     assert len(told) == 1
@@ -452,7 +452,7 @@ def test_a_stale_record_is_found(found: dict[str, Any], name: str) -> None:
 @pytest.mark.kernels
 @pytest.mark.parametrize("name", UPDATED)
 def test_updates_are_those_of_keras(found: dict[str, Any], name: str) -> None:
-    """Weights and slots, in float64 to 1e-12, and the optimizer's own count of its updates."""
+    """Weights and slots agree in float64 to 1e-12, and so does the optimizer's count of updates."""
     ours, keras = (each["state"] for each in found[f"update {name}"])
     assert ours.keys() == keras.keys()
     for key, value in keras.items():
@@ -462,8 +462,8 @@ def test_updates_are_those_of_keras(found: dict[str, Any], name: str) -> None:
     assert int(count) == len(found[f"update {name}"][0]["losses"])
 
 
-def test_plan_and_check_say_what_is_not_recorded() -> None:
-    """Before anything is trained, for training and evaluation each."""
+def test_plan_and_check_say_what_is_not_captured() -> None:
+    """They say it before training, for training and evaluation each."""
     spec = {**BASE, "model": models.by_value}
     notes = isotrain.measured_plan(spec, backend="torch-ddp", replicas=1).notes
     found = isotrain.check(spec, backends=["torch-ddp"], replicas=[1])
@@ -475,8 +475,8 @@ def test_plan_and_check_say_what_is_not_recorded() -> None:
     assert not isotrain.measured_plan(BASE, backend="torch-ddp", replicas=1).notes
 
 
-def test_plan_says_which_metrics_are_not_recorded() -> None:
-    """And of the steps only that they are."""
+def test_plan_says_which_metrics_are_not_captured() -> None:
+    """Of the steps it says only that they are captured."""
     fields = {**BASE, "metrics": ["accuracy", OVERLAP]}
     notes = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).notes
     told = "steps are not replayed, but computed by Keras: mean_io_u: Python depends on the value"
@@ -486,7 +486,7 @@ def test_plan_says_which_metrics_are_not_recorded() -> None:
     ]
 
 
-def test_random_layers_are_said_not_to_be_compiled() -> None:
+def test_plan_says_that_random_layers_are_not_compiled() -> None:
     fields = {**BASE, "model": models.dropout, "compile": True}
     notes = isotrain.measured_plan(fields, backend="torch-ddp", replicas=1).notes
     told = "training steps are not compiled, but replayed as they are"

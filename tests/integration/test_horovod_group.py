@@ -81,8 +81,8 @@ def test_losses_are_equal_on_every_process(backend: str, replicas: int) -> None:
 
 @pytest.mark.kernels
 @pytest.mark.slow
-def test_the_loss_travels_with_the_last_gradients() -> None:
-    """Where each gradient travels as soon as it is there; and it is what it is in one message with all."""
+def test_the_loss_is_reduced_with_the_last_gradients() -> None:
+    """Where each gradient travels by itself, the loss is equal to that of one message with all."""
     for rank in ranks("horovod-torch", 2):
         for model, sent in rank["sent"].items():
             by_step = "".join(kind[0] for kind in sent).split("l")
@@ -118,7 +118,7 @@ def test_gradients_of_unused_weights_are_zero() -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
-def test_compression_rounds(backend: str, replicas: int) -> None:
+def test_compression_rounds_to_float16(backend: str, replicas: int) -> None:
     found, (*_, compressed) = ranks(backend, replicas)[0], BESIDE[backend]
     exact = found[compressed.removesuffix(", fp16")]
     for (rounded, _), (value, _) in zip(found[compressed], exact, strict=True):
@@ -150,14 +150,14 @@ def test_one_replica_opens_no_port(backend: str) -> None:
 
 
 @pytest.mark.slow
-def test_missing_peer_is_named() -> None:
+def test_a_missing_peer_is_named() -> None:
     first, other = (rank["refusals"]["missing"] for rank in ranks("horovod-torch", 2))
     assert "rank 1 did not come within 3 s" in first
     assert "Rank 2 waited 3 s for rank 0" in other
 
 
 @pytest.mark.slow
-def test_port_in_use_is_named() -> None:
+def test_a_port_in_use_is_named() -> None:
     said = ranks("horovod-torch", 2)[0]["refusals"]
     assert f"Port {said['port']} on 127.0.0.1 is already in use" in said["taken"]
 
@@ -178,7 +178,7 @@ def fake_horovod(folder: Path, built_for: str | None) -> None:
 @pytest.mark.parametrize(
     ("built_for", "reason"), [(None, "built without torch"), ("1.0.0", "built for torch 1.0.0")]
 )
-def test_a_broken_build_is_told_by_its_files(
+def test_a_broken_build_is_recognised_by_its_files(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, built_for: str | None, reason: str
 ) -> None:
     fake_horovod(tmp_path, built_for)
@@ -195,7 +195,7 @@ def test_a_broken_build_is_told_by_its_files(
 
 
 @pytest.mark.parametrize("backend", ADAPTERS)
-def test_collectives_are_resolved_honestly(backend: str) -> None:
+def test_collectives_are_resolved_by_the_build(backend: str) -> None:
     adapter = ADAPTERS[backend]()
     for requested in (None, "auto", "gloo"):
         assert adapter.resolve_collective(requested, device="cpu", replicas=2) == "gloo"
@@ -230,7 +230,7 @@ def test_wrong_options_are_refused(options: dict[str, Any], said: str) -> None:
         adapter.check(spec, adapter.check_options(spec), replicas=2)
 
 
-def test_compression_is_remarked() -> None:
+def test_compression_is_noted() -> None:
     options = {"compression": "fp16"}
     spec = load_spec({**SPEC, "backend_options": {"horovod-tf": options}})
     assert "float16" in HorovodTF().check(spec, options, replicas=2)[0]

@@ -90,7 +90,7 @@ def tuned(source: Path, tmp_path_factory: pytest.TempPathFactory) -> isotrain.Ru
     return run(spec(initial_weights=wanted), backend="reference", run_directory=folder)
 
 
-def test_a_frozen_part_stays_and_the_rest_is_trained(tuned: isotrain.RunResult) -> None:
+def test_frozen_weights_stay_and_others_are_trained(tuned: isotrain.RunResult) -> None:
     for name, value in BACKBONE.items():
         np.testing.assert_array_equal(tuned.weights[name], value)
     assert np.abs(tuned.weights["head/bias"]).min() > 0
@@ -123,7 +123,7 @@ def test_every_framework_and_horovod_start_and_end_alike(
         np.testing.assert_allclose(found.weights[name], value, rtol=1e-11, atol=1e-13)
 
 
-def test_the_report_says_what_became_of_each_weight(
+def test_the_report_says_what_happened_to_each_weight(
     tuned: isotrain.RunResult, source: Path
 ) -> None:
     report = json.loads((tuned.run_directory / "initial-weights.json").read_text())
@@ -183,10 +183,10 @@ def test_weights_come_from_runs_checkpoints_and_functions(
             np.testing.assert_array_equal(value, tuned.weights[name])
 
 
-def test_weights_are_never_here_twice_as_a_whole(
+def test_initial_weights_are_read_in_portions(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A portion is read when the one before is set."""
+    """Each portion is read after the one before is written."""
     sizes, real = [], ReferenceGroup.write_state
 
     def noting(group: ReferenceGroup, state: Any, **options: Any) -> None:
@@ -254,7 +254,7 @@ def native() -> dict[str, np.ndarray]:
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_by_name(wanted: dict[str, Any], told: str) -> None:
+def test_weights_that_do_not_fit_are_refused_by_name(wanted: dict[str, Any], told: str) -> None:
     with pytest.raises(isotrain.RunFailedError, match=told):
         started({"source": backbone, **wanted})
 
@@ -263,7 +263,7 @@ def backbone() -> dict[str, np.ndarray]:
     return BACKBONE
 
 
-def test_a_left_over_name_or_another_shape_is_refused(source: Path) -> None:
+def test_an_unused_name_or_another_shape_is_refused(source: Path) -> None:
     with pytest.raises(isotrain.RunFailedError, match=r"head/kernel: \(6, 9\), here \(6, 3\)"):
         started(source)
     with pytest.raises(isotrain.RunFailedError, match="Only in the source: tail"):

@@ -217,7 +217,7 @@ def test_a_metric_with_several_values_has_a_name_for_each(found: dict[str, Any])
 
 
 @pytest.mark.slow
-def test_a_result_that_is_no_number_is_refused_by_name(found: dict[str, Any]) -> None:
+def test_a_metric_without_a_number_is_refused_by_name(found: dict[str, Any]) -> None:
     text, nothing = found["no numbers"]
     assert "metrics: the result of 'mine' is 'str'; expected a number" in text
     assert "metrics: the result of 'mine/b' is 'NoneType'; expected a number" in nothing
@@ -225,19 +225,19 @@ def test_a_result_that_is_no_number_is_refused_by_name(found: dict[str, Any]) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["f1_score", "categorical_crossentropy", "categorical_accuracy"])
-def test_classes_in_place_of_scores_are_refused_by_name(name: str, found: dict[str, Any]) -> None:
+def test_labels_in_place_of_scores_are_refused_by_name(name: str, found: dict[str, Any]) -> None:
     shapes = f"targets of shape [{SAMPLES}] and predictions of shape [{SAMPLES}, {CLASSES}]"
     assert f"{name!r} cannot be computed of {shapes}" in found[name]
 
 
 @pytest.mark.slow
-def test_what_only_agrees_by_broadcasting_is_refused(found: dict[str, Any]) -> None:
+def test_shapes_that_only_broadcast_are_refused(found: dict[str, Any]) -> None:
     shapes = f"targets of shape [{CLASSES}] and predictions of shape [{CLASSES}, {CLASSES}]"
     for text in found["as many samples as classes"]:
         assert f"cannot be computed of {shapes}. They would only agree by broadcasting" in text
 
 
-def test_a_mistake_in_one_s_own_loss_is_told_as_it_is(found: dict[str, Any]) -> None:
+def test_an_error_in_a_custom_loss_is_shown_unchanged(found: dict[str, Any]) -> None:
     assert found["mistake"] == 'invalid literal for int() with base 10: "a person\'s mistake"'
 
 
@@ -287,10 +287,8 @@ def softmax() -> Any:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-multiworker"])
-def test_a_replica_without_samples_knows_metrics_that_are_made_late(
-    tmp_path: Path, backend: str
-) -> None:
-    """The evaluation has one sample, so the second replica has none, and F1 makes its variables late."""
+def test_a_replica_without_samples_builds_late_metrics(tmp_path: Path, backend: str) -> None:
+    """The evaluation has one sample, so the second replica has none, and F1 creates its variables late."""
     fields = spec(
         model=softmax, data=sparse_data, loss="categorical_crossentropy", metrics=["f1_score"]
     )

@@ -27,9 +27,7 @@ KILLS = 3
         for name in STRATEGIES
     ],
 )
-def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
-    tmp_path: Path, name: str
-) -> None:
+def test_a_run_that_is_killed_repeatedly_ends_as_if_never_killed(tmp_path: Path, name: str) -> None:
     uses_parameter_server = name == "parameter-server"
     changes = {"strategy": chosen(name)}
     whole = run(tmp_path / "whole", 3, changes=changes)
@@ -43,13 +41,13 @@ def test_a_run_that_is_killed_again_and_again_ends_as_one_that_was_not(
         assert restart["replicas"] == 3
 
 
-def test_every_strategy_goes_on_or_says_why_not() -> None:
+def test_every_other_strategy_is_refused_with_a_reason() -> None:
     for name in plugin_manager().strategies.entries().keys() - STRATEGIES.keys():
         with pytest.raises(UnsupportedError, match=f"{name}.*pipeline-step"):
             isotrain.plan(spec(strategy=name), backend="reference", replicas=3)
 
 
-def test_who_dies_before_a_first_checkpoint_goes_on_from_where_it_began(tmp_path: Path) -> None:
+def test_a_run_killed_before_its_first_checkpoint_starts_over(tmp_path: Path) -> None:
     whole = run(tmp_path / "first", changes={"checkpoint": {"every_steps": 5, "keep_last": None}})
     older = tmp_path / "first/checkpoints/step-000000005"
     found = killed(tmp_path / "second", [("batch", 3)], resume=older, changes={"checkpoint": None})
@@ -78,10 +76,10 @@ PAIRS = {"name": "hierarchical", "options": {"host_size": 2}}
     ("replicas", "strategy", "expected"),
     [(3, "data-parallel", [3, 2, 2]), (4, PAIRS, [4, 2])],
 )
-def test_who_comes_no_further_goes_on_with_fewer_replicas(
+def test_a_run_without_progress_restarts_with_fewer_replicas(
     replicas: int, strategy: Any, expected: list[int], tmp_path: Path
 ) -> None:
-    """Each start but the last is ended before a first checkpoint; two replicas are the fewest."""
+    """Each start but the last ends before a first checkpoint; two replicas are the fewest."""
     told: list[Any] = []
     for number in range(len(expected)):
         (tmp_path / f"kill-{number}").touch()

@@ -101,7 +101,7 @@ def kept(session: isotrain.Session, name: str) -> Any:
         ),
     ],
 )
-def test_types_are_kept_or_refused(
+def test_dtypes_are_kept_or_refused(
     backend: str, framework: str, model: Any, keeps: tuple[str, ...], refuses: tuple[str, ...]
 ) -> None:
     specs = {
@@ -125,7 +125,7 @@ def network() -> Network:
 
 
 @pytest.mark.usefixtures("reference")
-def test_all_but_the_weights_is_kept_where_they_cannot_be_written(tmp_path: Path) -> None:
+def test_unwritable_weights_lose_nothing_else(tmp_path: Path) -> None:
     folder = tmp_path / "run"
     given = spec(network, data_args={"folder": str(folder / WEIGHTS_FILE)})
     with pytest.raises(isotrain.RunFailedError, match=f"{WEIGHTS_FILE} could not be") as failed:
@@ -149,7 +149,7 @@ append_event = RunDirectory.append_event
 
 
 @pytest.mark.usefixtures("reference")
-def test_lost_weights_are_told_where_no_event_can_be_written(
+def test_lost_weights_are_reported_without_events(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(RunDirectory, "append_event", refuses_failures)

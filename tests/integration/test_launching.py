@@ -150,11 +150,11 @@ def from_notebook(folder: Path) -> str:
         pytest.param(from_notebook, marks=pytest.mark.slow),
     ],
 )
-def test_a_run_starts_from(start: Any, tmp_path: Path) -> None:
+def test_a_run_starts_from_a_script_notebook_or_pipe(start: Any, tmp_path: Path) -> None:
     assert "loss 0." in start(tmp_path)
 
 
-def test_a_module_that_runs_when_imported_is_told_so(tmp_path: Path) -> None:
+def test_a_script_that_runs_when_imported_is_refused(tmp_path: Path) -> None:
     (tmp_path / "careless.py").write_text(UNGUARDED)
     spec = {"model": "careless:model", "data": "careless:data", "loss": "mean_squared_error"}
     spec |= {"optimizer": {"name": "sgd", "lr": 0.1}, "global_batch_size": 8, "epochs": 1}
@@ -209,7 +209,7 @@ def test_a_port_in_use_is_refused_before_anything_starts(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("port", [0, -1, 65535, 70000])
-def test_a_port_that_cannot_be_is_refused(port: int, tmp_path: Path) -> None:
+def test_an_impossible_port_is_refused(port: int, tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="port: expected 1 to 65534, received"):
         run(tmp_path, port=port)
 
@@ -255,7 +255,7 @@ def test_two_runs_at_once_and_one_port_twice_in_a_row(tmp_path: Path) -> None:
     assert len(set(losses)) == 1
 
 
-def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
+def test_an_unpicklable_argument_is_named(tmp_path: Path) -> None:
     lock = threading.Lock()
 
     def transform(inputs: Any, targets: Any, random: Any) -> Any:
@@ -271,7 +271,7 @@ def test_what_cannot_be_sent_is_named(tmp_path: Path) -> None:
         )
 
 
-def test_output_of_rank_0_is_relayed_and_that_of_others_is_in_their_log(tmp_path: Path) -> None:
+def test_output_of_rank_0_is_relayed_and_of_others_logged(tmp_path: Path) -> None:
     said: list[str] = []
 
     def work(session: Any) -> int:
@@ -314,7 +314,7 @@ def _received(sent: Payload) -> Any:
     return receive(io.BytesIO(sent.stream), sent.descriptor)
 
 
-def test_a_function_that_returns_what_cannot_travel_back(tmp_path: Path) -> None:
+def test_an_unpicklable_return_value_is_named(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="in call 'save what was returned'") as caught:
         isotrain.launch(
             lambda session: object(),

@@ -128,18 +128,18 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("where", "kind"), [("tf", "tf"), ("torch", "torch"), ("torch", "native")])
-def test_steps_hang_on_no_pass_beside_them(found: dict[str, Any], where: str, kind: str) -> None:
+def test_other_passes_change_no_step(found: dict[str, Any], where: str, kind: str) -> None:
     of = found[where]
     assert of[f"tried {kind}"] == of[f"plain {kind}"]
 
 
 @pytest.mark.parametrize(("where", "kind"), [("tf", "tf"), ("torch", "torch"), ("torch", "native")])
-def test_checkpoints_hold_it(found: dict[str, Any], where: str, kind: str) -> None:
+def test_checkpoints_have_layer_state(found: dict[str, Any], where: str, kind: str) -> None:
     of = found[where]
     assert of[f"saved {kind}"] + of[f"resumed {kind}"] == of[f"plain {kind}"]
 
 
-def test_frameworks_agree_with_and_without_a_record(found: dict[str, Any]) -> None:
+def test_frameworks_agree_with_and_without_capture(found: dict[str, Any]) -> None:
     np.testing.assert_allclose(found["tf"]["plain tf"], LOSSES, rtol=1e-6)
     np.testing.assert_allclose(found["torch"]["plain torch"], LOSSES, rtol=1e-6)
     np.testing.assert_allclose(found["torch"]["plain unrecorded"], LOSSES, rtol=1e-6)

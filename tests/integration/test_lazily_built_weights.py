@@ -145,6 +145,6 @@ def late() -> Any:
 @pytest.mark.parametrize(
     ("model", "reason"), [(lazy, "0.weight.*lazy module"), (late, "made.weight.*in a forward pass")]
 )
-def test_weights_that_nobody_would_update_are_refused(model: Any, reason: str) -> None:
+def test_weights_that_would_not_be_updated_are_refused(model: Any, reason: str) -> None:
     with pytest.raises(isotrain.RunFailedError, match=reason):
         isotrain.run(spec(model={"torch": model}), backend="torch-ddp", on_event=lambda event: None)

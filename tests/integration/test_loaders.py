@@ -144,7 +144,7 @@ def results(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
         for data in kinds
     ],
 )
-def test_the_same_result_as_of_arrays(backend: str, replicas: int, kind: str) -> None:
+def test_loaders_give_the_result_of_arrays(backend: str, replicas: int, kind: str) -> None:
     found, expected = (results(backend, replicas)[name] for name in (kind, "arrays"))
     assert found["final loss"] == expected["final loss"]
     assert ("validation_loss" in found["metrics"]) == (kind != "generator")

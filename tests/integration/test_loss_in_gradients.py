@@ -83,7 +83,7 @@ def launched(folder: Path, replicas: int, **changes: Any) -> Any:
     "changes",
     [{}, {"gradient_accumulation_steps": 2}, {"precision": "bfloat16"}, {"precision": "float64"}],
 )
-def test_no_collective_for_it(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_the_loss_needs_no_collective_of_its_own(tmp_path: Path, changes: dict[str, Any]) -> None:
     (alone, _), *_ = launched(tmp_path / "alone", 1, **changes)
     (ours, asked), (theirs, _) = launched(tmp_path / "pair", 2, **changes)
     assert asked == 0

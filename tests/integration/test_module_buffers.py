@@ -71,7 +71,7 @@ def trained(session: isotrain.Session, name: str, folder: Path) -> list[Any]:
 
 
 @pytest.mark.parametrize("backend", ["torch-ddp", "horovod-torch"])
-def test_each_replica_keeps_what_its_own_passes_leave(backend: str, tmp_path: Path) -> None:
+def test_each_replica_keeps_the_buffers_of_its_own_passes(backend: str, tmp_path: Path) -> None:
     work = functools.partial(trained, folder=tmp_path)
     results = [rank["only"] for rank in launched_in_turn({"only": SPEC}, work, backend, 2)]
     inputs, _ = samples()

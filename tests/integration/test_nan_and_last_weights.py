@@ -72,7 +72,7 @@ def run(folder: Path, **changes: Any) -> isotrain.RunResult:
     )
 
 
-def test_a_loss_that_is_nan_stops_the_run_and_says_which_data_are_to_blame(tmp_path: Path) -> None:
+def test_a_nan_loss_stops_the_run_and_names_the_data(tmp_path: Path) -> None:
     with pytest.raises(NotANumberError) as failure:
         run(tmp_path, data_args={"broken": True})
     text = str(failure.value)
@@ -82,7 +82,7 @@ def test_a_loss_that_is_nan_stops_the_run_and_says_which_data_are_to_blame(tmp_p
     assert last_weights_file(tmp_path / "run") is None, "weights that are NaN are of no use"
 
 
-def test_a_rate_that_is_too_high_is_told_from_broken_data(tmp_path: Path) -> None:
+def test_a_too_high_rate_is_distinguished_from_broken_data(tmp_path: Path) -> None:
     with pytest.raises(NotANumberError) as failure:
         run(tmp_path, optimizer={"name": "sgd", "lr": 1e30})
     assert "samples of that step are all finite" in str(failure.value)
@@ -90,7 +90,7 @@ def test_a_rate_that_is_too_high_is_told_from_broken_data(tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("action", ["warn", "ignore"])
-def test_a_loss_that_is_nan_may_be_let_go_on(tmp_path: Path, action: str) -> None:
+def test_a_nan_loss_can_be_allowed(tmp_path: Path, action: str) -> None:
     result = run(tmp_path, data_args={"broken": True}, on_nan=action)
     assert len(result.history.loss) == STEPS
     told = (tmp_path / "run" / "events.jsonl").read_text()
@@ -145,7 +145,7 @@ def text_data() -> Any:
     return [["a"], ["b"]], [0, 1]
 
 
-def test_an_error_that_names_the_field_shows_no_insides(tmp_path: Path) -> None:
+def test_an_error_that_names_the_field_shows_no_internal_frames(tmp_path: Path) -> None:
     with pytest.raises(isotrain.RunFailedError, match="expected numbers or booleans") as failure:
         run(tmp_path, data=text_data)
     assert "Traceback" not in str(failure.value)
@@ -156,14 +156,14 @@ def test_an_error_that_names_the_field_shows_no_insides(tmp_path: Path) -> None:
     assert "isotrain/core" in log, "all of it is in the log"
 
 
-def test_an_error_in_a_persons_own_code_shows_their_frames(tmp_path: Path) -> None:
+def test_an_error_in_user_code_shows_user_frames(tmp_path: Path) -> None:
     with pytest.raises(isotrain.RunFailedError, match="planted") as failure:
         run(tmp_path, transform=fails)
     assert 'raise ValueError("planted")' in str(failure.value)
 
 
 def test_an_epochs_loss_is_the_mean_over_its_samples(tmp_path: Path) -> None:
-    """Of the twelve samples, the last batch of five, five and two counts least."""
+    """The last batch of five, five and two samples counts least."""
     result = run(tmp_path, global_batch_size=5, epochs=2)
     for epoch, found in enumerate(result.history.epochs):
         losses = result.history.loss[3 * epoch : 3 * epoch + 3]

@@ -45,7 +45,7 @@ def numbers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("kind", ["loss", "metric"])
-def test_every_name_is_tried(numbers: dict[str, Any], kind: str) -> None:
+def test_every_loss_and_metric_name_has_a_case(numbers: dict[str, Any], kind: str) -> None:
     tried = {"loss": "losses", "metric": "metrics"}[kind]
     assert numbers[f"{tried} tried"] == numbers[f"{kind} names"]
 

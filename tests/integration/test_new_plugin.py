@@ -111,7 +111,7 @@ def installed(guide: Guide, tmp_path_factory: pytest.TempPathFactory) -> Install
 
 @pytest.mark.slow
 def test_packages_pass_their_own_tests(installed: Installed) -> None:
-    """The new packages as they are made; and the example: the kit, and tests of its options.
+    """New packages pass as they are generated; so does the example, with tests of its options.
 
     On a framework, `test_example_plugins.py` has the example pass the kit, and its test with numbers.
     """
@@ -139,7 +139,7 @@ def test_packages_pass_their_own_tests(installed: Installed) -> None:
 def test_the_guide_leads_to_a_strategy_under_every_backend(
     guide: Guide, installed: Installed
 ) -> None:
-    """Once with what is imported already; and, of the frameworks one each, once cold, as it is measured."""
+    """One example per framework is measured in a fresh process, the others in a warm one."""
     _, check, listing, plan, run, compare = guide.commands
     assert check == ["conformance", "lookahead"]  # as the test of the template runs it
     shown = call("-m", "isotrain", *listing, folder=installed.folder, variables=installed.variables)
@@ -210,7 +210,7 @@ def test_a_name_that_cannot_be_one_is_refused(name: str, tmp_path: Path) -> None
     assert not list(tmp_path.iterdir())
 
 
-def test_a_folder_that_is_there_is_left_alone(tmp_path: Path) -> None:
+def test_an_existing_folder_is_left_alone(tmp_path: Path) -> None:
     folder = make_plugin("tidy", tmp_path)
     (folder / "README.md").write_text("mine")
     with pytest.raises(PluginError, match="cannot be created"):

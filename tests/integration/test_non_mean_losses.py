@@ -148,7 +148,7 @@ def refusal(session: isotrain.Session, name: str) -> str:
         ),
     ],
 )
-def test_what_is_no_mean_over_samples_is_refused_and_nothing_else(backend: str) -> None:
+def test_only_losses_that_are_no_sample_mean_are_refused(backend: str) -> None:
     for found in launched_in_turn(specs(), refusal, backend, 2):
         assert {name for name, text in found.items() if not text} == MEANS
         assert "`ignore: [ISO301]`" in found["by_global_batch"]
@@ -174,7 +174,7 @@ def linear() -> Any:
     return torch.nn.Linear(4, 3)
 
 
-def test_a_loss_that_gathers_itself_runs_once_that_is_said(tmp_path: Path) -> None:
+def test_a_loss_that_gathers_itself_runs_once_declared(tmp_path: Path) -> None:
     spec = {**SPEC, "model": {"torch": linear}, "objective": gathered, "ignore": ["ISO301"]}
     losses = [
         isotrain.run(spec, backend="torch-ddp", replicas=n, run_directory=tmp_path / str(n))
@@ -184,7 +184,7 @@ def test_a_loss_that_gathers_itself_runs_once_that_is_said(tmp_path: Path) -> No
     assert np.allclose(one, two, rtol=1e-5)
 
 
-def test_that_a_loss_cannot_be_tried_is_said(tmp_path: Path) -> None:
+def test_a_note_says_that_a_loss_cannot_be_tried(tmp_path: Path) -> None:
     spec = {**SPEC, "model": {"torch": linear}, "objective": of_a_whole_share, "steps": 2}
     told: list[Any] = []
     isotrain.run(
@@ -206,7 +206,9 @@ def own_by_global_batch(targets: Array, predictions: Array) -> tuple[Array, Arra
 
 @pytest.mark.usefixtures("reference")
 @pytest.mark.parametrize("divided", [{"replicas": 2}, {"gradient_accumulation_steps": 2}])
-def test_it_is_refused_wherever_a_batch_is_divided(tmp_path: Path, divided: dict[str, int]) -> None:
+def test_a_non_mean_loss_is_refused_wherever_a_batch_is_divided(
+    tmp_path: Path, divided: dict[str, int]
+) -> None:
     replicas, fields = divided.pop("replicas", 1), {**SPEC, **divided, "model": network}
     spec = {**fields, "loss": own_by_global_batch}
     with pytest.raises(RunFailedError, match="not a mean over samples: the loss of a batch is"):
@@ -216,7 +218,7 @@ def test_it_is_refused_wherever_a_batch_is_divided(tmp_path: Path, divided: dict
 
 
 @pytest.mark.usefixtures("reference")
-def test_nothing_remains_of_the_trial() -> None:
+def test_trying_a_loss_leaves_no_state() -> None:
     ends = []
     for ignore in ((), ("ISO301",)):
         spec = {
@@ -233,7 +235,7 @@ def test_nothing_remains_of_the_trial() -> None:
 
 
 @pytest.mark.usefixtures("reference")
-def test_a_check_says_it_of_targets_with_several_replicas() -> None:
+def test_check_reports_it_for_several_replicas() -> None:
     spec = {**SPEC, "model": network, "loss": own_by_global_batch, "ignore": ["ISO2", "ISO4"]}
     (found,) = isotrain.check(spec, backends="reference", replicas=[1, 2])
     assert (found.code, found.targets) == ("ISO301", ("reference@2",))
@@ -361,7 +363,7 @@ def loader_of(source: Any, transform: Any, *, tries: bool, epochs: int) -> Loade
 
 
 @pytest.mark.parametrize("transform", [scaled, drawing])
-def test_one_that_changes_each_sample_on_its_own_is_not(transform: Any) -> None:
+def test_a_transform_of_single_samples_is_accepted(transform: Any) -> None:
     found = []
     for tries in (True, False):
         np.random.seed(5)
@@ -371,7 +373,7 @@ def test_one_that_changes_each_sample_on_its_own_is_not(transform: Any) -> None:
 
 
 @pytest.mark.usefixtures("reference")
-def test_check_and_plan_say_it_of_a_transform() -> None:
+def test_check_and_plan_report_mixing_transforms() -> None:
     fields = {**SPEC, "model": network, "loss": "mean_squared_error", "ignore": ["ISO211", "ISO4"]}
     spec = {**fields, "transform": mixup}
     (found,) = isotrain.check(spec, backends="reference", replicas=[1, 2])

@@ -85,7 +85,7 @@ def test_slots_are_those_of_keras_and_as_many_as_of_torch(found: Any, index: int
 
 @pytest.mark.kernels
 def test_updates_are_those_of_the_optimizers_own_steps(found: Any) -> None:
-    """To the bit; and by `step` itself only where that does more."""
+    """They are equal to the bit; `step` itself runs only where it does more."""
     wrong = {name: seen for name, seen in found[1].items() if seen[0] is False}
     assert not wrong
     others = {name: seen for name, seen in found[1].items() if seen[1] != seen[2]}

@@ -115,8 +115,8 @@ SLOW = pytest.mark.slow
         *(pytest.param(b, marks=SLOW) for b in ("torch-ddp", "tf-multiworker", "horovod-tf")),
     ],
 )
-def test_without_staleness_it_equals_data_parallelism(backend: str, tmp_path: Path) -> None:
-    """Adam with clipping, accumulation, uneven and empty slices, moving statistics, metrics.
+def test_without_staleness_it_equals_data_parallel(backend: str, tmp_path: Path) -> None:
+    """It is tried with Adam, clipping, accumulation, uneven and empty slices, statistics and metrics.
 
     Under one backend workers compute all layers again in the backward pass.
     """
@@ -176,7 +176,7 @@ def lost_in(folder: Path) -> list[int]:
 
 @pytest.mark.parametrize("backend", ["reference", pytest.param("tf-multiworker", marks=SLOW)])
 def test_each_sample_counts_once_though_a_worker_is_killed(backend: str, tmp_path: Path) -> None:
-    """The gradient of `seen` is the same at any weights: it tells which samples counted, and how much."""
+    """The gradient of `seen` is the same at any weights, so it shows which samples counted, and how much."""
     bound, epochs = 1, 6
     spec = served(bound, backend, optimizer={"name": "sgd", "lr": RATE}, epochs=epochs)
     found = launch(hit(signal.SIGKILL, 2), spec, backend, tmp_path / "run")
@@ -285,7 +285,7 @@ def test_a_worker_that_was_given_up_ends_before_the_run(suspended: Suspended) ->
     assert lost == [2]
 
 
-def test_without_the_coordinator_the_run_ends(tmp_path: Path) -> None:
+def test_the_run_ends_with_its_coordinator(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="rank 0 of 3 was ended by SIGKILL"):
         launch(hit(signal.SIGKILL, 0), served(None), "reference", tmp_path / "run")
 

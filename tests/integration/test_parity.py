@@ -88,8 +88,8 @@ def launched(work: Callable[[isotrain.Session], Any], backend: str, replicas: in
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", range(len(cases.CLEAN)))
-def test_no_alarm_where_nothing_is_wrong(number: int) -> None:
-    """Not even without float64 to look closer with."""
+def test_equal_runs_are_no_finding(number: int) -> None:
+    """It holds without float64 too."""
     reference, *noise, run = clean()[number]
     assert run.replicas == cases.CLEAN[number][0]
     floor = NoiseFloor(
@@ -113,7 +113,7 @@ threads: 1
 
 
 @pytest.mark.slow
-def test_a_difference_is_confirmed_in_float64_and_told(tmp_path: Path) -> None:
+def test_a_difference_is_confirmed_in_float64(tmp_path: Path) -> None:
     (tmp_path / "spec.yaml").write_text(SPEC, encoding="utf-8")
     bad = "parting-epsilon-elsewhere"
     done = command(

@@ -97,7 +97,7 @@ def assert_equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
 def test_stages_train_as_one_replica(
     alone: dict[str, Any], staged: Sequence[dict[str, Any]], name: str
 ) -> None:
-    """Dropout drops the same, batch normalisation and clipping see the same; each keeps its own slots."""
+    """Dropout, batch normalisation and clipping are the same; each stage has its own slots."""
     expected = alone[PIPELINES[name][0]]
     for stage in staged:
         assert_equal(stage[name], expected)
@@ -126,7 +126,9 @@ def test_modules_are_timed_and_hold_and_send_what_the_plan_says(
         assert place["profile"]["held"] == [own, own, 2 * own], "as the plan says, and no other's"
 
 
-def test_what_was_sent_is_let_go_when_its_gradients_come(staged: Sequence[dict[str, Any]]) -> None:
+def test_sent_activations_are_freed_when_their_gradients_arrive(
+    staged: Sequence[dict[str, Any]],
+) -> None:
     """The first of two stages keeps all four micro-batches with gpipe, and two with 1f1b."""
     assert {name: staged[0][name]["sending"] for name in ("gpipe", "1f1b")} == {
         "gpipe": 4,
@@ -138,10 +140,10 @@ def test_what_was_sent_is_let_go_when_its_gradients_come(staged: Sequence[dict[s
     ("name", "predicted"),
     [("gpipe", 20), ("1f1b", 20), ("interleaved", 11), ("one micro-batch", 50)],
 )
-def test_a_comparison_tells_how_long_stages_wait_and_what_is_predicted(
+def test_a_comparison_reports_idle_time_and_its_prediction(
     staged: Sequence[dict[str, Any]], name: str, predicted: int
 ) -> None:
-    """Of two stages and four micro-batches, of which each has two chunks on each stage, or one for all."""
+    """There are two stages and four micro-batches, with two chunks on each stage or one."""
     assert_told([stage[name] for stage in staged], 1, predicted)
 
 
@@ -159,8 +161,8 @@ def assert_told(places: Sequence[dict[str, Any]], replicas: int, predicted: int)
 
 
 @pytest.mark.parametrize("case", SAVED)
-def test_stages_go_on_from_their_checkpoints(staged: Sequence[dict[str, Any]], case: str) -> None:
-    """To the bit; also where they had all weights when they saved."""
+def test_stages_resume_from_their_checkpoints(staged: Sequence[dict[str, Any]], case: str) -> None:
+    """They continue to the bit, also where they had all weights when they saved."""
     for found in (stage[f"saved/{case}"] for stage in staged):
         for part, kind in itertools.product(("again", "joined"), found["whole"]):
             ours, theirs = found[part][kind], found["whole"][kind]
@@ -170,7 +172,7 @@ def test_stages_go_on_from_their_checkpoints(staged: Sequence[dict[str, Any]], c
                 assert ours == theirs, (part, kind)
 
 
-def test_one_replica_goes_on_from_checkpoints_of_stages(
+def test_one_replica_resumes_from_checkpoints_of_stages(
     alone: dict[str, Any], staged: Sequence[dict[str, Any]]
 ) -> None:
     by_one = alone["saved/sequential"]
@@ -178,8 +180,8 @@ def test_one_replica_goes_on_from_checkpoints_of_stages(
         assert_as(found, by_one["whole"])
 
 
-def test_each_stage_writes_what_it_has(folder: Path, staged: Sequence[dict[str, Any]]) -> None:
-    """What both have, such as the count of updates, the first alone."""
+def test_each_stage_writes_its_own_state(folder: Path, staged: Sequence[dict[str, Any]]) -> None:
+    """State that both have, such as the count of updates, is written by the first alone."""
     files = sorted((folder / "sequential").rglob("state-*.safetensors"))
     written = [set(SafetensorsFile(path).dtypes) for path in files]
     assert len(written) == 2
@@ -221,7 +223,7 @@ def replicated(folder: Path, staged: Sequence[dict[str, Any]]) -> dict[str, Any]
 def test_stages_of_several_replicas_train_as_replicas(
     folder: Path, alone: dict[str, Any], replicated: dict[str, Any]
 ) -> None:
-    """On a mesh of two replicas with two stages each; some micro-batches are empty."""
+    """The mesh has two replicas with two stages each; some micro-batches are empty."""
     dense, by_one = {**BASE, **CASES["sequential"]}, alone["saved/sequential"]["whole"]
     assert_as(replicated["saved/sequential"], by_one)
     tasks: Tasks = {
@@ -285,7 +287,7 @@ def test_stages_train_as_replicas_on_horovod_torch(
 
 
 def test_stages_train_as_replicas_on_tensorflow(alone: dict[str, Any], tmp_path: Path) -> None:
-    """What it drops is not what torch does; of each step's four micro-batches one is empty: traced once."""
+    """Its dropout differs from torch's; one of four micro-batches is empty in every step: it traces once."""
     several = {**SEVERAL, "global_batch_size": 3, "drop_remainder": True}
     expected = done({"": (several, followed)}, 2, "tf-mirrored")[0][""]
     by_one = alone["saved/sequential"]["whole"]
@@ -306,7 +308,7 @@ def test_stages_train_as_replicas_on_tensorflow(alone: dict[str, Any], tmp_path:
 
 
 def test_stages_train_as_one_replica_on_horovod_tf(alone: dict[str, Any], tmp_path: Path) -> None:
-    """Stages of one replica, between which passes in both directions meet; as torch without any."""
+    """Passes in both directions meet between the stages; they train as torch without stages."""
     spec = {**BASE, **CASES["nothing dropped"], **under({"schedule": "1f1b"})}
     listed = {**BASE, **CASES["sequential"], "model": {"tensorflow": module}}
     listed |= under(PIPELINES["interleaved"][1])
@@ -357,7 +359,7 @@ def test_measured_plan_draws_the_stages() -> None:
     assert [set(line) & set("0123") for line in found.drawing] == [set("0123")] * 2
 
 
-def test_plan_tells_places_and_waiting() -> None:
+def test_plan_shows_the_mesh_and_idle_time() -> None:
     plan = isotrain.plan({**BASE, **under({})}, backend="torch-ddp", replicas=2)
     assert plan.device_mesh.sizes == {"data": 2, "stage": 2}
     assert [process.replicas for process in plan.processes] == [(0,), (0,), (1,), (1,)]

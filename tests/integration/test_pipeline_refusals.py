@@ -25,7 +25,7 @@ REFUSED: dict[str, tuple[dict[str, Any], str]] = {
 
 
 @pytest.mark.parametrize("name", REFUSED)
-def test_what_stages_cannot_honour_is_refused(name: str) -> None:
+def test_unsupported_specs_are_refused(name: str) -> None:
     changes, told = REFUSED[name]
     fields = {**BASE, **under({}), **changes}
     with pytest.raises(isotrain.IsotrainError, match=told):
@@ -34,7 +34,7 @@ def test_what_stages_cannot_honour_is_refused(name: str) -> None:
         )
 
 
-def test_what_cannot_be_cut_is_refused() -> None:
+def test_models_that_cannot_be_split_are_refused() -> None:
     run = try_run(followed, {**BASE, "model": shared, **under({})}, "torch-ddp", 1)
     assert run.failure is not None
     assert "twice is called on both sides of a cut" in run.failure

@@ -67,7 +67,7 @@ def test_a_strategy_and_every_event_hook(tmp_path: Path) -> None:
         assert len(weights.files) == 2
 
 
-def test_a_failure_is_told(tmp_path: Path) -> None:
+def test_a_failed_run_is_an_event(tmp_path: Path) -> None:
     finished, told = run(tmp_path, "breaks")
     assert finished.returncode != 0
     assert [event["event"] for event in told] == ["started", "failed"]

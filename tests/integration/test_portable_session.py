@@ -110,7 +110,7 @@ def test_metrics_have_the_same_names_in_training_and_evaluation(
     assert list(portable_run["evaluation"]) == ["loss", *portable_run["training"]]
 
 
-def test_what_only_the_process_can_refuse(portable_run: dict[str, Any]) -> None:
+def test_errors_that_need_the_framework(portable_run: dict[str, Any]) -> None:
     metric, twice, optimizer, rate, call, inputs = portable_run["refusals"]
     assert "of_parameters' cannot be called as (learning_rate, **args)" in call
     assert "its optimizer is a 'function', which does not know the step" in rate

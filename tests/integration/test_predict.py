@@ -183,7 +183,7 @@ def predict_sums(session: isotrain.Session) -> None:
 
 
 @pytest.mark.kernels
-def test_what_cannot_be_found_again_is_asked_for(tmp_path: Path) -> None:
+def test_a_model_that_cannot_be_imported_must_be_given(tmp_path: Path) -> None:
     def local() -> Network:
         return network()
 
@@ -201,7 +201,7 @@ def test_what_cannot_be_found_again_is_asked_for(tmp_path: Path) -> None:
 def test_a_checkpoint_predicts_as_the_run_did_then(
     result: isotrain.RunResult, tmp_path: Path
 ) -> None:
-    """By the model of the person's own spec, whatever the checkpoint calls it."""
+    """The model is that of the given spec, whatever the checkpoint names."""
     then = {name: value / 2 for name, value in result.weights.items()}
     parts = {name: TensorPart(value) for name, value in then.items()}
     slots = {"optimizer/momentum": TensorPart(np.zeros(3))}

@@ -123,8 +123,8 @@ def monkeypatch_module() -> Any:
 
 
 @pytest.mark.kernels
-def test_what_is_computed_again_trains_as_what_is_kept(found: dict[str, Any]) -> None:
-    """Dropout drops the same, and statistics move once; on torch, by the same operations, to the bit."""
+def test_recomputed_layers_train_as_others(found: dict[str, Any]) -> None:
+    """Dropout is the same, and statistics move once; on torch it is the same to the bit."""
     for name, kept in COMPARED.items():
         if name in found:
             bound = 0.0 if found["bits"] and name != "in-parts" else 1e-12
@@ -140,8 +140,8 @@ def assert_near(again: dict[str, Any], once: dict[str, Any], bound: float, what:
         )
 
 
-def test_less_is_alive_at_once(found: dict[str, Any]) -> None:
-    """Of eight blocks of three layers with a tanh each, what goes in, and what one of them holds."""
+def test_recomputing_saves_memory(found: dict[str, Any]) -> None:
+    """Of eight blocks of three layers, only the inputs and one block's activations are alive."""
     for name in ("bytes", "native-bytes"):
         if name in found:
             assert found[name] < 0.7 * found[f"{name}-kept"], name
@@ -158,7 +158,7 @@ def take_a_step(session: isotrain.Session) -> None:
     session.step(next(iter(session.batches())))
 
 
-def test_a_pattern_that_fits_no_layer_names_those_there_are() -> None:
+def test_a_pattern_without_a_layer_is_an_error_with_the_names() -> None:
     told = refused({"recompute": ["block", "blok*"]}, "torch-ddp")
     assert "'blok*' fits none" in told
     assert "attention, " in told
@@ -168,7 +168,7 @@ def test_a_pattern_that_fits_no_layer_names_those_there_are() -> None:
     assert "blocks, " not in native
 
 
-def test_a_layer_that_draws_by_no_generator_of_its_own_is_refused() -> None:
+def test_a_random_layer_without_a_generator_is_refused() -> None:
     told = refused({"model": models.drawing, "recompute": "block"}, "torch-ddp")
     assert "block moves variables that are not its own" in told
 

@@ -150,7 +150,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("changes", CASES)
-def test_training_is_that_of_a_framework(tmp_path: Path, changes: dict[str, Any]) -> None:
+def test_training_equals_that_of_a_framework(tmp_path: Path, changes: dict[str, Any]) -> None:
     ours, theirs = (run(tmp_path, name, **changes) for name in ("reference", "torch-ddp"))
     np.testing.assert_allclose(ours.history.loss, theirs.history.loss, rtol=1e-12)
     assert ours.metrics == pytest.approx(theirs.metrics, rel=1e-12)
@@ -212,7 +212,7 @@ def test_a_random_layer_draws_anew_in_each_step_and_not_in_evaluation(tmp_path: 
         ({"device": "gpu"}, "GPU"),
     ],
 )
-def test_a_plan_refuses_what_is_not_there(changes: dict[str, Any], words: str) -> None:
+def test_a_plan_refuses_unknown_features(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(isotrain.IsotrainError, match=words):
         isotrain.plan(spec(**changes), backend="reference")
     with pytest.raises(PlanError):
@@ -229,14 +229,14 @@ def test_a_plan_refuses_what_is_not_there(changes: dict[str, Any], words: str) -
         ({"loss": None, "objective": lambda model, batch: 1.0}, "it returns"),
     ],
 )
-def test_a_process_refuses_what_it_cannot_train(
+def test_a_process_refuses_unsupported_models(
     tmp_path: Path, changes: dict[str, Any], words: str
 ) -> None:
     with pytest.raises(RunFailedError, match=words):
         run(tmp_path, "reference", 1, **changes)
 
 
-def test_the_command_line_takes_it_as_a_plugin(tmp_path: Path) -> None:
+def test_the_command_line_loads_it_as_a_plugin(tmp_path: Path) -> None:
     (tmp_path / "net.py").write_text(
         "from isotrain.testing.reference.layers import Dense\n"
         "from isotrain.testing.reference.network import Network\n"
@@ -266,7 +266,7 @@ def test_no_process_ends_before_all_have_finished(tmp_path: Path) -> None:
     assert returned == [None, [True]]
 
 
-def test_steps_before_progress_is_not_reported_are_told(tmp_path: Path) -> None:
+def test_steps_before_progress_is_disabled_are_reported(tmp_path: Path) -> None:
     isotrain.launch(
         quiet_from_the_third_step,
         spec(),

@@ -140,7 +140,7 @@ def last_line(text: str) -> dict[str, Any]:
 @pytest.mark.parametrize(
     ("engine", "size", "encrypts"), [("torchrun", 2, True), ("slurm", 3, False)]
 )
-def test_a_joined_run_ends_with_the_bits_of_a_local_one(
+def test_an_externally_started_run_has_the_bits_of_a_local_one(
     engine: str, size: int, encrypts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if encrypts:
@@ -237,8 +237,8 @@ def test_a_rank_that_ends_the_run_is_named_by_all(
         assert re.search(rf"after step [1-{STEP}], in call 'between calls'\.", text)
 
 
-def test_who_died_is_named_though_the_engine_ends_all_then(tmp_path: Path) -> None:
-    """Killed; a process that crashes is told of alike."""
+def test_a_killed_rank_is_named_though_the_launcher_ends_all(tmp_path: Path) -> None:
+    """A process that crashes is reported alike."""
     started = script("slurm", tmp_path, 3, deed="kill", rank=2, spec={"epochs": 2000}, pause=0.05)
     started.processes[2].wait(PATIENCE_SECONDS)
     for process in started.processes[:2]:
@@ -251,7 +251,7 @@ def test_who_died_is_named_though_the_engine_ends_all_then(tmp_path: Path) -> No
     assert codes[0] == 1
 
 
-def test_what_one_rank_was_told_otherwise_is_named_by_all(tmp_path: Path) -> None:
+def test_differing_arguments_are_named_by_all(tmp_path: Path) -> None:
     other = {"optimizer": {"name": "sgd", "lr": 0.5}}
     started = script("slurm", tmp_path, of={"1": other})
     assert started.ended() == [1, 1]
@@ -259,7 +259,7 @@ def test_what_one_rank_was_told_otherwise_is_named_by_all(tmp_path: Path) -> Non
         assert "rank 1: spec.optimizer.lr is 0.5, on rank 0 0.125" in started.said(rank)
 
 
-def test_one_whose_data_are_longer_is_named_before_the_first_step(tmp_path: Path) -> None:
+def test_a_rank_with_more_data_is_named_before_the_first_step(tmp_path: Path) -> None:
     started = script("slurm", tmp_path, samples={"1": 72})
     assert started.ended() == [1, 1]
     for rank in range(2):
@@ -281,7 +281,7 @@ FIELDS: dict[str, Any] = {
 COMMAND = ["-m", "isotrain", "run", "spec.json", "--backend", "reference"]
 
 
-def test_the_command_line_joins_checkpoints_and_goes_on(tmp_path: Path) -> None:
+def test_the_command_line_rendezvous_saves_and_resumes(tmp_path: Path) -> None:
     fields = {**FIELDS, "checkpoint": {"every_steps": 2}}
     losses = []
     for epochs in (1, 2):
@@ -294,8 +294,8 @@ def test_the_command_line_joins_checkpoints_and_goes_on(tmp_path: Path) -> None:
     assert losses[1] == pytest.approx(local(tmp_path)["loss"], rel=1e-12)
 
 
-def test_restarts_are_left_to_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Which every rank says before it waits for others."""
+def test_restarts_are_left_to_the_launcher(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every rank says so before it waits for others."""
     (tmp_path / "spec.json").write_text(json.dumps({**FIELDS, "epochs": 1}))
     for name, value in torchrun(1, 2, "restarted").items():
         monkeypatch.setenv(name, value)
@@ -313,7 +313,7 @@ def training(folder: Path) -> Started:
     return started
 
 
-def test_who_died_is_named_though_all_were_asked_to_save_and_end(tmp_path: Path) -> None:
+def test_a_killed_rank_is_named_though_all_were_asked_to_end(tmp_path: Path) -> None:
     started = training(tmp_path)
     started.processes[1].kill()
     started.processes[0].send_signal(signal.SIGTERM)
@@ -321,7 +321,7 @@ def test_who_died_is_named_though_all_were_asked_to_save_and_end(tmp_path: Path)
     assert "rank 1 of 2 is gone: its connection to rank 0 was closed" in started.said(0)
 
 
-def test_the_engine_s_interrupt_ends_all_after_a_checkpoint(tmp_path: Path) -> None:
+def test_an_interrupt_of_the_launcher_ends_all_after_a_checkpoint(tmp_path: Path) -> None:
     started = training(tmp_path)
     for process in started.processes:
         process.send_signal(signal.SIGINT)
@@ -330,8 +330,8 @@ def test_the_engine_s_interrupt_ends_all_after_a_checkpoint(tmp_path: Path) -> N
     assert '"error": "EndedError"' in (tmp_path / "run" / "events.jsonl").read_text()
 
 
-def test_a_real_backend_joins(tmp_path: Path) -> None:
-    """Others join under the real engines, in tests/launchers."""
+def test_a_framework_backend_runs_by_rendezvous(tmp_path: Path) -> None:
+    """Other backends run under the real launchers, in tests/launchers."""
     started = script("torchrun", tmp_path, backend="tf-multiworker")
     assert started.ended() == [0, 0], started.said(0) + started.said(1)
     expected = local(tmp_path, backend="tf-multiworker")
@@ -339,7 +339,7 @@ def test_a_real_backend_joins(tmp_path: Path) -> None:
         assert last_line(started.said(rank)) == expected
 
 
-def test_a_mirrored_backend_says_that_it_does_not(tmp_path: Path) -> None:
+def test_a_mirrored_backend_is_refused(tmp_path: Path) -> None:
     started = script("torchrun", tmp_path, backend="tf-mirrored")
     assert started.ended() == [1, 1]
     for rank in range(2):

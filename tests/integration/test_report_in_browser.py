@@ -99,10 +99,10 @@ def contrast(one: str, two: str) -> float:
 
 
 @pytest.mark.parametrize("name", samples.ALL)
-def test_the_page_fits_and_all_is_seen(
+def test_the_page_fits_every_width_and_shows_everything(
     chromium: Browser, reports: dict[str, Path], name: str
 ) -> None:
-    """Opened once: the page has no program that would ask how large the window was then."""
+    """It is opened once: the page has no script that depends on the width at that time."""
     seen = opened(chromium, reports[name])
     assert_fits(seen.page, "phone", "light")
     assert_fits(seen.page, "desktop", "dark")
@@ -148,7 +148,7 @@ def assert_accessible(page: Page) -> None:
 
 
 @pytest.mark.parametrize("name", ["typical", "many", "hostile"])
-def test_on_paper_it_is_light_whole_and_in_pages(
+def test_the_printed_page_is_light_and_complete(
     chromium: Browser, reports: dict[str, Path], name: str
 ) -> None:
     size = {"width": PAPER_WIDTH, "height": 1000}
@@ -170,7 +170,7 @@ def test_on_paper_it_is_light_whole_and_in_pages(
     seen.page.context.close()
 
 
-def test_wide_tables_scroll_by_themselves_and_keep_the_names_in_sight(
+def test_wide_tables_scroll_and_keep_the_names_visible(
     chromium: Browser, reports: dict[str, Path]
 ) -> None:
     seen = opened(chromium, reports["typical"], viewport=SIZES["phone"])
@@ -188,7 +188,7 @@ def test_wide_tables_scroll_by_themselves_and_keep_the_names_in_sight(
     seen.page.context.close()
 
 
-def test_a_missing_browser_fails_only_where_it_must_be_there(
+def test_a_missing_browser_fails_only_where_it_is_required(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("PATH", "/nowhere")

@@ -28,8 +28,8 @@ pytestmark = pytest.mark.usefixtures("reference")
 
 
 @pytest.mark.slow
-def test_more_and_fewer_replicas_lose_nothing_that_matters(tmp_path: Path) -> None:
-    """Without dropout, whose masks are a replica's own, one curve whatever the number of replicas."""
+def test_other_numbers_of_replicas_continue_the_same_curve(tmp_path: Path) -> None:
+    """Without dropout, whose masks depend on the replica, the curve is that of any number of replicas."""
     changes = {"model": {"reference": plain}}
     whole = run(tmp_path / "whole", 1, changes=changes | {"checkpoint": None})
     folder = tmp_path / "parted"
@@ -63,14 +63,14 @@ def at_the_start(session: isotrain.Session) -> Any:
     ],
     ids=["replicas", "strategy"],
 )
-def test_what_a_strategy_cannot_take_along_is_told(
+def test_state_that_a_strategy_loses_is_reported(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     strategy: Any,
     replicas: int,
     lost: str,
 ) -> None:
-    """Replicas that had weights of their own go on from the mean of them."""
+    """Replicas that had their own weights continue from the mean of them."""
     policy = {"every_steps": 3, "keep_last": None}
     run(
         tmp_path / "run",
@@ -141,7 +141,7 @@ class Told:
         self.position = 0
 
 
-def test_a_stream_with_a_state_of_its_own_is_not_read_from_its_beginning(tmp_path: Path) -> None:
+def test_a_stream_with_a_state_is_not_read_from_its_start(tmp_path: Path) -> None:
     def of(name: str) -> dict[str, Any]:
         return {"data": sources.stream(Told(tmp_path / name), 30), "model": {"reference": plain}}
 
@@ -156,7 +156,7 @@ def test_a_stream_with_a_state_of_its_own_is_not_read_from_its_beginning(tmp_pat
     assert rest in (every[6 + 1 :], every[6 + 2 :])
 
 
-def test_a_run_of_another_meaning_is_refused_before_anything_is_touched(tmp_path: Path) -> None:
+def test_a_run_with_another_spec_is_refused_before_anything_is_written(tmp_path: Path) -> None:
     run(tmp_path / "run", changes={"steps": 4})
     before = {path: path.read_bytes() for path in (tmp_path / "run").glob("*.json*")}
     with pytest.raises(IsotrainError, match="global_batch_size: 7 in the checkpoint, 6 now"):
@@ -166,7 +166,7 @@ def test_a_run_of_another_meaning_is_refused_before_anything_is_touched(tmp_path
     assert {path: path.read_bytes() for path in before} == before
 
 
-def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
+def test_harmless_changes_are_reported(tmp_path: Path) -> None:
     run(tmp_path / "run", changes={"steps": 4, "schedule": "cosine"})
     told: list[Any] = []
     isotrain.resume(
@@ -187,8 +187,8 @@ def test_what_changed_without_harm_is_told(tmp_path: Path) -> None:
     assert resumed["lost"] == []
 
 
-def test_the_command_goes_on_with_what_it_is_told(tmp_path: Path) -> None:
-    """By the run's own spec; the workers' masks are those of the run's steps, and nothing is lost."""
+def test_the_command_resumes_with_changed_options(tmp_path: Path) -> None:
+    """It uses the run's own spec; the workers' masks are those of the run's steps, and nothing is lost."""
     module = "integration.resume_runs"
     fields = spec(model={"reference": f"{module}:network"}, data=f"{module}:data", steps=4)
     fields |= {"plugins": ["isotrain.testing.reference"]}
@@ -211,8 +211,8 @@ def test_the_command_goes_on_with_what_it_is_told(tmp_path: Path) -> None:
     assert (tmp_path / "run" / "checkpoints" / "step-000000007").is_dir()
 
 
-def test_a_script_goes_on_with_its_own_functions(tmp_path: Path) -> None:
-    """What its run wrote down of them is the name of the script alone, which other programs have not."""
+def test_a_script_resumes_with_its_own_functions(tmp_path: Path) -> None:
+    """The run's files have the name of the script alone, which other programs cannot import."""
     program = tmp_path / "program.py"
     program.write_text(OF_A_SCRIPT)
     assert script(program, folder=tmp_path).returncode == 0
@@ -254,7 +254,7 @@ def resumed_by(folder: Path, *options: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in done.stdout.splitlines()]
 
 
-def test_a_project_that_was_moved_goes_on(tmp_path: Path) -> None:
+def test_a_moved_project_resumes(tmp_path: Path) -> None:
     (tmp_path / "first").mkdir()
     (tmp_path / "first" / "own.py").write_text(
         "from integration.resume_runs import data, network\n"
@@ -298,7 +298,7 @@ def test_a_resumed_run_that_fails_keeps_the_result_it_had(
     assert (tmp_path / "run" / "result-before.json").read_text() == had
 
 
-def test_who_has_no_checkpoint_cannot_resume_and_may_start_again(tmp_path: Path) -> None:
+def test_a_run_without_a_checkpoint_cannot_resume_and_may_start_again(tmp_path: Path) -> None:
     with pytest.raises(PlanError, match="is no run directory"):
         isotrain.resume(tmp_path)
     with pytest.raises(PlanError, match="give the run directory"):
@@ -320,7 +320,7 @@ def test_who_has_no_checkpoint_cannot_resume_and_may_start_again(tmp_path: Path)
 
 
 @pytest.mark.slow
-def test_an_older_checkpoint_is_gone_on_from_elsewhere(tmp_path: Path) -> None:
+def test_an_older_checkpoint_is_resumed_in_another_directory(tmp_path: Path) -> None:
     whole = run(tmp_path / "run", changes={"checkpoint": {"every_steps": 5, "keep_last": None}})
     older = tmp_path / "run/checkpoints/step-000000005"
     with pytest.raises(PlanError, match="newer checkpoints"):
@@ -342,7 +342,7 @@ def two_at_once(session: isotrain.Session) -> list[str]:
         return [str(error)]
 
 
-def test_two_runs_in_one_directory(tmp_path: Path) -> None:
+def test_two_runs_in_one_directory_are_refused(tmp_path: Path) -> None:
     ((told,),) = isotrain.launch(
         two_at_once, spec(), backend="reference", run_directory=tmp_path / "run", on_event=print
     )
@@ -359,7 +359,7 @@ def own_loop(session: isotrain.Session) -> list[Any]:
     return [session.notes["seen"], session.metrics(), session.read_state()]
 
 
-def test_a_loop_of_ones_own_saves_and_goes_on(tmp_path: Path) -> None:
+def test_a_custom_loop_saves_and_resumes(tmp_path: Path) -> None:
     options = {"backend": "reference", "replicas": 2, "on_event": lambda event: None}
     given = spec(checkpoint=None)
     whole = isotrain.launch(own_loop, given, run_directory=tmp_path / "run", **options)
@@ -374,7 +374,7 @@ def test_a_loop_of_ones_own_saves_and_goes_on(tmp_path: Path) -> None:
         assert all(np.array_equal(state[name], state_again[name]) for name in state)
 
 
-def test_in_this_process(tmp_path: Path) -> None:
+def test_a_session_in_this_process_resumes(tmp_path: Path) -> None:
     with isotrain.open_session(spec(), backend="reference") as session:
         batches = session.batches()
         for _ in range(6):
@@ -392,7 +392,7 @@ def test_in_this_process(tmp_path: Path) -> None:
         assert all(np.array_equal(weights[name], v) for name, v in session.read_state().items())
 
 
-def test_the_loggers_of_a_resumed_run_go_on_in_their_files(tmp_path: Path) -> None:
+def test_loggers_of_a_resumed_run_append_to_their_files(tmp_path: Path) -> None:
     changes = {"loggers": ["csv", "jsonl"], "steps": 4}
     run(tmp_path / "run", changes=changes)
     run(tmp_path / "run", resume="auto", changes=changes | {"steps": 9})
@@ -403,7 +403,7 @@ def test_the_loggers_of_a_resumed_run_go_on_in_their_files(tmp_path: Path) -> No
     assert [each["step"] for each in records if "epoch" not in each] == list(range(9))
 
 
-def test_half_written_lines_keep_nobody_from_going_on(tmp_path: Path) -> None:
+def test_half_written_lines_do_not_prevent_resuming(tmp_path: Path) -> None:
     changes = {"steps": 6, "loggers": ["csv", "jsonl"]}
     run(tmp_path / "run", changes=changes)
     for name in ("events.jsonl", "steps.jsonl", "metrics.jsonl", "steps.csv"):
@@ -428,7 +428,7 @@ def back_once(session: isotrain.Session) -> list[int]:
     return seen
 
 
-def test_batches_go_on_where_a_restored_session_is(tmp_path: Path) -> None:
+def test_batches_continue_from_a_restored_session(tmp_path: Path) -> None:
     given = spec(checkpoint=None, steps=8)
     (seen,) = isotrain.launch(
         back_once, given, backend="reference", run_directory=tmp_path / "run", on_event=print

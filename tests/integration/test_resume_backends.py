@@ -88,8 +88,8 @@ def run(folder: Path, **options: Any) -> isotrain.RunResult:
     )
 
 
-def test_a_killed_run_ends_as_one_that_was_not(tmp_path: Path) -> None:
-    """With processes that only it has, records, and dropout, which workers draw by replica and step."""
+def test_a_killed_run_ends_as_if_never_killed(tmp_path: Path) -> None:
+    """It has captures, dropout that workers draw by replica and step, and processes of its own."""
     changes: dict[str, Any] = {"strategy": "parameter-server", "model": dropping}
     whole = run(tmp_path / "whole", backend="torch-ddp", replicas=2, changes=changes)
     changes["transform"] = Killer.at([("batch", 15)], tmp_path / "kills")  # two a step
@@ -151,12 +151,12 @@ def of_strategies(names: Iterable[str]) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize("backend", TRIED)
-def test_killed_runs_of_strategies_end_as_those_that_were_not(tmp_path: Path, backend: str) -> None:
+def test_killed_runs_of_strategies_end_as_if_never_killed(tmp_path: Path, backend: str) -> None:
     assert_killed_ones_end_alike(of_strategies(TRIED[backend]), tmp_path, backend, 2)
 
 
 @pytest.mark.parametrize(("backend", "replicas"), [("torch-ddp", 2), ("tf-multiworker", 1)])
-def test_a_killed_run_in_stages_ends_as_one_that_was_not(
+def test_a_killed_pipeline_run_ends_as_if_never_killed(
     tmp_path: Path, backend: str, replicas: int
 ) -> None:
     given = spec(
@@ -206,7 +206,7 @@ def steps(session: isotrain.Session, most: int) -> Any:
     return session.read_state() if session.is_main else None
 
 
-def test_the_history_of_a_run_that_changes_its_framework_is_of_one_piece(tmp_path: Path) -> None:
+def test_a_run_that_changes_its_framework_has_one_history(tmp_path: Path) -> None:
     options = {"resume": "auto", "on_event": lambda event: None}
     whole, parted = tmp_path / "whole", tmp_path / "parted"
     given = spec(precision="float64", capture=False)
@@ -291,8 +291,8 @@ BOUNDS = {"loss scale": 1e-3}
 
 
 @pytest.mark.parametrize("backend", backend_pair_runs.BACKENDS)
-def test_every_backend_goes_on_from_every_other(pairs: Pairs, backend: str) -> None:
-    """With another number of replicas, in two cases or three: as the other would have gone on itself."""
+def test_every_backend_resumes_from_every_other(pairs: Pairs, backend: str) -> None:
+    """It continues as the other backend would have, in some cases with another number of replicas."""
     assert backend not in pairs.faults, pairs.faults[backend]
     others, rest = pairs.found["first"], pairs.found["rest"][backend]
     assert set(backend_pair_runs.BACKENDS) - others.keys() <= pairs.faults.keys()

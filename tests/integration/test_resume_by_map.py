@@ -116,7 +116,7 @@ def wrong_specs() -> dict[str, dict[str, Any]]:
     return {name: spec(checkpoint={"map": names}) for name, (names, _) in WRONG.items()}
 
 
-def test_one_model_for_all_frameworks_is_not_translated() -> None:
+def test_one_model_for_all_frameworks_needs_no_name_map() -> None:
     there = "torch-ddp", "torch"
     plan = isotrain.plan(spec(), backend="tf-mirrored")
 
@@ -177,7 +177,7 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
 
 @pytest.mark.parametrize("backend", BACKENDS)
 @pytest.mark.parametrize("name", [*OPTIMIZERS, "keras"])
-def test_a_native_model_goes_on_in_another_framework(
+def test_a_native_model_resumes_in_another_framework(
     ends: tuple[dict[str, Any], dict[str, Any]], backend: str, name: str
 ) -> None:
     whole, parted = ends

@@ -40,7 +40,7 @@ def removes_directory(session: Any) -> None:
 
 @pytest.mark.usefixtures("both_ways")
 @pytest.mark.parametrize("checkpoint", [None, {"every_steps": 100_000}])
-def test_a_run_directory_that_is_removed(tmp_path: Path, checkpoint: Any) -> None:
+def test_a_removed_run_directory_ends_the_run(tmp_path: Path, checkpoint: Any) -> None:
     folder = tmp_path / "run"
     text = failure(removes_directory, spec(checkpoint=checkpoint), "reference", folder)
     assert f"the run's files in {folder} cannot be written" in text
@@ -48,7 +48,7 @@ def test_a_run_directory_that_is_removed(tmp_path: Path, checkpoint: Any) -> Non
     assert f"versions.json: removed from {folder} by others" in text
 
 
-def test_a_system_that_allows_no_more_threads(tmp_path: Path) -> None:
+def test_a_thread_limit_is_named(tmp_path: Path) -> None:
     refuse = mock.Mock(side_effect=RuntimeError("can't start new thread"))
     with mock.patch.object(rank_process, "threading", mock.Mock(Thread=refuse)):
         text = failure(removes_versions, spec(), "reference", tmp_path / "run")
@@ -60,7 +60,7 @@ def removes_versions(session: Any) -> int:
     return int(session.rank)
 
 
-def test_what_a_run_returns_outlives_its_records(tmp_path: Path) -> None:
+def test_return_values_survive_lost_records(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match=r"versions\.json: removed from") as caught:
         isotrain.launch(
             removes_versions,
@@ -80,7 +80,7 @@ def prints_much(session: Any) -> None:
 
 
 @pytest.mark.usefixtures("both_ways")
-def test_a_full_disk(tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run(tmp_path: Path) -> None:
     folder = tmp_path / "small"
     folder.mkdir()
     mount = ["mount", "-t", "tmpfs", "-o", "size=64k", "tmpfs", str(folder)]

@@ -54,7 +54,9 @@ def location(
     type(system).clear_instance_cache()
 
 
-def test_checkpoints_lie_in_a_bucket(location: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_checkpoints_are_saved_in_a_bucket(
+    location: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     folder = f"{location}/checkpoints"
     assert CheckpointFolder(folder).newest() is None
     for step in (1, 2):
@@ -102,10 +104,10 @@ def failing_at(
     [("s3", True), ("memory", True), ("local", True), ("memory", False)],
     indirect=["location"],
 )
-def test_a_request_that_fails_costs_no_checkpoint(
+def test_a_failed_request_loses_no_checkpoint(
     location: str, lasts: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Alone, or with all after it: so it is where a process is killed, too."""
+    """One request fails, or all after it do too, as where a process is killed."""
     system = fsspec.core.url_to_fs(location)[0]
     failures, apart = [], 3 if location.startswith("s3") else 1  # S3 is slow
     save(location, 0, 1, "first")
@@ -131,7 +133,7 @@ def test_a_request_that_fails_costs_no_checkpoint(
 @pytest.mark.parametrize("location", ["s3"], indirect=True)
 @pytest.mark.parametrize("url", ["s3://no-such-bucket/run", "nonsense://run"])
 @pytest.mark.usefixtures("location")
-def test_a_url_that_leads_nowhere_is_told(url: str) -> None:
+def test_a_wrong_url_is_an_error(url: str) -> None:
     with pytest.raises(CheckpointError, match=url):
         save(url, 1, 1, "t")
     with pytest.raises(CheckpointError, match=url):
@@ -140,8 +142,8 @@ def test_a_url_that_leads_nowhere_is_told(url: str) -> None:
 
 @pytest.mark.parametrize("location", ["s3"], indirect=True)
 @pytest.mark.usefixtures("reference")
-def test_a_run_that_saves_in_a_bucket_is_killed_and_goes_on(location: str, tmp_path: Path) -> None:
-    """By itself, in its directory for longer, and from the bucket alone with other replicas."""
+def test_a_killed_run_resumes_from_a_bucket(location: str, tmp_path: Path) -> None:
+    """It restarts, resumes in its directory, and resumes from the bucket alone with other replicas."""
     spec, run = test_resume.spec, test_resume.run
     whole = run(tmp_path / "whole", changes={"steps": 15})
     changes = {"checkpoint": {"every_steps": 3, "folder": location}, "steps": 10}

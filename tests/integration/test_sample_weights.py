@@ -294,7 +294,7 @@ def results(
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_as_keras_itself(case: str) -> None:
+def test_weighted_runs_equal_keras(case: str) -> None:
     whole = results(*WHOLE)[case]
     np.testing.assert_allclose(whole["found"], whole["expected"], rtol=1e-12)
     for split in splits_of(case):
@@ -303,7 +303,7 @@ def test_as_keras_itself(case: str) -> None:
 
 
 def test_the_loss_of_an_output_is_computed_once() -> None:
-    """Though TensorFlow gives it beside the metrics; of torch, see the tests of records."""
+    """TensorFlow gives it beside the metrics; the tests of captures cover torch."""
     for split in [each for each in EVERY if each[0].startswith("tf-")]:
         calls, predictions = results(*split)["outputs with weights"]["compared"]
         assert calls == predictions > 0, split
@@ -339,7 +339,7 @@ def from_zeros(session: isotrain.Session, name: str) -> list[float]:
     return [*found, *session.metrics().values()]
 
 
-def test_native_models_as_portable_ones() -> None:
+def test_native_models_equal_portable_ones() -> None:
     kinds = {"all": CROSS_ENTROPY, "some": CROSS_ENTROPY | {"ignore_class": 1}}
     losses = {n: {"number": "mean_squared_error", "kind": kind} for n, kind in kinds.items()}
     portable, native = (

@@ -32,8 +32,8 @@ def tracer_of(output: Path | None) -> TraceRunner:
     return TraceRunner(plugin_manager(()), WANTED, 2, {}, output, None)
 
 
-def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
-    """The second starts from what the first has left, in another precision."""
+def test_parity_runs_use_a_launcher(tmp_path: Path) -> None:
+    """The second run starts from the first one's weights, in another precision."""
     tracer, spec = tracer_of(tmp_path / "kept"), WANTED.spec
     with tracer.running():
         first = tracer.trace(WANTED, spec.replace(precision="float32"), "the reference")
@@ -46,7 +46,7 @@ def test_runs_of_parity_go_by_a_launcher(tmp_path: Path) -> None:
     assert len(sorted((tmp_path / "kept" / "fingerprints").iterdir())) == 2
 
 
-def test_a_folder_for_parity_that_cannot_be_written_is_refused(
+def test_an_unwritable_parity_folder_is_refused(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def full(path: Path) -> None:
@@ -68,7 +68,7 @@ def test_a_folder_for_parity_that_cannot_be_written_is_refused(
 
 
 @pytest.mark.parametrize("error", [isotrain.RunFailedError, isotrain.PlanError])
-def test_what_a_failed_run_of_parity_has_left_is_kept(
+def test_files_of_a_failed_parity_run_are_kept(
     error: type[isotrain.IsotrainError], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def run_job(*args: Any) -> None:

@@ -93,10 +93,10 @@ def test_the_result_and_the_files_are_those_of_a_local_run(tmp_path: Path) -> No
     assert (given / "seen.txt").stat().st_mode & 0o077 == 0
 
 
-def test_all_comes_here_from_where_the_folder_is_another_one(
+def test_files_come_from_hosts_that_share_no_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The ranks wait until what one of them has printed is here."""
+    """The ranks wait until the output of one of them has arrived."""
     gate, there = tmp_path / "gate", tmp_path / "there"
     monkeypatch.setenv(scheduler_job.GATE, str(gate))
     monkeypatch.setattr(Far, "folder", str(there))
@@ -131,7 +131,7 @@ def test_all_comes_here_from_where_the_folder_is_another_one(
     assert [*there.glob("*/weights.safetensors")]
 
 
-def test_what_is_raised_there_is_raised_here(tmp_path: Path) -> None:
+def test_an_error_of_a_rank_is_raised_here(tmp_path: Path) -> None:
     with pytest.raises(isotrain.NotANumberError, match="step 0"):
         run(tmp_path, data="integration.scheduler_job:data_not_finite")
 
@@ -141,7 +141,7 @@ def test_a_rank_that_dies_is_named(tmp_path: Path) -> None:
         run(tmp_path, data="integration.scheduler_job:data_of_a_killed_process")
 
 
-def test_a_run_is_started_again_from_its_checkpoint(
+def test_a_run_is_restarted_from_its_checkpoint(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(scheduler_job.KilledOnce.MARK, str(tmp_path / "mark"))
@@ -167,7 +167,7 @@ def test_a_run_is_started_again_from_its_checkpoint(
     assert restarted["from_step"] in (2, 4)
 
 
-def test_an_engine_that_ends_without_a_word(
+def test_a_launcher_program_that_ends_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Engine, "program", ("ls",))
@@ -177,7 +177,7 @@ def test_an_engine_that_ends_without_a_word(
         run(tmp_path)
 
 
-def test_an_engine_that_waits_for_ever_is_ended(
+def test_a_launcher_program_that_never_ends_is_ended(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lost = "rank 1 on far is lost"
@@ -192,7 +192,7 @@ def test_an_engine_that_waits_for_ever_is_ended(
         run(tmp_path)
 
 
-def test_what_a_rank_prints_is_not_taken_for_what_isotrain_says(tmp_path: Path) -> None:
+def test_output_of_a_rank_is_not_taken_for_events(tmp_path: Path) -> None:
     events: list[Any] = []
     local = run(tmp_path, "local")
     driven = run(tmp_path, data="integration.scheduler_job:data_that_print", events=events)
@@ -202,10 +202,10 @@ def test_what_a_rank_prints_is_not_taken_for_what_isotrain_says(tmp_path: Path) 
         assert line in shown
 
 
-def test_an_engine_one_of_whose_commands_fails_is_ended(
+def test_a_submission_ends_when_one_command_fails(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others wait for it, and what is to end them fails too."""
+    """The other commands wait for it, and the cleanup command fails too."""
 
     def submission(self: Engine, command: RankCommand) -> Submission:
         waiting = (sys.executable, "-c", "import time; time.sleep(1000)")
@@ -219,7 +219,7 @@ def test_an_engine_one_of_whose_commands_fails_is_ended(
     assert not [command for command in running if "import time; time.sleep(1000)" in command]
 
 
-def test_an_engine_that_was_killed_has_left_what_it_had_started(
+def test_cleanup_follows_a_killed_launcher_program(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     ended = tmp_path / "ended"
@@ -241,19 +241,19 @@ def end_with_its_run(program: str, folder: Path, seconds: float) -> None:
     subprocess.run(killed, stdout=subprocess.PIPE, timeout=60, check=False)
 
 
-def test_an_engine_whose_run_was_killed_is_asked_to_end(tmp_path: Path) -> None:
-    """All that it has started elsewhere ends with it then."""
+def test_a_launcher_program_whose_run_was_killed_is_terminated(tmp_path: Path) -> None:
+    """It ends the processes that it started elsewhere."""
     end_with_its_run(HEEDFUL, tmp_path, 60.0)
     wait_until((tmp_path / "last").exists, 60)
     assert {"waits", "asked", "last"} == {file.name for file in tmp_path.iterdir()}
 
 
-def test_an_engine_that_does_not_heed_it_is_killed(tmp_path: Path) -> None:
+def test_a_launcher_program_that_ignores_sigterm_is_killed(tmp_path: Path) -> None:
     end_with_its_run(DEAF, tmp_path, 0.1)
     assert (tmp_path / "waits").exists()
 
 
-def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:
+def test_objects_in_a_spec_are_refused(tmp_path: Path) -> None:
     with pytest.raises(isotrain.PlanError, match=r"model: expected .*; received an object"):
         run(tmp_path, model=lambda: None)
     with pytest.raises(
@@ -276,8 +276,10 @@ def test_what_no_text_can_hold_is_refused(tmp_path: Path) -> None:
         )
 
 
-def test_an_interrupt_ends_the_engine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It comes once the engine is heard: before, there may be nothing to end."""
+def test_an_interrupt_ends_the_launcher_program(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It comes after the program's first output: before, there may be nothing to end."""
     program = (sys.executable, "-uc", "import time; print('here'); time.sleep(1000)")
     monkeypatch.setattr(Engine, "program", program)
     interrupting = SimpleNamespace(append=lambda event: signal.raise_signal(signal.SIGINT))
@@ -294,7 +296,7 @@ def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.usefixtures("no_report")
-def test_cells_of_a_comparison_go_by_a_launcher(
+def test_cells_of_a_comparison_use_a_launcher(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(Far, "folder", str(tmp_path / "there"))
@@ -324,7 +326,7 @@ def test_cells_of_a_comparison_go_by_a_launcher(
 def test_the_clock_of_another_host_does_not_count(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """That of rank 0 goes by hours wrong, and shows two seconds from when it was ready."""
+    """Rank 0's clock is hours wrong, and shows two seconds from when it was ready."""
 
     def run_job(*_: Any, on_event: Any, **__: Any) -> list[dict[str, Any]]:
         on_event(Ready(rank=1, time=5.0))
@@ -346,7 +348,7 @@ def test_the_clock_of_another_host_does_not_count(
 
 
 @pytest.mark.usefixtures("no_report")
-def test_what_cannot_go_with_a_launcher_is_refused_first(
+def test_options_that_exclude_a_launcher_are_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with pytest.raises(isotrain.PlanError, match=r"--python .*launcher 'engine'"):
@@ -371,7 +373,7 @@ def test_what_cannot_go_with_a_launcher_is_refused_first(
     assert not (tmp_path / "refused").exists()
 
 
-def test_ranks_do_no_work_that_they_do_not_know(tmp_path: Path) -> None:
+def test_ranks_refuse_unknown_internal_work(tmp_path: Path) -> None:
     names = NameMap({"dense": MappedTensor("fc", "(HW)O->O(HW)", {"H": 2})})
     trace = Trace(3, names, "initial.npz", True, str(tmp_path / "seen"))
     told = parse_internal_work(json.dumps({WORK: trace.name, **trace.fields()}))

@@ -43,7 +43,7 @@ class Samples:
         return np.full(3, index, "float32"), np.full(1, index, "float32")
 
 
-def test_a_loop_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
+def test_batches_continue_after_a_break(tmp_path: Path) -> None:
     def epoch_by_epoch(session: isotrain.Session) -> list[int]:
         steps = []
         for _ in range(session.spec.epochs):
@@ -60,7 +60,7 @@ def test_a_loop_that_breaks_off_goes_on_where_it_was(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_a_local_run_listens_on_loopback_only(tmp_path: Path) -> None:
-    """The multi-worker strategy of TensorFlow cannot, and its plan says so."""
+    """TensorFlow's multi-worker strategy cannot, and its plan says so."""
 
     def listening(session: isotrain.Session) -> list[str]:
         for batch in session.batches():
@@ -102,7 +102,7 @@ def test_frozen_weights_keep_every_bit(tmp_path: Path, backend: str) -> None:
         assert np.array_equal(before[name], after[name]) == is_frozen, name
 
 
-def test_what_a_session_lacks_cannot_be_set() -> None:
+def test_unknown_attributes_of_a_session_cannot_be_set() -> None:
     with isotrain.open_session(spec(), backend="reference") as session:
         for name in ("learning_rate", "lerning_rate", "is_done"):
             with pytest.raises(isotrain.IsotrainError, match=r"scale_learning_rate\(factor\)"):
@@ -138,10 +138,10 @@ def normalised() -> Network:
     return Network([Dense(3, 5, name="first"), BatchNormalization(5), Dense(5, 1, name="last")])
 
 
-def test_early_stopping_goes_back_to_the_best_model_with_moving_statistics_too(
+def test_early_stopping_restores_the_best_moving_statistics_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It is the loop of the example, and measures that the model becomes worse and worse."""
+    """The loop is that of the example, and the measured model becomes worse and worse."""
     monkeypatch.syspath_prepend(EXAMPLES)
     example = runpy.run_path(str(EXAMPLES / "digits_own_loop.py"))
     fields = spec(
@@ -224,7 +224,7 @@ def test_options_of_ddp_are_checked(options: dict[str, Any], words: str) -> None
         isotrain.plan(spec(backend_options={"torch-ddp": options}), backend="torch-ddp")
 
 
-def test_native_torch_weight_decay_is_remarked() -> None:
+def test_native_torch_weight_decay_is_noted() -> None:
     found = isotrain.plan(
         spec(
             optimizer={"name": "adam", "weight_decay": 0.5},
@@ -263,7 +263,7 @@ def diverging(on_nan: str) -> None:
 
 
 @pytest.mark.filterwarnings("ignore::RuntimeWarning")
-def test_a_loss_that_is_nan_in_a_loop_without_a_launcher() -> None:
+def test_a_nan_loss_in_a_custom_loop() -> None:
     with pytest.raises(isotrain.NotANumberError, match="is NaN"):
         diverging("stop")
     with pytest.warns(UserWarning, match=r"is NaN.*The run goes on"):
@@ -280,7 +280,7 @@ def test_a_loss_that_is_nan_in_a_loop_without_a_launcher() -> None:
     ],
     ids=["open_session", "measured_plan", "check"],
 )
-def test_a_process_makes_the_strategy_once(
+def test_a_process_creates_the_strategy_once(
     walk: Callable[[], Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
@@ -289,7 +289,7 @@ def test_a_process_makes_the_strategy_once(
     assert len(made) == 1
 
 
-def test_a_plan_begins_to_read_its_data_once(tmp_path: Path) -> None:
+def test_a_plan_opens_its_data_once(tmp_path: Path) -> None:
     def batches() -> Any:
         with (tmp_path / "begun").open("a") as file:
             file.write("once ")
@@ -301,7 +301,7 @@ def test_a_plan_begins_to_read_its_data_once(tmp_path: Path) -> None:
     assert (tmp_path / "begun").read_text() == "once "
 
 
-def test_weights_are_counted_where_none_can_be_copied(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_weights_are_counted_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> Any:
         raise AssertionError("weights were copied")
 
@@ -336,7 +336,7 @@ def test_samples_without_targets_are_refused_where_the_loss_compares_with_them()
             session.step(next(session.batches()))
 
 
-def test_weights_that_cannot_be_written_leave_the_file_before(tmp_path: Path) -> None:
+def test_a_failed_write_of_weights_keeps_the_earlier_file(tmp_path: Path) -> None:
     target, limits = tmp_path / "weights.safetensors", resource.getrlimit(resource.RLIMIT_FSIZE)
     with isotrain.open_session(spec(), backend="reference") as session:
         save_weights(session.group, target)

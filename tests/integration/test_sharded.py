@@ -45,7 +45,7 @@ TRIED: dict[tuple[str, int], cases.Tried] = {
 }
 """Backend and replicas to the kinds that are tried with each optimizer: all where that is quick.
 
-`test_it_goes_on_as_data_parallel_and_back` has the third stage on `tf-multiworker`, and several hosts; the
+`test_it_resumes_as_data_parallel_and_back` has the third stage on `tf-multiworker`, and several hosts; the
 conformance kit's momentum is that of portable models in stage 3.
 """
 RECOMPUTED = {"torch-ddp": (cases.BY_NORMS,), "horovod-torch": (LAST,), "horovod-tf": (LAST,)}
@@ -117,7 +117,9 @@ def assert_close(found: Any, expected: Any, what: str) -> None:
 
 
 @pytest.mark.parametrize(("backend", "replicas"), COUNTED)
-def test_it_equals_data_parallel(backend: str, replicas: int, tmp_path: Path) -> None:
+def test_optimizer_sharding_equals_data_parallel(
+    backend: str, replicas: int, tmp_path: Path
+) -> None:
     tried = TRIED[backend, replicas]
     specs = cases.compared(base(backend), tried, RECOMPUTED.get(backend, ()))
     native = NATIVELY.get((backend, replicas), ())
@@ -207,12 +209,12 @@ def of_four() -> list[dict[str, Any]]:
 
 
 @pytest.mark.slow
-def test_torchs_own_models_and_optimizers_are_sharded_too(of_four: list[dict[str, Any]]) -> None:
+def test_native_torch_models_and_optimizers_are_sharded(of_four: list[dict[str, Any]]) -> None:
     assert_as_parallel(of_four, NATIVE)
 
 
 @pytest.mark.slow
-def test_with_weights_in_parts_on_hosts_it_equals_data_parallel(
+def test_hybrid_sharding_equals_data_parallel(
     of_four: list[dict[str, Any]],
 ) -> None:
     name = f"uneven, {LAST}"
@@ -224,7 +226,7 @@ def test_with_weights_in_parts_on_hosts_it_equals_data_parallel(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(("name", "replicas"), [(cases.WHOLE, 2), ("momentum", 3)])
-def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int) -> None:
+def test_full_sharding_equals_data_parallel(name: str, replicas: int) -> None:
     base = cases.native(epochs=1, **(cases.UNEVEN if replicas > 2 else {}))
     tried = {name: ("stage 3",)}
     processes = launched_in_turn(cases.compared(base, tried), cases.trained, "torch-ddp", replicas)
@@ -234,8 +236,8 @@ def test_with_weights_in_parts_it_equals_data_parallel(name: str, replicas: int)
 
 
 @pytest.mark.slow
-def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) -> None:
-    """With other replicas, in parts and whole; in those of hosts, of which the first writes."""
+def test_sharded_weights_are_saved_and_resumed(tmp_path: Path) -> None:
+    """They are resumed with other replicas, sharded and whole; of hosts, the first writes."""
     fields = {**cases.native(**cases.UNEVEN), **cases.OPTIMIZERS[cases.LAST]}
     folder = str(tmp_path)
     run = try_run(
@@ -265,8 +267,8 @@ def test_weights_in_parts_are_saved_in_parts_and_gone_on_with(tmp_path: Path) ->
 
 
 @pytest.mark.slow
-def test_it_takes_and_sends_what_the_plan_says(of_four: list[dict[str, Any]]) -> None:
-    """Of the replica that has most, and on average: with equal layers, all of it within a tenth."""
+def test_memory_and_traffic_are_as_planned(of_four: list[dict[str, Any]]) -> None:
+    """The plan is of the replica that has most, and on average; with equal layers it is right to a tenth."""
     whole = models.LAYERS * models.WIDTH**2 * 8
     for kind, parts in MEASURED.items():
         all_found = [found[f"{cases.MEASURED}: {kind}"] for found in of_four]
@@ -285,7 +287,7 @@ def test_it_takes_and_sends_what_the_plan_says(of_four: list[dict[str, Any]]) ->
 
 
 @pytest.mark.parametrize(("backend", "replicas", "kind"), CELLS)
-def test_it_goes_on_as_data_parallel_and_back(
+def test_it_resumes_as_data_parallel_and_back(
     backend: str, replicas: int, kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("TF_CPU_ALLOCATOR_USE_BFC", "1")  # TensorFlow counts what it takes
@@ -369,8 +371,8 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
 
 
 @pytest.mark.slow
-def test_weights_in_parts_take_and_send_what_the_plan_says() -> None:
-    """With Adam, each of whose gradients is clipped by its norm, as data-parallel runs."""
+def test_memory_and_traffic_of_full_sharding_are_as_planned() -> None:
+    """It runs Adam, whose gradients are each clipped by norm, as data-parallel runs."""
     whole = models.LAYERS * models.WIDTH**2 * 8
     strategies = {
         "parallel": cases.PARALLEL,
@@ -445,7 +447,7 @@ INAPT = {
 
 
 @pytest.mark.slow
-def test_native_weights_that_are_not_taken_apart_are_named() -> None:
+def test_native_weights_that_cannot_be_sharded_are_named() -> None:
     spec = cases.spec(cases.sharded(3), cases.native(model={"torch": inapt}, precision="float32"))
     for kind, words in INAPT.items():
         found = try_run(nothing, spec | {"model_args": {"kind": kind}}, "torch-ddp", 2)

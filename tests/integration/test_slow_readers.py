@@ -48,7 +48,7 @@ def started(*command: str, out: int | IO[bytes], **variables: str) -> Iterator[A
 
 
 @pytest.mark.slow
-def test_nobody_reads_a_terminal_until_all_is_trained(tmp_path: Path) -> None:
+def test_an_unread_terminal_does_not_stop_training(tmp_path: Path) -> None:
     ours, theirs = pty.openpty()
     with started(str(PROGRAM), str(tmp_path), out=theirs) as process:
         os.close(theirs)
@@ -64,7 +64,7 @@ def test_nobody_reads_a_terminal_until_all_is_trained(tmp_path: Path) -> None:
     assert b"returned [0, 1]" in shown
 
 
-def test_a_launcher_is_stopped_until_all_is_trained(tmp_path: Path) -> None:
+def test_a_suspended_launcher_does_not_stop_training(tmp_path: Path) -> None:
     with started(str(PROGRAM), str(tmp_path), out=subprocess.DEVNULL) as process:
         wait_until((tmp_path / "begun-0").exists, PATIENCE_SECONDS)
         process.send_signal(signal.SIGSTOP)
@@ -75,7 +75,7 @@ def test_a_launcher_is_stopped_until_all_is_trained(tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_nobody_reads_what_rank_0_of_a_joined_run_prints(tmp_path: Path) -> None:
+def test_unread_output_of_rank_0_does_not_stop_training(tmp_path: Path) -> None:
     program = str(PROGRAM), str(tmp_path)
     first, second = (torchrun(rank, 2, tmp_path.name) for rank in (0, 1))
     with (
@@ -88,7 +88,7 @@ def test_nobody_reads_what_rank_0_of_a_joined_run_prints(tmp_path: Path) -> None
 
 
 @pytest.mark.parametrize("way", ["local", pytest.param("joined", marks=pytest.mark.slow)])
-def test_nobody_reads_json_lines_until_all_is_trained(tmp_path: Path, way: str) -> None:
+def test_unread_json_lines_do_not_stop_training(tmp_path: Path, way: str) -> None:
     spec = tmp_path / "spec.json"
     spec.write_text(json.dumps(SPEC))
     run = tmp_path / "run"

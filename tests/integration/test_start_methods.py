@@ -74,7 +74,7 @@ for argv in isotrain.launch(work, spec, backend="reference", replicas=2):
 
 
 @pytest.mark.parametrize("way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)])
-def test_modules_that_read_the_command_line_when_imported_find_it(way: str, tmp_path: Path) -> None:
+def test_imported_modules_see_the_command_line(way: str, tmp_path: Path) -> None:
     (tmp_path / "mine.py").write_text(MODULE)
     (tmp_path / "train.py").write_text(PROGRAM)
     many = [f"--odd=\udcff{number}" for number in range(20_000)]  # more than one argument may hold
@@ -127,7 +127,7 @@ def is_open(descriptor: int) -> bool:
     return True
 
 
-def test_a_forked_process_finds_what_a_fresh_one_finds(
+def test_a_forked_process_starts_as_a_fresh_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     found = {}
@@ -186,7 +186,7 @@ def looks(session: Any) -> list[Any]:
 
 
 @pytest.mark.slow
-def test_the_next_run_finds_nothing_of_the_one_before(tmp_path: Path) -> None:
+def test_a_run_leaves_nothing_for_the_next(tmp_path: Path) -> None:
     planted = launch(plants, tmp_path / "a", backend="torch-ddp", model=portable)
     before = fork_server_pids()
     found = launch(looks, tmp_path / "b", backend="torch-ddp", model=portable)
@@ -197,7 +197,7 @@ def test_the_next_run_finds_nothing_of_the_one_before(tmp_path: Path) -> None:
     assert len({second for _, second in draws}) == len(draws)
 
 
-def test_a_module_that_was_changed_between_two_runs(
+def test_a_module_changed_between_two_runs_is_imported_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(tmp_path))
@@ -211,7 +211,7 @@ def test_a_module_that_was_changed_between_two_runs(
 def test_a_fork_server_imports_while_the_run_s_files_are_written(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """But not for a run that is refused, nor for one inside of a run."""
+    """It does not for a run that is refused, nor for one inside of a run."""
     get, seen = FORK_SERVERS.get, list[bool]()
 
     def watched(*given: Any) -> ForkServer:
@@ -245,7 +245,7 @@ def leaves_one_behind(session: Any) -> None:
 
 
 @pytest.mark.parametrize("way", ["forked", pytest.param("fresh", marks=pytest.mark.slow)])
-def test_what_a_killed_process_forked_and_left_behind_is_ended(
+def test_orphans_of_a_killed_process_are_ended(
     way: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("ISOTRAIN_START", way)
@@ -256,8 +256,8 @@ def test_what_a_killed_process_forked_and_left_behind_is_ended(
     assert not [pid for pid in left if is_alive(pid)]
 
 
-def test_what_is_measured_starts_cold(tmp_path: Path) -> None:
-    """And leaves alone what the runs before and after it start from."""
+def test_measured_runs_start_cold(tmp_path: Path) -> None:
+    """The fork servers of other runs stay."""
     launch(parameters, tmp_path / "warm")
     warm = fork_server_pids()
     measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.01, seconds=0.1)
@@ -290,6 +290,6 @@ def what_keras_left(session: isotrain.Session) -> list[bool]:
 
 
 @pytest.mark.slow
-def test_keras_imports_what_few_need_when_they_use_it(tmp_path: Path) -> None:
+def test_keras_imports_rare_dependencies_on_first_use(tmp_path: Path) -> None:
     left = run_isolated(what_keras_left, spec(model=portable), "torch-ddp", tmp_path / "run")
     assert left == [False, False, True, True]

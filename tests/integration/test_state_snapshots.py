@@ -99,7 +99,7 @@ def copies_of_what_passes_change(session: isotrain.Session) -> None:
 
 
 @pytest.mark.slow
-def test_a_copy_is_of_the_step_after_which_it_was_begun(tmp_path: Path) -> None:
+def test_a_snapshot_is_of_the_step_after_which_it_began(tmp_path: Path) -> None:
     spec = native_resume_models.spec()
     run_isolated(copies_of_what_passes_change, spec, "torch-ddp", tmp_path / "run")
 

@@ -43,7 +43,7 @@ def differences(one: dict[str, Any], other: dict[str, Any]) -> dict[str, float]:
 
 
 @pytest.mark.parametrize("name", ["left in evaluation", "frozen"])
-def test_a_teacher_of_torch_drops_and_moves_nothing(name: str) -> None:
+def test_a_frozen_torch_teacher_stays_in_evaluation_mode(name: str) -> None:
     found, without = (natively()[f"{name}, {kind}"] for kind in DROPS)
     assert max(differences(found["after"], without["after"]).values()) < 1e-5
     moved = differences(found["before"], found["after"])
@@ -52,7 +52,7 @@ def test_a_teacher_of_torch_drops_and_moves_nothing(name: str) -> None:
     assert len(told) == (name == "left in evaluation")
 
 
-def test_a_norm_that_is_left_in_evaluation_moves_nothing() -> None:
+def test_a_normalisation_in_evaluation_mode_stays() -> None:
     """Dropout beside it drops, and the weights beside it are trained."""
     found, without = (natively()[f"norm left in evaluation, {kind}"] for kind in DROPS)
     assert max(differences(found["after"], without["after"]).values()) > 1e-3
@@ -66,8 +66,8 @@ def test_a_norm_that_is_left_in_evaluation_moves_nothing() -> None:
     ("name", "part"),
     [("to be trained, in evaluation", "teacher"), ("all in evaluation", "all of it")],
 )
-def test_what_is_to_be_trained_trains_in_training_mode(name: str, part: str) -> None:
-    """As a model of `from_pretrained` under the loops that people write, which call `train`."""
+def test_models_are_put_in_training_mode(name: str, part: str) -> None:
+    """A model of `from_pretrained` is in evaluation mode, and loops by hand call `train`."""
     found, without = (natively()[f"{name}, {kind}"] for kind in DROPS)
     assert max(differences(found["after"], without["after"]).values()) > 1e-3
     assert found["after"]["teacher.1.num_batches_tracked"] == 6
@@ -75,7 +75,7 @@ def test_what_is_to_be_trained_trains_in_training_mode(name: str, part: str) -> 
 
 
 @pytest.mark.parametrize("backend", ["torch-ddp", "tf-mirrored", "horovod-tf"])
-def test_a_frozen_teacher_of_keras_drops_and_moves_nothing(backend: str) -> None:
+def test_a_frozen_keras_teacher_stays_in_evaluation_mode(backend: str) -> None:
     found = portably(backend)
     for kinds in (
         tuple(DROPS),

@@ -56,7 +56,7 @@ def problems(backend: str, replicas: int) -> dict[str, str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", CHECKS)
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
-def test_group(backend: str, replicas: int, name: str) -> None:
+def test_group_check(backend: str, replicas: int, name: str) -> None:
     found = problems(backend, replicas)[name]
     assert not found, found
 

@@ -70,7 +70,7 @@ def whole_and_rest(session: isotrain.Session, given: dict[str, Any], folder: Pat
     ],
     ids=["torchdata", "torchdata's workers", "grain"],
 )
-def test_a_stream_goes_on_where_it_was(
+def test_a_stream_resumes_from_its_state(
     package: str, data: Any, workers: int, tmp_path: Path
 ) -> None:
     if importlib.util.find_spec(package) is None:

@@ -176,7 +176,7 @@ def test_native_lamb_is_that_of_keras(found: dict[str, Any]) -> None:
 
 
 def test_a_placeholder_does_not_move_the_statistics(found: dict[str, Any]) -> None:
-    """With more micro-batches than samples some are empty; they must leave no trace."""
+    """With more micro-batches than samples some are empty; they change nothing."""
     whole, cut = found["whole"]["state"], found["cut"]["state"]
     assert set(whole) == set(cut)
     moving = next(name for name in whole if name.endswith("moving_mean"))
@@ -192,8 +192,8 @@ def test_losses_of_the_models_own_layers_count_once_on_any_split(found: dict[str
     np.testing.assert_allclose(found["split"]["losses"], penalised["losses"], rtol=1e-12)
 
 
-def test_gradients_travel_during_the_backward_pass_of_a_record(found: dict[str, Any]) -> None:
-    """Those of the last layer leave before the first has its own, where no Python of Keras runs any more."""
+def test_gradients_are_reduced_during_a_replayed_backward_pass(found: dict[str, Any]) -> None:
+    """Those of the last layer leave before the first layer's are computed, where no Python of Keras runs."""
     first, *_, replayed = found["overlap"]
     assert first == "kgb"  # of DDP's first step: all in one bucket
     assert sorted(replayed) == ["b"] * 4 + ["g"]

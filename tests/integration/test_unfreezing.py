@@ -69,7 +69,7 @@ def changed(session: isotrain.Session, name: str) -> str:
 @pytest.mark.parametrize(
     "backend", ["torch-ddp", pytest.param("tf-mirrored", marks=pytest.mark.slow)]
 )
-def test_a_change_on_the_way_is_refused(backend: str) -> None:
+def test_unfreezing_during_training_is_refused(backend: str) -> None:
     specs = {"frozen": spec(portable, False), "thawed": spec(portable, True)}
     if backend == "torch-ddp":
         specs["native, thawed"] = spec({"torch": native}, True)

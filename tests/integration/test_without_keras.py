@@ -109,7 +109,7 @@ def require_no_keras(found: dict[str, Any]) -> None:
     assert named == ["accuracy", "sparse_top_k_categorical_accuracy", "mean_io_u", "loss"]
 
 
-def test_no_keras_with_any_strategy() -> None:
+def test_strategies_load_no_keras() -> None:
     specs = {
         name: {**NATIVE, "global_batch_size": 7, "strategy": strategy}
         for name, strategy in STRATEGIES.items()
@@ -127,7 +127,7 @@ def test_no_keras_with_any_strategy() -> None:
         ("horovod-torch", 2, "forked", "data-parallel"),
     ],
 )
-def test_no_keras(
+def test_native_runs_load_no_keras(
     tmp_path: Path,
     backend: str,
     replicas: int,
@@ -135,7 +135,7 @@ def test_no_keras(
     strategy: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Nor in a fresh process, in a parameter-server run or with Horovod."""
+    """It holds in a fresh process, in a parameter-server run and with Horovod."""
     monkeypatch.setenv("ISOTRAIN_START", start)
     asked = {"name": strategy}
     for found in launched(tmp_path, backend, {"torch": network}, replicas, strategy=asked):
@@ -162,7 +162,7 @@ except isotrain.SpecError as error:
 
 
 def test_torch_trains_where_no_keras_is_installed() -> None:
-    """And a portable model is refused there with what to do."""
+    """A portable model is refused there, with the remedy."""
     run = subprocess.run(
         [sys.executable, "-c", WITHOUT],
         capture_output=True,
@@ -176,7 +176,7 @@ def test_torch_trains_where_no_keras_is_installed() -> None:
     assert "the function imports Keras, which is not installed" in refusal[-1]
 
 
-def test_a_function_that_imports_keras_late_starts_as_ever(tmp_path: Path) -> None:
+def test_a_function_that_imports_keras_late_runs(tmp_path: Path) -> None:
     seldom = launched(tmp_path / "a", "torch-ddp", {"torch": late_keras}, 1)
     always = launched(tmp_path / "b", "torch-ddp", late_keras, 1)
     assert seldom[0]["keras"]

@@ -68,5 +68,5 @@ def test_a_command_can_be_pasted(bed: TwoHostCluster, page: str, number: int) ->
         assert said.count("final loss") == 1, said
 
 
-def test_no_page_is_left_out() -> None:
+def test_every_page_is_covered() -> None:
     assert {page.stem for page in _PAGES.glob("*.md")} == {*PAGES}

@@ -86,7 +86,7 @@ def test_losses_are_those_of_one_machine(
 
 
 @pytest.mark.parametrize("framework", FRAMEWORKS)
-def test_losses_are_the_same_by_environments_that_cannot_be_had_here(
+def test_losses_are_equal_under_simulated_environments(
     bed: TwoHostCluster, local: list[float], framework: str
 ) -> None:
     folder = bed.folder / f"simulated-{framework}"
@@ -101,7 +101,7 @@ def test_losses_are_the_same_by_environments_that_cannot_be_had_here(
         }
 
 
-def test_no_yes_of_the_tables_is_left_out() -> None:
+def test_every_supported_pair_of_the_tables_is_covered() -> None:
     host = plugin_manager()
     backends = {backend for each in FRAMEWORKS.values() for backend in each}
     environments = {*STARTED_BY.values(), *simulated_schedulers.SCHEDULERS}

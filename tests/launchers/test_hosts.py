@@ -70,7 +70,7 @@ def test_links_have_the_rate_that_was_asked_for(bed: TwoHostCluster, tmp_path: P
         bed.network.unshape()
 
 
-def test_two_networks_at_once_do_not_meet(
+def test_two_networks_at_once_are_separate(
     bed: TwoHostCluster, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
     with Network(tmp_path_factory.mktemp("other")) as other:
@@ -80,9 +80,7 @@ def test_two_networks_at_once_do_not_meet(
         assert names[0] != names[1]
 
 
-def test_nothing_is_left_of_hosts_whose_program_was_killed(
-    tmp_path: Path, bed: TwoHostCluster
-) -> None:
+def test_hosts_end_with_their_program(tmp_path: Path, bed: TwoHostCluster) -> None:
     with subprocess.Popen(
         [sys.executable, "-c", _MAKES_HOSTS, str(tmp_path)],
         stdin=subprocess.PIPE,

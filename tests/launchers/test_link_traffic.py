@@ -24,9 +24,7 @@ def rows(bed: TwoHostCluster) -> dict[str, links.Row]:
 
 
 @pytest.mark.parametrize("strategy", links.STRATEGIES)
-def test_what_leaves_a_host_is_what_the_plan_says(
-    rows: dict[str, links.Row], strategy: str
-) -> None:
+def test_traffic_of_a_host_is_as_planned(rows: dict[str, links.Row], strategy: str) -> None:
     row = rows[strategy]
     assert row.predicted is not None
     assert row.predicted < row.sent < (1 + HEADERS) * row.predicted
@@ -34,7 +32,7 @@ def test_what_leaves_a_host_is_what_the_plan_says(
 
 
 def test_fewer_bytes_leave_a_host_than_with_data_parallel(rows: dict[str, links.Row]) -> None:
-    """Of four replicas in a ring each sends 1.5 times the gradients, of two first ones as much as these."""
+    """Each of four replicas in a ring sends 1.5 times the gradients; of two hosts each sends them once."""
     each, first, rarely = (rows[strategy].sent for strategy in links.STRATEGIES)
     assert each / first == pytest.approx(1.5, rel=HEADERS)
     assert each / rarely == pytest.approx(8, rel=HEADERS)

@@ -178,7 +178,7 @@ def expected(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 @pytest.mark.parametrize("launcher", OPTIONS)
-def test_a_driven_run_goes_on_without_a_lost_host(
+def test_a_launched_run_continues_without_a_lost_host(
     runs: dict[str, Future[Ended]], expected: list[float], launcher: str
 ) -> None:
     ended = runs[launcher].result()
@@ -188,7 +188,7 @@ def test_a_driven_run_goes_on_without_a_lost_host(
     assert ended.losses == pytest.approx(expected, rel=1e-12)
 
 
-def test_torchrun_starts_a_joined_run_again_with_all_hosts_and_with_fewer(
+def test_torchrun_restarts_a_run_with_all_hosts_and_with_fewer(
     runs: dict[str, Future[Ended]], expected: list[float]
 ) -> None:
     ended = runs["elastic"].result()

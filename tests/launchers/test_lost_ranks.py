@@ -178,9 +178,7 @@ def ends(bed: TwoHostCluster) -> Iterator[dict[str, Future[End]]]:
 
 
 @pytest.mark.parametrize("name", LOSSES)
-def test_what_is_lost_ends_the_run_and_the_engine_s_job(
-    ends: dict[str, Future[End]], name: str
-) -> None:
+def test_a_lost_rank_ends_the_run_and_its_job(ends: dict[str, Future[End]], name: str) -> None:
     end = ends[name].result()
     assert re.search(LOSSES[name].named, end.said), end.said
     assert end.errors or not LOSSES[name].named

@@ -9,11 +9,11 @@ from cluster.two_hosts import TwoHostCluster
 
 
 @pytest.mark.parametrize("name", EXTERNAL_LAUNCHERS)
-def test_an_engine_sets_what_was_recorded(bed: TwoHostCluster, name: str) -> None:
+def test_a_launcher_sets_the_recorded_variables(bed: TwoHostCluster, name: str) -> None:
     found, before = record(bed, EXTERNAL_LAUNCHERS[name]), recorded(name)
     assert hosts(found) == hosts(before)
     assert form(found) == form(before)
 
 
-def test_every_recorded_engine_is_started_here() -> None:
+def test_every_recorded_launcher_is_started_here() -> None:
     assert {file.stem for file in RECORDED.glob("*.json")} == {*EXTERNAL_LAUNCHERS}

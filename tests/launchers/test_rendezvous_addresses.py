@@ -36,10 +36,10 @@ def test_one_host_is_called_by_its_name(bed: TwoHostCluster) -> None:
 
 
 @pytest.mark.parametrize("interface", ["", "eth0"])
-def test_the_own_name_of_a_host_may_be_its_loopback_address(
+def test_a_hosts_name_may_resolve_to_its_loopback_address(
     bed: TwoHostCluster, interface: str
 ) -> None:
-    """As Debian has it in /etc/hosts."""
+    """Debian has it so in /etc/hosts."""
     hosts = bed.folder / f"hosts-{interface}"
     hosts.write_text("127.0.1.1 node1\n" + Path(bed.folder / "etc" / "hosts").read_text())
     bed.first.check(["mount", "--bind", str(hosts), "/etc/hosts"])
@@ -50,7 +50,7 @@ def test_the_own_name_of_a_host_may_be_its_loopback_address(
     assert said.count("final loss") == 1
 
 
-def test_tensors_go_by_the_interface_that_was_asked_for(bed: TwoHostCluster) -> None:
+def test_tensors_use_the_requested_interface(bed: TwoHostCluster) -> None:
     with bed.network.with_other_interface():
         trained(bed, OTHER, *_SRUN, interface=OTHER)
         assert sent_bytes(bed.first, OTHER) > 1000

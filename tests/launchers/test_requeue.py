@@ -36,7 +36,7 @@ def submitted(bed: TwoHostCluster, folder: Path) -> str:
     return bed.first.check([*submit, f"{folder}/run/launcher/job.sh"], bed.slurm.variables).strip()
 
 
-def test_a_job_saves_when_told_and_goes_on_when_requeued_and_when_its_time_runs_out(
+def test_a_job_saves_on_a_signal_and_resumes_when_requeued(
     bed: TwoHostCluster,
 ) -> None:
     folder = bed.folder / "requeue"

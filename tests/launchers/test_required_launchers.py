@@ -19,7 +19,7 @@ _SKIPPED = {
 
 
 @pytest.mark.parametrize("required", [False, True], ids=["wanted", "required"])
-def test_a_skip_fails_where_engines_are_required(tmp_path: Path, required: bool) -> None:
+def test_a_skip_fails_where_launchers_are_required(tmp_path: Path, required: bool) -> None:
     shutil.copy(_CONFTEST, tmp_path)
     for name, text in _SKIPPED.items():
         (tmp_path / f"test_{name}.py").write_text(f"import pytest\n\n\n{text}\n")

@@ -91,7 +91,7 @@ def left(bed: TwoHostCluster) -> Iterator[str]:
 
 
 @pytest.mark.parametrize("how", ["slurm", "mpi", "job"])
-def test_what_a_run_leaves_comes_to_where_it_was_started(bed: TwoHostCluster, how: str) -> None:
+def test_the_files_of_a_run_come_to_where_it_was_started(bed: TwoHostCluster, how: str) -> None:
     driven = Driven(bed, how, "well")
     done = driven.host.run(driven.command(), bed.slurm.variables)
     assert done.returncode == 0, done.stdout
@@ -138,7 +138,7 @@ def test_checkpoints_that_not_all_hosts_would_see_are_refused(bed: TwoHostCluste
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_what_is_raised_there_is_raised_here(bed: TwoHostCluster, how: str) -> None:
+def test_an_error_of_a_rank_is_raised_here(bed: TwoHostCluster, how: str) -> None:
     driven = Driven(bed, how, "raised")
     data = "integration.scheduler_job:data_not_finite"
     done = driven.host.run(driven.command(data=data), bed.slurm.variables)
@@ -149,8 +149,8 @@ def test_what_is_raised_there_is_raised_here(bed: TwoHostCluster, how: str) -> N
 
 
 @pytest.mark.parametrize("how", ["ray", "job"])
-def test_a_rank_that_is_killed_there_is_named_here(bed: TwoHostCluster, how: str) -> None:
-    """As test_lost_ranks.py has it by the other launchers."""
+def test_a_killed_rank_is_named_here(bed: TwoHostCluster, how: str) -> None:
+    """Other launchers are covered by test_lost_ranks.py."""
     driven = Driven(bed, how, "killed")
     done = driven.host.run(driven.command(data="integration.scheduler_job:data_killed_on_rank_1"))
     assert done.returncode == ExitCode.RUN_FAILED, done.stdout
@@ -178,7 +178,7 @@ def test_an_interrupt_ends_the_ranks_everywhere(bed: TwoHostCluster, how: str) -
     wait_until(lambda: not [*left(bed)], SECONDS)
 
 
-def test_a_step_in_a_job_ends_where_what_had_it_started_is_killed(bed: TwoHostCluster) -> None:
+def test_a_job_step_ends_when_its_starter_is_killed(bed: TwoHostCluster) -> None:
     folder = bed.folder / "inside"
     folder.mkdir()
     slow = {"data": "integration.scheduler_job:SlowAndLoud", "epochs": 1000}

@@ -33,7 +33,9 @@ def local(tmp_path_factory: pytest.TempPathFactory) -> list[float]:
 
 
 @pytest.mark.parametrize("how", ALONE)
-def test_it_trains_as_on_this_machine(bed: TwoHostCluster, local: list[float], how: str) -> None:
+def test_a_single_process_backend_trains_as_on_this_machine(
+    bed: TwoHostCluster, local: list[float], how: str
+) -> None:
     folder = bed.folder / f"alone-{how}"
     folder.mkdir()
     named: dict[str, Any] = {

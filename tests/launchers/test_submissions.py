@@ -41,7 +41,7 @@ def folder(bed: TwoHostCluster, request: pytest.FixtureRequest) -> Path:
 
 
 def test_horovodrun_starts_every_rank_by_mpi_too(bed: TwoHostCluster, folder: Path) -> None:
-    """The others start runs, in test_external_launch.py, which looks at the same."""
+    """The other launchers start runs in test_external_launch.py, which checks the same."""
     command = a_command(folder)
     started = start(bed, "horovodrun-mpi", command)
     try:
@@ -54,7 +54,7 @@ def test_horovodrun_starts_every_rank_by_mpi_too(bed: TwoHostCluster, folder: Pa
     require_rank_variables(told, "horovodrun-mpi", command)
 
 
-def test_sbatch_takes_the_script(bed: TwoHostCluster, folder: Path) -> None:
+def test_sbatch_accepts_the_script(bed: TwoHostCluster, folder: Path) -> None:
     launcher = SlurmLauncher(nodes=2, tasks_per_node=2, partition="main", time="0:10:00")
     script = folder / "job.sh"
     script.write_text(launcher.submission(a_command(folder)).files["job.sh"])
@@ -67,7 +67,7 @@ def test_sbatch_takes_the_script(bed: TwoHostCluster, folder: Path) -> None:
 
 
 @pytest.mark.parametrize("kind", ["job", "jobset"])
-def test_manifests_are_as_the_schemas_of_kubernetes_want_them(tmp_path: Path, kind: Any) -> None:
+def test_manifests_are_valid_by_the_schemas_of_kubernetes(tmp_path: Path, kind: Any) -> None:
     options = {"image": "me/train:1", "volume": "kept", "tls": "certificates"}
     launcher = KubernetesLauncher(pods=4, gpus=1, kind=kind, **options)
     text = launcher.submission(a_command(tmp_path)).files["job.yaml"]
@@ -89,7 +89,7 @@ WRONG = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_a_jobset_with_something_wrong_is_refused(tmp_path: Path, what: str) -> None:
+def test_an_invalid_jobset_is_refused(tmp_path: Path, what: str) -> None:
     launcher = KubernetesLauncher(image="me/train:1", pods=4, kind="jobset")
     (part,) = (
         part
@@ -102,6 +102,6 @@ def test_a_jobset_with_something_wrong_is_refused(tmp_path: Path, what: str) -> 
         validate(part)
 
 
-def test_what_a_launcher_needs_is_here(bed: TwoHostCluster) -> None:
+def test_required_programs_are_here(bed: TwoHostCluster) -> None:
     found = {name: LAUNCHERS[name].availability().reason for name in ON_HOSTS}
     assert found == dict.fromkeys(ON_HOSTS)

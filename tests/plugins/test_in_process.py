@@ -90,7 +90,7 @@ def python(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_strategy_of_a_script_travels_and_a_listener_stays(tmp_path: Path) -> None:
+def test_a_strategy_of_a_script_reaches_the_ranks_and_a_listener_does_not(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     finished = python(tmp_path, "script.py")
     assert finished.returncode == 0, finished.stderr
@@ -99,7 +99,7 @@ def test_a_strategy_of_a_script_travels_and_a_listener_stays(tmp_path: Path) -> 
     assert "heard of epoch 0" in finished.stdout
 
 
-def test_what_cannot_travel_is_refused(tmp_path: Path) -> None:
+def test_an_unpicklable_strategy_is_refused(tmp_path: Path) -> None:
     (tmp_path / "script.py").write_text(SCRIPT)
     finished = python(tmp_path, "script.py", "stuck")
     assert finished.returncode == 1
@@ -107,7 +107,7 @@ def test_what_cannot_travel_is_refused(tmp_path: Path) -> None:
     assert "cannot be sent to the processes of the run" in finished.stderr
 
 
-def test_a_file_that_a_spec_names(tmp_path: Path) -> None:
+def test_a_spec_may_name_a_plugin_file(tmp_path: Path) -> None:
     parts = tmp_path / "parts"
     parts.mkdir()
     (tmp_path / "spec.yaml").write_text(SPEC)

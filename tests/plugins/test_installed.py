@@ -93,7 +93,7 @@ def test_a_broken_plugin_is_left_out_with_its_fault(listing: dict[str, Any], nam
     assert found["registered"] == {}
 
 
-def test_the_others_work(listing: dict[str, Any]) -> None:
+def test_other_plugins_load(listing: dict[str, Any]) -> None:
     found = of_zoo(listing, "good")
     assert (found["status"], found["source"]) == ("loaded", "entry point")
     assert (found["version"], found["api"], found["origin"]) == ("3.1", "1.0", "zoo_good")
@@ -106,11 +106,11 @@ def test_the_others_work(listing: dict[str, Any]) -> None:
     assert of_zoo(listing, "class")["registered"] == {"strategies": ["zoo-class"]}
 
 
-def test_what_is_named_by_reference_is_not_imported(listing: dict[str, Any]) -> None:
+def test_registration_by_reference_imports_nothing(listing: dict[str, Any]) -> None:
     assert "zoo_lazy was imported" not in listing["said"]
 
 
-def test_a_slow_import_is_measured_and_remarked_upon(listing: dict[str, Any]) -> None:
+def test_a_slow_import_is_measured_and_noted(listing: dict[str, Any]) -> None:
     assert of_zoo(listing, "slow")["import_s"] > SLOW_SECONDS
     for name in ("slow", "good"):
         plugin = of_zoo(listing, name)

@@ -90,7 +90,7 @@ def test_calls_come_in_order_on_one_other_thread(tmp_path: Path) -> None:
     assert threading.get_ident() not in logger.threads
 
 
-def test_a_failure_before_anything_else_is_told_too(tmp_path: Path) -> None:
+def test_a_failure_before_the_first_event_is_reported(tmp_path: Path) -> None:
     logger = Noting()
     with (
         pytest.raises(ValueError, match="no data"),
@@ -117,7 +117,7 @@ class Hanging(Logger):
         self.go_on.wait()
 
 
-def test_one_that_raises_or_hangs_is_named_and_the_others_go_on(
+def test_a_failing_or_hanging_logger_is_named_and_others_continue(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(writer_thread, "CLOSE_TIMEOUT_SECONDS", 1.0)
@@ -145,9 +145,7 @@ class Slow(Noting):
         super()._note(*call)
 
 
-def test_no_more_than_so_many_steps_wait_for_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_few_steps_wait_for_a_slow_logger(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(writer_thread, "MAX_QUEUED_STEPS", 10)
     logger, told = Slow(), [0.5] * 4
 
@@ -195,7 +193,7 @@ def steps_and_epoch(logger: Logger, first: int, epoch: int) -> None:
     logger.epoch_ended(epoch, first + 2, {"accuracy": epoch / 4})
 
 
-def test_files_of_a_resumed_run_are_in_one_piece(tmp_path: Path) -> None:
+def test_a_resumed_run_appends_to_its_files(tmp_path: Path) -> None:
     for kind in (CsvLogger, JsonLinesLogger):
         for name, resumes in (("whole", False), ("parted", True)):
             folder = tmp_path / name
@@ -348,7 +346,7 @@ def leveldb_records(content: bytes) -> Iterator[bytes]:
             record = b""
 
 
-def test_one_whose_package_is_missing_or_whose_options_are_wrong(
+def test_a_missing_package_or_wrong_option_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     import importlib.util

@@ -25,29 +25,27 @@ METRICS = (
         ("f1", "f1_score"),
     ],
 )
-def test_what_is_spelled_or_shortened_otherwise_leads_to_the_right_name(
-    wrong: str, meant: str
-) -> None:
+def test_misspelled_and_shortened_names_are_corrected(wrong: str, meant: str) -> None:
     assert nearest(wrong, METRICS) == meant
 
 
 @pytest.mark.parametrize(
     "wrong", ["mean", "error", "cross_entropy", "crossentropy", "mse_loss", "loss", "rmse", ""]
 )
-def test_what_may_be_several_names_or_is_like_none_leads_nowhere(wrong: str) -> None:
+def test_ambiguous_and_unlike_names_are_not_corrected(wrong: str) -> None:
     assert nearest(wrong, METRICS) is None
 
 
 @pytest.mark.parametrize("wrong", ["", "-", "_"])
-def test_what_has_no_word_leads_nowhere(wrong: str) -> None:
+def test_names_without_letters_are_not_corrected(wrong: str) -> None:
     assert nearest(wrong, ["weights"]) is None
 
 
-def test_letters_in_another_order_are_near_enough() -> None:
+def test_transposed_letters_are_corrected() -> None:
     assert nearest("rl", ("lr", "momentum")) == "lr"
 
 
-def test_what_another_process_raised_keeps_its_class_or_the_name_of_it() -> None:
+def test_errors_of_other_processes_keep_their_class_or_its_name() -> None:
     own, others = error_named("SpecError", "no loss"), error_named("ValueError", "no loss")
     assert (type(own), str(own)) == (SpecError, "no loss")
     assert (type(others), str(others)) == (RunFailedError, "ValueError: no loss")

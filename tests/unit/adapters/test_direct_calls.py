@@ -88,10 +88,10 @@ def copied(args: tuple[Any, ...]) -> list[Any]:
 
 
 @pytest.mark.parametrize(("operation", "args", "named"), CASES, ids=[str(c[0]) for c in CASES])
-def test_a_function_gives_what_the_operation_does(
+def test_a_direct_call_equals_its_operation(
     operation: Any, args: tuple[Any, ...], named: dict[str, Any]
 ) -> None:
-    """By its arguments in this order: numbers, type, and how these lie in memory."""
+    """Values, dtype and memory layout agree, with arguments in this order."""
     expected = operation(*copied(args), **named)
     found = FUNCTIONS[operation](*copied(args), **named)
     assert torch.equal(found, expected)

@@ -42,7 +42,7 @@ def mean_entropy(scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
 
 @pytest.mark.parametrize("kind", [torch.int64, torch.int32, torch.uint8])
 def test_a_mean_of_entropies_takes_two_operations(kind: torch.dtype) -> None:
-    """With the gradients that Keras' has."""
+    """Its gradients are those of Keras."""
     classes = CLASSES if kind.is_signed else CLASSES.abs() % 3
     given = SCORES.requires_grad_(), classes.to(kind)
     module, constants = simplified(mean_entropy, SCORES.detach(), given[1])
@@ -88,16 +88,16 @@ LEFT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 @pytest.mark.parametrize("name", LEFT)
-def test_a_choice_stays(name: str) -> None:
-    """Where what it leaves is not the very same, for those who see it or for gradients."""
+def test_an_inequivalent_choice_is_not_replaced(name: str) -> None:
+    """Users of its result and gradients would see another value."""
     given = torch.tensor([1.0, 2.0])
     module, constants = simplified(LEFT[name], given)
     assert "where" in "".join(operations(module))
     assert torch.equal(module(*constants, given), LEFT[name](given))
 
 
-def test_classes_stay_what_rounding_makes_of_them() -> None:
-    """Where there are more of them than the type of numbers has whole ones."""
+def test_labels_beyond_the_dtypes_integers_stay_rounded() -> None:
+    """There are more classes than the dtype has whole numbers."""
 
     def roughly(scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(scores, classes.half().long(), reduction="sum")
@@ -108,7 +108,7 @@ def test_classes_stay_what_rounding_makes_of_them() -> None:
     assert torch.equal(module(*constants, *given), roughly(*given))
 
 
-def test_probabilities_that_were_whole_numbers_are_no_classes() -> None:
+def test_integer_probabilities_are_no_labels() -> None:
     def marked(scores: torch.Tensor, marks: torch.Tensor) -> torch.Tensor:
         return functional.cross_entropy(scores, marks.float().double(), reduction="mean")
 
@@ -155,8 +155,8 @@ def numbers(*shape: int) -> torch.Tensor:
 
 
 @pytest.mark.parametrize("name", CONVOLVED)
-def test_a_product_convolves_small_images(name: str) -> None:
-    """With the gradients of the convolution, and without a copy of its kernel."""
+def test_small_images_are_convolved_by_a_product(name: str) -> None:
+    """Its gradients are those of the convolution, and it copies no kernel."""
     shape, places, is_biased, steps = CONVOLVED[name]
     images = numbers(shape[0], *shape[2:], shape[1])
     given = [images, numbers(*places), *([numbers(places[-1])] if is_biased else [])]

@@ -65,8 +65,8 @@ def test_values_that_leave_torch_are_refused(name: str) -> None:
         recorded(LEAVING[name])
 
 
-def test_what_a_transform_of_functions_computes_is_refused() -> None:
-    """A record would have its results as they were for one batch."""
+def test_function_transforms_are_refused() -> None:
+    """A capture would have their results for one batch."""
     with pytest.raises(UncapturableError, match=re.escape(CALLED_BY_VMAP)):
         recorded(lambda x: torch.vmap(lambda number: number * 2)(x))
 
@@ -78,7 +78,7 @@ def test_shapes_that_depend_on_values_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", KEPT)
-def test_what_follows_from_constants_and_shapes_is_recorded(name: str) -> None:
+def test_values_of_constants_and_shapes_are_captured(name: str) -> None:
     given = torch.arange(6.0).flip(0)
     assert torch.equal(recorded(KEPT[name])(given), KEPT[name](given))
 
@@ -106,7 +106,7 @@ HELD: dict[str, tuple[Callable[[], Any], Callable[[Any], Any]]] = {
 
 
 @pytest.mark.parametrize("name", HELD)
-def test_what_is_changed_in_place_is_noticed(name: str) -> None:
+def test_in_place_changes_are_noticed(name: str) -> None:
     make, change = HELD[name]
     held = make()
     found = mutable_containers_in("it", held, set())
@@ -129,8 +129,8 @@ def test_containers_are_refilled() -> None:
     assert held == {"a": [1, 2], "b": {3}}
 
 
-def test_predictions_that_are_no_numbers_are_not_rounded() -> None:
-    """They are equal or not, whatever rounding makes of the rest."""
+def test_non_numeric_predictions_are_not_rounded() -> None:
+    """They are equal or not, whatever rounding does to the rest."""
 
     def outcome(above: bool) -> Outcome:
         return Outcome(torch.tensor(1.0), [torch.tensor([above]), torch.tensor([3])], [], [], [])
@@ -140,8 +140,8 @@ def test_predictions_that_are_no_numbers_are_not_rounded() -> None:
     assert expected.difference(outcome(False), exact=False, rounded=moved) is not None
 
 
-def test_numbers_and_weights_are_rounded_by_chance() -> None:
-    """No channel is left as it is, and weights are theirs again afterwards, also for a backward pass."""
+def test_inputs_and_weights_are_rounded_at_random() -> None:
+    """Every channel is rounded, and the weights are restored, also for a backward pass."""
     (image,) = perturbed((torch.ones(8, 4, 4, 3),))
     steps = (image - 1) / torch.finfo(image.dtype).eps
     assert bool((steps.abs() > 0.4).all())
@@ -156,7 +156,7 @@ def test_numbers_and_weights_are_rounded_by_chance() -> None:
 
 
 def test_rows_are_rolled_alike() -> None:
-    """Several inputs keep belonging to each other; what has no rows stays."""
+    """Several inputs stay aligned, and inputs without rows stay as they are."""
     rows = torch.arange(6).reshape(3, 2)
     found = rolled(({"left": rows}, rows[:, 0], torch.tensor(7), None))
     assert found[0]["left"].tolist() == [[4, 5], [0, 1], [2, 3]]

@@ -7,7 +7,7 @@ from isotrain.adapters.torch.graph.replay import PeriodicallyChecked
 MANY = 9000
 
 
-def test_it_is_checked_ever_more_seldom_but_at_least_every_4096_uses() -> None:
+def test_checks_become_rarer_up_to_every_4096_uses() -> None:
     known, at = PeriodicallyChecked(), []
     for known.uses in range(1, MANY + 1):
         if known.uses == known.next_check:
@@ -17,7 +17,7 @@ def test_it_is_checked_ever_more_seldom_but_at_least_every_4096_uses() -> None:
     assert (known.next_check, known.last_check) == (12288, 8192)
 
 
-def test_one_that_goes_on_from_another_is_checked_when_that_would_be() -> None:
+def test_a_resumed_schedule_continues_from_its_uses() -> None:
     resumed = PeriodicallyChecked(uses=MANY)
     resumed.pass_checks()
     assert (resumed.next_check, resumed.last_check) == (12288, 8192)

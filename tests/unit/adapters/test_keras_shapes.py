@@ -51,7 +51,7 @@ def test_one_label_is_one_label() -> None:
     assert taken("SparseCategoricalCrossentropy", (1, 1), (1, 4))
 
 
-def test_some_have_shapes_of_their_own() -> None:
+def test_some_metrics_take_other_shapes() -> None:
     assert taken("MeanIoU", (3,), (3, 3))
 
 

@@ -22,7 +22,7 @@ def is_number(value: Any) -> bool:
     return isinstance(value, float)
 
 
-def test_what_is_found_is_put_where_nothing_is_yet() -> None:
+def test_values_are_set_in_missing_containers() -> None:
     value = ({"left": [1.0, (2.0, 3.0)]}, deque([4.0]), Own(), "text", None)
     found = dict(iter_nested("state", value, is_number, set()))
     paths = ["(0){left}[0]", "(0){left}[1](0)", "(0){left}[1](1)", "(1)<0>", "(2).inner[0]"]

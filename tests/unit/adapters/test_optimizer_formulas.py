@@ -44,7 +44,7 @@ def test_each_element_is_bounded_on_both_sides(bound):
 
 
 def test_lamb_is_algorithm_2_of_its_paper():
-    """With the trust ratio |w| / |u|, where u holds the corrected moments and the decay of the weights."""
+    """The trust ratio is |w| / |u|, where u has the corrected moments and the weight decay."""
     rate, first, second, epsilon, decay = 0.125, 0.75, 0.875, 2.0**-10, 0.25
     weight = torch.nn.Parameter(torch.tensor([1.0, -2.0, 0.5], dtype=torch.float64))
     expected = weight.detach().numpy().copy()

@@ -36,7 +36,7 @@ def slice_of(size: int) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor
     return targets, {"near": torch.full((size,), 2.0), "far": torch.full((size,), float(size))}
 
 
-def test_it_is_computed_once_and_never_taken_for_that_of_another_slice() -> None:
+def test_an_output_loss_is_computed_once_per_slice() -> None:
     CALLS.clear()
     loss = TotalLoss(load_spec(SPEC))
     measured = output_losses(loss, torch.device("cpu"))

@@ -73,7 +73,7 @@ def tensorflow_shares(local: bool) -> tuple[list[float], np.ndarray]:
 
 @pytest.mark.parametrize("of_framework", [torch_shares, tensorflow_shares])
 @pytest.mark.parametrize("local", [False, True])
-def test_each_mean_counts_by_what_counts_in_it(of_framework, local):
+def test_means_are_weighted_by_their_denominators(of_framework, local):
     reported, gradients = of_framework(local)
     np.testing.assert_allclose(reported, (GLOBAL * MEANS).sum(1), rtol=1e-15)
     np.testing.assert_allclose(gradients, LOCAL if local else GLOBAL, rtol=1e-15)

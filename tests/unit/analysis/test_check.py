@@ -98,13 +98,13 @@ def test_every_code_has_a_case() -> None:
 
 
 @pytest.mark.parametrize("code", CASES)
-def test_a_spec_triggers_the_code_and_another_does_not(checked: Check, code: str) -> None:
+def test_each_code_has_a_spec_with_it_and_one_without(checked: Check, code: str) -> None:
     wrong, right = CASES[code]
     assert code in found(checked(wrong))
     assert code not in found(checked(right))
 
 
-def test_what_does_not_fit_is_told_with_the_strategy_that_makes_it_fit(checked: Check) -> None:
+def test_too_little_memory_is_a_finding_with_a_strategy_that_fits(checked: Check) -> None:
     (told,) = [
         finding.detail for finding in checked(Scene(weights=(10, 10))) if finding.code == "ISO407"
     ]
@@ -121,7 +121,7 @@ def too_large(checked: Check, replicas: int, strategy: Any = None) -> list[str]:
     return [finding.detail for finding in checked(scene) if finding.code == "ISO407"]
 
 
-def test_each_gpu_has_to_hold_its_own(checked: Check, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_gpu_must_hold_its_replica(checked: Check, monkeypatch: pytest.MonkeyPatch) -> None:
     assert too_large(checked, 2) == [
         "each GPU would have to hold 1.49e-07 GiB, and has 1.16e-07; --strategy sharded,stage=1 or"
         " sharded,stage=2 or sharded,stage=3 would fit (sharded,stage=3: weights are joined early)"
@@ -137,11 +137,11 @@ def test_each_gpu_has_to_hold_its_own(checked: Check, monkeypatch: pytest.Monkey
     assert not too_large(checked, 2)
 
 
-def test_a_registered_model_is_looked_at_as_one_in_the_spec(checked: Check) -> None:
+def test_a_registered_model_is_checked_like_one_in_the_spec(checked: Check) -> None:
     assert "ISO106" in found(checked(Scene({"model": "registered"}, BOTH)))
 
 
-def test_a_strategy_of_one_replica_has_nothing_to_be_told_of(checked: Check) -> None:
+def test_strategies_have_no_findings_with_one_replica(checked: Check) -> None:
     assert not found(checked(Scene({"strategy": "alone"}, replicas=(1,))))
 
 
@@ -199,7 +199,7 @@ def test_an_unknown_code_is_an_error_with_the_nearest(checked: Check) -> None:
 
 
 @pytest.mark.parametrize("code", ["ISO999x", "iso214", "ISO21", 101])
-def test_a_spec_takes_nothing_else_for_a_code(code: Any) -> None:
+def test_a_spec_refuses_malformed_codes(code: Any) -> None:
     with pytest.raises(SpecError, match=r"ignore.0: got .*expected a code of isotrain check"):
         spec(ignore=[code])
     with pytest.raises(SpecError, match="a list of codes"):
@@ -242,7 +242,7 @@ def test_what_needs_the_model_is_left_out_without_measuring(checked: Check) -> N
     assert "--no-measure" in result_text(result)
 
 
-def test_a_failure_to_look_is_told_beside_the_rest(checked: Check) -> None:
+def test_a_failed_rule_is_reported_beside_the_findings(checked: Check) -> None:
     result = checked(Scene({"shuffle": False}, fails=True))
     assert found(result) == {"ISO502", "ISO214"}
     assert result.with_severity(Severity.ERROR)[0].detail == "no such layer"
@@ -258,12 +258,12 @@ def test_a_failure_to_look_is_told_beside_the_rest(checked: Check) -> None:
         (Scene({"strategy": "lone"}), "'alone'"),
     ],
 )
-def test_wrong_questions_are_errors(checked: Check, scene: Scene, words: str) -> None:
+def test_wrong_arguments_are_errors(checked: Check, scene: Scene, words: str) -> None:
     with pytest.raises(IsotrainError, match=words):
         checked(scene)
 
 
-def test_many_layers_are_shortened_for_people(checked: Check, monkeypatch: Any) -> None:
+def test_long_lists_of_layers_are_shortened(checked: Check, monkeypatch: Any) -> None:
     scene = Scene(replicas=(2,))
     checked(scene)
     traits = [LayerTrait(Trait.RANDOM, f"drop{i}", "X").__dict__ for i in range(7)]
@@ -285,7 +285,7 @@ def test_the_page_has_every_code_as_declared() -> None:
         assert rule.fix in in_one_line
 
 
-def test_every_stage_is_counted_where_cores_are(checked: Check) -> None:
+def test_stages_are_counted_against_cores(checked: Check) -> None:
     plan = SimpleNamespace(
         device="cpu", replicas=2, threads=1, device_mesh=DeviceMesh({"data": 2, "stage": CORES})
     )

@@ -47,7 +47,7 @@ def rank(seconds: list[float], at: float, **fields: Any) -> dict[str, Any]:
     }
 
 
-def test_a_run_is_put_together_from_its_processes() -> None:
+def test_a_repeat_combines_its_processes() -> None:
     raw = {"started": 100.0, "ranks": [rank([4, 1, 2], 103.0), rank([3, 2, 1], 104.0)]}
     found = repeat_of(raw, RunTimes(3, 50.0, 12.0))
     assert found.block_seconds == [2, 2]  # of the slowest, from the first steady one on
@@ -60,7 +60,7 @@ def test_a_run_is_put_together_from_its_processes() -> None:
     assert found.steady
 
 
-def test_a_run_that_never_is_steady_says_so() -> None:
+def test_a_run_without_a_steady_state_is_noted() -> None:
     raw = {"started": 0.0, "ranks": [rank([4, 3, 2, 1], 1.0, steady_state_start=None)]}
     found = repeat_of(raw, RunTimes(0, 0.0, 1.0))
     assert not found.steady
@@ -69,8 +69,8 @@ def test_a_run_that_never_is_steady_says_so() -> None:
     assert "3 of 3 runs did not become steady" in summarize([shaky], None, 0)[0].notes[0]
 
 
-def test_a_time_line_tells_how_long_stages_wait() -> None:
-    """Beside what two stages and three micro-batches would: (2 - 1) / (3 + 2 - 1)."""
+def test_a_time_line_shows_idle_time_of_stages() -> None:
+    """Two stages and three micro-batches are predicted to wait (2 - 1) / (3 + 2 - 1) of the time."""
     first, second = [("forward", 0.5)] * 3, [("wait", 1.0), *[("forward", 0.5)] * 3]
     spans = [Span(f"rank {stage}", "input", 0.0, 2.0) for stage in range(2)]
     spans += row("rank 0", 2.0, [*first, ("send", 0.25), ("wait", 0.75), ("backward", 1.5)])
@@ -127,7 +127,7 @@ def test_a_cell_that_fails_later_keeps_its_runs_and_loses_its_figures() -> None:
     assert failed == cell("a@1", 1.0, status="failed", reason="crash")
 
 
-def test_losses_that_are_no_numbers_differ_from_those_that_are() -> None:
+def test_nan_losses_differ_from_numbers() -> None:
     fine, broken = cell("a@1", 1.0), cell("b@1", 1.0, losses=[1.0, math.nan])
     assert summarize([fine, broken], "a@1", 0)[1].loss_difference == math.inf
     assert summarize([broken, broken], "b@1", 0)[1].loss_difference == 0.0
@@ -151,7 +151,7 @@ def test_overlapping_intervals_are_a_tie() -> None:
     assert "Cannot tell" in found.reason
 
 
-def test_few_runs_tell_nothing() -> None:
+def test_few_runs_give_no_verdict() -> None:
     found = decided(cell("a@1", 100, 100), cell("b@1", 300, 300))
     assert found.pick is None
     assert found.tied == ["b@1", "a@1"]
@@ -225,7 +225,7 @@ def test_changes_since_an_earlier_comparison() -> None:
     assert not any(c.slower for c in since(0.3))
 
 
-def test_what_may_be_noise_is_not_called_slower() -> None:
+def test_a_change_within_the_noise_is_not_slower() -> None:
     old, now = comparison(cell("a@1", 99, 100, 101)), comparison(cell("a@1", 70, 90, 105))
     (found,) = summary.changes_since(old, now, margin=0.0, seed=0)
     assert found.samples_per_s is not None
@@ -233,7 +233,7 @@ def test_what_may_be_noise_is_not_called_slower() -> None:
     assert not found.slower
 
 
-def test_changes_tell_when_something_else_was_measured() -> None:
+def test_changes_note_other_settings() -> None:
     old = comparison(cell("a@1", 100, 101, 102))
     now = replace(old, machine={"cores": 8}, spec={"seed": 1})
     (found,) = summary.changes_since(old, now, margin=0.0, seed=0)
@@ -252,7 +252,7 @@ def test_records_survive_their_file(tmp_path: Path) -> None:
     assert "<" not in text.result(made)
 
 
-def test_to_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_pandas_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(__import__("sys").modules, "pandas", None)
     with pytest.raises(IsotrainError, match="pip install pandas"):
         comparison(cell("a@1", 1.0)).to_pandas()

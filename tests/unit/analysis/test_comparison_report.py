@@ -93,7 +93,7 @@ def test_every_table_has_a_caption_and_scopes(page: Page) -> None:
     assert all(head.get("scope") in ("col", "row") for head in page.of("th"))
 
 
-def test_the_page_says_its_language_and_what_it_skips_to(page: Page) -> None:
+def test_the_page_has_a_language_and_a_skip_link(page: Page) -> None:
     assert page.of("html") == [{"lang": "en"}]
     ids = [attributes["id"] for _, attributes in page.elements if "id" in attributes]
     assert len(ids) == len(set(ids)), "an id is there twice"
@@ -102,7 +102,7 @@ def test_the_page_says_its_language_and_what_it_skips_to(page: Page) -> None:
     assert {link.removeprefix("#") for link in links} <= set(ids)
 
 
-def test_every_plot_tells_its_figures_in_words(page: Page) -> None:
+def test_every_plot_has_a_text_alternative(page: Page) -> None:
     drawings = page.of("svg")
     assert len(drawings) == 12
     ids = {attributes.get("id") for _, attributes in page.elements}
@@ -123,7 +123,7 @@ def test_nothing_is_loaded_from_anywhere(page: Page) -> None:
     assert "url(" not in style
 
 
-def test_every_cell_is_a_row_and_a_failed_one_says_why_in_full(page: Page) -> None:
+def test_every_cell_is_a_row_with_the_full_reason_if_it_failed(page: Page) -> None:
     for cell in samples.typical().cells:
         assert cell.name in page.text
     assert " ".join(samples.TRACEBACK.split()) in page.text
@@ -140,7 +140,7 @@ def test_too_few_runs_are_not_called_a_tie() -> None:
     assert not any(given.get("class") == "mark tie" for _, given in found.elements)
 
 
-def test_texts_of_records_stay_texts(hostile: str) -> None:
+def test_texts_of_records_are_escaped(hostile: str) -> None:
     found = Page(hostile)
     assert not found.of("script")
     assert "<script" not in hostile
@@ -172,7 +172,7 @@ def test_the_same_comparison_gives_the_same_bytes(folder: Path, tmp_path: Path) 
         assert (folder / file).read_bytes() == (tmp_path / file).read_bytes(), file
 
 
-def test_plots_that_an_earlier_report_had_go_away(tmp_path: Path) -> None:
+def test_plots_of_an_earlier_report_are_removed(tmp_path: Path) -> None:
     old = tmp_path / "plots" / "scaling.svg"
     old.parent.mkdir()
     old.write_text("old")
@@ -187,7 +187,7 @@ def test_a_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["none_finished", "broken_numbers"])
-def test_what_is_missing_is_said(name: str) -> None:
+def test_missing_figures_are_noted(name: str) -> None:
     text = Page(render(samples.ALL[name]())).text
     if name == "none_finished":
         assert "No cell has finished" in text
@@ -205,7 +205,7 @@ def test_an_interrupted_comparison_says_so() -> None:
     assert "The comparison was interrupted before its first run." in text
 
 
-def test_control_characters_do_not_spoil_a_drawing() -> None:
+def test_plots_with_control_characters_are_valid() -> None:
     cell = replace(samples.cell("torch-ddp", 1), name="_bad\x1b[31m\x00\ud800@1")
     plots = plots_of(samples.comparison([cell], samples.single().verdict))
     for plot in plots:
@@ -269,7 +269,7 @@ def test_differences_are_relative_to_the_larger_in_table_and_plot() -> None:
     assert largest_difference(replace(one, losses=[1.0]), replace(one, losses=[2.0])) == 0.5
 
 
-def test_what_overlaps_gets_a_lane_of_its_own() -> None:
+def test_overlapping_spans_get_lanes_of_their_own() -> None:
     spans = [Span("r", "a", 0, 2), Span("r", "b", 1, 2), Span("r", "c", 2, 1), Span("r", "d", 3, 1)]
     lanes = timeline.lanes(spans)
     assert [[span.name for span in lane] for lane in lanes] == [["a", "c", "d"], ["b"]]
@@ -298,14 +298,14 @@ def test_many_blocks_are_thinned_between_their_ends() -> None:
         ("plain", [-2.0], ["−2.00"]),
     ],
 )
-def test_numbers_that_stand_together_have_one_unit(
+def test_numbers_of_a_column_have_one_unit(
     kind: units.Kind, values: list[float], told: list[str]
 ) -> None:
     unit = units.unit_of(kind, values)
     assert [unit.full(value) for value in values] == told
 
 
-def test_versions_say_who_ran_with_them() -> None:
+def test_versions_name_their_cells() -> None:
     cells = [samples.cell("torch-ddp", 1), samples.cell("tf-mirrored", 1)]
     assert report_tables.versions(cells) == [
         ("keras", "3.15.1", "all"),
@@ -315,7 +315,7 @@ def test_versions_say_who_ran_with_them() -> None:
     ]
 
 
-def test_an_interval_of_nothing_is_not_written() -> None:
+def test_an_empty_interval_is_not_written() -> None:
     cell = replace(samples.cell("torch-ddp", 1), speedup=Estimate(1.0, float("nan"), 2.0))
     speed = report_tables.groups([cell])[0]
     column = [label for label, _ in speed.heads].index("speedup")

@@ -20,7 +20,7 @@ from isotrain.core.errors import IsotrainError, PlanError, UnsupportedError
 from isotrain.core.spec.loading import load_spec
 
 
-def test_only_the_same_comparison_goes_on(tmp_path: Path) -> None:
+def test_only_the_same_comparison_is_resumed(tmp_path: Path) -> None:
     made = comparison(cell("a@1", 1.0))
     more = replace(made, settings={"steps": 20, "repeats": 9})
     store.check_same(made, more, tmp_path)  # more of the same
@@ -56,7 +56,7 @@ def test_wrong_requests_are_refused(fields: dict[str, Any], told: str) -> None:
         CompareRequest(**fields)
 
 
-def test_arguments_are_read_as_people_write_them() -> None:
+def test_arguments_have_readable_forms() -> None:
     parser = argparse.ArgumentParser(exit_on_error=False)
     COMPARE.add_arguments(parser)
 
@@ -90,7 +90,7 @@ def elsewhere(python: str) -> Any:
     return Runner({"torch-ddp": python}).plan(made, "torch-ddp:pigeons", 2)
 
 
-def test_an_error_of_another_interpreter_is_the_same_here() -> None:
+def test_an_error_of_another_interpreter_is_raised_here() -> None:
     with pytest.raises(UnsupportedError, match=rf"pigeons.*\(in {sys.executable}\)"):
         elsewhere(sys.executable)
 

@@ -49,7 +49,7 @@ def read(folder: Path, plain: Any) -> Comparison | str:
 
 
 @pytest.mark.slow
-def test_a_comparison_that_somebody_changed_is_shown_or_refused(tmp_path: Path) -> None:
+def test_an_edited_comparison_is_shown_or_refused(tmp_path: Path) -> None:
     rng = random.Random(7)
     found = [read(tmp_path, mutated(rng)) for _ in range(120)]
     refused = [each for each in found if isinstance(each, str)]
@@ -88,9 +88,7 @@ def test_the_file_and_the_field_are_named(
 
 
 @pytest.mark.parametrize("content", ["{", "[" * 100_000, "[]", "7", ""])
-def test_what_is_no_comparison_is_an_error_that_names_the_file(
-    tmp_path: Path, content: str
-) -> None:
+def test_other_files_are_errors_that_name_the_file(tmp_path: Path, content: str) -> None:
     (tmp_path / "comparison.json").write_text(content)
     with pytest.raises(IsotrainError, match=r"comparison\.json"):
         read_comparison(tmp_path)

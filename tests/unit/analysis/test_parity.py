@@ -30,7 +30,9 @@ EXAMPLES = Path(__file__).parents[3] / "examples"
 
 @pytest.mark.parametrize("apart", [1e-12, 1e-6, 0.1])
 @pytest.mark.parametrize("shape", [(7,), (40, 50), (300, 4, 4, 3)])
-def test_fingerprints_tell_how_far_apart_tensors_are(shape: tuple[int, ...], apart: float) -> None:
+def test_fingerprints_estimate_the_distance_of_tensors(
+    shape: tuple[int, ...], apart: float
+) -> None:
     generator = np.random.default_rng(1)
     estimates = []
     for _ in range(20):
@@ -47,7 +49,7 @@ def _unit(array: np.ndarray) -> np.ndarray:
 
 
 def test_fingerprints_see_a_low_rank_difference() -> None:
-    """One row and one column: what a sketch of regular blocks would miss."""
+    """A sketch of regular blocks would miss one row and one column."""
     one = np.zeros((64, 64))
     for place in (np.s_[5, :], np.s_[:, 5], np.s_[::32, 0]):
         other = one.copy()
@@ -75,14 +77,14 @@ def test_numbers_that_are_not_finite() -> None:
     assert difference(fingerprint(np.zeros(3)), fingerprint(np.zeros(3))) == 0.0
 
 
-def test_axes_are_brought_in_order_and_back() -> None:
+def test_axes_are_permuted_and_restored() -> None:
     kernel = np.arange(3 * 4 * 2 * 5).reshape(3, 4, 2, 5)
     target = MappedTensor("x", "HWIO->OIHW")
     assert np.array_equal(target.to_common(kernel), kernel.transpose(3, 2, 0, 1))
     assert np.array_equal(target.to_model(target.to_common(kernel)), kernel)
 
 
-def test_flattened_axes_are_brought_in_order_and_back() -> None:
+def test_flattened_axes_are_permuted_and_restored() -> None:
     target = MappedTensor("x", "(HWC)O->O(CHW)", {"H": 3, "W": 4})
     dense = np.arange(3 * 4 * 2 * 5).reshape(3 * 4 * 2, 5)
     expected = dense.reshape(3, 4, 2, 5).transpose(3, 2, 0, 1).reshape(5, -1)
@@ -189,7 +191,7 @@ def test_float64_tells_rounding_from_a_difference(
         assert [cause.code for cause in found.causes] == ["learning-rate"]
 
 
-def test_the_floor_is_a_multiple_of_what_was_seen() -> None:
+def test_the_noise_floor_is_a_multiple_of_the_measured_noise() -> None:
     reference = traced(RIGHT)
     floor = NoiseFloor(reference, [NoiseRun(traced(RIGHT * (1 + 1e-3)), 1.0)])
     assert floor.at(0, "weight", "w") == pytest.approx(MARGIN * 1e-3, rel=0.5)
@@ -210,7 +212,7 @@ def small_parity() -> Parity:
     )
 
 
-def test_a_result_reads_well_everywhere() -> None:
+def test_a_result_is_shown_as_text_json_and_html() -> None:
     found = small_parity()
     lines = text.result(found).splitlines()
     assert lines[0] == "DIFFERENCE: b@1 does not"
@@ -221,12 +223,12 @@ def test_a_result_reads_well_everywhere() -> None:
     assert found.run("b@1").status == "difference"
 
 
-def test_one_run_alone_is_refused() -> None:
+def test_a_single_run_is_refused() -> None:
     with pytest.raises(isotrain.PlanError, match="nothing to compare"):
         isotrain.parity(SPEC, backends=["torch-ddp"])
 
 
-def test_to_pandas_says_what_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_to_pandas_names_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "pandas", None)
     with pytest.raises(IsotrainError, match="pip install pandas"):
         small_parity().to_pandas()

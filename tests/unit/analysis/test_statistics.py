@@ -32,7 +32,7 @@ def test_intervals_cover_the_truth(runs: int) -> None:
     assert 0.88 <= hits / 200 <= 0.995
 
 
-def test_intervals_know_that_runs_differ_more_than_blocks() -> None:
+def test_intervals_include_the_variation_between_runs() -> None:
     def width(between: float) -> float:
         generator = np.random.default_rng(1)
         runs = [generator.normal(100 + generator.normal(0, between), 1, (50, 1)) for _ in range(5)]
@@ -103,7 +103,7 @@ def test_the_steady_state_is_found(times: list[float], earliest: int, latest: in
     ],
     ids=["too few", "slowing down", "speeding up", "a late change"],
 )
-def test_what_is_not_steady_is_not_called_so(times: list[float]) -> None:
+def test_unsteady_times_have_no_steady_state(times: list[float]) -> None:
     assert steady_state_start(times) is None
 
 
@@ -112,7 +112,7 @@ def test_flat_noise_is_nearly_always_steady() -> None:
     assert sum(start is None for start in found) < 20
 
 
-def test_a_drift_within_the_noise_is_seen() -> None:
+def test_a_drift_within_the_noise_is_detected() -> None:
     drift = 1 - 0.15 * np.arange(60) / 60
     noise = [np.random.default_rng(seed).normal(1, 0.05, 60) for seed in range(100)]
     assert sum(steady_state_start(list(drift * one)) is not None for one in noise) < 40

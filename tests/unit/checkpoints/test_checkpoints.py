@@ -58,14 +58,14 @@ def test_bfloat16_keeps_its_name_and_its_bits(folder: CheckpointFolder) -> None:
         assert array.tobytes() == bits.astype("float32").tobytes()
 
 
-def test_a_number_that_bfloat16_lacks_is_refused(folder: CheckpointFolder) -> None:
+def test_a_number_that_bfloat16_cannot_represent_is_refused(folder: CheckpointFolder) -> None:
     state = {"w": TensorPart(np.array([1.001], "float32"), "bfloat16")}
     with pytest.raises(CheckpointError, match=r"w: .*bfloat16"):
         folder.save(1, sections={"state": state}, run={})
     assert folder.newest() is None
 
 
-def test_parts_of_several_writers_are_read_whole_and_in_other_parts(
+def test_shards_of_several_writers_are_read_whole_and_resharded(
     folder: CheckpointFolder,
 ) -> None:
     for writer, rows in enumerate([slice(0, 1), slice(1, 3)]):
@@ -93,7 +93,7 @@ def test_without_all_writers_there_is_no_checkpoint(folder: CheckpointFolder) ->
     assert newest.step == before.step
 
 
-def test_the_newest_stay_and_those_that_are_kept(folder: CheckpointFolder) -> None:
+def test_pruning_keeps_the_newest_and_the_protected(folder: CheckpointFolder) -> None:
     for step in (1, 2, 3, 4):
         saved(folder, step, w=NUMBERS)
     folder.write(0, token="t", writer=0, sections={})
@@ -146,7 +146,7 @@ def read_by_the_page(folder: Path) -> dict[str, np.ndarray]:
     return found
 
 
-def test_the_format_is_what_the_page_says(tmp_path: Path) -> None:
+def test_the_format_is_as_documented(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     for writer, rows in enumerate([slice(0, 1), slice(1, 3)]):
         part = TensorPart(NUMBERS[rows], global_shape=(3, 4), offset=(rows.start, 0))

@@ -24,8 +24,8 @@ def watched(monkeypatch: pytest.MonkeyPatch) -> WatchedOs:
 
 
 @pytest.mark.usefixtures("watched")
-def test_two_runs_in_one_folder_mix_nothing(tmp_path: Path) -> None:
-    """One is ahead of the other, so that each removes what the other writes."""
+def test_two_runs_in_one_folder_do_not_mix(tmp_path: Path) -> None:
+    """One is ahead, so that each removes what the other writes."""
     save(tmp_path, 1, 0, "start")
     done, refused, wrong = threading.Event(), [], []
 
@@ -61,7 +61,7 @@ def test_two_runs_in_one_folder_mix_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("made_anew", [False, True])
-def test_a_checkpoint_that_is_removed_while_it_is_committed_is_none(
+def test_a_checkpoint_removed_during_its_commit_does_not_exist(
     tmp_path: Path, watched: WatchedOs, made_anew: bool
 ) -> None:
     save(tmp_path, 3, 3, "ahead")
@@ -81,7 +81,7 @@ def test_a_checkpoint_that_is_removed_while_it_is_committed_is_none(
     assert [each.step for each in CheckpointFolder(tmp_path).complete()] == [3]
 
 
-def test_what_is_removed_while_it_is_read_is_named(tmp_path: Path) -> None:
+def test_a_file_removed_during_reading_is_named(tmp_path: Path) -> None:
     save(tmp_path, 1, 1, "t")
     checkpoint = CheckpointFolder(tmp_path).newest()
     assert checkpoint is not None
@@ -91,7 +91,7 @@ def test_what_is_removed_while_it_is_read_is_named(tmp_path: Path) -> None:
         checkpoint.read("state")
 
 
-def test_attempts_that_came_to_nothing_are_removed(tmp_path: Path) -> None:
+def test_incomplete_attempts_are_removed(tmp_path: Path) -> None:
     folder = CheckpointFolder(tmp_path)
     save(tmp_path, 1, 1, "good")
     for step in (0, 1, 2):

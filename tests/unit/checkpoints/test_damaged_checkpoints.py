@@ -54,7 +54,7 @@ def checkpoint_seen(location: Path) -> int | None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_every_flipped_bit_is_found(folder: Path, name: str) -> None:
+def test_every_flipped_bit_is_detected(folder: Path, name: str) -> None:
     target = folder / "step-000000001" / name
     content = target.read_bytes()
     for place in range(0, len(content), max(1, len(content) // 40)):
@@ -65,7 +65,7 @@ def test_every_flipped_bit_is_found(folder: Path, name: str) -> None:
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_a_file_that_is_cut_off_grown_foreign_or_gone_is_named(folder: Path, name: str) -> None:
+def test_a_truncated_extended_foreign_or_missing_file_is_named(folder: Path, name: str) -> None:
     target = folder / "step-000000001" / name
     content = target.read_bytes()
     for other in (b"", content[:-1], content + b"\0", os.urandom(len(content))):
@@ -99,7 +99,7 @@ def test_files_of_two_writers_that_are_swapped_are_named(folder: Path, kind: str
     assert str(one) in fault(folder)
 
 
-def test_a_checkpoint_under_the_name_of_another_step_is_none(folder: Path) -> None:
+def test_a_checkpoint_named_for_another_step_is_invalid(folder: Path) -> None:
     shutil.copytree(folder / "step-000000001", folder / "step-000000002")
     assert newest(folder) == (1, 1)
     assert "is the checkpoint of step 1" in CheckpointFolder(folder).damaged()[2]
@@ -154,7 +154,7 @@ def in_part(**fields: Any) -> Edit:
     return lambda _, record: record["files"][0]["tensors"][-1].update(fields)
 
 
-def test_what_is_forged_without_a_fault_is_read(folder: Path) -> None:
+def test_a_sound_forgery_is_read(folder: Path) -> None:
     forge(folder, lambda *_: None)
     assert newest(folder) == (1, 1)
 
@@ -193,7 +193,7 @@ def test_what_is_forged_without_a_fault_is_read(folder: Path) -> None:
         lambda _, record: record["files"][0]["tensors"].reverse(),
     ],
 )
-def test_a_record_that_was_made_to_do_harm_is_refused(folder: Path, edit: Edit) -> None:
+def test_a_malicious_record_is_refused(folder: Path, edit: Edit) -> None:
     forge(folder, edit)
     assert str(folder / "step-000000001") in fault(folder)
 
@@ -211,8 +211,8 @@ def test_a_record_that_was_made_to_do_harm_is_refused(folder: Path, edit: Edit) 
     ids=["lists", "objects", "digits", "no text", "null", "two"],
 )
 @pytest.mark.parametrize("name", FILES[:3])
-def test_json_that_was_made_to_do_harm_is_refused(folder: Path, name: str, content: bytes) -> None:
-    """With the right checksums."""
+def test_malicious_json_is_refused(folder: Path, name: str, content: bytes) -> None:
+    """Its checksums are right."""
     target = folder / "step-000000001" / name
     if name == "manifest.json":
         target.write_bytes(sealed(content.removesuffix(b"}")))
@@ -259,7 +259,7 @@ def test_a_pickle_in_disguise_is_not_opened(folder: Path, tmp_path: Path) -> Non
 
 
 @pytest.mark.parametrize("name", FILES)
-def test_what_is_no_regular_file_is_not_waited_for(folder: Path, name: str) -> None:
+def test_special_files_are_named_without_waiting(folder: Path, name: str) -> None:
     target = folder / "step-000000001" / name
     target.unlink()
     os.mkfifo(target)
@@ -272,7 +272,7 @@ def test_what_is_no_regular_file_is_not_waited_for(folder: Path, name: str) -> N
     assert str(target) in fault(folder)
 
 
-def test_a_file_without_end_is_not_taken_into_memory(folder: Path) -> None:
+def test_an_endless_file_is_not_read_into_memory(folder: Path) -> None:
     target = folder / "step-000000001" / "t" / "replica-0-00000.safetensors"
     most = 2**43
     os.truncate(target, most)

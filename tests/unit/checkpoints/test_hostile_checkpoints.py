@@ -76,7 +76,7 @@ PLACES: dict[str, Place] = {
 
 
 @pytest.mark.parametrize("place", PLACES)
-def test_no_model_is_built_by_the_word_of_a_checkpoint(
+def test_a_checkpoint_cannot_make_predict_or_export_import_a_model(
     planted: Checkpoint, unharmed: Callable[[], bool], tmp_path: Path, place: str
 ) -> None:
     run = PLACES[place](planted)
@@ -96,7 +96,7 @@ def test_every_form_of_export_is_tried() -> None:
 
 
 @pytest.mark.parametrize("place", ["path", "folder", "folder of the folder"])
-def test_no_command_builds_it_either(
+def test_a_checkpoint_cannot_make_a_command_import_a_model(
     planted: Checkpoint, unharmed: Callable[[], bool], tmp_path: Path, place: str
 ) -> None:
     run = str(PLACES[place](planted))
@@ -115,10 +115,10 @@ def test_no_command_builds_it_either(
     assert unharmed()
 
 
-def test_a_directory_of_a_run_is_no_spec_for_what_lies_below_it(
+def test_a_run_directory_gives_no_spec_for_files_below_it(
     planted: Checkpoint, unharmed: Callable[[], bool]
 ) -> None:
-    """Whoever sends a checkpoint may send a folder around it."""
+    """A sender of a checkpoint may send a folder around it."""
     around = Path(planted.location).parents[1]
     for name in ("spec.json", "plan.json"):
         (around / name).write_bytes((Path(planted.location) / name).read_bytes())
@@ -130,7 +130,7 @@ def test_a_directory_of_a_run_is_no_spec_for_what_lies_below_it(
     assert unharmed()
 
 
-def test_a_run_does_not_go_on_by_the_word_of_a_checkpoint(
+def test_a_checkpoint_cannot_make_resume_import_a_model(
     planted: Checkpoint, unharmed: Callable[[], bool], tmp_path: Path
 ) -> None:
     for run in (planted.location, Path(planted.location).parent):
@@ -143,7 +143,7 @@ def test_a_run_does_not_go_on_by_the_word_of_a_checkpoint(
     assert unharmed()
 
 
-def test_its_weights_are_read_and_nothing_else(
+def test_only_the_weights_of_a_checkpoint_are_read(
     planted: Checkpoint, unharmed: Callable[[], bool]
 ) -> None:
     for place in (planted.location, str(Path(planted.location).parents[1])):
@@ -237,7 +237,7 @@ def forged(checkpoint: Checkpoint, edit: Edit) -> Checkpoint:
         ("unknown", 1),
     ],
 )
-def test_what_a_run_says_of_itself_is_checked_field_by_field(
+def test_the_record_of_a_run_is_validated_by_field(
     sound: Checkpoint, field: str, value: Any
 ) -> None:
     with pytest.raises(IsotrainError, match=r"run\.json: .*" + field.partition(".")[0]) as told:
@@ -245,12 +245,12 @@ def test_what_a_run_says_of_itself_is_checked_field_by_field(
     assert str(Path(sound.location).parents[1]) in str(told.value)
 
 
-def test_what_is_sound_is_taken(sound: Checkpoint) -> None:
+def test_a_valid_record_is_accepted(sound: Checkpoint) -> None:
     assert SavedRun(forged(sound, put("versions", {}))).trainer_state.step == 1
 
 
 @pytest.mark.parametrize("values", [{}, {"steps": 1}])
-def test_what_a_strategy_has_not_kept_is_refused(sound: Checkpoint, values: dict[str, Any]) -> None:
+def test_unknown_strategy_state_is_refused(sound: Checkpoint, values: dict[str, Any]) -> None:
     with opened() as session:
         session.restore(sound.location)
         place = forged(sound, put("strategy_values", values)).location
@@ -260,7 +260,7 @@ def test_what_a_strategy_has_not_kept_is_refused(sound: Checkpoint, values: dict
             session.restore(place)
 
 
-def test_a_spec_that_is_nested_deeply_is_refused(sound: Checkpoint) -> None:
+def test_a_deeply_nested_spec_is_refused(sound: Checkpoint) -> None:
     deep = forged(sound, put("versions", {}))
     deep.run["spec"]["data_args"] = nested(5000)
     with pytest.raises(IsotrainError, match=r"run\.json: spec: it is nested too deeply"):

@@ -24,7 +24,7 @@ def entry(dtype: str, shape: Any, *offsets: Any) -> dict[str, Any]:
     return {"dtype": dtype, "shape": shape, "data_offsets": list(offsets)}
 
 
-def test_what_is_written_is_read_in_its_own_type(tmp_path: Path) -> None:
+def test_tensors_are_read_in_their_dtype(tmp_path: Path) -> None:
     arrays = {
         "kernel": np.arange(6, dtype=np.float64).reshape(2, 3).T,
         "count": np.array(7, np.int64),
@@ -43,7 +43,7 @@ def test_what_is_written_is_read_in_its_own_type(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir()) == ["file.safetensors"]
 
 
-def test_files_of_others_are_read(tmp_path: Path) -> None:
+def test_files_of_other_libraries_are_read(tmp_path: Path) -> None:
     header = {"__metadata__": {"format": "pt"}, "b": entry("BF16", [2], 4, 8)}
     header["a"] = entry("F32", [], 0, 4)
     data = np.float32(2.5).tobytes() + np.array([0x3FC0, 0xBE80], np.uint16).tobytes()
@@ -73,7 +73,7 @@ WRONG: dict[str, Any] = {
 
 
 @pytest.mark.parametrize("what", WRONG)
-def test_what_cannot_be_true_is_refused_by_the_name_of_the_file(what: str, tmp_path: Path) -> None:
+def test_impossible_headers_are_refused_with_the_file_name(what: str, tmp_path: Path) -> None:
     path = written(tmp_path / "wrong.safetensors", WRONG[what], b"\0" * 4)
     with pytest.raises(CheckpointError, match=r"wrong\.safetensors"):
         SafetensorsFile(path)
@@ -88,7 +88,7 @@ def test_other_files_are_refused(content: bytes, tmp_path: Path) -> None:
         SafetensorsFile(tmp_path / "missing")
 
 
-def test_a_file_that_is_cut_off_later_is_refused(tmp_path: Path) -> None:
+def test_a_file_truncated_after_opening_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "file"
     write_safetensors(path, {"a": TensorPart(np.arange(100.0))})
     found = SafetensorsFile(path)

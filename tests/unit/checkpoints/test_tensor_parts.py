@@ -61,7 +61,7 @@ def small_blocks() -> Iterator[None]:
 
 @given(splits(), st.sampled_from(["float32", "bfloat16", "int16"]), st.booleans())
 @settings(max_examples=60, deadline=None)
-def test_any_parts_are_read_as_any_others(
+def test_any_sharding_is_read_as_any_other(
     split: tuple[tuple[int, ...], list[Box], Box], dtype: str, transposed: bool
 ) -> None:
     shape, boxes, wanted = split
@@ -92,7 +92,7 @@ def test_any_parts_are_read_as_any_others(
     ],
     ids=["a gap", "an overlap", "twice the same", "as many numbers, but not all"],
 )
-def test_parts_that_make_no_whole_are_never_committed(boxes: list[Box]) -> None:
+def test_incomplete_shards_are_never_committed(boxes: list[Box]) -> None:
     folder = CheckpointFolder(f"memory://{uuid.uuid4()}")
     for writer, (offset, shape) in enumerate(boxes):
         part = TensorPart(np.zeros(shape), global_shape=(2, 3), offset=offset)
@@ -105,7 +105,7 @@ def test_parts_that_make_no_whole_are_never_committed(boxes: list[Box]) -> None:
 @pytest.mark.parametrize(
     ("offset", "shape"), [((0, 0), (3, 1)), ((-1, 0), (1, 1)), ((0,), (1,)), ((2, 3), (1, 1))]
 )
-def test_a_part_outside_of_the_tensor_is_refused(
+def test_a_shard_outside_of_its_tensor_is_refused(
     offset: tuple[int, ...], shape: tuple[int, ...]
 ) -> None:
     state = {"w": TensorPart(np.zeros((2, 3)))}
@@ -127,6 +127,6 @@ def test_a_part_outside_of_the_tensor_is_refused(
         (np.zeros(2), {"offset": (1, 1)}),
     ],
 )
-def test_what_no_checkpoint_can_hold_is_refused(array: np.ndarray, options: dict[str, str]) -> None:
+def test_invalid_tensor_parts_are_refused(array: np.ndarray, options: dict[str, str]) -> None:
     with pytest.raises(CheckpointError):
         TensorPart(array, **options)

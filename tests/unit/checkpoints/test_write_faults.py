@@ -54,7 +54,7 @@ class Failing:
     ],
     ids=str,
 )
-def test_a_call_that_fails_costs_no_checkpoint(
+def test_a_failed_system_call_loses_no_checkpoint(
     tmp_path: Path, watched: WatchedOs, second: tuple[int, int, str], code: int, lasts: bool
 ) -> None:
     save(tmp_path / "before", *FIRST)
@@ -81,7 +81,7 @@ def test_a_call_that_fails_costs_no_checkpoint(
 
 @pytest.mark.slow
 @pytest.mark.usefixtures("watched")
-def test_a_process_that_is_killed_at_any_call_costs_no_checkpoint(tmp_path: Path) -> None:
+def test_a_kill_at_any_system_call_loses_no_checkpoint(tmp_path: Path) -> None:
     command = [sys.executable, killed_writers.__file__, str(tmp_path)]
     subprocess.run(command, check=True, timeout=100)
     assert newest(tmp_path / "whole") == (2, 2)
@@ -104,7 +104,7 @@ def test_a_process_that_is_killed_at_any_call_costs_no_checkpoint(tmp_path: Path
     ],
     ids=str,
 )
-def test_a_machine_that_stops_at_any_call_costs_no_checkpoint(
+def test_a_power_loss_at_any_system_call_loses_no_checkpoint(
     tmp_path: Path, watched: WatchedOs, second: tuple[int, int, str], removals_are_done: bool
 ) -> None:
     root = tmp_path / "disk"

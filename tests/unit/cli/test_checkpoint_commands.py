@@ -47,7 +47,7 @@ def said(capsys: pytest.CaptureFixture[str], *arguments: object, code: int = 0) 
     return text.out + text.err, json.loads(capsys.readouterr().out)
 
 
-def test_what_is_in_the_newest_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_newest_checkpoint_is_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text, found = said(capsys, "show", run)
     assert found["step"] == 200
     assert {name: found[name] for name in PLAN} == PLAN
@@ -59,7 +59,7 @@ def test_what_is_in_the_newest_is_shown(run: Path, capsys: pytest.CaptureFixture
         assert word in text
 
 
-def test_names_in_a_checkpoint_are_no_commands_to_a_terminal(
+def test_control_characters_in_names_are_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     harm = "\x1b]0;harm\x07\x9b2J\u202e"
@@ -86,7 +86,7 @@ def test_a_checkpoint_is_found_by_its_own_path(
     assert said(capsys, "show", f"{run}/checkpoints/")[1]["step"] == 200
 
 
-def test_what_differs_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_differences_are_shown(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     before = run / "checkpoints" / "step-000000100"
     text, found = said(capsys, "diff", before, run, code=ExitCode.DIFFERENT)
     (tensor,) = found["tensors"]
@@ -99,7 +99,7 @@ def test_what_differs_is_told(run: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert said(capsys, "diff", run, run)[1]["tensors"] == []
 
 
-def test_dtypes_shapes_and_what_is_no_number_are_told(
+def test_dtypes_shapes_and_nan_are_shown(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     pairs = {
@@ -141,7 +141,7 @@ def test_every_checkpoint_of_a_folder_is_verified(
     assert "manifest.json" in text
 
 
-def test_old_ones_are_removed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_old_checkpoints_are_removed(run: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "prune", str(run), "--keep-last", "1"]) == ExitCode.OK
     assert "steps 100" in capsys.readouterr().out
     _, found = said(capsys, "prune", run, "--keep-last", 1)
@@ -149,7 +149,7 @@ def test_old_ones_are_removed(run: Path, capsys: pytest.CaptureFixture[str]) -> 
 
 
 @pytest.mark.parametrize("action", ["show", "verify", "prune --keep-last 1"])
-def test_where_there_is_none_is_told(
+def test_a_folder_without_checkpoints_is_an_error(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], action: str
 ) -> None:
     name, *options = action.split()
@@ -158,6 +158,6 @@ def test_where_there_is_none_is_told(
     assert found["error"] == "CheckpointError"
 
 
-def test_a_misspelled_action_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_misspelled_action_is_an_error(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoint", "shwo", "x"]) == ExitCode.USAGE
     assert "Did you mean 'show'?" in capsys.readouterr().err

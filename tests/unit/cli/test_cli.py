@@ -58,7 +58,7 @@ def test_help_and_backends_load_no_framework() -> None:
 
 
 def test_a_plan_is_made_without_numpy() -> None:
-    """Whoever runs a spec waits for the imports of the plan before those of the framework begin."""
+    """Users wait for the imports of the plan before those of the framework begin."""
     program = """
         import sys
         import isotrain
@@ -263,7 +263,7 @@ def test_every_command_takes_a_spec_of_a_script(
         ("compressed,method=powersgd", "compressed", {"method": "powersgd"}),
     ],
 )
-def test_a_choice_is_a_name_and_options_in_yaml(
+def test_a_strategy_argument_is_a_name_and_yaml_options(
     text: str, name: str, options: dict[str, Any]
 ) -> None:
     assert name_with_options(text) == {"name": name, "options": options}
@@ -276,7 +276,7 @@ def test_schema_accepts_a_spec_and_refuses_a_wrong_one(tmp_path: Path) -> None:
         jsonschema.validate({**SPEC, "epochs": "many"}, schema)
 
 
-def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
+def test_the_strategies_table_follows_the_declarations(tmp_path: Path) -> None:
     found = json.loads(in_process("strategies", "--json", folder=tmp_path).stdout)["strategies"]
     host = plugin_manager()
     names = [strategy["name"] for strategy in found]
@@ -303,7 +303,7 @@ def test_strategies_come_from_the_declarations(tmp_path: Path) -> None:
             assert pair["supported"] == (not missing)
 
 
-def test_the_reason_for_a_no_is_shown_in_full() -> None:
+def test_the_reason_of_an_unsupported_pair_is_shown_in_full() -> None:
     reason = "it has no send-receive: " + "words " * 40
     pairs = {"a": {"supported": True, "reason": None}, "b": {"supported": False, "reason": reason}}
     listed = [{"name": "gossip", "summary": "talks", "requires": [], "backends": pairs}]

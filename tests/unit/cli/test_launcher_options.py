@@ -12,7 +12,7 @@ from helpers.in_process import command as in_process
 from isotrain.core.cli.exit_codes import ExitCode
 
 
-def test_a_plan_shows_what_an_engine_is_given(folder: Path) -> None:
+def test_a_plan_shows_the_submission(folder: Path) -> None:
     wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--no-measure"]
     options = ["--launcher-option", "image=me/train:1", "--launcher-option", "pods=3"]
     text = in_process("plan", "small.json", *wanted, *options, folder=folder).stdout
@@ -25,7 +25,7 @@ def test_a_plan_shows_what_an_engine_is_given(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
-def test_a_dry_run_writes_it(folder: Path) -> None:
+def test_a_dry_run_writes_the_submission(folder: Path) -> None:
     wanted = ["--backend", "torch-ddp", "--launcher", "kubernetes", "--run-dir", "here"]
     option = ["--launcher-option", "image=me/train:1", "--dry-run"]
     said = in_process("run", "small.json", *wanted, *option, folder=folder).stdout
@@ -56,7 +56,7 @@ def test_a_dry_run_writes_it(folder: Path) -> None:
     ],
     ids=lambda more: more[0],
 )
-def test_what_is_of_a_training_is_refused_beside_work(folder: Path, more: list[str]) -> None:
+def test_training_options_are_refused_with_internal_work(folder: Path, more: list[str]) -> None:
     work = [
         "--internal-work",
         '{"work": "measure"}',
@@ -83,7 +83,7 @@ def test_what_is_of_a_training_is_refused_beside_work(folder: Path, more: list[s
         ("kubernetes", "kubectl", "image=me/train:1", None),
     ],
 )
-def test_a_machine_without_the_engine_plans_and_writes_and_starts_nothing(
+def test_without_the_launchers_program_a_run_is_planned_and_not_started(
     folder: Path,
     monkeypatch: pytest.MonkeyPatch,
     launcher: str,
@@ -109,7 +109,7 @@ def test_a_machine_without_the_engine_plans_and_writes_and_starts_nothing(
 
 
 @pytest.mark.parametrize("text", ["nodes", "=2", "a b=2"])
-def test_what_is_no_option_of_a_launcher(folder: Path, text: str) -> None:
+def test_malformed_launcher_options_are_refused(folder: Path, text: str) -> None:
     wanted = ["--backend", "torch-ddp", "--launcher", "slurm", "--launcher-option", text]
     found = in_process("run", "small.json", *wanted, folder=folder)
     assert (found.returncode, "expected NAME=VALUE" in found.stderr) == (2, True)

@@ -27,7 +27,7 @@ def test_a_reader_that_leaves_early_is_no_error(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("command", ["resume", "runs", "logs", "report"])
-def test_a_path_that_is_too_long_is_told_in_a_line(command: str, tmp_path: Path) -> None:
+def test_a_too_long_path_is_one_line_of_error(command: str, tmp_path: Path) -> None:
     (told,) = in_process(command, "d" * 300, folder=tmp_path).stderr.splitlines()
     assert told.startswith("isotrain: ddd")
     assert told.endswith(": File name too long")
@@ -42,14 +42,16 @@ def test_a_path_that_is_too_long_is_told_in_a_line(command: str, tmp_path: Path)
         ("rn 2>&-", 2, ""),
     ],
 )
-def test_output_that_takes_no_more(command: str, code: int, told: str, tmp_path: Path) -> None:
+def test_full_or_closed_output_is_reported(
+    command: str, code: int, told: str, tmp_path: Path
+) -> None:
     done = redirected(command, tmp_path)
     assert done.returncode == code
     assert told in done.stderr
     assert len(done.stderr.splitlines()) == bool(told), "neither tracebacks nor other noise"
 
 
-def test_output_that_does_not_wait_is_no_lack_of_processes(
+def test_non_blocking_output_is_not_reported_as_a_process_limit(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     full = BlockingIOError(errno.EAGAIN, "write could not complete without blocking", 0)
@@ -58,7 +60,7 @@ def test_output_that_does_not_wait_is_no_lack_of_processes(
     assert capsys.readouterr().err.startswith("isotrain: the output, or a file, cannot be written")
 
 
-def test_characters_that_the_output_lacks() -> None:
+def test_characters_that_the_output_lacks_are_escaped() -> None:
     out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
     with (
         mock.patch("sys.stdout", out),
@@ -68,7 +70,7 @@ def test_characters_that_the_output_lacks() -> None:
     assert out.buffer.getvalue() == b"\\u2013\n"  # type: ignore[attr-defined]
 
 
-def test_a_folder_that_was_removed(folder: Path) -> None:
+def test_a_removed_current_folder_is_reported(folder: Path) -> None:
     inside = folder / "inside"
     inside.mkdir()
     plan = f"plan {folder}/small.json --backend reference --no-measure"

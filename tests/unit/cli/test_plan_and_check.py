@@ -38,7 +38,7 @@ def test_a_measured_plan(folder: Path) -> None:
     assert not (folder / "runs").exists()
 
 
-def test_what_differs_between_plans(folder: Path) -> None:
+def test_plan_diff_shows_differing_fields(folder: Path) -> None:
     command = ["plan", "small.json", "--no-measure", "--diff"]
     found = in_process(*command, "torch-ddp@2", "tf-multiworker:ring@2", "--json", folder=folder)
     rows = {row["field"]: row for row in json.loads(found.stdout)["differences"]}
@@ -55,7 +55,7 @@ def test_what_differs_between_plans(folder: Path) -> None:
     assert same == "torch-ddp and torch-ddp: no difference\n"
 
 
-def test_a_plan_is_under_the_strategy_that_is_asked_for(folder: Path) -> None:
+def test_a_plan_uses_the_requested_strategy(folder: Path) -> None:
     command = ["plan", "small.json", "--no-measure", "--replicas", "2", "--json"]
     asked = ["--backend", "torch-ddp", "--strategy", "local-sgd,every=4"]
     with mock.patch.object(TrainingSpec, "rules", wraps=TrainingSpec.rules) as validated:
@@ -71,7 +71,7 @@ def test_a_plan_is_under_the_strategy_that_is_asked_for(folder: Path) -> None:
     assert rows["replicas"] == (2, 3)
 
 
-def test_a_check_says_by_its_exit_code_what_it_found(
+def test_check_exits_by_its_findings(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)
@@ -91,7 +91,7 @@ def test_a_check_says_by_its_exit_code_what_it_found(
     assert main([*warned, "--ignore", "ISO301,ISO302"]) == ExitCode.OK
 
 
-def test_nccl_without_gpus_is_found(
+def test_nccl_without_gpus_is_a_finding(
     folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(folder)

@@ -50,7 +50,7 @@ def test_an_unavailable_backend(folder: Path) -> None:
     assert by_name["torch-ddp"]["available"]
 
 
-def test_run_as_json(folder: Path) -> None:
+def test_run_prints_json_events(folder: Path) -> None:
     arguments = ["--backend", "reference", "--replicas", "2", "--json", "--run-dir", "out"]
     found = isotrain("run", "small.json", *arguments, "--set", "epochs=1", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
@@ -79,7 +79,7 @@ def test_run_quietly_prints_the_result_alone(folder: Path) -> None:
     assert (Path(directory) / "result.json").is_file()
 
 
-def test_a_result_is_printed_though_records_are_gone(folder: Path) -> None:
+def test_a_result_is_printed_though_files_were_removed(folder: Path) -> None:
     text = (folder / "small.py").read_text()
     removal = "    __import__('pathlib').Path('run/versions.json').unlink()\n    inputs ="
     (folder / "small.py").write_text(text.replace("    inputs =", removal))
@@ -90,7 +90,7 @@ def test_a_result_is_printed_though_records_are_gone(folder: Path) -> None:
     assert done.returncode == ExitCode.RUN_FAILED
 
 
-def test_run_in_plain_lines(folder: Path) -> None:
+def test_run_prints_plain_lines(folder: Path) -> None:
     found = in_process("run", "small.json", "--backend", "reference", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr
     lines = found.stderr.splitlines()
@@ -102,7 +102,7 @@ def test_run_in_plain_lines(folder: Path) -> None:
     assert found.stdout.startswith("making the data\nfinal loss ")
 
 
-def test_other_ranks_are_shown_too_and_the_run_is_listed(folder: Path) -> None:
+def test_chosen_ranks_are_shown_and_the_run_is_listed(folder: Path) -> None:
     arguments = ["--backend", "reference", "--replicas", "2", "--run-dir", "runs/two"]
     found = in_process("run", "small.json", *arguments, "--ranks", "1", folder=folder)
     assert found.returncode == ExitCode.OK, found.stderr

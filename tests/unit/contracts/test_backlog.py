@@ -24,13 +24,13 @@ def through(backlog: EventQueue[Event], *events: Event) -> list[Event]:
     return list(iter(backlog.take, None))
 
 
-def test_of_progress_in_a_row_the_newest_is_kept() -> None:
+def test_only_the_newest_of_consecutive_progress_is_kept() -> None:
     given = [progress(1), progress(2), steps(0, 2), progress(3), progress(4)]
     backlog = EventQueue[Event](lambda text: Warned(text=text))
     assert through(backlog, *given) == [progress(2), steps(0, 2), progress(4)]
 
 
-def test_what_is_left_out_is_counted_where_it_would_be() -> None:
+def test_dropped_events_are_counted_in_their_place() -> None:
     backlog = EventQueue[Event](lambda text: Warned(text=text), most_bytes=1000)
     given = [steps(0, 20), steps(20, 3), Output(text="x"), progress(23), EPOCH, steps(23, 4)]
     first, gap, epoch, last = through(backlog, *given)

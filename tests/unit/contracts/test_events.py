@@ -38,7 +38,7 @@ _EVENTS: list[Event] = [
 ]
 
 
-def test_no_kind_is_forgotten() -> None:
+def test_every_kind_of_event_is_tested() -> None:
     kinds = {*ProcessEvent.__subclasses__(), *Event.__subclasses__()} - {ProcessEvent}
     assert {type(event) for event in _EVENTS} == kinds
 
@@ -51,7 +51,7 @@ def test_an_event_survives_the_pipe(event: Event) -> None:
     assert read_event(line) == event
 
 
-def test_numbers_that_json_lacks_survive_too() -> None:
+def test_nan_and_infinity_survive_the_pipe() -> None:
     losses = [math.inf, -math.inf, math.nan]
     line = events.Steps(first=0, losses=losses, learning_rates=[0.1] * 3).to_line()
     json.loads(line, parse_constant=pytest.fail)
@@ -61,7 +61,7 @@ def test_numbers_that_json_lacks_survive_too() -> None:
     assert math.isnan(read.losses[2])
 
 
-def test_who_tells_it_comes_before_what() -> None:
+def test_the_rank_comes_before_the_fields() -> None:
     fields = events.Started(rank=3, time=1.5, step=7, call="start", pid=12).to_dict()
     assert list(fields.items()) == [
         ("event", "started"),
@@ -74,7 +74,7 @@ def test_who_tells_it_comes_before_what() -> None:
     assert events.Output(text="hello").to_dict() == {"event": "output", "text": "hello", "rank": 0}
 
 
-def test_what_a_newer_peer_adds_is_passed_over() -> None:
+def test_unknown_fields_are_ignored() -> None:
     started = {**events.Started(pid=12).to_dict(), "mood": "good"}
     assert read_event(json.dumps(started).encode()) == events.Started(pid=12)
     assert read_event(json.dumps({**started, "event": "dreamt"}).encode()) is None

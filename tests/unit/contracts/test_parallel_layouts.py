@@ -29,7 +29,7 @@ SPEC = TrainingSpec(
 )
 
 
-def test_places_are_numbered_row_by_row() -> None:
+def test_mesh_positions_are_numbered_row_by_row() -> None:
     mesh = DeviceMesh({DATA: 2, SHARD: 3})
     assert (mesh.total_size, mesh.replicas, mesh.size(STAGE)) == (6, 6, 1)
     assert [tuple(mesh.coordinates(place).values()) for place in range(6)] == [
@@ -47,7 +47,7 @@ def test_stages_are_parts_of_a_replica() -> None:
     assert mesh.coordinates(4) == {STAGE: 1, DATA: 1}
 
 
-def test_a_mesh_travels_in_the_context() -> None:
+def test_a_mesh_is_sent_with_the_process_context() -> None:
     mesh = DeviceMesh({DATA: 2, SHARD: 2})
     context = ProcessContext(1, 4, "", (Peer(1, "h", "h", 1, 1, (1,)),), device_mesh=mesh)
     again = from_variables(context.to_variables())
@@ -102,7 +102,7 @@ def host() -> PluginManager:
     return found
 
 
-def test_a_third_party_brings_a_placement(host: PluginManager) -> None:
+def test_a_plugin_may_have_its_own_parallel_layout(host: PluginManager) -> None:
     spec = SPEC.model_copy(
         update={"strategy": SPEC.strategy.model_copy(update={"name": "in-pairs"})}
     )
@@ -118,7 +118,7 @@ def test_a_third_party_brings_a_placement(host: PluginManager) -> None:
         make_plan(ResolvedSpec(spec, host), backend="reference", replicas=3)
 
 
-def test_a_single_replica_needs_nobody_to_serve_it() -> None:
+def test_a_single_replica_needs_no_parameter_server() -> None:
     assert ParameterServerLayout().for_replicas(1) is REPLICATED
     served = ParameterServerLayout(servers=2)
     assert served.for_replicas(2) is served

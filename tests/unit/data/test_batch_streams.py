@@ -35,7 +35,7 @@ from isotrain.core.errors import DataError
     gradient_accumulation_steps=st.integers(1, 3),
     drop_remainder=st.booleans(),
 )
-def test_the_same_global_batches_as_of_arrays(
+def test_global_batches_equal_those_of_arrays(
     global_batch_size, replicas, gradient_accumulation_steps, drop_remainder
 ):
     options = {
@@ -49,7 +49,7 @@ def test_the_same_global_batches_as_of_arrays(
 
 
 @pytest.mark.parametrize("samples", [None, 20])
-def test_a_run_that_resumes_reads_what_it_would_have_read(samples):
+def test_a_resumed_run_reads_the_same_batches(samples):
     whole = given_by(stream(Uneven(shift=3), samples), epochs=3)
     assert whole[0][-1] != whole[3][-1]  # another order in the second epoch
     for start in range(10):
@@ -81,9 +81,7 @@ def is_on_device(value: object) -> bool:
 
 
 @pytest.mark.parametrize(("replicas", "gradient_accumulation_steps"), [(1, 1), (2, 1), (1, 2)])
-def test_what_a_replica_computes_on_is_taken_as_it_is(
-    replicas: int, gradient_accumulation_steps: int
-) -> None:
+def test_device_tensors_are_not_copied(replicas: int, gradient_accumulation_steps: int) -> None:
     given = [(Placed(INPUTS[rows]), Placed(TARGETS[rows])) for rows in (slice(8), slice(8, 16))]
     source = stream(lambda: iter([*given, (Placed(INPUTS[16:]), Placed(TARGETS[16:]))]), 20)
     chosen = {
@@ -100,7 +98,7 @@ def test_what_a_replica_computes_on_is_taken_as_it_is(
     assert all(is_on_device(p.inputs) for batch in found for own in batch.slices for p in own)
 
 
-def test_a_transform_that_works_in_place_leaves_what_the_stream_gave():
+def test_an_in_place_transform_leaves_the_streams_arrays():
     inputs = INPUTS.copy()
 
     def halved(inputs, targets, random):
@@ -113,7 +111,7 @@ def test_a_transform_that_works_in_place_leaves_what_the_stream_gave():
     np.testing.assert_array_equal(inputs, INPUTS)
 
 
-def test_a_transform_knows_which_samples_it_has():
+def test_a_transform_of_a_stream_draws_by_sample():
     def noted(inputs, targets, random):
         return inputs, random.uniform()
 
@@ -126,14 +124,14 @@ def test_a_transform_knows_which_samples_it_has():
         assert both[0] == both[1]
 
 
-def test_a_stream_that_is_changed_twice_is_changed_by_both():
+def test_transforms_of_a_stream_are_chained():
     twice = stream(Uneven(), 20).changed(lambda batch: (batch[0] + 1, batch[1]))
     found = next(iter(twice.changed(lambda batch: (batch[0] * 2, batch[1])).epoch(0)))
     plain = next(iter(stream(Uneven(), 20).epoch(0)))
     assert np.array_equal(found[0], (plain[0] + 1) * 2)
 
 
-def test_only_the_first_batch_of_an_epoch_says_what_it_is():
+def test_only_the_first_batch_of_an_epoch_has_a_fingerprint():
     marked = [batch.fingerprint is not None for batch in loader(as_source(Uneven()))]
     assert marked == [True, False, False] * 2
     first = [
@@ -207,7 +205,7 @@ def shuffled_by_torch() -> DataLoader:
     ],
 )
 def test_counting_the_samples_changes_none_of_them(make: Callable) -> None:
-    """The epochs are those of a plain loop; so are those of a run that goes on in the second."""
+    """The epochs are those of a plain loop, also in a run that resumes in the second."""
     epochs = []
     for reads in ("plainly", "from the start", "from the second"):
         torch.manual_seed(2)
@@ -230,14 +228,14 @@ def copied(batch: object) -> list:
     return [np.asarray(part).tolist() for part in batch]
 
 
-def test_a_sampler_tells_the_samples_and_nothing_is_read() -> None:
+def test_a_sampler_gives_the_length_without_reading() -> None:
     made = drawn_by_a_sampler()
     before = made.sampler.generator.get_state()
     assert len(as_source(made)) == 20
     assert torch.equal(made.sampler.generator.get_state(), before)
 
 
-def test_of_an_epoch_too_large_to_keep_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_epoch_too_large_to_keep_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_epoch, "MOST_BYTES", 100)
     source = as_source(Uneven())
     assert len(source) == 20
@@ -247,7 +245,7 @@ def test_of_an_epoch_too_large_to_keep_it_is_said(monkeypatch: pytest.MonkeyPatc
     assert not [*source_notes(stream(Uneven(), 20))]
 
 
-def test_a_stream_that_may_never_end_is_told_of(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_possibly_endless_stream_is_noted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(first_epoch, "SILENT_SECONDS", -1.0)
     with pytest.warns(match=r"count its samples, 3 so far.*itertools.islice") as told:
         assert len(as_source(Uneven())) == 20

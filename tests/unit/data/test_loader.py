@@ -194,7 +194,7 @@ def test_only_local_samples_are_gathered():
     assert source.asked == [4, 5, 10]
 
 
-def test_an_empty_share_holds_the_first_sample_of_the_global_batch():
+def test_an_empty_local_batch_has_the_first_sample_as_placeholder():
     (batch,) = loader(2, replicas=3)
     piece = batch.slices[2][0]
     assert (piece.count, piece.weight) == (0, 0.0)
@@ -203,7 +203,7 @@ def test_an_empty_share_holds_the_first_sample_of_the_global_batch():
 
 
 @pytest.mark.parametrize("shuffle", [False, True])
-def test_what_a_model_changes_in_place_is_no_longer_the_data(shuffle):
+def test_batches_are_copies_of_the_data(shuffle):
     source = source_of(16)
     for batch in loader(
         16, source=source, shuffle=shuffle, replicas=2, gradient_accumulation_steps=2
@@ -212,7 +212,7 @@ def test_what_a_model_changes_in_place_is_no_longer_the_data(shuffle):
             assert not any(np.shares_memory(piece.inputs, source.inputs) for piece in pieces)
 
 
-def test_place_is_called_on_inputs_and_targets():
+def test_to_device_is_called_on_inputs_and_targets():
     (batch,) = loader(4, to_device=lambda array: ("placed", array.shape))
     piece = batch.slices[0][0]
     assert (piece.inputs, piece.targets) == (("placed", (4, 2)), ("placed", (4,)))
@@ -318,7 +318,7 @@ class Endless:
 
 
 @pytest.mark.parametrize("length", [10**18, 10**30, -1])
-def test_a_length_that_cannot_be_is_refused(length: int) -> None:
+def test_an_impossible_length_is_refused(length: int) -> None:
     options = {"shuffle": True, "drop_remainder": False, "seed": 0, "epochs": 1}
     with pytest.raises(DataError, match=r"data: (its length is|len\(\) of it fails)"):
         Loader(Endless(length), global_batch_size=4, replicas=1, local_replicas=[0], **options)

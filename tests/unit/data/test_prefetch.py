@@ -22,7 +22,7 @@ def prefetch_threads() -> list[threading.Thread]:
     return [t for t in threading.enumerate() if t.name == "isotrain-prefetch"]
 
 
-def test_work_happens_in_the_one_thread_and_not_too_far_ahead():
+def test_batches_are_prepared_in_one_thread_a_few_ahead():
     made: list[threading.Thread] = []
 
     def watch(inputs, targets, random):

@@ -28,7 +28,7 @@ def test_permutation_holds_each_sample_once_and_is_repeatable(seed, epoch, lengt
 
 
 def test_permutation_values_are_fixed():
-    """A change of these numbers changes every recorded loss curve and breaks resuming old runs."""
+    """Other values would change every recorded loss curve, and break resuming old runs."""
     assert sampler.permutation(7, 0, 10, shuffle=True).tolist() == GOLDEN[7, 0]
     assert sampler.permutation(7, 1, 10, shuffle=True).tolist() == GOLDEN[7, 1]
 
@@ -46,7 +46,7 @@ def test_seed_and_epoch_each_change_the_order(other):
     assert first != sampler.permutation(*other, 100, shuffle=True).tolist()
 
 
-def test_seed_and_epoch_do_not_stand_for_each_other():
+def test_seed_and_epoch_are_not_interchangeable():
     orders = {
         tuple(sampler.permutation(seed, epoch, 50, shuffle=True))
         for seed in (0, 1, 2, 2**32, 2**32 + 1)

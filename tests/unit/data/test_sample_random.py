@@ -74,14 +74,14 @@ def test_no_draw_repeats_a_number_of_an_earlier_one():
     assert together.tobytes() == np.concatenate(one_by_one, axis=1).tobytes()
 
 
-def test_seed_and_epoch_do_not_stand_for_each_other():
+def test_seed_and_epoch_are_not_interchangeable():
     pairs = [(0, 2), (1, 1), (2, 0)]
     first = {SampleRandom(seed, epoch, np.array([0])).uniform().item() for seed, epoch in pairs}
     assert len(first) == len(pairs)
 
 
-def test_the_values_are_fixed():
-    """A resumed run goes on with the numbers that an earlier version drew."""
+def test_draws_are_fixed():
+    """A resumed run continues with the numbers of an earlier version."""
     random = SampleRandom(7, 2, np.array([0, 5]))
     assert random.uniform().tolist() == [0.6166775677757208, 0.8024110451383614]
     assert random.integers(0, 1000, (2,)).tolist() == [[435, 901], [305, 196]]

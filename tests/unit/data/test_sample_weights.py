@@ -94,7 +94,7 @@ def test_class_weights_need_classes(given: Any) -> None:
 
 
 @pytest.mark.parametrize("given", [(X, Y, W), Samples()])
-def test_the_last_part_validates(given: Any) -> None:
+def test_validation_split_takes_the_last_part(given: Any) -> None:
     data = load_data(spec_of(given, validation_split=0.27))
     assert (len(data.train), len(data.validation)) == (14, 6)
     rows = np.array([0, 5])
@@ -111,7 +111,7 @@ def test_the_last_part_validates(given: Any) -> None:
         ((X[:1], Y[:1]), "0 to train on and 1 to validate on"),
     ],
 )
-def test_what_cannot_be_split(given: Any, message: str) -> None:
+def test_data_that_cannot_be_split_is_refused(given: Any, message: str) -> None:
     with pytest.raises(DataError, match=f"validation_split: .*{message}"):
         load_data(spec_of(given, validation_split=0.25))
 
@@ -125,7 +125,7 @@ def test_what_cannot_be_split(given: Any, message: str) -> None:
         (np.array([[1, 0], [0, 1]]), [[1.0, 0.5], [0.5, 1.0]]),  # as of any other integers
     ],
 )
-def test_what_a_class_is(targets: Any, expected: Any) -> None:
+def test_values_that_are_class_labels(targets: Any, expected: Any) -> None:
     given = isotrain.DataSet((np.zeros((2, 1)), targets))
     data = load_data(spec_of(given, class_weight={0: 0.5, 2: 3.0}))
     weighted = data.train.gather(np.arange(2))[1]

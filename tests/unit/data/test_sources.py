@@ -80,7 +80,7 @@ class Scaled(TensorDataset):
         return inputs * 2, targets
 
 
-def test_what_a_class_makes_of_its_tensors_counts_in_a_loader_too():
+def test_getitem_of_a_tensor_dataset_subclass_is_used():
     plain, changed = (
         kind(torch.from_numpy(X), torch.from_numpy(Y)) for kind in (TensorDataset, Scaled)
     )
@@ -149,7 +149,7 @@ def test_nested_structures_are_kept():
     assert targets is None
 
 
-def test_what_a_model_changes_in_place_is_no_longer_the_data():
+def test_samples_are_copies_of_the_data():
     inputs, targets = reader(arrays(X, Y), in_order=True)(np.arange(2, 5))
     np.testing.assert_array_equal(inputs, X[2:5])
     np.testing.assert_array_equal(targets, Y[2:5])
@@ -161,7 +161,7 @@ def test_what_a_model_changes_in_place_is_no_longer_the_data():
     assert inputs.flags.writeable
 
 
-def test_sources_of_others_are_taken_as_they_are():
+def test_third_party_sources_are_used_unchanged():
     for source in (arrays(X), MapStyle(Pairs()), Stream()):
         assert as_source(source) is source
     assert isinstance(Stream(), ShardedStream)
@@ -232,7 +232,7 @@ def test_a_mapped_source_is_mapped_again_in_another_process(tmp_path):
         assert done.stdout.decode().strip() == "[199800.0, 200.0]", done.stderr.decode()
 
 
-def test_a_part_of_a_mapped_array_is_sent_as_its_contents(npy_files):
+def test_a_slice_of_a_mapped_array_is_pickled_by_value(npy_files):
     part = np.load(npy_files[0], mmap_mode="r")[4:]
     again = pickle.loads(pickle.dumps(arrays(part)))  # noqa: S301 - written in this line
     np.testing.assert_array_equal(again.gather(np.array([1]))[0], X[5:6])
@@ -292,7 +292,7 @@ class Named(Pairs):
         return {"image": X[index], "label": Y[index]}
 
 
-def test_of_samples_that_are_dicts_the_targets_are_named():
+def test_targets_of_dict_samples_are_named():
     inputs, targets = as_source(Named()).gather(ROWS)
     assert targets is None
     np.testing.assert_array_equal(inputs["image"], X[ROWS])
@@ -382,7 +382,7 @@ def test_arrays_are_a_source():
 
 
 @pytest.mark.parametrize("kind", ["datetime64[s]", "timedelta64[s]", "V4", "complex64"])
-def test_what_is_no_number_is_refused_with_its_field(kind: str) -> None:
+def test_non_numeric_fields_are_refused_by_name(kind: str) -> None:
     times = np.zeros(3, kind)
     with pytest.raises(DataError, match=r"inputs: expected numbers or booleans, received dtype"):
         as_source((times, np.zeros(3)))

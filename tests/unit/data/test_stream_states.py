@@ -90,7 +90,7 @@ class NumberedIterator:
     weighs=st.booleans(),
     data=st.data(),
 )
-def test_a_stream_goes_on_by_its_own_state(
+def test_a_stream_resumes_from_its_state(
     kind: Callable[[], Shuffled | Numbered],
     global_batch_size: int,
     replicas: int,
@@ -123,7 +123,7 @@ def test_a_stream_goes_on_by_its_own_state(
         assert mark is not None or stop * global_batch_size <= 3  # only the first batch has none
 
 
-def test_only_who_keeps_checkpoints_asks_a_stream_where_it_is() -> None:
+def test_state_is_read_only_with_checkpoints() -> None:
     class Untellable(Shuffled):
         def state_dict(self) -> dict[str, object]:
             return {"reader": self}
@@ -137,7 +137,7 @@ def test_only_who_keeps_checkpoints_asks_a_stream_where_it_is() -> None:
     assert all(batch.mark is None for batch in found)
 
 
-def test_a_stream_is_asked_where_it_is_no_more_often_than_is_wanted() -> None:
+def test_state_is_read_only_as_often_as_needed() -> None:
     class Asked(Numbered):
         asked = 0
 
@@ -161,7 +161,7 @@ class Forgetful(Shuffled):
         (self.position,) = state["position"]
 
 
-def test_a_stream_that_has_not_gone_to_where_it_was_is_refused_and_may_read_on() -> None:
+def test_a_stream_that_ignored_its_state_is_refused() -> None:
     options = {"global_batch_size": 4, "mark_seconds": 0.0}
     whole = list(loader(stream(Forgetful(), 20), **options))
     mark = whole[7].mark
@@ -208,6 +208,6 @@ def test_states_that_no_checkpoint_holds_are_refused(value: object) -> None:
     ],
     ids=str,
 )
-def test_states_that_were_made_to_do_harm_are_refused(harm: object) -> None:
+def test_malicious_states_are_refused(harm: object) -> None:
     with pytest.raises(DataError, match="not written by isotrain"):
         from_json([harm])

@@ -38,7 +38,7 @@ def gathered(source: object) -> tuple[list, list]:
     return np.asarray(inputs).tolist(), np.asarray(targets).tolist()
 
 
-def test_of_a_torch_loader_its_samples_are_taken():
+def test_samples_of_a_torch_loader_are_gathered():
     expected = (INPUTS[[4, 0, 19]].tolist(), [4, 0, 19])
     tensors = TensorDataset(torch.from_numpy(INPUTS), torch.from_numpy(TARGETS))
     together = as_source(DataLoader(tensors, batch_size=3, shuffle=True))
@@ -49,7 +49,7 @@ def test_of_a_torch_loader_its_samples_are_taken():
     assert gathered(single) == expected
 
 
-def test_workers_that_are_not_used_are_told_of():
+def test_unused_workers_are_noted():
     parts = split(as_source(DataLoader(Pairs(), batch_size=3, num_workers=2)), 0.25)
     for part in parts:
         (note,) = source_notes(class_weighted(part, {0: 2.0}))
@@ -69,7 +69,7 @@ def test_a_collate_function_is_used():
     assert (inputs[0].tolist(), targets.tolist()) == (INPUTS[[2, 1]].tolist(), [2, 1])
 
 
-def test_a_torch_loader_with_an_order_of_its_own_is_a_stream():
+def test_a_torch_loader_with_a_custom_order_is_a_stream():
     own = BatchSampler(SequentialSampler(Pairs()), 3, drop_last=False)
     for torch_loader in (
         DataLoader(Pairs(), batch_sampler=own),
@@ -87,7 +87,7 @@ def even_targets(samples: list[tuple]) -> object:
     return default_collate(kept)
 
 
-def test_samples_that_a_collate_function_leaves_out_are_not_counted():
+def test_samples_that_collate_drops_are_not_counted():
     sampler = list(range(20))
     torch_loader = DataLoader(Pairs(), sampler=sampler, batch_size=4, collate_fn=even_targets)
     assert len(as_source(torch_loader)) == 10
@@ -100,7 +100,7 @@ def test_an_iterable_data_set_of_torch_needs_a_loader() -> None:
 
 
 @pytest.mark.parametrize("options", [{"num_samples": 7}, {"replacement": True}])
-def test_a_torch_loader_that_draws_in_a_way_of_its_own_is_a_stream(options):
+def test_a_torch_loader_with_a_random_sampler_option_is_a_stream(options):
     drawn = RandomSampler(Pairs(), **options)
     source = as_source(DataLoader(Pairs(), sampler=drawn, batch_size=3))
     assert isinstance(source, BatchStream)

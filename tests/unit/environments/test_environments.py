@@ -36,7 +36,7 @@ ENGINES: dict[str, tuple[str | None, ...]] = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_place_is_as_the_engine_says(case: str) -> None:
+def test_cluster_info_is_as_the_variables_say(case: str) -> None:
     variables, expected = CASES[case]
     found = cluster_info_of(variables, HOST)
     assert (found and replace(found, variables_read=())) == expected
@@ -44,7 +44,7 @@ def test_a_place_is_as_the_engine_says(case: str) -> None:
 
 
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
-def test_every_rank_of_a_real_engine_finds_its_place(file: Path) -> None:
+def test_every_rank_of_a_recorded_launcher_gets_its_cluster_info(file: Path) -> None:
     ranks = json.loads(file.read_text(encoding="utf-8"))
     places = [cluster_info_of(rank["variables"], HOST) for rank in ranks]
     if file.stem == "sbatch-script":
@@ -72,7 +72,7 @@ def test_ranks_of_open_mpi_share_a_secret() -> None:
     assert host.environment("slurm").secret(told) is None
 
 
-def test_every_recorded_engine_is_known_here() -> None:
+def test_every_recorded_launcher_has_an_environment() -> None:
     assert {file.stem for file in RECORDED} == {*ENGINES, "sbatch-script"}
 
 
@@ -80,9 +80,7 @@ def test_every_recorded_engine_is_known_here() -> None:
     ("engine", "missing"),
     [(engine, name) for engine, (_, names) in HALVES.items() for name in names],
 )
-def test_what_an_engine_never_leaves_out_is_named_when_it_is_missing(
-    engine: str, missing: str
-) -> None:
+def test_a_missing_required_variable_is_named(engine: str, missing: str) -> None:
     variables = {name: text for name, text in HALVES[engine][0].items() if name != missing}
     with pytest.raises(ClusterInfoError, match=rf"^{engine}: .* set, but not .*\b{missing}\b.*;"):
         HOST.environment(engine).cluster_info(variables)
@@ -100,15 +98,15 @@ def test_every_environment_claims_a_process_here() -> None:
 
 
 @pytest.mark.parametrize("case", WRONG)
-def test_what_cannot_be_is_an_error_that_names_it(case: str) -> None:
+def test_impossible_values_are_errors_that_name_the_variable(case: str) -> None:
     variables, message = WRONG[case]
     with pytest.raises(ClusterInfoError, match=re.escape(message)):
         cluster_info_of(variables, HOST)
 
 
 @given(some.data())
-def test_whatever_is_set_is_a_place_or_an_error_that_says_so(data: some.DataObject) -> None:
-    """Variables of any engines, with some missing and some wrong, never raise anything else."""
+def test_any_variables_give_cluster_info_or_its_error(data: some.DataObject) -> None:
+    """Variables of any launchers, some missing and some wrong, raise no other error."""
     cases = data.draw(some.lists(some.sampled_from(sorted(CASES)), min_size=1, max_size=2))
     variables = {name: text for case in cases for name, text in CASES[case][0].items()}
     for name in data.draw(some.lists(some.sampled_from(sorted(variables)), max_size=3)):
@@ -131,7 +129,7 @@ def answer(environment: ClusterEnvironment, variables: dict[str, str]) -> Cluste
         return None
 
 
-def test_environments_look_at_nothing_but_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_environments_read_nothing_but_the_variables(monkeypatch: pytest.MonkeyPatch) -> None:
     environments = [HOST.environment(name) for name in HOST.environments.names()]
 
     def refuse(*_: Any, **__: Any) -> Any:

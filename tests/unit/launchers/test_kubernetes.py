@@ -21,7 +21,7 @@ class TestKubernetes:
         text = launcher.submission(COMMAND).files["job.yaml"]
         return {part["kind"]: part for part in yaml.safe_load_all(text)}
 
-    def test_pods_have_what_tells_them_their_place(self) -> None:
+    def test_pods_have_the_variables_of_their_rank(self) -> None:
         found = self.manifest(gpus=1)
         job = found["Job"]["spec"]
         assert (job["completions"], job["parallelism"], job["backoffLimit"]) == (4, 4, 0)
@@ -43,12 +43,12 @@ class TestKubernetes:
             "/isotrain/spec.json",
         ]
 
-    def test_a_pod_that_was_lost_is_left_out(self) -> None:
+    def test_a_lost_pod_is_left_out(self) -> None:
         assert KubernetesLauncher("me/train:1", pods=4).without("a-pod") == {"pods": 3}
         with pytest.raises(PlanError, match="no pod is left without a-pod"):
             KubernetesLauncher("me/train:1").without("a-pod")
 
-    def test_a_job_set_names_its_first_pod(self) -> None:
+    def test_the_first_pod_of_a_job_set_is_the_coordinator(self) -> None:
         found = self.manifest(kind="jobset", volume="kept")
         assert "Service" not in found
         (job,) = found["JobSet"]["spec"]["replicatedJobs"]
@@ -70,11 +70,11 @@ class TestKubernetes:
         assert not found.key_in_environment
         assert KEY not in json.dumps(found.commands)
 
-    def test_it_says_that_there_is_no_kubectl(self) -> None:
+    def test_a_missing_kubectl_is_named(self) -> None:
         found = KubernetesLauncher(kubectl="no-such-kubectl").availability()
         assert (found.available, found.reason) == (False, "there is no no-such-kubectl")
 
-    def test_the_folder_of_this_machine_s_certificates_is_no_folder_of_the_pods(self) -> None:
+    def test_the_local_certificate_folder_is_not_sent_to_pods(self) -> None:
         command = dataclasses.replace(COMMAND, variables={"ISOTRAIN_TLS": "/of/this/machine"})
         with pytest.raises(PlanError, match="tls: ISOTRAIN_TLS is set here"):
             KubernetesLauncher("me/train:1").submission(command)
@@ -86,7 +86,7 @@ class TestKubernetes:
             KubernetesLauncher(kind="pod")  # type: ignore[arg-type]
 
     @pytest.mark.parametrize("here", [{}, {"ISOTRAIN_TLS": "/of/this/machine"}])
-    def test_pods_encrypt_by_a_secret(self, here: dict[str, str]) -> None:
+    def test_pods_get_certificates_from_a_secret(self, here: dict[str, str]) -> None:
         command = dataclasses.replace(COMMAND, variables=here)
         launcher = KubernetesLauncher(image="me/train:1", pods=4, tls="certificates")
         job = list(yaml.safe_load_all(launcher.submission(command).files["job.yaml"]))[-1]

@@ -48,7 +48,7 @@ def followed(folder: Path, *pods: Any, failure: str = "") -> subprocess.Complete
     return subprocess.run([*program, *told], capture_output=True, text=True, check=False)
 
 
-def test_it_says_what_the_pod_waits_for_and_all_that_it_says_though_a_connection_is_lost(
+def test_pod_states_and_the_whole_log_are_shown_over_lost_connections(
     tmp_path: Path,
 ) -> None:
     unplaced = {"type": "PodScheduled", "status": "False", "message": NOT_THERE}

@@ -27,7 +27,7 @@ from isotrain.plugin import HostSlots, RankCommand, SchedulerLauncher
 ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes")
 
 
-def test_every_rank_is_given_the_same_command() -> None:
+def test_every_rank_gets_the_same_command() -> None:
     assert COMMAND.arguments[1:] == (
         *("-m", "isotrain", "run", "env:ISOTRAIN_SPEC"),
         *("--backend", "torch-ddp:gloo", "--json"),
@@ -36,7 +36,7 @@ def test_every_rank_is_given_the_same_command() -> None:
 
 
 @pytest.mark.parametrize("name", ENGINES)
-def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None:
+def test_launchers_are_registered_and_refuse_single_process_backends(name: str) -> None:
     host = plugin_manager()
     launcher = host.launcher(name)
     assert isinstance(launcher, SchedulerLauncher)
@@ -56,7 +56,7 @@ def test_launchers_are_registered_and_refuse_what_cannot_join(name: str) -> None
     ],
     ids=lambda launcher: launcher.name,
 )
-def test_key_and_spec_stand_on_no_command_line(
+def test_key_and_spec_are_on_no_command_line(
     launcher: SchedulerLauncher, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(mpi, "flavor", lambda mpirun: "open-mpi")
@@ -68,7 +68,7 @@ def test_key_and_spec_stand_on_no_command_line(
 
 
 @pytest.mark.parametrize("launcher", ["mpi", "torchrun", "horovodrun"])
-def test_a_host_that_was_lost_is_left_out(launcher: str) -> None:
+def test_a_lost_host_is_left_out(launcher: str) -> None:
     hosts = plugin_manager().launcher(launcher, {"hosts": "a.net:2,b.net:4,c:1"})
     assert hosts.without("b") == {"hosts": "a.net:2,c:1"}
     with pytest.raises(PlanError, match="d cannot be left out"):
@@ -108,7 +108,7 @@ class TestMpi:
         (command,) = MpiLauncher(hosts="a:2,b:2").submission(COMMAND).commands
         assert command[1:5] == ("-launcher", "ssh", "-hosts", "a:2,b:2")
 
-    def test_which_it_is_may_be_said_where_there_is_none(self) -> None:
+    def test_the_mpi_flavor_may_be_given_without_mpirun(self) -> None:
         launcher = MpiLauncher(processes=2, mpirun="no-such-mpirun", flavor="hydra")
         (command,) = launcher.submission(COMMAND).commands
         assert command == ("no-such-mpirun", "-np", "2", *COMMAND.arguments)
@@ -143,7 +143,7 @@ class TestTorchrun:
             False,
         )
 
-    def test_hosts_that_are_not_alike_are_refused(self) -> None:
+    def test_uneven_hosts_are_refused(self) -> None:
         with pytest.raises(PlanError, match="the same number of processes on every host"):
             TorchrunLauncher(hosts="a:2,b:1").submission(COMMAND)
 
@@ -160,7 +160,7 @@ class TestTorchrun:
         assert own[2] == other[2]
 
 
-def test_horovodrun_shows_its_variables_so_it_is_told_where_the_key_is(
+def test_horovodrun_gets_the_path_of_the_key(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with monkeypatch.context() as homeless:
@@ -192,7 +192,7 @@ class TestHosts:
         assert (found.hosts, found.slots, found.is_even) == (("node1", "node2"), 3, False)
 
     @pytest.mark.parametrize("text", ["", "a:0", "a:x", "a b", "a,,b"])
-    def test_what_is_no_host_is_refused(self, text: str) -> None:
+    def test_malformed_hosts_are_refused(self, text: str) -> None:
         with pytest.raises(PlanError, match="mpi: hosts: expected HOST or HOST:SLOTS"):
             HostOptions("mpi", text).allocation({})
 
@@ -200,13 +200,11 @@ class TestHosts:
         with pytest.raises(PlanError, match="expected at least 1, received 0"):
             HostOptions("mpi", processes=0)
 
-    def test_this_machine_s_processes_are_none_of_hosts(self) -> None:
+    def test_local_processes_and_hosts_are_exclusive(self) -> None:
         with pytest.raises(PlanError, match="processes: it is for this machine"):
             HostOptions("mpi", "a:2", processes=2)
 
-    def test_devices_are_as_said_or_as_there_are_here(
-        self, monkeypatch: pytest.MonkeyPatch
-    ) -> None:
+    def test_devices_are_as_given_or_as_detected(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(host_options, "visible_gpus", lambda variables: len(variables))
         assert HostOptions("mpi", processes=2).allocation({"A": "1"}).host_slots == (
             HostSlots(2, None, 1),
@@ -219,7 +217,7 @@ class TestHosts:
 class TestJobs:
     """Hosts that were left out are those of the job that this process is in."""
 
-    def test_of_slurm(self) -> None:
+    def test_hosts_of_a_slurm_job(self) -> None:
         job = {**recorded("sbatch-script"), "SLURM_GPUS_ON_NODE": "4"}
         found = HostOptions("mpi").allocation(job)
         assert found.host_slots == (HostSlots(2, "node1", 4), HostSlots(2, "node2", 4))
@@ -238,7 +236,9 @@ class TestJobs:
             ({"SLURM_JOB_NODELIST": "n1", "SLURM_GPUS_ON_NODE": "gpu:2"}, "SLURM_GPUS_ON_NODE is"),
         ],
     )
-    def test_of_slurm_whose_variables_do_not_fit(self, told: dict[str, str], named: str) -> None:
+    def test_inconsistent_slurm_variables_are_refused(
+        self, told: dict[str, str], named: str
+    ) -> None:
         job = {"SLURM_JOB_ID": "7", **told}
         with pytest.raises(PlanError, match=f"{named}.* hosts=.*, or say processes=N"):
             HostOptions("mpi").allocation(job)
@@ -247,7 +247,7 @@ class TestJobs:
             SlurmLauncher().allocation_in(job)
 
     @pytest.mark.parametrize("variable", ["PBS_NODEFILE", "LSB_DJOB_HOSTFILE"])
-    def test_of_a_file(self, variable: str, tmp_path: Path) -> None:
+    def test_hosts_of_a_host_file(self, variable: str, tmp_path: Path) -> None:
         file = tmp_path / "hosts"
         job = {variable: str(file)}
         with pytest.raises(PlanError, match=rf"{variable}: .*hosts has .*, and cannot be read"):
@@ -259,7 +259,7 @@ class TestJobs:
         found = HostOptions("mpi").allocation(job)
         assert found.host_slots == (HostSlots(2, "b.net"), HostSlots(1, "a.net"))
 
-    def test_a_launcher_goes_there(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_a_launcher_uses_the_hosts_of_its_job(self, monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setattr(os, "environ", recorded("sbatch-script"))
         assert TorchrunLauncher().without("node1") == {"hosts": "node2:2"}
         (command,) = MpiLauncher(flavor="hydra").submission(COMMAND).commands
@@ -288,7 +288,7 @@ class TestRay:
             with pytest.raises(PlanError, match="only with placement=STRICT_SPREAD"):
                 few.without("b")
 
-    def test_all_on_one_host_is_known_before(self) -> None:
+    def test_one_host_is_known_without_ray(self) -> None:
         assert RayLauncher(4, gpus=1).allocation().host_slots == (HostSlots(1, devices=1),) * 4
         packed = RayLauncher(4, gpus=1, placement="STRICT_PACK").allocation()
         assert packed.host_slots == (HostSlots(4, devices=4),)
@@ -301,7 +301,7 @@ class TestRay:
             ({"cpus": 0}, "a worker must request some resource"),
         ],
     )
-    def test_what_ray_cannot_place_is_refused(self, options: Any, message: str) -> None:
+    def test_impossible_ray_options_are_refused(self, options: Any, message: str) -> None:
         with pytest.raises(PlanError, match=message):
             RayLauncher(**options)
 

@@ -19,7 +19,7 @@ from isotrain.plugin import HostSlots
 
 
 class TestSlurm:
-    def test_nodes_that_were_lost_are_left_out(self) -> None:
+    def test_lost_nodes_are_left_out(self) -> None:
         options: dict[str, Any] = {"nodes": 3, "options": "--account=me"}
         for node in ("n2", "n3"):
             options |= SlurmLauncher(**options).without(node)
@@ -69,7 +69,7 @@ class TestSlurm:
         ]
         assert shlex.split(script[-1])[-len(COMMAND.arguments) :] == [*COMMAND.arguments]
 
-    def test_a_job_that_is_started_anew_goes_on_from_its_checkpoint(self) -> None:
+    def test_a_requeued_job_resumes_from_its_checkpoint(self) -> None:
         launcher = SlurmLauncher(nodes=2, time="1:00:00", requeue=90)
         assert (launcher.starts, SlurmLauncher(nodes=2).starts) == (False, True)
         saving = dataclasses.replace(COMMAND, spec_text='{"checkpoint": {"every_steps": 10}}')
@@ -88,7 +88,7 @@ class TestSlurm:
         with pytest.raises(PlanError, match="leave --resume out"):
             launcher.submission(resuming)
 
-    def test_it_starts_anew_with_as_few_nodes_as_make_the_fewest_replicas(self) -> None:
+    def test_a_requeued_job_needs_the_nodes_of_the_fewest_replicas(self) -> None:
         spec = '{"checkpoint": {"every_steps": 10}}'
         saving = dataclasses.replace(COMMAND, spec_text=spec, fewest_processes=5)
         launcher = SlurmLauncher(nodes=4, tasks_per_node=2, requeue=90)
@@ -104,10 +104,10 @@ class TestSlurm:
             assert "#SBATCH --mincpus=8\n" in wide.submission(saving).files["job.sh"]
 
     @pytest.mark.parametrize(("error", "again"), [("EndedError", True), ("E", False)])
-    def test_a_job_is_started_anew_only_where_its_run_ended_as_asked(
+    def test_a_job_is_requeued_only_after_a_requested_end(
         self, error: str, again: bool, tmp_path: Path
     ) -> None:
-        """By stand-ins: the exit code is that of tasks that SLURM ends after a failure as well."""
+        """The exit code is also that of tasks that SLURM ends after a failure; scripts stand in for it."""
         command = dataclasses.replace(
             COMMAND,
             spec_text='{"checkpoint": {"every_steps": 1}}',
@@ -143,7 +143,7 @@ class TestSlurm:
         with pytest.raises(PlanError, match=r"3 were requested, and job 1 has 2 \(node\[1-2\]\)"):
             SlurmLauncher(nodes=3).allocation_in(recorded("sbatch-script"))
 
-    def test_uneven_tasks_must_be_said(self, monkeypatch: pytest.MonkeyPatch) -> None:
+    def test_uneven_tasks_must_be_given(self, monkeypatch: pytest.MonkeyPatch) -> None:
         uneven = {**recorded("sbatch-script"), "SLURM_TASKS_PER_NODE": "2,1"}
         monkeypatch.setattr(os, "environ", uneven)
         with pytest.raises(PlanError, match="tasks_per_node: the allocation has 2,1"):

@@ -45,11 +45,11 @@ def evidence_of(folder: Path, text: str, backend: str = "tf-multiworker") -> str
 
 @pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker", "horovod-tf"])
 @pytest.mark.parametrize("text", ["", WARNING + REMARKS])
-def test_what_libraries_always_say_is_no_evidence(tmp_path: Path, text: str, backend: str) -> None:
+def test_routine_library_output_is_no_evidence(tmp_path: Path, text: str, backend: str) -> None:
     assert evidence_of(tmp_path, text, backend) == ""
 
 
-def test_what_the_libraries_of_another_backend_say_is(tmp_path: Path) -> None:
+def test_output_of_another_backends_libraries_is_evidence(tmp_path: Path) -> None:
     assert evidence_of(tmp_path, WARNING, "torch-ddp") == ""
     assert REMARKS.strip() in evidence_of(tmp_path, WARNING + REMARKS, "torch-ddp")
 
@@ -63,7 +63,7 @@ def test_what_the_libraries_of_another_backend_say_is(tmp_path: Path) -> None:
         "Warning: my own words",
     ],
 )
-def test_what_a_process_said_itself_is(tmp_path: Path, line: str) -> None:
+def test_output_of_the_process_is_evidence(tmp_path: Path, line: str) -> None:
     assert evidence_of(tmp_path, WARNING + REMARKS + line + "\n") == f"the end of its log:\n{line}"
 
 
@@ -89,14 +89,14 @@ def at(rank: int, step: int | None, call: str) -> RankStatus:
         ([(None, "build model"), (None, "build model")], None),
     ],
 )
-def test_the_steps_that_were_done_are_those_of_who_came_furthest(
+def test_the_steps_done_are_those_of_the_furthest_rank(
     places: list[tuple[int | None, str]], done: int | None
 ) -> None:
     everyone = [at(rank, *place) for rank, place in enumerate(places)]
     assert run_failure(everyone[0], everyone).steps_done == done
 
 
-def test_who_left_the_loop_alone_is_told() -> None:
+def test_a_rank_that_left_the_loop_alone_is_named() -> None:
     everyone = [at(0, 5, "step"), at(1, 4, CLOSE), at(2, 5, BETWEEN_CALLS)]
     told = "rank 1 left its loop after step 4, while others came to step 5"
     for culprit in everyone:
@@ -114,7 +114,7 @@ def test_who_left_the_loop_alone_is_told() -> None:
     assert "left its loop" not in str(run_failure(everyone[1], everyone))
 
 
-def test_where_a_process_is_is_told_though_it_takes_a_while_to_write_that(tmp_path: Path) -> None:
+def test_the_stack_of_a_slow_process_is_shown(tmp_path: Path) -> None:
     log = tmp_path / "rank-0.log"
     log.touch()
     reading, writing = os.pipe()
@@ -140,7 +140,7 @@ def test_where_a_process_is_is_told_though_it_takes_a_while_to_write_that(tmp_pa
         os.close(descriptor)
 
 
-def test_work_that_is_done_is_no_failure_though_what_served_it_blames_those_who_left() -> None:
+def test_finished_ranks_are_not_blamed_by_their_server() -> None:
     pipes = [os.pipe(), os.pipe()]
     processes: list[Any] = [
         SimpleNamespace(

@@ -46,7 +46,7 @@ def on_one_processor() -> Iterator[list[int]]:
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells")
-def test_who_computes_beside_others_waits_and_who_sleeps_does_not(
+def test_a_computing_process_waits_for_the_processor_and_a_sleeping_one_does_not(
     on_one_processor: list[int],
 ) -> None:
     def seen(pid: int) -> Any:
@@ -105,7 +105,7 @@ def judged(*processes: tuple[str, float, float], starved: tuple[float, ...]) -> 
         (9, (), False),
     ],
 )
-def test_the_one_that_others_wait_for_is_excused_within_bounds(
+def test_a_starved_rank_is_excused_within_bounds(
     call: str, took: float, starved: tuple[float, ...], is_lost: bool
 ) -> None:
     first, second = judged(("step", took, 4), (call, took, 3), starved=starved)
@@ -121,8 +121,8 @@ def test_a_starved_rank_excuses_nobody_else() -> None:
 
 
 @pytest.mark.parametrize(("seconds", "is_lost"), [(0.0, True), (8.0, False)])
-def test_a_call_is_excused_while_the_launcher_stood_still(seconds: float, is_lost: bool) -> None:
-    """Or the whole machine, and with it whoever is in the call."""
+def test_a_call_is_excused_while_the_launcher_was_stopped(seconds: float, is_lost: bool) -> None:
+    """The whole machine may have been stopped, and the rank in the call with it."""
     now = time.monotonic()
     process: Any = SimpleNamespace(
         peer=SimpleNamespace(rank=0, role="replica"),
@@ -137,7 +137,7 @@ def test_a_call_is_excused_while_the_launcher_stood_still(seconds: float, is_los
     assert (watched.lost is not None) is is_lost
 
 
-def test_a_machine_that_stands_still_costs_little_of_the_patience_with_others(
+def test_a_stopped_machine_uses_little_of_a_deadline(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     now = [0.0]

@@ -66,7 +66,7 @@ def test_options_answer_everything(tmp_path: Path, capsys: pytest.CaptureFixture
     assert (spec.name, spec.precision, spec.global_batch_size) == ("training", "bfloat16", 64)
 
 
-def test_a_person_is_asked_for_the_rest(
+def test_missing_options_are_prompted_for(
     tmp_path: Path, answers: Answers, capsys: pytest.CaptureFixture[str]
 ) -> None:
     asked = answers("no-such", OTHER, "", "none", "3", "float64")
@@ -80,7 +80,7 @@ def test_a_person_is_asked_for_the_rest(
     assert load_spec(tmp_path / SPEC_FILE, check_imports=False).precision == "float64"
 
 
-def test_a_spec_that_is_there_is_taken(
+def test_an_existing_spec_is_used(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], answers: Answers
 ) -> None:
     asked = answers()
@@ -100,7 +100,7 @@ def test_a_spec_that_is_there_is_taken(
 
 
 @pytest.mark.parametrize("option", ["--backend", "--launcher", "--precision"])
-def test_what_there_is_not_is_refused(
+def test_unknown_choices_are_refused(
     option: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["config", option, "nothing", "--directory", str(tmp_path)]) == ExitCode.USAGE
@@ -137,7 +137,7 @@ def test_the_doctor_says_what_a_launcher_lacks(
 
 
 @pytest.mark.parametrize("given", [["doctor", "--launcher", "slurm"], ["cluster-info"]])
-def test_it_and_place_say_whether_processes_could_encrypt_here(
+def test_doctor_and_cluster_info_say_whether_processes_could_encrypt(
     given: list[str],
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],

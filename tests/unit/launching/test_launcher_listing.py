@@ -54,7 +54,7 @@ def host() -> PluginManager:
     return host
 
 
-def test_a_backend_of_one_process_is_not_joined_by_several(host: PluginManager) -> None:
+def test_a_single_process_backend_is_refused_by_launchers(host: PluginManager) -> None:
     listed = {each["name"]: each["backends"] for each in launcher_support.launchers(host)}
     engines = {each["name"]: each["backends"] for each in launcher_support.environments(host)}
     assert list(engines) == host.environments.names()
@@ -77,7 +77,7 @@ def test_a_plan_refuses_what_a_launcher_refuses(host: PluginManager) -> None:
         plan(launcher=LauncherChoice("joining"))
 
 
-def test_one_process_that_an_engine_starts_may_have_all_replicas(host: PluginManager) -> None:
+def test_one_external_process_may_have_all_replicas(host: PluginManager) -> None:
     adapters = [host.backend(name) for name in host.backends.names()]
     alone = next(each for each in adapters if each.replicas_per_process == "all")
     spec = TrainingSpec.model_validate({**SPEC, "model": "a:b", "data": "a:c"})
@@ -95,7 +95,7 @@ def test_one_process_that_an_engine_starts_may_have_all_replicas(host: PluginMan
         assert options[options.index("--replicas") + 1] == str(found)
 
 
-def test_what_cannot_be_loaded_hides_no_other(host: PluginManager) -> None:
+def test_a_broken_launcher_hides_no_other(host: PluginManager) -> None:
     host.backends.add("no_such_module:Adapter", name="gone")
     host.launchers.add("no_such_module:Launcher", name="gone")
     host.environments.add("no_such_module:ClusterEnvironment", name="gone")
@@ -111,7 +111,7 @@ def test_what_cannot_be_loaded_hides_no_other(host: PluginManager) -> None:
     assert "| local " in text
 
 
-def test_the_commands_print_them(
+def test_commands_list_launchers_and_environments(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr("os.environ", {**SRUN})

@@ -56,7 +56,7 @@ def steps(first: int, *losses: float) -> Steps:
     return Steps(first=first, losses=losses, learning_rates=[0.1] * len(losses))
 
 
-def test_a_run_tells_how_far_it_came(tmp_path: Path) -> None:
+def test_a_run_shows_its_step(tmp_path: Path) -> None:
     told = (
         Started(pid=1, time=100.0),
         Ready(plan={"total_steps": 8}, time=101.0),
@@ -76,14 +76,14 @@ def test_a_run_tells_how_far_it_came(tmp_path: Path) -> None:
     assert summarize_run(run.path).state == "finished"
 
 
-def test_a_result_means_that_it_finished(tmp_path: Path) -> None:
+def test_a_run_with_a_result_is_finished(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
     run.write("result.json", {})
     found = summarize_run(run.path)
     assert (found.state, found.done, found.loss, found.started) == ("finished", 0, None, None)
 
 
-def test_a_line_that_is_being_written_is_passed_over(tmp_path: Path) -> None:
+def test_a_half_written_line_is_ignored(tmp_path: Path) -> None:
     run = directory(tmp_path / "run", steps(0, 3.0, 2.0))
     with (run.path / "steps.jsonl").open("a") as stream:
         stream.write('{"event": "steps", "first": 2, "los')
@@ -108,7 +108,7 @@ def test_the_last_line_of_a_long_file_is_found(
         ("steps.jsonl", '{"event": "finished"}\n'),
     ],
 )
-def test_what_is_damaged_hides_no_other(tmp_path: Path, name: str, text: str) -> None:
+def test_a_damaged_run_hides_no_other(tmp_path: Path, name: str, text: str) -> None:
     directory(tmp_path / "sound", Started(pid=1, time=5.0))
     directory(tmp_path / "torn")
     (tmp_path / "torn" / name).write_text(text)
@@ -142,7 +142,7 @@ def test_runs_are_listed_as_they_started(
     assert "runs/b" not in capsys.readouterr().out
 
 
-def test_someone_who_looks_keeps_no_run_from_starting(tmp_path: Path) -> None:
+def test_listing_runs_prevents_no_start(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
     with run.locked(), pytest.raises(PlanError, match="a run is still running in"), run.locked():
         pass
@@ -215,7 +215,7 @@ WRONG: dict[str, Any] = {
 }
 
 
-def test_files_of_any_kind_spoil_no_list(
+def test_other_files_do_not_break_the_list(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     directory(tmp_path / "sound", Started(pid=1, time=100.0))
@@ -231,7 +231,7 @@ def test_files_of_any_kind_spoil_no_list(
     assert "damaged" in capsys.readouterr().out
 
 
-def test_files_with_names_of_others_are_passed_over(tmp_path: Path) -> None:
+def test_files_with_unusual_names_are_ignored(tmp_path: Path) -> None:
     run = directory(tmp_path / "run")
     for name in ("rank-x.log", "weights-after-many-steps.safetensors"):
         (run.path / name).touch()
@@ -243,7 +243,7 @@ PRINTED = "\x1b[31mred\x1b[0m \x1b]0;title\x07\x1b[2J\t10 %\r20 %\r\nend\x08\n"
 SHOWN = "{}red{} \\x1b]0;title\\x07\\x1b[2J\t10 %\n20 %\nend\\x08\n"
 
 
-def test_what_a_rank_prints_gives_the_terminal_no_orders(
+def test_control_characters_of_a_log_are_escaped(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     run = directory(tmp_path / "run")

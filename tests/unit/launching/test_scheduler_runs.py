@@ -47,7 +47,7 @@ def spec(**more: Any) -> TrainingSpec:
     )
 
 
-def test_its_lines_have_the_mark_that_is_looked_for_also_with_plugins_left_out(
+def test_event_lines_have_the_prefix_with_and_without_plugins(
     tmp_path: Path,
 ) -> None:
     plan: Any = SimpleNamespace(**PLAN)
@@ -61,7 +61,7 @@ def test_its_lines_have_the_mark_that_is_looked_for_also_with_plugins_left_out(
     assert told[-2:] == ("--interface", "ib0")
 
 
-def test_that_this_process_stands_alone_is_not_said_of_the_ranks(
+def test_variables_of_a_single_process_are_not_passed_to_ranks(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     plan: Any = SimpleNamespace(**PLAN)
@@ -73,7 +73,7 @@ def test_that_this_process_stands_alone_is_not_said_of_the_ranks(
         assert found.get("ISOTRAIN_ENVIRONMENT") == expected
 
 
-def test_a_run_may_go_on_with_as_many_processes_as_the_stages_of_its_fewest_replicas(
+def test_the_fewest_processes_are_the_stages_of_the_fewest_replicas(
     tmp_path: Path,
 ) -> None:
     plan: Any = SimpleNamespace(**{**PLAN, "processes": range(16)})
@@ -89,7 +89,7 @@ def test_a_run_may_go_on_with_as_many_processes_as_the_stages_of_its_fewest_repl
 
 
 @pytest.mark.parametrize("launcher", ["local", "mpi"])
-def test_an_interface_that_nothing_would_use_is_refused(
+def test_an_unused_interface_option_is_refused(
     launcher: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.chdir(tmp_path)
@@ -106,14 +106,14 @@ def test_ranks_are_numbers_or_all(tmp_path: Path) -> None:
         isotrain.run(given, backend="reference", ranks=text, run_directory=tmp_path / "run")
 
 
-def test_a_spec_that_no_variable_can_hold_is_refused(tmp_path: Path) -> None:
+def test_a_spec_too_long_for_a_variable_is_refused(tmp_path: Path) -> None:
     text = json.dumps({"name": "n" * 130_000})
     command = RankCommand("long", tmp_path / "spec.json", text, (), tmp_path)
     with pytest.raises(PlanError, match="at most 120000 can be sent"):
         scheduler_run.environment_for(Submission(()), command)
 
 
-def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
+def test_return_files_are_complete_or_absent(tmp_path: Path) -> None:
     there, here = tmp_path / "there", tmp_path / "here"
     for folder in (there, here):
         folder.mkdir()
@@ -155,7 +155,7 @@ def test_files_arrive_whole_or_not_at_all(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("mark", [("--line-prefix", "here"), ("--line-prefix=here",)])
-def test_an_error_has_the_mark_however_that_was_given(
+def test_an_error_has_the_line_prefix_in_every_form(
     mark: tuple[str, ...], capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert main(["run", "--no-such-option", "--json", *mark]) == 2
@@ -164,7 +164,7 @@ def test_an_error_has_the_mark_however_that_was_given(
     assert json.loads(told)["event"] == "error"
 
 
-def test_one_that_says_no_more_does_not_hide_that_another_has_failed(
+def test_a_silent_command_does_not_hide_a_failed_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(scheduler_process, "END_SECONDS", 0.3)
@@ -175,7 +175,7 @@ def test_one_that_says_no_more_does_not_hide_that_another_has_failed(
         assert engine.status() == 3
 
 
-def test_a_command_that_has_ended_keeps_its_number_until_nobody_signals_it(tmp_path: Path) -> None:
+def test_an_ended_command_is_reaped_after_the_last_signal(tmp_path: Path) -> None:
     submission = Submission((("sh", "-c", "echo $$; exit 3"),))
     with SchedulerProcess(submission, tmp_path / "log", os.environ) as engine:
         (pid,) = map(int, engine.lines())

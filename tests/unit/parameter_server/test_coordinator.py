@@ -42,7 +42,7 @@ def names(given: list[tuple[int, WorkItem]]) -> list[tuple[int, int, int]]:
     return sorted((worker, each.step, each.replica) for worker, each in given)
 
 
-def test_each_slice_goes_to_its_own_worker_if_that_is_free() -> None:
+def test_each_slice_goes_to_its_preferred_worker_if_free() -> None:
     assert names(ledger(1, 3, 0).assign([2, 0, 1])) == [(0, 0, 0), (1, 0, 1), (2, 0, 2)]
     assert names(ledger(1, 3, 0).assign([0, 2])) == [(0, 0, 0), (2, 0, 2)]
 
@@ -54,7 +54,7 @@ def test_a_slice_whose_worker_is_busy_goes_to_another() -> None:
     assert made.waiting == 1
 
 
-def test_an_earlier_step_goes_before_ones_own() -> None:
+def test_an_earlier_step_has_priority() -> None:
     made = ledger(2, 2, None)
     assert names(made.assign([0])) == [(0, 0, 0)]
     assert names(made.assign([0])) == [(0, 0, 1)]
@@ -69,11 +69,11 @@ def test_synchronous_steps_wait_for_all_of_the_step_before() -> None:
     assert names(made.assign([0, 1])) == [(0, 1, 0), (1, 1, 1)]
 
 
-def test_nothing_waits_without_a_bound() -> None:
+def test_every_wait_has_a_bound() -> None:
     assert len(ledger(5, 2, None).assign(range(10))) == 10
 
 
-def test_what_a_lost_worker_had_comes_first() -> None:
+def test_work_of_a_lost_worker_comes_first() -> None:
     made = ledger(2, 2, None)
     lost = dict(made.assign([0, 1]))[0]
     made.requeue(lost)
@@ -84,7 +84,7 @@ def test_what_a_lost_worker_had_comes_first() -> None:
 def test_every_slice_is_applied_once_and_none_too_early(
     seed: int, replicas: int, staleness: int | None
 ) -> None:
-    """Whatever the order of answers and however often workers are lost."""
+    """It holds for any order of answers, and however often workers are lost."""
     made, steps, chance = ledger(6, replicas, staleness), 6, Random(seed)
     applied: Counter[tuple[int, int]] = Counter()
     busy: dict[int, WorkItem] = {}
@@ -178,7 +178,7 @@ class Counting(WorkerPool):
         pass
 
 
-def test_a_save_asks_each_worker_once_how_it_computes() -> None:
+def test_a_save_requests_each_workers_execution_state_once() -> None:
     workers = Counting()
     own: Any = OneWeight()
     group = CoordinatorGroup(own, 2, workers)
@@ -225,7 +225,7 @@ def refuses(method: str) -> bool:
     return False
 
 
-def test_a_served_group_refuses_exactly_what_its_declaration_lacks() -> None:
+def test_the_group_refuses_exactly_the_undeclared_capabilities() -> None:
     assert all(
         refuses(method) == (needed in PARAMETER_SERVER_CAPABILITIES.lacks)
         for method, needed in NEEDS.items()
@@ -253,7 +253,7 @@ def test_the_plan_has_a_coordinator_and_a_worker_for_each_replica(host: PluginMa
     assert roles(host, "torch-ddp", 1) == [("replica", (0,))]
 
 
-def test_what_cannot_be_is_refused_with_the_reason(host: PluginManager) -> None:
+def test_unsupported_options_are_refused_with_the_reason(host: PluginManager) -> None:
     with pytest.raises(
         UnsupportedError, match="keeps the parameters of a parameter-server run in rank 0"
     ):

@@ -74,8 +74,10 @@ def slowest(partitioner: Partitioner, cuts: list[Cut], shares: list[int]) -> flo
 
 @settings(max_examples=60, deadline=None)
 @given(profiles(), st.integers(1, 4), st.sampled_from([1.0, 8.0, 1e9]))
-def test_no_pipeline_is_faster(profile: ModelProfile, workers: int, bandwidth: float) -> None:
-    """Of all cuts and all replications of the stages; and the one that is given is as fast as is said."""
+def test_the_best_partition_is_the_fastest(
+    profile: ModelProfile, workers: int, bandwidth: float
+) -> None:
+    """It is compared with all cuts and all replications of the stages, and is as fast as it says."""
     partitioner = Partitioner(profile, bandwidth)
     found = partitioner.best(workers)
     fastest = min(
@@ -102,8 +104,10 @@ def _ends(stages: object) -> Iterator[Cut]:
 
 @settings(max_examples=60, deadline=None)
 @given(profiles(), st.integers(1, 4))
-def test_no_cut_is_more_balanced(profile: ModelProfile, stages: int) -> None:
-    """Of all into so many stages; of equal ones, the one that sends least."""
+def test_the_balanced_partition_has_the_fastest_slowest_stage(
+    profile: ModelProfile, stages: int
+) -> None:
+    """Among equals it sends least."""
     if stages > len(profile.layers):
         with pytest.raises(PlanError, match="each needs one"):
             Partitioner(profile, 1.0).balanced(stages)
@@ -132,20 +136,20 @@ def chain(*weights: int, activation: int = 8) -> ModelProfile:
 
 
 def test_large_weights_are_not_replicated() -> None:
-    """As in PipeDream's VGG-16: convolutions replicated, the large dense layers behind them not."""
+    """As in PipeDream's VGG-16, convolutions are replicated, and large dense layers behind them are not."""
     found = Partitioner(chain(1, 1, 1, 1000), bandwidth=100.0).best(4)
     assert [stage.workers for stage in found.stages] == [3, 1]
     assert [len(stage.layers) for stage in found.stages] == [3, 1]
 
 
-def test_small_weights_are_replicated_alone() -> None:
-    """Where an exchange of gradients costs nothing, there is one stage: data parallelism."""
+def test_free_exchange_gives_data_parallelism() -> None:
+    """Where an exchange of gradients costs nothing, there is one stage."""
     found = Partitioner(chain(1, 1, 1, 1, activation=800), bandwidth=100.0).best(4)
     assert [stage.workers for stage in found.stages] == [4]
 
 
-def test_what_skips_a_cut_crosses_it() -> None:
-    """A result that is taken further behind is carried along, once however many take it."""
+def test_a_skip_connection_crosses_every_cut_it_spans() -> None:
+    """The result is sent once, however many layers take it."""
     layers = [
         LayerCost(str(n), 1.0, 1.0, 10 + n, 0, sources)
         for n, sources in enumerate([(), (0,), (0, 1), (0, 2)])
@@ -157,7 +161,7 @@ def test_what_skips_a_cut_crosses_it() -> None:
 
 
 def test_graphs_of_many_branches_are_cut_in_their_order() -> None:
-    """They have more cuts than can be looked at."""
+    """They have more cuts than can be enumerated."""
     branches = [LayerCost(str(n), 1.0, 1.0, 1, 1, (0,) if n else ()) for n in range(24)]
     found = Partitioner(ModelProfile(branches), 1e9).balanced(4)
     assert found.seconds == 12.0

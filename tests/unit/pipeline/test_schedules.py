@@ -81,8 +81,8 @@ def hand_over(found: list[list[Action]], shape: PipelineShape, waiting: bool) ->
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_nobody_waits_for_ever(name: str) -> None:
-    """What a pass needs was sent before, also where a sender waits for its receiver."""
+def test_schedules_do_not_deadlock(name: str) -> None:
+    """Every pass finds what it needs sent before, also where a sender waits for its receiver."""
     for schedule, shape in SHAPES:
         if schedule == name:
             found = stage_orders(name, shape)
@@ -91,8 +91,8 @@ def test_nobody_waits_for_ever(name: str) -> None:
                 hand_over(stage_actions(found), shape, waiting)
 
 
-def test_a_wrong_order_is_found() -> None:
-    """The tests above see one: a stage that wants a gradient before it has sent what that is of."""
+def test_a_deadlocking_order_is_detected() -> None:
+    """A stage there wants a gradient before it has sent the activation."""
     shape = PipelineShape(2, 2)
     first, last = stage_orders("1f1b", shape)
     first = [first[0], first[2], first[1], first[3]]
@@ -106,8 +106,8 @@ def test_a_wrong_order_is_found() -> None:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_the_bubble_is_what_is_predicted(name: str) -> None:
-    """(p - 1) / (m + p - 1) of the time line, where backward passes take twice as long as forward passes."""
+def test_the_bubble_is_as_predicted(name: str) -> None:
+    """It is (p - 1) / (m + p - 1) of the time line; backward passes take twice as long as forward passes."""
     for schedule, shape in SHAPES:
         if schedule != name:
             continue
@@ -130,7 +130,7 @@ def equal_layers(shape: PipelineShape) -> ModelProfile:
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_a_plan_draws_the_bubble_and_what_is_kept(name: str) -> None:
+def test_a_plan_draws_the_bubble_and_kept_activations(name: str) -> None:
     shape = PipelineShape(3, 6, 2 if name == "interleaved" else 1)
     orders = stage_orders(name, shape)
     found = pipeline_plan(equal_layers(shape), orders, 2, 3, bandwidth=1e9)
@@ -151,8 +151,8 @@ def test_a_plan_draws_the_bubble_and_what_is_kept(name: str) -> None:
     assert found.best.seconds == pytest.approx(shape.chunks)  # replicas: little is sent
 
 
-def test_a_plan_counts_what_skips_a_stage() -> None:
-    """The first layer's result is needed by the third stage too: the second passes it on."""
+def test_a_plan_counts_skip_connections() -> None:
+    """The third stage needs the first layer's result too: the second passes it on."""
     shape, sources = PipelineShape(3, 3), [(), (0,), (0, 1)]
     layers = [LayerCost(str(n), 1.0, 1.0, 10**n, 1, own, n) for n, own in enumerate(sources)]
     found = pipeline_plan(ModelProfile(layers), stage_orders("gpipe", shape), 0, 3, bandwidth=1.0)
@@ -168,8 +168,8 @@ def live(order: Order) -> int:
     return most
 
 
-def test_activations_that_are_kept() -> None:
-    """All with gpipe; with 1f1b as many as stages follow, and one; interleaved, more of smaller chunks."""
+def test_kept_activations() -> None:
+    """gpipe keeps all; 1f1b as many as stages follow, and one; interleaved more of smaller chunks."""
     for name, shape in SHAPES:
         p, m, v = shape.stages, shape.micro_batches, shape.chunks_per_stage
         for stage, order in enumerate(stage_orders(name, shape)):
@@ -186,7 +186,7 @@ def test_activations_that_are_kept() -> None:
         ("interleaved", PipelineShape(2, 3, 2), "a multiple"),
     ],
 )
-def test_what_does_not_fit_is_refused(name: str, shape: PipelineShape, told: str) -> None:
+def test_impossible_schedules_are_refused(name: str, shape: PipelineShape, told: str) -> None:
     with pytest.raises(PlanError, match=told):
         stage_orders(name, shape)
 
@@ -221,8 +221,8 @@ class Multiplied(StageWork):
 
 
 @pytest.mark.parametrize("name", SCHEDULES)
-def test_stages_together_compute_what_one_does(name: str) -> None:
-    """With nothing but the order to tell what arrives; every stage in a thread of its own."""
+def test_stages_compute_what_one_stage_does(name: str) -> None:
+    """Only the order tells what arrives; every stage runs in a thread of its own."""
     shape = PipelineShape(3, 6, 2 if name == "interleaved" else 1)
     queues = {(a, b): Queue[Any]() for a in range(3) for b in range(3)}
     works = [Multiplied(queues, shape) for _ in range(3)]

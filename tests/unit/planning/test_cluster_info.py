@@ -61,25 +61,27 @@ def host() -> PluginManager:
     ("engines", "innermost"),
     [("A", "A"), ("B", "B"), ("AB", "B"), ("AC", "C"), ("ABC", "C"), ("D", "D")],
 )
-def test_the_innermost_engine_is_right(host: PluginManager, engines: str, innermost: str) -> None:
+def test_the_innermost_launcher_wins(host: PluginManager, engines: str, innermost: str) -> None:
     place = cluster_info_of(set_by(*engines), host)
     assert place is not None
     assert (place.environment, place.rank, place.world_size) == (innermost, 1, 4)
 
 
-def test_an_ordinary_shell_is_no_place(host: PluginManager) -> None:
+def test_an_ordinary_shell_has_no_cluster_info(host: PluginManager) -> None:
     assert cluster_info_of({"HOME": "/root", "A_RANK": "", "A_SIZE": " "}, host) is None
 
 
 @pytest.mark.parametrize("engines", ["AD", "BD", "ABD"])
-def test_two_claims_are_an_error_that_names_both(host: PluginManager, engines: str) -> None:
+def test_two_matching_environments_are_an_error_that_names_both(
+    host: PluginManager, engines: str
+) -> None:
     with pytest.raises(ClusterInfoError) as caught:
         cluster_info_of(set_by(*engines), host)
     for engine in engines:
         assert f"{engine} by {engine}_RANK, {engine}_SIZE" in str(caught.value)
 
 
-def test_a_choice_settles_it(host: PluginManager) -> None:
+def test_a_chosen_environment_is_used(host: PluginManager) -> None:
     chosen = cluster_info_of({**set_by("A", "D"), CHOICE_VARIABLE: "D"}, host)
     assert chosen is not None
     assert chosen.environment == "D"
@@ -92,7 +94,7 @@ def test_a_choice_settles_it(host: PluginManager) -> None:
 @pytest.mark.parametrize(
     ("said", "expected"), [("n1", ("n1", None)), (" n1:20000 ", ("n1", 20000)), ("", (None, None))]
 )
-def test_where_rank_0_is_can_be_said(
+def test_the_coordinator_can_be_given(
     host: PluginManager, said: str, expected: tuple[str | None, int | None]
 ) -> None:
     place = cluster_info_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
@@ -101,7 +103,7 @@ def test_where_rank_0_is_can_be_said(
 
 
 @pytest.mark.parametrize("said", ["n1:abc", "n1:", ":5", "n1:0", "n1:70000", "a b"])
-def test_what_is_no_host_and_port_is_named(host: PluginManager, said: str) -> None:
+def test_a_malformed_coordinator_is_named(host: PluginManager, said: str) -> None:
     with pytest.raises(
         ClusterInfoError, match=f"{COORDINATOR_VARIABLE}: expected HOST or HOST:PORT"
     ):
@@ -114,7 +116,7 @@ def test_half_set_variables_are_named(host: PluginManager) -> None:
 
 
 @pytest.mark.parametrize("rank", ["x", "-1", "1.5", "٣"])
-def test_what_is_no_number_is_named(host: PluginManager, rank: str) -> None:
+def test_a_malformed_number_is_named(host: PluginManager, rank: str) -> None:
     with pytest.raises(ClusterInfoError, match=f"A: A_RANK is '{rank}'; expected an integer"):
         cluster_info_of({"A_RANK": rank, "A_SIZE": "4"}, host)
 

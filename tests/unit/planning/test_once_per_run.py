@@ -36,7 +36,7 @@ def second_of_two(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize("what", [isotrain.compare, isotrain.parity])
-def test_what_measures_several_runs_is_refused(what: Callable[..., Any]) -> None:
+def test_commands_of_several_runs_are_refused_in_ranks(what: Callable[..., Any]) -> None:
     with pytest.raises(UnsupportedError, match=REFUSED):
         what(SPEC, backends=BACKENDS)
 
@@ -50,7 +50,7 @@ def test_what_measures_several_runs_is_refused(what: Callable[..., Any]) -> None
         ["export", "run", "--output", "model.onnx"],
     ],
 )
-def test_so_are_its_commands_and_those_that_write_one_file(
+def test_commands_that_write_one_file_are_refused_in_ranks(
     given: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "small.json").write_text(json.dumps(SPEC))
@@ -68,6 +68,6 @@ def test_rank_0_alone_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
         isotrain.export(tmp_path, target)
 
 
-def test_processes_that_stand_alone_are_refused_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_single_processes_are_refused_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISOTRAIN_ENVIRONMENT", "none")
     assert detect_cluster_info() is None

@@ -235,7 +235,7 @@ def test_a_plan_says_which_options_no_backend_takes(host: PluginManager) -> None
         ),
     ],
 )
-def test_what_does_not_fit_is_refused_with_words(
+def test_impossible_plans_are_refused_with_reasons(
     host: PluginManager,
     backend: str,
     replicas: int,
@@ -310,7 +310,7 @@ def test_hosts_elsewhere_may_have_gpus_that_this_machine_lacks(host: PluginManag
         ("declared", "auto", "cpu", "so CPUs are planned; each process that it starts checks"),
     ],
 )
-def test_what_is_taken_for_granted_of_hosts_that_nobody_tells_of_is_said(
+def test_assumptions_on_unknown_hosts_are_noted(
     host: PluginManager, backend: str, device: str, kind: str, words: str
 ) -> None:
     found = devices_there(host, backend, device, None)
@@ -329,7 +329,7 @@ def devices_there(host: PluginManager, backend: str, device: str, gpus: int | No
     return ground.devices(cast.spec, host.backend(backend), cast.strategy, None)
 
 
-def test_what_a_backend_does_not_declare_it_lacks(host: PluginManager) -> None:
+def test_undeclared_capabilities_are_missing(host: PluginManager) -> None:
     adapter = host.backend("declared")
     assert missing_capabilities(Wanting, adapter) == [
         "it has no compute: not built",
@@ -337,7 +337,7 @@ def test_what_a_backend_does_not_declare_it_lacks(host: PluginManager) -> None:
     ]
 
 
-def test_capabilities_are_asked_of_the_placement(host: PluginManager) -> None:
+def test_capabilities_depend_on_the_parallel_layout(host: PluginManager) -> None:
     (undeclared,) = missing_capabilities(Serving, host.backend("declared"))
     assert undeclared.startswith(
         "in parameter-server runs it has no compute, subgroups, synchronous-step:"
@@ -355,10 +355,10 @@ def test_backend_and_collective_are_split() -> None:
 
 
 @pytest.mark.parametrize("backend", ["torch-ddp", "torch-ddp:gloo"])
-def test_a_run_goes_on_and_ranks_begin_under_the_backend_that_was_asked_for(
+def test_resumed_runs_and_ranks_use_the_requested_backend(
     backend: str, host: PluginManager, tmp_path: Path
 ) -> None:
-    """Also where workers are served over what is none of its collectives."""
+    """It holds for workers of a parameter server too, whose connection is none of the collectives."""
     given = spec(model="m:model", data="m:data", strategy="parameter-server")
     made = make_plan(ResolvedSpec(given, host), backend=backend, replicas=2)
     assert made.collective == "tcp"
@@ -369,9 +369,7 @@ def test_a_run_goes_on_and_ranks_begin_under_the_backend_that_was_asked_for(
     assert command.options[:2] == ("--backend", backend)
 
 
-def test_a_resumed_run_may_have_other_options_of_its_launcher(
-    host: PluginManager, tmp_path: Path
-) -> None:
+def test_a_resumed_run_may_have_other_launcher_options(host: PluginManager, tmp_path: Path) -> None:
     given, own = spec(model="builtins:dict", data="builtins:dict"), {"hosts": "old:1", "port": 5000}
     made = replace(plan(host), launcher="torchrun", launcher_options=own)
     directory = RunDirectory.create("a run", tmp_path / "run")

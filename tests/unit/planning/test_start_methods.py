@@ -66,7 +66,7 @@ def test_backends_are_forked_on_cpus_and_not_on_gpus(
 def test_modules_that_a_fork_server_imports_exist(
     adapter: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Otherwise every process would start with a fresh interpreter, and only a note would tell."""
+    """A wrong name would only make every process start with a fresh interpreter, with a note."""
     monkeypatch.setattr(build_info, "has_collective", lambda extension, name: name != "mpi")
     imports = resolve_start_method(adapter(), LOCAL, SPEC, "cpu").imports
     modules = [name for name in imports if name.startswith("isotrain.")]
@@ -83,7 +83,7 @@ def test_a_native_torch_model_needs_no_keras(adapter: Any, monkeypatch: pytest.M
     assert not any("keras" in name for name in imports)
 
 
-def test_torch_s_library_is_loaded_without_torch_and_leaves_no_thread() -> None:
+def test_torchs_library_is_preloaded_without_a_thread() -> None:
     program = (
         f"import sys, threading, {AHEAD}; said = open('/proc/self/maps').read();"
         " print('libtorch_cpu.so' in said, 'torch' in sys.modules, threading.active_count())"
@@ -103,7 +103,7 @@ def test_mpi_is_not_forked(adapter: Any, monkeypatch: pytest.MonkeyPatch) -> Non
     assert "MPI" in str(adapter().preload(SPEC, device="cpu").why_fresh)
 
 
-def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
+def test_backends_and_launchers_without_a_start_method_are_not_forked() -> None:
     silent = resolve_start_method(SaysNothing(), LOCAL, SPEC, "cpu")
     assert silent == StartMethod(
         why_fresh="backend 'says-nothing' does not declare that it can be forked"
@@ -112,13 +112,13 @@ def test_a_backend_or_launcher_that_does_not_say_so_is_not_forked() -> None:
     assert alone.why_fresh == "one-by-one starts each process itself"
 
 
-def test_a_system_that_cannot(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_system_without_fork_starts_fresh_processes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sys.platform", "darwin")
     assert "darwin" in str(process.fork_obstacle())
     assert resolve_start_method(TorchDDP(), LOCAL, SPEC, "cpu").way == "fresh"
 
 
-def test_a_person_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_forking_can_be_turned_off(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("ISOTRAIN_START", "fresh")
     start = resolve_start_method(TorchDDP(), LOCAL, SPEC, "cpu")
     assert (start.way, start.why_fresh) == ("fresh", "ISOTRAIN_START=fresh")
@@ -129,6 +129,6 @@ def test_a_person_can_turn_it_off(monkeypatch: pytest.MonkeyPatch) -> None:
         resolve_start_method(TorchDDP(), LOCAL, SPEC, "cpu")
 
 
-def test_an_ending_by_a_signal_without_a_name() -> None:
+def test_an_exit_by_an_unnamed_signal_is_described() -> None:
     assert signal_name(signal.SIGABRT) == "SIGABRT"
     assert signal_name(signal.SIGRTMIN + 1) == f"signal {signal.SIGRTMIN + 1}"

@@ -75,7 +75,7 @@ class RaisesWhereItIsRead(GoodPlugin):
         raise RuntimeError("no such thing here")
 
 
-def test_a_plugin_that_raises_where_it_is_looked_at_is_kept_apart() -> None:
+def test_a_plugin_that_raises_on_inspection_is_skipped() -> None:
     given = (("breaks", RaisesWhereItIsRead()), ("good", GoodPlugin()))
     choice = PluginChoice(registered=given)
     host = PluginManager(choice, entry_points=False, strict=False)
@@ -88,12 +88,12 @@ def test_a_misspelled_hook_is_an_error(host: PluginManager) -> None:
         host.add(Misspelled())
 
 
-def test_replacing_must_be_asked_for(host: PluginManager) -> None:
+def test_replacing_must_be_explicit(host: PluginManager) -> None:
     host.strategies.add(Nothing, name="data-parallel", replace=True)
     assert isinstance(host.strategy("data-parallel", {}), Nothing)
 
 
-def test_what_is_no_strategy_is_refused(host: PluginManager) -> None:
+def test_a_class_that_is_no_strategy_is_refused(host: PluginManager) -> None:
     host.strategies.add("isotrain.core.contracts.capabilities:Capability", name="odd")
     with pytest.raises(PluginError, match="expected a subclass"):
         host.strategy("odd", {})
@@ -101,7 +101,7 @@ def test_what_is_no_strategy_is_refused(host: PluginManager) -> None:
         host.strategies.add(object())
 
 
-def test_an_unknown_name_tells_what_there_is(host: PluginManager) -> None:
+def test_an_unknown_name_lists_the_available_ones(host: PluginManager) -> None:
     with pytest.raises(IsotrainError, match=r"'data-parallel'\? Available: .*data-parallel"):
         host.strategy("data-paralell", {})
 
@@ -120,7 +120,7 @@ def test_a_broken_entry_point_is_kept_and_the_others_load(monkeypatch: pytest.Mo
     assert "nothing" in host.strategies.names()
 
 
-def test_the_processes_of_a_run_look_for_no_installed_plugins(
+def test_ranks_load_no_installed_plugins(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     entry = importlib.metadata.EntryPoint("parts", f"{__name__}:GOOD", "isotrain")
@@ -159,7 +159,7 @@ def listener(told: list[str], name: str, error: Exception | None = None, **optio
     return plugin
 
 
-def test_events_are_told_in_the_order_that_plugins_ask_for(host: PluginManager) -> None:
+def test_event_hooks_run_in_their_declared_order(host: PluginManager) -> None:
     told: list[str] = []
     asked: dict[str, dict[str, Any]] = {
         "first": {"tryfirst": True},
@@ -173,7 +173,7 @@ def test_events_are_told_in_the_order_that_plugins_ask_for(host: PluginManager) 
     assert told == ["first: no", "two: no", "one: no", "last: no"]
 
 
-def test_a_listener_that_raises_is_passed_over(host: PluginManager) -> None:
+def test_a_listener_that_raises_is_skipped(host: PluginManager) -> None:
     told: list[str] = []
     host.add(listener(told, "one"), name="one")
     host.add(listener(told, "two", KeyError("gone")), name="two")
@@ -194,7 +194,7 @@ def test_wrappers_are_refused(host: PluginManager, option: str) -> None:
 
 
 @pytest.mark.parametrize("option", ["tryfirst", "trylast"])
-def test_registration_has_no_order_to_ask_for(host: PluginManager, option: str) -> None:
+def test_registration_hooks_take_no_order(host: PluginManager, option: str) -> None:
     class Hurries:
         @hookimpl(**{option: True})
         def isotrain_register_strategies(self, register: StrategyRegistry) -> None:

@@ -22,12 +22,12 @@ with tempfile.TemporaryFile() as log:
 
 
 @pytest.mark.parametrize(("how", "shown"), [("suddenly", b"last words"), ("dismissed", b"")])
-def test_it_shows_nothing_where_the_end_was_meant(how: str, shown: bytes) -> None:
+def test_crash_output_is_shown_unless_the_end_was_intended(how: str, shown: bytes) -> None:
     done = subprocess.run([sys.executable, "-c", PROGRAM, how], stdout=subprocess.PIPE, check=True)
     assert done.stdout == shown
 
 
-def test_without_it_all_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_run_continues_without_crash_output(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object, **options: object) -> None:
         raise BlockingIOError("no more processes")
 

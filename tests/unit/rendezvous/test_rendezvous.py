@@ -39,12 +39,12 @@ from isotrain.core.transport.connection import Connection
 from isotrain.core.transport.rank_zero_server import RankZeroServer, connect_to_rank_zero
 
 
-def test_all_get_what_rank_0_decides_of_what_all_have_told() -> None:
+def test_all_ranks_get_what_rank_0_decides_from_all_facts() -> None:
     found = meet(dict.fromkeys(range(4), settling()), 4)
     assert [found[rank] for rank in range(4)] == [{"ranks": [0, 1, 2, 3]}] * 4
 
 
-def test_all_raise_what_rank_0_finds() -> None:
+def test_all_ranks_raise_the_error_of_rank_0() -> None:
     def refuse(told: Sequence[Facts]) -> dict[str, Any]:
         raise PlanError(f"{len(told)} are too many")
 
@@ -53,7 +53,7 @@ def test_all_raise_what_rank_0_finds() -> None:
         assert str(error) == "3 are too many"
 
 
-def test_who_fails_before_the_run_is_named_by_all_with_its_host() -> None:
+def test_a_rank_that_fails_early_is_named_by_all_with_its_host() -> None:
     def broken(meeting: Rendezvous) -> Any:
         meeting.agree({"host": "n2"}, dict)
         with meeting.broadcasting_errors():
@@ -71,7 +71,7 @@ def test_who_fails_before_the_run_is_named_by_all_with_its_host() -> None:
 
 
 @pytest.mark.slow
-def test_who_leaves_before_the_run_is_named() -> None:
+def test_a_rank_that_leaves_early_is_named() -> None:
     def leave(meeting: Rendezvous) -> Any:
         assert isinstance(meeting, RendezvousClient)
         meeting.channel.close()
@@ -81,7 +81,7 @@ def test_who_leaves_before_the_run_is_named() -> None:
         assert "rank 1 left before the run began" in str(found[rank])
 
 
-def test_who_never_comes_is_named_when_the_start_limit_is_over() -> None:
+def test_a_missing_rank_is_named_after_the_start_timeout() -> None:
     has_come = threading.Event()
 
     def come(meeting: Rendezvous) -> Any:
@@ -102,7 +102,7 @@ def test_who_never_comes_is_named_when_the_start_limit_is_over() -> None:
         assert "in 0.5 s (timeouts.start)" in str(error)
 
 
-def test_without_rank_0_the_others_say_where_they_looked() -> None:
+def test_without_rank_0_the_others_say_where_they_connected() -> None:
     text = str(meet({1: settling()}, 2, seconds=0.5)[1])
     assert text.startswith("rank 1 did not find rank 0 at 127.0.0.1, ports ")
     assert "connection refused" in text
@@ -111,7 +111,7 @@ def test_without_rank_0_the_others_say_where_they_looked() -> None:
 WAY_OUT = r"Rank 0 of \d is what RANK say \(torchrun\)\. .* ISOTRAIN_ENVIRONMENT=none has it"
 
 
-def test_who_waits_says_for_whom_and_why(
+def test_a_waiting_rank_says_for_whom_and_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     for module in (meeting_module, welcome_module):
@@ -127,7 +127,7 @@ def test_who_waits_says_for_whom_and_why(
 def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As in the shell of `srun -n4 --pty`, where nobody else comes."""
+    """In the shell of `srun -n4 --pty`, no other process would come."""
     monkeypatch.setenv("ISOTRAIN_KEY", "of this test alone")
     monkeypatch.setattr(meeting_module, "LATE_SECONDS", 0.1)
     monkeypatch.setattr(worker_group, "REFUSED_SECONDS", 0.1)
@@ -144,10 +144,10 @@ def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
 
 
 @pytest.mark.parametrize("asked", [True, False])
-def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
+def test_clients_connect_to_the_requested_port_or_that_of_the_coordinator(
     asked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """`--port`, and the port of `ISOTRAIN_COORDINATOR` or the engine, which is part of the place."""
+    """The port is that of `--port`, `ISOTRAIN_COORDINATOR` or the launcher."""
     monkeypatch.setenv("ISOTRAIN_KEY", "of this test alone")
     spec: Any = SimpleNamespace(timeouts=SimpleNamespace(start=0.0))
     with free_port() as told, free_port() as given:
@@ -163,7 +163,7 @@ def test_rank_0_is_looked_for_at_the_port_that_was_asked_for_or_else_told(
             )
 
 
-def test_who_has_another_key_stays_outside_and_both_say_so(
+def test_a_client_with_another_key_is_rejected_and_both_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(welcome_module, "LAST_SECONDS", LONG)
@@ -177,7 +177,7 @@ def test_who_has_another_key_stays_outside_and_both_say_so(
         assert not welcome.arrivals()
 
 
-def test_who_listens_there_cannot_hold_a_process_by_a_byte_at_a_time() -> None:
+def test_a_server_that_trickles_bytes_cannot_hold_a_client() -> None:
     said: list[int] = []
 
     def trickle(listener: socket.socket) -> None:
@@ -195,8 +195,8 @@ def test_who_listens_there_cannot_hold_a_process_by_a_byte_at_a_time() -> None:
     assert len(said) < auth.CHALLENGE_BYTES
 
 
-def test_strangers_at_the_door_do_not_disturb() -> None:
-    """Whatever they say, and though they say nothing: it is read as a handshake, and as nothing else."""
+def test_foreign_connections_do_not_disturb() -> None:
+    """Whatever they send, or nothing, is read as a handshake and as nothing else."""
     bombs = [b"GET / HTTP/1.1\r\n\r\n", pickle.dumps(print), b"", bytes(4096), b"isotrain"]
 
     def call(port: int) -> None:
@@ -215,7 +215,7 @@ def test_strangers_at_the_door_do_not_disturb() -> None:
 
 
 @pytest.mark.slow
-def test_two_that_say_they_are_the_same_rank_are_refused_and_all_hear_of_it(
+def test_duplicate_ranks_are_an_error_on_all_ranks(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     own = key()
@@ -240,8 +240,8 @@ def test_two_that_say_they_are_the_same_rank_are_refused_and_all_hear_of_it(
         second.close()
 
 
-def test_who_was_told_of_a_failure_goes_on_when_rank_0_does() -> None:
-    """The others wait for rank 0 to hang up, which it does at the end of its program otherwise."""
+def test_a_failed_rendezvous_ends_when_rank_0_closes() -> None:
+    """The others wait for rank 0 to close, which it otherwise does at the end of its program."""
     own = key()
     with free_port() as port:
         chair = opened(0, 2, own, port, LONG)
@@ -261,7 +261,7 @@ def refusing(told: Sequence[Facts]) -> dict[str, Any]:
     raise PlanError("no")
 
 
-def test_who_was_let_in_too_late_and_calls_again_is_one_process(
+def test_a_client_that_reconnects_is_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(meeting_module, "RECONNECT_SECONDS", LONG)
@@ -289,7 +289,7 @@ def both(chair: Rendezvous, come: Callable[[], Rendezvous]) -> Iterator[None]:
     thread.join()
 
 
-def test_what_differs_is_named_with_its_rank() -> None:
+def test_differences_are_named_with_their_rank() -> None:
     def compare(meeting: Rendezvous) -> None:
         rate = 0.5 if meeting.cluster_info.rank == 2 else 0.25
         parts = {"spec": {"optimizer": {"lr": rate}, "data": [1, 2]}, "versions": {"numpy": "2"}}
@@ -302,7 +302,7 @@ def test_what_differs_is_named_with_its_rank() -> None:
         assert "rank 1:" not in str(error)
 
 
-def test_only_the_same_folder_has_the_mark(tmp_path: Path) -> None:
+def test_only_the_same_folder_has_the_marker_file(tmp_path: Path) -> None:
     for name in ("one", "two"):
         (tmp_path / name).mkdir()
     with marker_file(tmp_path / "one") as mark:
@@ -314,7 +314,7 @@ def test_only_the_same_folder_has_the_mark(tmp_path: Path) -> None:
     assert checkpoint_token("s3://bucket/run") is not None
 
 
-def test_messages_are_read_as_they_come_and_no_longer_than_they_may_be() -> None:
+def test_messages_are_read_in_pieces_and_limited_in_size() -> None:
     one, other = connected()
     with one, other:
         read_them(one, other)

@@ -32,7 +32,7 @@ from isotrain.core.rendezvous.rendezvous_address import RendezvousAddress
         ("node1", None, ""),
     ],
 )
-def test_rank_0_listens_where_the_others_call(
+def test_rank_0_listens_where_the_others_connect(
     coordinator: str, found: str | None, listening: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def resolve(host: str) -> str:
@@ -47,14 +47,14 @@ def test_rank_0_listens_where_the_others_call(
 
 
 @pytest.mark.parametrize("told", [{"hosts": ("n1",)}, {"local_world_size": 2}])
-def test_on_one_host_all_use_the_same_address_whatever_it_is_called(told: dict[str, Any]) -> None:
+def test_on_one_host_all_use_the_same_address(told: dict[str, Any]) -> None:
     for interface, expected in (("", LOCAL), ("127.0.0.9", "127.0.0.9")):
         for rank in (0, 1):
             there = ClusterInfo("mpich", ("PMI_RANK",), rank, 2, "job", coordinator="n1", **told)
             assert RendezvousAddress.of(there, interface) == RendezvousAddress(expected, expected)
 
 
-def test_an_interface_is_chosen_by_option_or_variable_and_has_to_be_there() -> None:
+def test_an_interface_is_chosen_by_option_or_variable_and_must_exist() -> None:
     variables = {"ISOTRAIN_INTERFACE": " eth7 "}
     assert interfaces.requested_interface(None, variables) == "eth7"
     assert interfaces.requested_interface("lo", variables) == "lo"
@@ -68,7 +68,7 @@ def test_an_interface_is_chosen_by_option_or_variable_and_has_to_be_there() -> N
         interfaces.interface_address("no0")
 
 
-def test_who_does_not_know_where_rank_0_is_says_what_to_set() -> None:
+def test_an_unknown_coordinator_is_an_error_with_the_variable() -> None:
     with pytest.raises(PlanError, match="Set ISOTRAIN_COORDINATOR"):
         RendezvousAddress.of(ClusterInfo("mpich", ("PMI_RANK",), 1, 2, "job"), "")
 
@@ -77,7 +77,7 @@ TOLD = range(PORTS.stop + 100, PORTS.stop + 700, 10)
 """Between the ports that runs take by themselves and those that systems hand out."""
 
 
-def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
+def test_ports_after_a_requested_one_are_free_ones() -> None:
     with contextlib.ExitStack() as stack:
 
         def kept(address: str) -> Ports:
@@ -96,8 +96,8 @@ def test_ports_after_one_that_was_asked_for_are_those_that_are_free() -> None:
         assert one.backend("hvd", LOCAL, first) == first + 6  # whose server is still at the other
 
 
-def test_rank_0_opens_no_door_where_another_run_is_going_to_listen() -> None:
-    """Whose processes may not have begun to."""
+def test_rank_0_leaves_ports_that_another_run_has_leased() -> None:
+    """That run's processes may not listen yet."""
     with contextlib.ExitStack() as stack:
 
         def kept(address: str) -> Ports:

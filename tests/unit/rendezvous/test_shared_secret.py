@@ -25,9 +25,7 @@ def test_keys_are_the_same_for_one_run_and_differ_between_runs() -> None:
     assert len({*key().numbers(8, 10)}) == 8
 
 
-def test_a_key_file_that_is_no_key_is_named(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_invalid_key_file_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     file = tmp_path / "key"
     monkeypatch.setattr(key_module, "FILE", file)
     with pytest.raises(PlanError, match=r"torchrun has started share no secret .* rand -hex 32 > "):
@@ -56,7 +54,7 @@ def secret(
     return key_module.shared_secret(where, variables, given, is_certified=is_certified)
 
 
-def test_a_secret_is_what_a_person_says_or_the_engine_or_what_certificates_replace(
+def test_a_secret_comes_from_the_user_or_the_launcher_or_certificates(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_module, "FILE", tmp_path / "none")
@@ -74,7 +72,7 @@ def test_a_secret_is_what_a_person_says_or_the_engine_or_what_certificates_repla
     assert [each.name for each in tmp_path.iterdir()] == ["named"]
 
 
-def test_processes_of_one_host_make_a_secret_and_those_of_several_where_they_share_a_home(
+def test_a_secret_is_created_on_one_host_or_in_a_shared_home(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(key_module, "FILE", tmp_path / "home" / "key")
@@ -92,7 +90,7 @@ def test_processes_of_one_host_make_a_secret_and_those_of_several_where_they_sha
     assert (tmp_path / "home" / "key").read_bytes().strip() == shared
 
 
-def test_without_a_home_a_secret_is_made_in_a_folder_that_is_nobody_else_s(
+def test_without_a_home_a_secret_is_created_in_a_private_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "file").touch()
@@ -128,6 +126,6 @@ MOUNTS = """\
         *(("/home/a b/key", "ext4"), ("/homes", "overlay"), ("/scratch/me", "lustre")),
     ],
 )
-def test_the_kind_of_file_system_is_that_of_the_innermost_and_last(path: str, kind: str) -> None:
+def test_the_file_system_is_that_of_the_innermost_last_mount(path: str, kind: str) -> None:
     assert files.file_system_type(Path(path), MOUNTS) == kind
     assert not files.is_shared(Path("/proc/self"))

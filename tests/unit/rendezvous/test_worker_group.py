@@ -27,8 +27,8 @@ def seats(*told: Facts) -> list[tuple[Any, ...]]:
     return [(each["host"], each["local_rank"], each["address"]) for each in found]
 
 
-def test_everybody_gets_an_address_that_all_can_reach() -> None:
-    """Who called from rank 0's own host may have called by the loopback address."""
+def test_every_process_gets_an_address_that_all_can_reach() -> None:
+    """A client on rank 0's host may have connected by the loopback address."""
     told = (facts("a", ""), facts("a", "127.0.0.1"), facts("b", "10.0.0.2"), facts("b", "10.0.0.2"))
     assert seats(*told) == [
         ("a", 0, "10.0.0.1"),
@@ -38,12 +38,12 @@ def test_everybody_gets_an_address_that_all_can_reach() -> None:
     ]
 
 
-def test_local_ranks_are_the_engine_s_where_they_make_sense() -> None:
+def test_local_ranks_are_the_launchers_where_consistent() -> None:
     assert [s[1] for s in seats(facts("a", "", 1), facts("a", "", 0))] == [1, 0]
     assert [s[1] for s in seats(facts("a", "", 0), facts("a", "", 0))] == [0, 1]
 
 
-def test_cores_are_shared_by_those_who_share_them() -> None:
+def test_cores_are_divided_among_the_processes_of_a_host() -> None:
     bound = [facts("a", "", cpus=(0, 1)), facts("a", "", cpus=(2, 3))]
     free = [facts("a", "", cpus=range(8)), facts("a", "", cpus=range(8))]
     assert LocalRankAssignment(lambda told: LOCAL)(bound)["cores"] == 2
@@ -56,7 +56,7 @@ def replicas(backend: str, strategy: str, processes: int, asked: int | None = No
     return replicas_for("slurm", processes, *chosen, asked)
 
 
-def test_replicas_are_what_the_processes_make() -> None:
+def test_replicas_follow_from_the_processes() -> None:
     assert replicas("torch-ddp", "data-parallel", 4) == 4
     assert replicas("torch-ddp", "parameter-server", 4) == 3  # and a coordinator
     with pytest.raises(PlanError, match="3 were requested, and slurm has started 4"):

@@ -82,7 +82,7 @@ def whole_run() -> list[Event]:
     ]
 
 
-def test_a_story_tells_the_phases() -> None:
+def test_the_display_shows_the_phases() -> None:
     story = display.RunProgress(plan())
     phases = [story.phase]
     for each in whole_run():
@@ -99,7 +99,7 @@ def test_a_story_tells_the_phases() -> None:
     assert (story.done, story.total) == (20, 20)
 
 
-def test_it_waits_for_the_last_process() -> None:
+def test_the_display_waits_for_the_last_process() -> None:
     story = display.RunProgress(plan())
     story.note(Started(rank=1, pid=1))
     assert story.phase == "starting 2 processes"
@@ -158,7 +158,7 @@ def test_json_lines_are_strict_json() -> None:
         (float("nan"), "nan"),
     ],
 )
-def test_numbers_keep_their_length(value: float, text: str) -> None:
+def test_numbers_keep_their_width(value: float, text: str) -> None:
     assert display.short(value) == text
 
 
@@ -197,7 +197,7 @@ def _read(descriptor: int) -> bytes:
 
 
 @pytest.mark.parametrize("columns", [40, 60, 80, 140])
-def test_bar(columns: int) -> None:
+def test_progress_bar(columns: int) -> None:
     written = in_terminal(columns)
     lines = [line.rstrip() for line in re.split(r"[\r\n]+", written)]
     assert max(map(len, lines)) <= columns
@@ -213,7 +213,7 @@ def test_bar(columns: int) -> None:
     assert ("accuracy 0.7500" in last) == (columns >= 110)
 
 
-def test_what_all_ranks_warn_of_is_shown_once() -> None:
+def test_a_warning_of_all_ranks_is_shown_once() -> None:
     story = display.RunProgress(plan())
     shown = [
         story.note(Warned(rank=rank, text=text)) for text in ("odd", "even") for rank in (0, 1)

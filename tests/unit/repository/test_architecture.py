@@ -49,8 +49,8 @@ def imported(path: Path) -> set[str]:
     return found
 
 
-def test_private_parts_of_libraries_are_used_in_one_place_each() -> None:
-    """Each of those places has tests of itself, which `doctor` makes.
+def test_private_api_of_libraries_is_used_in_one_place_each() -> None:
+    """Each of those places has checks of its own, which `doctor` runs.
 
     But for what only names a part, so that it is imported later: without that part, it does nothing.
     """
@@ -72,8 +72,8 @@ def test_private_parts_of_libraries_are_used_in_one_place_each() -> None:
             assert at_home or not (used or named), f"{path}: {private}"
 
 
-def test_example_plugins_come_in_by_the_door() -> None:
-    """Authors copy them: what they import of isotrain, in code or on their pages, is promised."""
+def test_example_plugins_import_isotrain_plugin_alone() -> None:
+    """Authors copy them, so what they import of isotrain is public."""
     doors = r"isotrain(\.(plugin|testing)\b.*)?$"
     for folder in sorted((ROOT / "examples").glob("plugin_*")):
         for path in modules(f"examples/{folder.name}"):
@@ -153,8 +153,8 @@ def defined(tree: ast.Module) -> Iterator[str]:
         *("examples", "tests", "benchmarks", "tools"),
     ],
 )
-def test_nobody_asks_for_private_attributes_of_others(folder: str) -> None:
-    """Those of libraries are asked for at their homes, which have tests of themselves."""
+def test_private_attributes_of_other_modules_are_not_used(folder: str) -> None:
+    """Those of libraries are used in modules with checks of their own."""
     for path in modules(folder):
         if not {path.name, path.parent.name} & PRIVATE_HOMES:
             known = PRIVATE_ALL_THE_SAME.get(str(path.relative_to(ROOT)), set())
@@ -162,7 +162,7 @@ def test_nobody_asks_for_private_attributes_of_others(folder: str) -> None:
             assert not found, f"{path}: {found}"
 
 
-def test_private_attributes_are_found(tmp_path: Path) -> None:
+def test_the_search_finds_private_attributes(tmp_path: Path) -> None:
     module = tmp_path / "module.py"
     module.write_text(
         "class Mine:\n"
@@ -177,7 +177,7 @@ def test_private_attributes_are_found(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("folder", ["strategies", "environments", "launchers"])
-def test_what_adapters_share_passes_the_door_for_adapters_alone(folder: str) -> None:
+def test_exports_for_adapters_are_used_by_adapters_alone(folder: str) -> None:
     door = ast.parse((ROOT / "isotrain/plugin.pyi").read_text(encoding="utf-8"))
     of_adapters = {
         f"isotrain.plugin.{(alias.asname or alias.name).lstrip('_')}"
@@ -193,14 +193,14 @@ def test_what_adapters_share_passes_the_door_for_adapters_alone(folder: str) -> 
 @pytest.mark.parametrize(
     "folder", ["core", "strategies", "environments", "launchers", "analysis", "isotrain"]
 )
-def test_no_framework_outside_of_the_adapters(folder: str) -> None:
+def test_only_adapters_import_frameworks(folder: str) -> None:
     for path in modules(folder):
         frameworks = {name.split(".")[0] for name in imported(path)} & FRAMEWORKS
         assert not frameworks, f"{path} imports {frameworks}"
 
 
 def test_the_conformance_kit_is_neutral() -> None:
-    """Its portable models are made of Keras, inside of functions; only what is for pytest imports pytest."""
+    """Its portable models import Keras inside of functions; only its pytest module imports pytest."""
     names = re.compile(BACKEND_NAMES)
     for path in modules("testing"):
         found = imported(path)
@@ -244,7 +244,7 @@ def helps(path: Path) -> set[str]:
 
 
 def test_core_names_no_backend() -> None:
-    """No behaviour hangs on a name. Helps and examples on the command line alone show a person real ones."""
+    """Only help texts and examples of the command line name real backends."""
     names = re.compile(BACKEND_NAMES)
     for path in modules("core"):
         is_cli = path.is_relative_to(ROOT / "core/cli")
@@ -298,7 +298,7 @@ def named(path: Path) -> Iterator[tuple[str, str]]:
         yield from NAMED.findall(text)
 
 
-def test_modules_that_are_named_are_there() -> None:
+def test_modules_named_in_strings_exist() -> None:
     for path in modules("core"):
         for module, inside in named(path):
             where = ROOT.joinpath(*module.split(".")[1:])
@@ -308,7 +308,7 @@ def test_modules_that_are_named_are_there() -> None:
             assert not inside or inside in known, f"{path}: {module}:{inside}"
 
 
-def test_who_names_a_module_above_is_known() -> None:
+def test_strings_that_name_a_module_above_are_listed() -> None:
     levels = {package: level for level, layer in enumerate(core_packages()) for package in layer}
     found: dict[str, set[str]] = {}
     for path in modules("core"):
@@ -320,7 +320,7 @@ def test_who_names_a_module_above_is_known() -> None:
     assert found == NAMED_FROM_BELOW
 
 
-def test_contributors_read_of_every_package_in_its_order() -> None:
+def test_contributing_lists_every_package_in_order() -> None:
     text = (ROOT / "CONTRIBUTING.md").read_text(encoding="utf-8")
     drawn = text.partition("The packages of `core`")[2].split("```")[1].strip().splitlines()
     assert [set(re.split(", ", re.split(r"\s{2,}", line)[0])) for line in drawn] == core_packages()
@@ -350,7 +350,7 @@ def test_importing_loads_no_framework(statement: str) -> None:
 
 
 @pytest.mark.parametrize("module", [isotrain, isotrain.plugin])
-def test_a_public_module_has_its_names_and_no_other(module: ModuleType) -> None:
+def test_a_public_module_has_exactly_its_names(module: ModuleType) -> None:
     assert {name for name in dir(module) if not name.startswith("__")} == {*module.__all__}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         module.nonsense  # noqa: B018

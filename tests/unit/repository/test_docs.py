@@ -214,7 +214,7 @@ def test_commands_are_found() -> None:
     assert "Did you mean '--repeat'" in wrong_with("compare digits.yaml --repeats 3")
 
 
-def test_the_time_limits_of_the_pages_are_those_of_the_code() -> None:
+def test_documented_time_limits_are_those_of_the_code() -> None:
     limits = {name: f"{seconds:g}" for name, seconds in Timeouts().model_dump().items()}
     given = ", ".join(f"{name}: {seconds}" for name, seconds in limits.items())
     assert f"timeouts: {{{given}}}" in (ROOT / "docs" / "failures.md").read_text()
@@ -252,7 +252,7 @@ def words(page: Path) -> str:
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_prose_is_readable_in_a_terminal(page: Path) -> None:
-    """At most 35 words in a sentence, 100 in a paragraph or item of a list, and 120 columns in a line."""
+    """A sentence has at most 35 words, a paragraph or item 100, and a line 120 columns."""
     text = words(page)
     assert not [line for line in text.splitlines() if len(line) > 120]
     for paragraph in re.split(r"\n\s*\n|\n(?=\s*(?:[-*]|\d+\.) )", text):

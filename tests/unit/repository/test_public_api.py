@@ -97,8 +97,8 @@ def public(name: str) -> bool:
     return name == "__init__" or not name.startswith(("_", "model_"))
 
 
-def test_nothing_public_changed_unnoticed() -> None:
-    """In a process of its own: some names are imported with a framework, which changes variables."""
+def test_the_public_api_is_as_recorded() -> None:
+    """It runs in a process of its own: some names import a framework, which changes variables."""
     program = "from unit.repository.test_public_api import public_api; print(public_api(), end='')"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True)
     assert found.returncode == 0, found.stderr
@@ -111,8 +111,8 @@ def test_every_public_name_is_documented() -> None:
     assert missing == []
 
 
-def test_public_modules_are_imported_as_such() -> None:
-    """In each way that Python has; they name all that is where their names are defined."""
+def test_public_modules_are_importable_in_every_form() -> None:
+    """Each module names everything that it defines."""
     modules = [name for name in isotrain.__all__ if inspect.ismodule(getattr(isotrain, name))]
     assert modules == ["sources"]
     for name in modules:
@@ -126,7 +126,7 @@ def test_public_modules_are_imported_as_such() -> None:
     assert (found.stdout, found.stderr) == ("False\n", "")
 
 
-def test_both_doors_lead_to_the_same_things() -> None:
+def test_public_and_plugin_modules_export_the_same_objects() -> None:
     both = set(isotrain.__all__) & set(isotrain.plugin.__all__)
     assert "Strategy" in both
     assert {n for n in both if getattr(isotrain, n) is not getattr(isotrain.plugin, n)} == set()

@@ -69,7 +69,7 @@ def lines(stream: io.StringIO) -> list[str]:
     return re.sub(r"\d+ s", "N s", stream.getvalue()).splitlines()
 
 
-def test_elsewhere_a_step_is_two_lines(tmp_path: Path) -> None:
+def test_without_a_terminal_a_step_is_two_lines(tmp_path: Path) -> None:
     shown, log = io.StringIO(), tmp_path / "log"
     noted = step("print('at work')", note="a moment")
     assert progress.run_logged(noted, log, os.environ, shown) == 0
@@ -79,7 +79,7 @@ def test_elsewhere_a_step_is_two_lines(tmp_path: Path) -> None:
     assert said == "at work"
 
 
-def test_elsewhere_lines_in_between_tell_what_the_step_is_at(tmp_path: Path) -> None:
+def test_without_a_terminal_lines_in_between_show_the_detail(tmp_path: Path) -> None:
     screen = Screen(tmp_path / "shown")
     long = until(tmp_path / "shown", plain_period_s=0.1)
     assert progress.run_logged(long, tmp_path / "log", os.environ, screen) == 0
@@ -109,7 +109,7 @@ def test_a_narrow_terminal_still_shows_the_time(
     assert re.search(r"\x1b\[K1 of 2  tes \.\.\. \d s\n$", shown.getvalue())
 
 
-def test_a_failure_is_said_and_given_back(tmp_path: Path) -> None:
+def test_a_failure_is_shown_and_returned(tmp_path: Path) -> None:
     shown = io.StringIO()
     assert progress.run_logged(step("exit(3)"), tmp_path / "log", os.environ, shown) == 3
     assert lines(shown)[-1] == "1 of 2  testing ... failed after N s"
@@ -144,7 +144,7 @@ def test_an_interruption_ends_every_process_of_the_step(tmp_path: Path) -> None:
         time.sleep(0.02)
 
 
-def test_times_are_as_people_read_them() -> None:
+def test_durations_are_readable() -> None:
     assert [progress.duration(t) for t in (0.2, 59.9, 62, 600)] == [
         *("0 s", "59 s", "1 min 02 s", "10 min 00 s")
     ]
@@ -165,6 +165,6 @@ def test_times_are_as_people_read_them() -> None:
         ("Requirement already satisfied: six", None),
     ],
 )
-def test_what_a_step_of_the_set_up_is_at(line: str, shown: str | None) -> None:
+def test_the_detail_of_a_setup_step(line: str, shown: str | None) -> None:
     found = set_up.DETAIL.search(line)
     assert (found and " ".join(filter(None, found.groups()))) == shown

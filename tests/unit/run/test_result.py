@@ -27,13 +27,13 @@ def left(folder: Path, result: Any = WHOLE) -> Path:
     return folder
 
 
-def test_what_was_left_is_read(tmp_path: Path) -> None:
+def test_the_files_of_a_run_are_read(tmp_path: Path) -> None:
     found = read_result(left(tmp_path))
     assert found.run_directory == tmp_path
     assert found.history.loss == [1.0, 0.5]
 
 
-def test_steps_that_were_left_out_move_no_others(tmp_path: Path) -> None:
+def test_skipped_steps_move_no_others(tmp_path: Path) -> None:
     found = read_result(left(tmp_path))
     with (tmp_path / "steps.jsonl").open("a") as steps:
         steps.write(json.dumps(STEPS | {"first": 4}) + "\n")
@@ -42,7 +42,7 @@ def test_steps_that_were_left_out_move_no_others(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("name", ["steps.jsonl", "events.jsonl"])
-def test_a_history_whose_file_is_gone_is_not_empty(tmp_path: Path, name: str) -> None:
+def test_a_missing_history_file_is_an_error(tmp_path: Path, name: str) -> None:
     found = read_result(left(tmp_path))
     (tmp_path / name).unlink()
     with pytest.raises(IsotrainError, match=rf"{name} is missing.*read_result"):
@@ -83,7 +83,7 @@ def test_a_wrong_field_is_named(tmp_path: Path, changes: dict[str, Any], field: 
 
 
 @pytest.mark.parametrize("text", ["{", "[" * 100_000, "\udcff", ""])
-def test_what_is_no_json_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
+def test_invalid_json_is_an_error_that_names_the_file(tmp_path: Path, text: str) -> None:
     left(tmp_path)
     (tmp_path / RESULT_FILE).write_bytes(text.encode(errors="surrogateescape"))
     with pytest.raises(IsotrainError, match=r"result\.json cannot be read"):

@@ -21,7 +21,7 @@ class Listening:
         self.told.append(event)
 
 
-def test_they_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_warnings_are_events(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: list[Any] = []
     monkeypatch.setattr(warnings, "showwarning", lambda *given, **options: shown.append(given))
     reporter: Any = Listening()

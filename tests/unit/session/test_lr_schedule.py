@@ -37,7 +37,7 @@ def rates(
     return [given(step) for step in range(total)]
 
 
-def test_a_rate_that_grows_beyond_all_numbers_is_refused_before_the_first_step() -> None:
+def test_an_overflowing_rate_is_refused_before_the_first_step() -> None:
     with pytest.raises(SpecError, match=r"schedule: the rate of the last step \(19\)"):
         rates(schedule={"name": "step", "every_steps": 1, "factor": 1e200})
 

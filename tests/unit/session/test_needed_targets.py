@@ -13,7 +13,7 @@ def of_outputs(output: object) -> object:
 
 
 @pytest.mark.parametrize(("framework", "needed"), [("torch", True), ("tensorflow", False)])
-def test_the_loss_of_the_own_framework_decides(framework: str, needed: bool) -> None:
+def test_the_loss_of_the_framework_decides(framework: str, needed: bool) -> None:
     spec = TrainingSpec(
         model={"torch": of_outputs, "tensorflow": of_outputs},
         loss={"torch": "mse", "tensorflow": of_outputs},

@@ -26,7 +26,7 @@ ALIKE = {
 
 
 @pytest.mark.parametrize("name", APART)
-def test_each_weight_gets_its_own(name: str) -> None:
+def test_each_weight_gets_its_own_slots(name: str) -> None:
     own = {weight: f"optimizer/sgd/{slot}" for weight, slot in APART[name].items()}
     state = {slot: np.array(float(place)) for place, slot in enumerate(own.values())}
     names = KERAS.resolve_names(list(own), ["momentum"], state)
@@ -39,13 +39,13 @@ def test_each_weight_gets_its_own(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", ALIKE)
-def test_nobody_gets_what_may_be_anothers(name: str) -> None:
+def test_ambiguous_slots_are_not_assigned(name: str) -> None:
     weights, slots = ALIKE[name]
     known = [f"optimizer/sgd/{slot}" for slot in slots]
     assert KERAS.resolve_names(weights, ["momentum"], known) is None
 
 
-def test_names_of_slots_that_are_not_there_yet_are_told_apart_too() -> None:
+def test_names_of_missing_slots_are_distinct() -> None:
     assert KERAS.resolve_names(["v", "w"], ["momentum"], []) == {
         weight: {"momentum": f"optimizer/sgd/{weight}_0_momentum"} for weight in ("v", "w")
     }

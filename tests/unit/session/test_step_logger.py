@@ -80,7 +80,7 @@ def told(heard: Heard) -> list[tuple[int, float, float]]:
     ]
 
 
-def test_every_step_is_told_once_and_in_order(heard: Heard) -> None:
+def test_every_step_is_reported_once_and_in_order(heard: Heard) -> None:
     own, count = reports(heard), 3 * STEPS_AT_ONCE + 7
     for step in range(count):
         own.add(batch(step), step * 0.5, step * 2.0)
@@ -91,7 +91,7 @@ def test_every_step_is_told_once_and_in_order(heard: Heard) -> None:
     assert max(len(event.losses) for event in heard.steps()) == STEPS_AT_ONCE
 
 
-def test_slow_steps_are_told_after_some_seconds(
+def test_slow_steps_are_reported_after_some_seconds(
     heard: Heard, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(step_logger, "STEPS_SECONDS", 0.0)
@@ -101,7 +101,7 @@ def test_slow_steps_are_told_after_some_seconds(
     assert len(told(heard)) == 3
 
 
-def test_the_first_step_is_told_at_once_of_a_run_that_goes_on_too(heard: Heard) -> None:
+def test_the_first_step_of_a_resumed_run_is_reported_at_once(heard: Heard) -> None:
     own = reports(heard)
     own.resume_from(5, 0.0, 0)
     own.add(batch(5), 1.0, 0.1)
@@ -109,7 +109,7 @@ def test_the_first_step_is_told_at_once_of_a_run_that_goes_on_too(heard: Heard) 
     assert [step for step, _, _ in told(heard)] == [5]
 
 
-def test_the_loss_of_an_epoch_does_not_hang_on_when_steps_are_told(heard: Heard) -> None:
+def test_the_loss_of_an_epoch_does_not_depend_on_the_reports(heard: Heard) -> None:
     losses = [1e16, *[0.75] * 6]  # to which it matters how many are added at once
     whole, cut = reports(heard), reports(heard)
     add_all(whole, losses)
@@ -132,7 +132,7 @@ def test_a_late_loss_is_not_waited_for(heard: Heard) -> None:
     assert len(told(heard)) == len(losses)
 
 
-def test_a_run_that_goes_back_says_so(heard: Heard) -> None:
+def test_going_back_is_reported(heard: Heard) -> None:
     own = reports(heard)
     for step in (0, 1, 2, 0, 1):
         own.add(batch(step), 1.0, 0.1)
@@ -140,9 +140,7 @@ def test_a_run_that_goes_back_says_so(heard: Heard) -> None:
     assert [step for step, _, _ in told(heard)] == [0, 1, 2, 0, 1]
 
 
-def test_progress_is_told_with_the_newest_known_loss(
-    heard: Heard, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_progress_has_the_newest_known_loss(heard: Heard, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(step_logger, "PROGRESS_SECONDS", 0.0)
     own = reports(heard)
     for step, loss in enumerate([3.0, 2.0, Late()]):
@@ -152,10 +150,10 @@ def test_progress_is_told_with_the_newest_known_loss(
 
 
 @pytest.mark.parametrize("seconds", [0.0, 1e9])
-def test_a_loss_that_is_nan_stops_the_run_once_it_is_told_of(
+def test_a_nan_loss_stops_the_run_when_it_is_read(
     heard: Heard, monkeypatch: pytest.MonkeyPatch, seconds: float
 ) -> None:
-    """By the first progress that reads it, or with its block."""
+    """The first progress event reads it, or the report of its block."""
     monkeypatch.setattr(step_logger, "PROGRESS_SECONDS", seconds)
     own, losses = reports(heard), [1.0] * 20 + [math.nan] * STEPS_AT_ONCE
     with pytest.raises(NotANumberError, match=r"step 20 is NaN .*\(of step 20\).*on_nan: warn"):
@@ -163,7 +161,7 @@ def test_a_loss_that_is_nan_stops_the_run_once_it_is_told_of(
     assert len(told(heard)) == (21 if seconds == 0.0 else 1 + STEPS_AT_ONCE)
 
 
-def test_a_loss_that_is_nan_is_warned_of_once_or_ignored(heard: Heard) -> None:
+def test_a_nan_loss_is_warned_of_once_or_ignored(heard: Heard) -> None:
     for action in ("warn", "ignore"):
         own = reports(heard, action)
         for step in range(3):

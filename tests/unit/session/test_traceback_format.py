@@ -46,7 +46,7 @@ FIRST = "Traceback (most recent call last):"
 ERROR = "ValueError: 4x4 and 5x5"
 
 
-def test_own_frames_are_shown_and_where_it_was_raised() -> None:
+def test_user_frames_and_the_raising_frame_are_shown() -> None:
     own = code("net", "/home/me/net.py", "call()", call=torch_calls(torch_calls(FAILS)))
     assert shown(isotrain_calls(isotrain_calls(torch_calls(own)))) == [
         FIRST,
@@ -58,7 +58,7 @@ def test_own_frames_are_shown_and_where_it_was_raised() -> None:
     ]
 
 
-def test_without_own_frames_it_is_shown_where_isotrain_called() -> None:
+def test_without_user_frames_the_call_of_isotrain_is_shown() -> None:
     assert shown(isotrain_calls(isotrain_calls(torch_calls(FAILS)))) == [
         FIRST,
         "... frames of isotrain: 1, in the log",
@@ -69,7 +69,7 @@ def test_without_own_frames_it_is_shown_where_isotrain_called() -> None:
     ]
 
 
-def test_a_defect_is_shown_whole() -> None:
+def test_an_internal_error_is_shown_in_full() -> None:
     fails = code("isotrain.core.deep", "/src/core/deep.py", "raise KeyError('defect')")
     assert shown(isotrain_calls(torch_calls(isotrain_calls(fails)))) == [
         FIRST,
@@ -81,7 +81,7 @@ def test_a_defect_is_shown_whole() -> None:
     ]
 
 
-def test_an_error_that_says_what_is_wrong_shows_own_frames_only() -> None:
+def test_a_user_error_shows_user_frames_only() -> None:
     fails = code("isotrain.core.data", "/src/core/data.py", "raise Error('text')", Error=DataError)
     told = "isotrain.core.errors.DataError: text"
     assert shown(isotrain_calls(fails)) == [told]
@@ -93,7 +93,7 @@ def test_an_error_that_says_what_is_wrong_shows_own_frames_only() -> None:
     ]
 
 
-def test_the_errors_before_it_are_shown_likewise() -> None:
+def test_chained_errors_are_shown_alike() -> None:
     own = code("net", "/home/me/net.py", "call()", call=FAILS)
     lines = "try: call()\n    except ValueError as error: raise Error('text') from error"
     wraps = code("isotrain.core.data", "/src/core/data.py", lines, call=own, Error=DataError)

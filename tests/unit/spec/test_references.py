@@ -70,12 +70,12 @@ def test_bound_names_are_found_without_importing(package: Path, name: str) -> No
 
 
 @pytest.mark.parametrize("name", ["hidden", "width", "Inner", "unseen", "dumps", "size"])
-def test_names_of_inner_scopes_are_not(package: Path, name: str) -> None:
+def test_names_of_inner_scopes_are_not_found(package: Path, name: str) -> None:
     assert f"has no {name!r}" in str(import_strings.problem(f"shop.models:{name}"))
 
 
 @pytest.mark.parametrize("module", ["stars", "made", "lazy"])
-def test_what_cannot_be_decided_counts_as_right(package: Path, module: str) -> None:
+def test_undecidable_references_are_accepted(package: Path, module: str) -> None:
     assert import_strings.problem(f"shop.{module}:anything") is None
 
 
@@ -111,7 +111,7 @@ def test_problems_of_files(file: Path) -> None:
     assert "Did you mean 'my model.py'?" in missing
 
 
-def test_looking_imports_no_framework() -> None:
+def test_checking_references_imports_no_framework() -> None:
     code = """
 import sys
 from isotrain.core.spec import import_strings
@@ -154,7 +154,7 @@ def test_files_of_one_name_are_two_modules(tmp_path: Path) -> None:
         ("nonsense", "not of the form"),
     ],
 )
-def test_resolve_says_what_is_wrong(package: Path, reference: str, part: str) -> None:
+def test_resolve_names_the_problem(package: Path, reference: str, part: str) -> None:
     with pytest.raises(SpecError) as caught:
         import_strings.resolve(reference)
     assert part in str(caught.value)

@@ -120,7 +120,7 @@ def test_losses_by_output_and_by_framework() -> None:
         ({"loss": {"a": "mse"}, "loss_weights": {"b": 1.0}}, "loss_weights: given for b; .*: a"),
     ],
 )
-def test_tables_of_losses_that_say_two_things(fields: dict[str, Any], message: str) -> None:
+def test_ambiguous_tables_of_losses_are_refused(fields: dict[str, Any], message: str) -> None:
     spec = make(**fields)
     with pytest.raises(SpecError, match=message):
         _ = (check_loss_table(spec, "torch"), spec.losses("torch"))
@@ -365,8 +365,8 @@ def test_loss_scaling_only_under_float16() -> None:
     assert given_scale.initial == 8.0
 
 
-def test_layers_that_are_computed_again() -> None:
-    """By pattern; of a layer and what is inside it the layer, and of patterns that fit nothing an error."""
+def test_recomputed_layers() -> None:
+    """Patterns select the outermost layer; a pattern without a layer is an error."""
     names = ["stem", "block_1", "block_1/dense", "block_10", "block_1b/dense", "head"]
     for pattern, expected in {
         "*": ["stem", "block_1", "block_10", "block_1b/dense", "head"],
@@ -383,7 +383,7 @@ def test_layers_that_are_computed_again() -> None:
         make(recompute=["stem", "tail"]).recomputed(names, "/")
 
 
-def test_for_framework_names_what_there_is() -> None:
+def test_for_framework_lists_the_frameworks() -> None:
     spec = make(model={"torch": "m:f"})
     assert spec.for_framework("model", "torch") == "m:f"
     assert make().for_framework("model", "anything") == "shop.models:Net"
@@ -464,14 +464,14 @@ def test_whatever_is_given_the_only_error_is_a_spec_error(changes: dict[str, Any
         ("one_hot_mean_io_u", True),
     ],
 )
-def test_a_name_tells_which_value_is_better(metric: str, larger_is_better: bool) -> None:
+def test_a_metrics_name_decides_which_value_is_better(metric: str, larger_is_better: bool) -> None:
     spec = make(early_stopping=metric)
     assert spec.early_stopping is not None
     assert spec.early_stopping.larger_is_better == larger_is_better
 
 
 @pytest.mark.parametrize("metric", ["jaccard_distance", "accuracy_gap", "inaccuracy", "gloss"])
-def test_a_name_that_does_not_tell_needs_the_mode(metric: str) -> None:
+def test_other_metrics_need_the_mode(metric: str) -> None:
     with pytest.raises(SpecError, match=f"whether a larger '{metric}' is better is not known"):
         make(early_stopping=metric)
     spec = make(early_stopping={"metric": metric, "mode": "max"})

@@ -150,7 +150,7 @@ def test_files_that_cannot_be_read(tmp_path: Path, name: str, text: str, part: s
     assert part in refused(write(tmp_path, name, text))
 
 
-def test_files_that_are_not_there(tmp_path: Path) -> None:
+def test_missing_files_are_named(tmp_path: Path) -> None:
     write(tmp_path, "digits.yaml", YAML)
     assert "Did you mean 'digits.yaml'?" in refused(tmp_path / "digit.yaml")
     assert "There is no folder" in refused(tmp_path / "none" / "digit.yaml")
@@ -171,7 +171,7 @@ def test_problems_name_the_file_and_come_together(tmp_path: Path) -> None:
     assert "epochs and steps: got" in text
 
 
-def test_every_reference_is_looked_for() -> None:
+def test_every_reference_is_checked() -> None:
     fields = {
         **SMALL,
         "model": {"torch": "nowhere_a:x"},
@@ -213,7 +213,7 @@ def test_imports_are_looked_up_once_and_again_in_a_changed_copy(
     assert load_spec(loaded, ["seed=5"]) == again
 
 
-def test_files_named_in_a_spec_are_beside_it(
+def test_files_named_in_a_spec_are_relative_to_it(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write(tmp_path, "net.py", "def build():\n    return 7\n")
@@ -269,7 +269,7 @@ nothing = 3
 
 
 def test_a_spec_may_be_in_a_script(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its functions travel to processes that cannot import it, and its folder is on the path."""
+    """Its functions are sent to processes that cannot import it, and its folder is on the path."""
     monkeypatch.setattr(sys, "path", list(sys.path))
     script = tmp_path / "script.py"
     script.write_text(SCRIPT)

@@ -39,13 +39,13 @@ def test_buckets_go_from_the_last_weight_to_the_first() -> None:
     assert (sorted(last.weights), sorted(first.weights)) == ([5, 6, 7], [0, 1])
 
 
-def test_shares_are_as_even_as_the_largest_weights_let_them_be() -> None:
+def test_shards_are_as_even_as_the_largest_weights_allow() -> None:
     assert assign_shards(SIZES, 2).shard_sizes == (328, 330)
     assert assign_shards([1000, 1, 1], 3).shard_sizes == (1000, 1, 1)
 
 
 @pytest.mark.parametrize(("stage", "gradients"), [(1, 658), (2, 330 + 300)])
-def test_state_is_that_of_the_replica_with_the_largest_share(stage: int, gradients: int) -> None:
+def test_state_bytes_are_of_the_replica_with_the_largest_shard(stage: int, gradients: int) -> None:
     model = ModelBytes(tuple(SIZES), fixed=50, slots=2)
     strategy = Sharded(stage=stage, bucket_megabytes=160e-6)
     assert strategy.state_bytes(model, 2) == StateBytes(658 + 50, gradients, 2 * 330)
@@ -71,8 +71,8 @@ def test_state_of_hybrid_runs_is_divided_by_the_replicas_of_a_host(
     assert (alone.weights, alone.slots) == (658 + 50, 2 * 658)
 
 
-def test_parts_lie_inside_hosts() -> None:
-    """In the order in which engines number processes: host by host, or one of each in turn."""
+def test_shards_are_inside_hosts() -> None:
+    """Processes are numbered host by host, or one of each host in turn."""
     in_turn = Hybrid().device_mesh(6, ((0, 2, 4), (1, 3, 5)))
     after_each_other = Hybrid().device_mesh(6, ((0, 1, 2), (3, 4, 5)))
     for mesh, first in ((in_turn, (0, 2, 4)), (after_each_other, (0, 1, 2))):
@@ -92,12 +92,12 @@ def test_parts_lie_inside_hosts() -> None:
         (((0, 3), (1, 2)), r"the hosts have the replicas \(0, 3\), \(1, 2\)"),
     ],
 )
-def test_hosts_without_the_same_parts_are_refused(hosts: Hosts, words: str) -> None:
+def test_hosts_of_different_sizes_are_refused(hosts: Hosts, words: str) -> None:
     with pytest.raises(PlanError, match=words):
         Hybrid().device_mesh(4, hosts)
 
 
-def test_what_a_replica_shares_with_others_travels_between_its_hosts() -> None:
+def test_gradients_of_a_shard_are_reduced_between_hosts() -> None:
     (bucket,) = assign_shards([5, 3], 3).buckets(8)
     lot = ShardBucket(bucket, ((0, 2, 4), (1, 3, 5)))
     assert [lot.index_in_host(replica) for replica in range(6)] == [0, 0, 1, 1, 2, 2]

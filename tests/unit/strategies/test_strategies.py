@@ -106,7 +106,7 @@ def test_wrong_options_are_refused_by_the_plan(
         plan(host, name, options)
 
 
-def test_a_stage_that_does_not_exist_is_an_error_of_the_plan(host: PluginManager) -> None:
+def test_an_unknown_stage_is_refused_by_the_plan(host: PluginManager) -> None:
     with pytest.raises(PlanError, match="stage: expected 1, 2 or 3, received 4"):
         plan(host, "sharded", {"stage": 4})
 
@@ -120,10 +120,10 @@ def test_a_stage_that_does_not_exist_is_an_error_of_the_plan(host: PluginManager
         ("gossip", {"graph": "random"}),
     ],
 )
-def test_options_for_several_replicas_do_not_refuse_one(
+def test_options_for_several_replicas_allow_one(
     host: PluginManager, name: str, options: dict[str, Any]
 ) -> None:
-    """By one replica, data and model of a measured plan and of a check are looked at."""
+    """A measured plan and a check look at data and model with one replica."""
     assert plan(host, name, options, replicas=1).replicas == 1
 
 
@@ -149,7 +149,7 @@ def test_loss_scaling_is_refused(host: PluginManager, name: str, options: dict[s
 
 
 @pytest.mark.parametrize("name", ["sharded", "pipeline"])
-def test_an_own_optimizer_is_refused_where_it_would_see_a_part(
+def test_a_custom_optimizer_is_refused_where_it_would_see_a_shard(
     host: PluginManager, name: str
 ) -> None:
     optimizer = {"custom": "somewhere:make", "lr": 0.5}
@@ -168,7 +168,7 @@ def test_bfloat16_is_refused_where_it_would_travel_as_float32(host: PluginManage
     assert all("horovod" in name for name in lacking)
 
 
-def test_clipping_has_a_remark(host: PluginManager) -> None:
+def test_clipping_is_noted(host: PluginManager) -> None:
     assert any("clip" in r for r in plan(host, "gossip", {}, clip={"value": 1.0}).notes)
     assert not any("clip" in r for r in plan(host, "gossip", {}).notes)
 
@@ -198,7 +198,7 @@ def test_graphs_are_doubly_stochastic_and_connected(graph: str, replicas: int) -
     assert is_connected(product)
 
 
-def test_neighbours_are_the_right_ones() -> None:
+def test_graph_neighbours() -> None:
     def neighbours(graph: str, replicas: int, mixing: int = 0) -> list[int]:
         rounds = topologies.mixings(graph, replicas, 2, 0)[mixing]
         return sorted(permutation[0] for permutation in rounds)
@@ -230,7 +230,7 @@ def test_local_sgd_averages_when_its_schedule_says() -> None:
     assert averagings([[0, 2], [6, 3]], 1, 9) == [2, 4, 5, 8]
 
 
-def test_local_sgd_forgets_what_it_counted_when_it_goes_back_to_an_average() -> None:
+def test_local_sgd_restarts_its_count_when_restored_to_an_average() -> None:
     strategy, group = LocalSGD(every=4), SimpleNamespace(local_replicas=(0,))
     between = StrategyState(
         {"steps": 2, "even": False}, per_replica={0: {"samples": np.array(3.0)}}
@@ -292,7 +292,7 @@ BYTES = 4 * 630
         ("elastic-averaging", {"every": 3}, 1.5 * BYTES * 7 / 20),
     ],
 )
-def test_the_plan_says_what_is_sent(
+def test_the_plan_has_the_sent_bytes(
     host: PluginManager, name: str, options: dict[str, Any], expected: float
 ) -> None:
     made = plan(host, name, options)
@@ -305,7 +305,7 @@ def test_the_plan_says_what_is_sent(
     assert "weight_shapes" not in found.to_dict()
 
 
-def test_a_model_with_fewer_weights_than_replicas_is_not_shared_out(host: PluginManager) -> None:
+def test_a_model_with_fewer_weights_than_replicas_is_refused(host: PluginManager) -> None:
     made = plan(host, "sharded", {})
     with pytest.raises(
         PlanError, match="the model has 2 trainable weights, and each of 4 replicas"
@@ -364,7 +364,7 @@ def on_hosts(
     ("stage", "sent"),
     [(2, 2 * 3 / 4), (3, (2 + 2) * 1 / 2 + 2 * 1 / 2 / 2)],  # of all gradients
 )
-def test_hybrid_runs_have_their_parts_inside_the_hosts_of_the_plan(
+def test_hybrid_shards_are_inside_the_hosts_of_the_plan(
     host: PluginManager, hosts: str, stage: int, sent: float
 ) -> None:
     made = on_hosts(host, hosts, {"hybrid": True, "stage": stage})
@@ -382,7 +382,7 @@ def test_hybrid_runs_have_their_parts_inside_the_hosts_of_the_plan(
         ("aaaa", {"stage": 3}, (3 * 2 + 2) * 3 / 4),
     ],
 )
-def test_what_micro_batches_exchange_is_told(
+def test_exchange_of_micro_batches_is_noted(
     host: PluginManager, hosts: str, options: dict[str, Any], sent: float
 ) -> None:
     made = on_hosts(host, hosts, options, gradient_accumulation_steps=3)
@@ -390,9 +390,7 @@ def test_what_micro_batches_exchange_is_told(
 
 
 @pytest.mark.parametrize("backend", ["tf-multiworker", "horovod-tf"])
-def test_tensorflow_sums_gradients_of_parts_in_each_micro_batch(
-    host: PluginManager, backend: str
-) -> None:
+def test_tensorflow_reduces_shards_in_each_micro_batch(host: PluginManager, backend: str) -> None:
     options = {"stage": 3, "hybrid": True}
     made = on_hosts(host, "aabb", options, backend, gradient_accumulation_steps=3)
     sent = 3 * (3 * 1 / 2 + 2 * 1 / 2 / 2)
@@ -427,22 +425,22 @@ def test_options_that_only_data_parallel_steps_honour_are_refused(
     plan(host, "local-sgd", {}, **fields)  # whose first steps may be such
 
 
-def test_a_served_run_has_no_horovod_whose_options_could_be_honoured(host: PluginManager) -> None:
+def test_horovod_options_are_refused_in_parameter_server_runs(host: PluginManager) -> None:
     options = {"horovod-torch": {"cycle_time_ms": 1}}
     cast = ResolvedSpec(spec("parameter-server", {}, backend_options=options), host)
     with pytest.raises(UnsupportedError, match="Leave cycle_time_ms out"):
         make_plan(cast, backend="horovod-torch", replicas=2)
 
 
-def test_a_plan_says_that_weights_in_parts_are_not_recorded(host: PluginManager) -> None:
+def test_a_plan_notes_that_full_sharding_is_not_captured(host: PluginManager) -> None:
     told = "steps of a portable model with sharded weights are not captured"
     for replicas, backend in ((2, "torch-ddp"), (2, "horovod-torch"), (1, "torch-ddp")):
         found = plan(host, "sharded", {"stage": 3}, replicas=replicas, backend=backend)
         assert any(told in note for note in found.notes) == (replicas > 1)
 
 
-def test_the_global_norm_is_of_one_type_on_all_replicas() -> None:
-    """A replica may have no weights of the widest type; all exchange the same."""
+def test_the_global_norm_has_one_dtype_on_all_replicas() -> None:
+    """A replica may have no weights of the widest dtype; all exchange the same."""
     replica: Any = SimpleNamespace(ops=NumpyTensorOps(), all_reduce=lambda squares: squares)
     norm = global_norm(replica, [np.array([3.0], np.float32), np.array([[4.0]], np.float32)])
     assert (norm.dtype, float(norm)) == (np.float64, 5.0)
@@ -458,7 +456,7 @@ def test_the_global_norm_is_of_one_type_on_all_replicas() -> None:
         ({"stages": 1}, 16),
     ],
 )
-def test_a_stage_holds_what_the_cuts_leave_it(
+def test_state_bytes_of_a_stage_follow_its_cuts(
     host: PluginManager, options: dict[str, Any], most: int
 ) -> None:
     strategy = host.strategy("pipeline", options)

@@ -9,7 +9,7 @@ import pytest
 from isotrain.core.system.files import atomic_file, atomic_write, rewrite_lines
 
 
-def test_a_file_is_replaced_when_all_of_it_is_there(tmp_path: Path) -> None:
+def test_a_file_is_replaced_when_it_is_complete(tmp_path: Path) -> None:
     target = tmp_path / "weights"
     atomic_write(target, "before")
     with atomic_file(target) as stream:
@@ -21,7 +21,7 @@ def test_a_file_is_replaced_when_all_of_it_is_there(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_what_fails_half_way_changes_nothing(tmp_path: Path) -> None:
+def test_a_failed_write_changes_nothing(tmp_path: Path) -> None:
     target = tmp_path / "weights"
     atomic_write(target, "before")
 
@@ -36,7 +36,7 @@ def test_what_fails_half_way_changes_nothing(tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == [target]
 
 
-def test_lines_are_kept_changed_and_left_out_and_a_cut_one_is_forgotten(tmp_path: Path) -> None:
+def test_lines_are_kept_changed_or_dropped_and_a_truncated_one_is_dropped(tmp_path: Path) -> None:
     target = tmp_path / "lines"
     target.write_bytes(b"keep\ndrop\nchange\r\ncut off")
     stands = {b"keep\n": b"keep\n", b"drop\n": None, b"change\r\n": b"changed\n"}
@@ -44,7 +44,7 @@ def test_lines_are_kept_changed_and_left_out_and_a_cut_one_is_forgotten(tmp_path
     assert target.read_bytes() == b"keep\nchanged\n"
 
 
-def test_lines_are_as_they_were_where_one_cannot_be_read(tmp_path: Path) -> None:
+def test_an_unreadable_line_leaves_the_file_unchanged(tmp_path: Path) -> None:
     target = tmp_path / "lines"
     target.write_bytes(b"1\nx\n")
     with pytest.raises(ValueError, match="x"):

@@ -50,7 +50,7 @@ def test_it_returns_what_the_function_returns(call: Call) -> None:
     assert ended(child).answer() == [3, sys.path, sys.argv]
 
 
-def test_it_keeps_its_number_until_its_group_is_ended(call: Call) -> None:
+def test_the_process_id_stays_taken_until_its_group_is_ended(call: Call) -> None:
     child = call("builtins:eval", "__import__('os').getpid()")
     pid = ended(child).answer()
     assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -58,7 +58,7 @@ def test_it_keeps_its_number_until_its_group_is_ended(call: Call) -> None:
     assert not psutil.pid_exists(pid)
 
 
-def test_its_variables_are_this_processes_and_its_own(call: Call) -> None:
+def test_variables_are_inherited_and_added(call: Call) -> None:
     text = "[__import__('os').environ.get(n) for n in ('HOME', 'OF_THE_CHILD')]"
     child = call("builtins:eval", text, variables={"OF_THE_CHILD": "7"})
     assert ended(child).answer() == [os.environ.get("HOME"), "7"]
@@ -88,7 +88,7 @@ def test_an_error_is_told_by_its_name(call: Call) -> None:
         ),
     ],
 )
-def test_how_it_ended_is_told(call: Call, text: str, how: str, said: str) -> None:
+def test_the_way_it_ended_is_named(call: Call, text: str, how: str, said: str) -> None:
     with pytest.raises(ChildEndedError) as found:
         ended(call("builtins:eval", text)).answer()
     assert (found.value.how, found.value.output) == (how, said)
@@ -126,7 +126,7 @@ SHELL = "echo $$ > {mark}.new; mv {mark}.new {mark}; sleep 600; true"
 STARTER = f"__import__('subprocess').run(['sh', '-c', '{SHELL}'])"
 
 
-def test_ending_it_ends_what_it_has_started(call: Call, tmp_path: Path) -> None:
+def test_ending_a_child_ends_its_descendants(call: Call, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     child = call("builtins:eval", STARTER.format(mark=mark))
     everyone = family(mark)
@@ -136,7 +136,7 @@ def test_ending_it_ends_what_it_has_started(call: Call, tmp_path: Path) -> None:
         child.answer()
 
 
-def test_it_may_end_by_itself_first(call: Call, tmp_path: Path) -> None:
+def test_a_child_may_end_itself_first(call: Call, tmp_path: Path) -> None:
     mark = tmp_path / "mark"
     child = call("builtins:eval", STARTER.format(mark=mark))
     everyone = family(mark)

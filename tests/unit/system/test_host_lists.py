@@ -54,7 +54,7 @@ def long(name: str) -> list[str]:
 
 
 @given(some.lists(names, min_size=1, max_size=4))
-def test_a_list_is_what_a_slow_reading_gives(
+def test_compressed_lists_equal_a_simple_expansion(
     drawn: list[Name],
 ) -> None:
     texts = [short(name) for name in drawn]
@@ -78,7 +78,7 @@ def test_lists_of_hosts(text: str, hosts: list[str]) -> None:
 @pytest.mark.parametrize(
     "text", ["", "n[", "n[1-2", "n]", "n[2-1]", "n[a-b]", "n1,", ",n1", "n[]", "n1 n2"]
 )
-def test_what_is_no_list_of_hosts_is_refused(text: str) -> None:
+def test_malformed_host_lists_are_refused(text: str) -> None:
     with pytest.raises(ClusterInfoError, match="is no list of hosts"):
         host_list(text)
 
@@ -90,6 +90,6 @@ def test_counts_are_repeated(runs: list[tuple[int, int]]) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "2(x3", "2x3", "a", "2,,1", "-1"])
-def test_what_is_no_list_of_counts_is_refused(text: str) -> None:
+def test_malformed_count_lists_are_refused(text: str) -> None:
     with pytest.raises(ClusterInfoError, match="is no list of counts"):
         counts_per_host(text)

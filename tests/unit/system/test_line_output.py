@@ -23,7 +23,7 @@ class Pieces(io.BytesIO):
 
 
 @pytest.mark.parametrize("at_once", [True, False], ids=["unbuffered", "buffered"])
-def test_a_line_goes_out_at_its_end_and_in_one_piece(
+def test_a_line_is_written_at_its_end_in_one_piece(
     monkeypatch: pytest.MonkeyPatch, *, at_once: bool
 ) -> None:
     pieces = Pieces()

@@ -38,7 +38,7 @@ atexit.register(os.kill, os.getpid(), signal.SIGINT)
     "then", ["exit_process(3)", "exit_after_failure(threading.Thread()); sys.exit(3)"]
 )
 def test_signals_at_the_end_change_nothing(then: str) -> None:
-    """Engines send some to all ranks, beside those of the terminal."""
+    """Launchers send signals to all ranks, beside those of the terminal."""
     command = [sys.executable, "-c", INTERRUPTED + then]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == 3
@@ -52,10 +52,10 @@ def test_signals_at_the_end_change_nothing(then: str) -> None:
         ("sys.exit(3)", 3, ["asked at the end", "torn down"]),
     ],
 )
-def test_only_an_error_that_nobody_catches_ends_it_untorn(
+def test_only_an_uncaught_error_skips_interpreter_shutdown(
     then: str, code: int, printed: list[str]
 ) -> None:
-    """A thread of a framework that comes back to a torn interpreter aborts the process."""
+    """A framework's thread that returns to a finalized interpreter aborts the process."""
     command = [sys.executable, "-c", PROGRAM + then]
     done = subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
     assert done.returncode == code, done.stderr

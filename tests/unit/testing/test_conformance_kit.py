@@ -66,7 +66,7 @@ CHECK = Check(sums)
 FAILED = CHECK.failed("2 + 2\n= 5")
 
 
-def test_every_method_of_a_group_takes_a_capability_or_is_there_for_all() -> None:
+def test_every_method_of_a_group_has_a_capability_or_is_required() -> None:
     methods = {name for name in dir(ReplicaGroup) if callable(getattr(ReplicaGroup, name))}
     public = {name for name in methods if not name.startswith("_")}
     assert public == {*NEEDS, *WITHOUT_CAPABILITY}
@@ -74,7 +74,7 @@ def test_every_method_of_a_group_takes_a_capability_or_is_there_for_all() -> Non
     assert {*used, Capability.HYBRID_SHARDING} == set(Capability), "that one is no method's"
 
 
-def test_a_watched_group_notes_what_is_used() -> None:
+def test_a_watched_group_notes_used_capabilities() -> None:
     class Group:
         replicas = 2
 
@@ -112,7 +112,7 @@ def test_the_gradients_of_the_digits_are_those_of_their_loss() -> None:
 
 
 @pytest.mark.slow
-def test_without_scikit_learn_the_digits_say_what_to_install(
+def test_a_missing_scikit_learn_is_named(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
@@ -130,7 +130,7 @@ def test_the_digits_are_those_of_scikit_learn() -> None:
     assert np.array_equal(classes, labels)
 
 
-def test_names_of_checks_are_told_apart() -> None:
+def test_names_of_checks_are_unique() -> None:
     for checks in (backend.CHECKS, strategy.CHECKS):
         assert len({check.name for check in checks}) == len(checks)
 
@@ -141,7 +141,7 @@ def outcomes_of(notes: dict[int, dict[str, Any]], failure: str | None) -> dict[s
     return {o.check: o for o in backend.run_outcomes(adapter, run, processes=2)}
 
 
-def test_a_check_that_ends_the_run_fails_and_those_after_it_are_not_asked() -> None:
+def test_checks_after_one_that_ends_the_run_are_not_run() -> None:
     names = [check.name for check in backend.IN_SESSION]
     done = dict.fromkeys(names[:3], "")
     found = outcomes_of({0: {**done, names[3]: ""}, 1: done}, "rank 1 died")
@@ -152,13 +152,13 @@ def test_a_check_that_ends_the_run_fails_and_those_after_it_are_not_asked() -> N
     assert found["clean_exit"].verdict == "skipped"
 
 
-def test_a_process_that_noted_nothing_is_not_passed_over() -> None:
+def test_a_process_without_results_is_a_failure() -> None:
     names = [check.name for check in backend.IN_SESSION]
     found = outcomes_of({0: dict.fromkeys(names, "")}, "rank 1 never came")
     assert found[names[0]].verdict == "failed"
 
 
-def test_one_process_that_finds_a_fault_is_enough() -> None:
+def test_a_failure_in_one_process_is_a_failure() -> None:
     names = [check.name for check in backend.IN_SESSION]
     good = dict.fromkeys(names, "")
     found = outcomes_of({0: good, 1: {**good, names[4]: "2 != 3"}}, None)
@@ -166,7 +166,7 @@ def test_one_process_that_finds_a_fault_is_enough() -> None:
     assert found[names[4]].reason == "process 1: 2 != 3"
 
 
-def test_what_a_backend_lacks_is_told_with_its_reason() -> None:
+def test_missing_capabilities_are_shown_with_their_reasons() -> None:
     can = Capabilities(
         frozenset({Capability.COMPUTE}), {Capability.SUBGROUPS: "for want of a library"}
     )
@@ -175,7 +175,7 @@ def test_what_a_backend_lacks_is_told_with_its_reason() -> None:
     assert obstacle == "the backend has no subgroups: for want of a library"
 
 
-def test_a_scorecard_is_told_whole() -> None:
+def test_a_scorecard_shows_every_check() -> None:
     outcomes = (CHECK.passed(), FAILED, CHECK.skipped("no numbers"))
     card = Scorecard("backend", "abacus", "abacus", 2, outcomes)
     shown = commands.scorecard_text(card)
@@ -191,7 +191,7 @@ def test_a_scorecard_is_told_whole() -> None:
     }
 
 
-def test_a_strategy_that_fits_nowhere_is_told_why() -> None:
+def test_a_strategy_without_a_backend_is_told_why() -> None:
     class Demanding(Strategy):
         name = "demanding"
         summary = "-"
@@ -203,7 +203,7 @@ def test_a_strategy_that_fits_nowhere_is_told_why() -> None:
         strategy.fitting_backend(Demanding(), plugin_manager())
 
 
-def test_an_unknown_name_is_told_what_there_is() -> None:
+def test_an_unknown_name_lists_the_available_ones() -> None:
     with pytest.raises(IsotrainError, match=r"unknown backend or strategy 'data-paralel'.*Did you"):
         commands.scorecard_of("data-paralel", None, 2, {})
 
@@ -306,7 +306,7 @@ def ended(
         (1, KILLED, 8.0, "expected: rank 1 of 2 made no progress"),
     ],
 )
-def test_how_runs_end_that_go_wrong(
+def test_verdicts_on_failed_runs(
     monkeypatch: pytest.MonkeyPatch,
     tmp_path: Path,
     check: int,

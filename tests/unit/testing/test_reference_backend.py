@@ -63,7 +63,7 @@ def test_gradients_are_those_of_the_loss(layers: list[Layer]) -> None:
         np.testing.assert_allclose(gradient, slope(loss, weight), rtol=1e-6, atol=1e-8)
 
 
-def test_the_gradient_of_an_embedding_adds_up_where_a_number_is_seen_twice() -> None:
+def test_embedding_gradients_add_up_for_repeated_indices() -> None:
     network = Network([Embedding(4, 1)])
     network.start(1, 0, "float64")
     network(np.array([3, 0, 3]))
@@ -97,7 +97,7 @@ def test_targets_are_never_broadcast_against_predictions() -> None:
         mean_squared_error(targets[:1], predictions)
 
 
-def test_the_order_of_a_callables_arguments_is_as_the_spec_says() -> None:
+def test_arguments_of_a_callable_are_ordered_as_the_spec_says() -> None:
     def own(predictions: Any, targets: Any) -> Any:
         return predictions - targets, np.ones_like(predictions)
 
@@ -122,7 +122,7 @@ def test_accuracy_of_classes_and_of_yes_and_no() -> None:
     assert answers.tolist() == [True, False]
 
 
-def test_the_seed_decides_on_the_weights_and_the_replica_on_the_masks() -> None:
+def test_weights_depend_on_the_seed_and_masks_on_the_replica() -> None:
     def started(seed: int, replica: int) -> Network:
         network = Network([Dense(4, 4), Dropout(0.5)])
         network.start(seed, replica, "float64")
@@ -141,7 +141,7 @@ def test_layers_of_one_name_are_refused() -> None:
         Network([Dense(1, 1), Dense(1, 1)])
 
 
-def test_vectors() -> None:
+def test_arrays_as_one_vector() -> None:
     arrays = [np.zeros((2, 2), "float32"), np.zeros((), "int64"), np.zeros(3)]
     vector = np.arange(8.0)
     assert [part.dtype for part in unflatten_like(vector, arrays)] == [

@@ -51,7 +51,7 @@ def ends() -> Iterator[Ends]:
             yield one, other
 
 
-def test_after_half_a_message_no_other_is_taken_for_the_rest(ends: Ends) -> None:
+def test_a_half_message_is_not_completed_by_another(ends: Ends) -> None:
     one, other = ends
     other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
     wire = Connection(other)
@@ -76,7 +76,7 @@ def drained(end: socket.socket) -> bytes:
     return found
 
 
-def test_what_would_not_be_read_is_not_sent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_oversized_messages_are_not_sent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(wire_module, "UNAUTHENTICATED_LIMIT", 100)
     one, other = ends
     channel = Channel(Connection(other))
@@ -86,8 +86,8 @@ def test_what_would_not_be_read_is_not_sent(ends: Ends, monkeypatch: pytest.Monk
     assert Channel(Connection(one)).wait(LONG) == ({"short": 1}, [])
 
 
-def test_a_process_ends_though_nobody_reads_what_it_tells() -> None:
-    """More than a pipe holds: who tells it waits for no reader."""
+def test_unread_events_do_not_keep_a_process_from_ending() -> None:
+    """A pipe is full, and the sender waits for no reader."""
     line = LocalReporter(0)
     long = Failed(error="E", message="x" * (1 << 20), traceback="", is_peer_error=False)
     telling = threading.Thread(target=line.reporter.emit, args=(long,))
@@ -139,7 +139,7 @@ def as_heard(*said: bytes) -> list[Any] | None:
         return heard or None
 
 
-def test_what_is_changed_on_its_way_is_not_taken(ends: Ends) -> None:
+def test_modified_messages_are_rejected(ends: Ends) -> None:
     channel, between = sealed(ends)
     messages = []
     for number in range(2):
@@ -153,7 +153,7 @@ def test_what_is_changed_on_its_way_is_not_taken(ends: Ends) -> None:
     assert as_heard(one, one) == [{"number": 0}]  # never twice
 
 
-def test_what_comes_of_a_long_message_is_a_sign_of_life(ends: Ends, tmp_path: Path) -> None:
+def test_parts_of_a_long_message_count_as_activity(ends: Ends, tmp_path: Path) -> None:
     process = RemoteProcess(Channel(Connection(ends[0])), peer(1), tmp_path)
     ends[1].sendall((1 << 20).to_bytes(8, "big") + b" " * 100_000)
     before, deadline = process.activity, time.monotonic() + LONG
@@ -162,8 +162,8 @@ def test_what_comes_of_a_long_message_is_a_sign_of_life(ends: Ends, tmp_path: Pa
     assert process.activity == pytest.approx(0.100008)
 
 
-def test_failures_are_told_by_the_clock_of_rank_0(ends: Ends, tmp_path: Path) -> None:
-    """Hosts' clocks differ, and what came first is most likely the cause."""
+def test_times_of_failures_are_by_the_clock_of_rank_0(ends: Ends, tmp_path: Path) -> None:
+    """Clocks of hosts differ, and the first failure is most likely the cause."""
     process = RemoteProcess(Channel(Connection(ends[0])), peer(1), tmp_path)
     now, ahead = time.time(), 1000.0
     Channel(Connection(ends[1])).send(told(failed(1, now + ahead), now + ahead))
@@ -181,8 +181,10 @@ def test_failures_are_told_by_the_clock_of_rank_0(ends: Ends, tmp_path: Path) ->
         (2.0, "step", 2),
     ],
 )
-def test_who_is_gone_is_suspected_by_when_it_went(seconds: float, call: str, culprit: int) -> None:
-    """Nobody here knows how it ended: killed, which did that to calls of others, or by what one did."""
+def test_a_lost_process_is_suspected_by_the_time_of_its_loss(
+    seconds: float, call: str, culprit: int
+) -> None:
+    """Nobody here knows how it ended: by a kill that failed calls of others, or by the failure of another."""
     gone: Any = SimpleNamespace(peer=peer(2), exit_code=None, is_gone=True, is_stopped=False)
     raised: Any = SimpleNamespace(peer=peer(1), exit_code=None, is_gone=False, is_stopped=False)
     found = [
@@ -194,9 +196,7 @@ def test_who_is_gone_is_suspected_by_when_it_went(seconds: float, call: str, cul
     assert min(found, key=suspicion).rank == culprit
 
 
-def test_what_became_of_a_lost_worker_is_told_though_it_was_on_another_host(
-    ends: Ends, tmp_path: Path
-) -> None:
+def test_a_lost_worker_on_another_host_is_reported(ends: Ends, tmp_path: Path) -> None:
     reading, writing = os.pipe()
     lines, events = LineReader(reading), list[Event]()
     first: Any = SimpleNamespace(
@@ -226,8 +226,8 @@ def test_what_became_of_a_lost_worker_is_told_though_it_was_on_another_host(
         os.close(descriptor)
 
 
-def test_not_all_are_looked_at_whenever_one_says_something() -> None:
-    """Of many, one always does."""
+def test_one_event_does_not_poll_all_processes() -> None:
+    """Of many processes, one always sends something."""
     reading, writing = os.pipe()
 
     class Counted:
@@ -260,8 +260,8 @@ def test_not_all_are_looked_at_whenever_one_says_something() -> None:
         os.close(descriptor)
 
 
-def test_large_values_travel_whole(ends: Ends) -> None:
-    """As JSON, which had a limit once, and as an array beside it."""
+def test_large_values_are_returned_whole(ends: Ends) -> None:
+    """They travel as JSON, and as an array beside it."""
     value = {"texts": ["x" * 1000] * 20_000}
     sending = threading.Thread(
         target=Channel(Connection(ends[1])).send, args=(value, [np.arange(3)])

@@ -94,7 +94,7 @@ def is_dropped(one: socket.socket) -> bool:
     return len(heard) <= auth.CHALLENGE_BYTES
 
 
-def test_workers_get_in_while_many_strangers_are_silent() -> None:
+def test_workers_connect_beside_many_silent_connections() -> None:
     with door() as at:
         strangers = [stranger(at) for _ in range(100)]
         require_entry(at)
@@ -115,7 +115,7 @@ def drip(one: socket.socket, text: bytes) -> int:
     return len(text)
 
 
-def test_who_answers_a_byte_at_a_time_is_dropped_in_time_and_delays_nobody() -> None:
+def test_a_trickling_client_is_dropped_and_delays_nobody() -> None:
     with door(patience=0.5) as at, ThreadPoolExecutor(1) as pool:
         one = stranger(at)
         one.settimeout(0.05)
@@ -126,7 +126,7 @@ def test_who_answers_a_byte_at_a_time_is_dropped_in_time_and_delays_nobody() -> 
         one.close()
 
 
-def test_a_silent_stranger_is_dropped_though_nobody_else_calls() -> None:
+def test_a_silent_connection_is_dropped_without_others() -> None:
     with door(patience=0.1) as at:
         assert is_dropped(stranger(at))
 
@@ -141,7 +141,7 @@ def test_a_silent_stranger_is_dropped_though_nobody_else_calls() -> None:
         pytest.param(auth.answer_challenge(bytes(32), KEY, 1), id="an answer to another greeting"),
     ],
 )
-def test_who_says_something_else_is_dropped_at_once(said: bytes) -> None:
+def test_a_foreign_client_is_dropped_at_once(said: bytes) -> None:
     with door() as at:
         one = stranger(at)
         with contextlib.suppress(OSError):  # dropped before all of it is sent
@@ -151,14 +151,14 @@ def test_who_says_something_else_is_dropped_at_once(said: bytes) -> None:
         assert at.arrivals() == []
 
 
-def test_who_goes_away_is_forgotten() -> None:
-    """With one place: it is free again."""
+def test_a_client_that_leaves_is_forgotten() -> None:
+    """Its place is free again."""
     with door(places=1) as at:
         stranger(at).close()
         require_entry(at)
 
 
-def test_more_strangers_than_places_only_delay() -> None:
+def test_more_connections_than_places_only_delay() -> None:
     with door(patience=0.1, places=4) as at:
         strangers = [stranger(at) for _ in range(40)]
         require_entry(at)
@@ -199,7 +199,7 @@ def test_the_key_never_travels() -> None:
                 assert KEY[cut : cut + 8].hex().encode() not in said
 
 
-def test_what_was_overheard_lets_nobody_in() -> None:
+def test_a_replayed_handshake_is_rejected() -> None:
     with door() as at:
         _, answer = overheard(at)
         for _, wire in arrived(at, 1).items():
@@ -210,14 +210,14 @@ def test_what_was_overheard_lets_nobody_in() -> None:
         assert at.arrivals() == []
 
 
-def test_who_has_another_key_stays_outside() -> None:
+def test_a_client_with_another_key_is_rejected() -> None:
     with door() as at:
         with pytest.raises(ConnectionLostError, match="belongs to another run"):
             connect(service(at.address, key=b"a guess", patience=0.2))
         assert at.arrivals() == []
 
 
-def test_a_worker_that_was_dropped_calls_again(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_dropped_worker_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
     prompt, stalls = auth.answer_challenge, [1.0]
 
     def answer_to(*asked: Any) -> bytes:
@@ -234,7 +234,7 @@ def test_a_worker_that_was_dropped_calls_again(monkeypatch: pytest.MonkeyPatch) 
         inside[1].close()
 
 
-def test_a_worker_that_is_not_let_in_has_not_finished() -> None:
+def test_a_rejected_worker_has_not_finished() -> None:
     """The coordinator ends in the middle of the handshake."""
     with socket.create_server(LOOPBACK) as listener, ThreadPoolExecutor(1) as pool:
         work = pool.submit(serve, service(listener.getsockname()), build=None)
@@ -248,7 +248,7 @@ def test_a_worker_that_is_not_let_in_has_not_finished() -> None:
 @pytest.mark.parametrize(
     "reply", [bytes(auth.CONFIRMATION_BYTES), None], ids=["zeros", "its own proof"]
 )
-def test_a_coordinator_that_does_not_prove_the_key_is_left(reply: bytes | None) -> None:
+def test_a_coordinator_without_the_key_is_rejected(reply: bytes | None) -> None:
     with socket.create_server(LOOPBACK) as listener, ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call, listener.getsockname())
         connection, _ = listener.accept()
@@ -260,12 +260,12 @@ def test_a_coordinator_that_does_not_prove_the_key_is_left(reply: bytes | None) 
                 calling.result(IN_TIME)
 
 
-def test_each_greeting_and_each_answer_is_another() -> None:
+def test_challenges_and_answers_are_never_repeated() -> None:
     assert len({auth.new_challenge() for _ in range(100)}) == 100
     assert len({auth.answer_challenge(bytes(32), KEY, 1) for _ in range(100)}) == 100
 
 
-def test_a_caller_cannot_take_another_rank() -> None:
+def test_a_client_cannot_take_another_rank() -> None:
     greeting = auth.new_challenge()
     answer = bytearray(auth.answer_challenge(greeting, KEY, 1))
     assert auth.verify_answer(greeting, bytes(answer), KEY) == 1
@@ -275,7 +275,7 @@ def test_a_caller_cannot_take_another_rank() -> None:
         answer[place] ^= 1
 
 
-def test_one_whose_words_nobody_expected_closes_the_door_for_no_other(
+def test_an_unexpected_message_rejects_no_other_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     with door() as at:
@@ -286,7 +286,7 @@ def test_one_whose_words_nobody_expected_closes_the_door_for_no_other(
         require_entry(at)
 
 
-def test_one_that_takes_nothing_in_is_refused() -> None:
+def test_a_client_that_reads_nothing_is_dropped() -> None:
     here, there = socket.socketpair()
     with here, there:
         caller = PendingConnection(here, time.monotonic() + LONG, KEY, None)
@@ -299,7 +299,7 @@ def test_one_that_takes_nothing_in_is_refused() -> None:
             caller.on_readable()
 
 
-def test_a_closed_door_hears_nobody() -> None:
+def test_a_closed_server_accepts_nobody() -> None:
     with door() as at:
         waiting = stranger(at)
     assert is_dropped(waiting)
@@ -347,7 +347,7 @@ def test_arrays_arrive_as_they_were_sent(ends: tuple[socket.socket, socket.socke
         pytest.param(None, id="a huge length"),
     ],
 )
-def test_a_message_that_is_none_is_refused(
+def test_a_malformed_message_is_refused(
     said: bytes | None, ends: tuple[socket.socket, socket.socket]
 ) -> None:
     length = 1 << 40 if said is None else len(said)

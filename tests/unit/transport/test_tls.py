@@ -133,10 +133,10 @@ def taken(channel: Channel, count: int) -> list[Any]:
     return found
 
 
-def test_large_and_many_messages_go_both_ways_at_once_and_nobody_reads_them(
+def test_encrypted_messages_go_both_ways_at_once_and_cannot_be_read(
     hosts: list[EncryptionOffer],
 ) -> None:
-    """More than all buffers hold, from several threads: neither end may wait for the other to read."""
+    """They are more than all buffers hold, of several threads; neither end may wait for the other to read."""
     array = np.arange(1 << 21, dtype=np.float64)  # 16 MiB, a thousand records
     many = 500
 
@@ -165,15 +165,15 @@ def test_large_and_many_messages_go_both_ways_at_once_and_nobody_reads_them(
     assert array[1000:1002].tobytes() not in heard
 
 
-def test_without_it_what_is_said_can_be_read(hosts: list[EncryptionOffer]) -> None:
-    """So that the test before can fail."""
+def test_unencrypted_messages_can_be_read(hosts: list[EncryptionOffer]) -> None:
+    """So the test before can fail."""
     with line(EncryptionOffer(), EncryptionOffer()) as (one, other, between):
         one.send({"secret": SECRET.decode()})
         taken(other, 1)
         assert SECRET in between.heard[0]
 
 
-def test_who_is_killed_in_the_middle_of_a_message_is_gone(hosts: list[EncryptionOffer]) -> None:
+def test_a_peer_killed_during_a_message_is_gone(hosts: list[EncryptionOffer]) -> None:
     with line(*hosts) as (one, other, between), ThreadPoolExecutor(1) as pool:
         one.send({"number": 0})
         assert taken(other, 1) == [({"number": 0}, [])]
@@ -187,7 +187,7 @@ def test_who_is_killed_in_the_middle_of_a_message_is_gone(hosts: list[Encryption
         assert one.wait(LONG) is None
 
 
-def test_the_last_words_are_read_before_the_end(hosts: list[EncryptionOffer]) -> None:
+def test_the_last_message_is_read_before_the_end(hosts: list[EncryptionOffer]) -> None:
     with line(*hosts) as (one, other, _):
         for number in range(3):
             one.send({"number": number})
@@ -198,7 +198,7 @@ def test_the_last_words_are_read_before_the_end(hosts: list[EncryptionOffer]) ->
         assert taken(one, 1) == [({"heard": True}, [])]
 
 
-def test_what_is_changed_on_its_way_ends_the_connection(hosts: list[EncryptionOffer]) -> None:
+def test_modified_messages_end_the_connection(hosts: list[EncryptionOffer]) -> None:
     with line(*hosts) as (one, other, between):
         one.send({"number": 0})
         taken(other, 1)
@@ -207,7 +207,7 @@ def test_what_is_changed_on_its_way_ends_the_connection(hosts: list[EncryptionOf
 
 
 @pytest.mark.parametrize("newest", [ssl.TLSVersion.TLSv1_2, ssl.TLSVersion.TLSv1_3])
-def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
+def test_a_message_sent_with_the_handshake_is_read(
     newest: ssl.TLSVersion, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     made = []
@@ -242,7 +242,7 @@ def test_what_rank_0_says_at_once_is_read_though_it_comes_with_the_handshake(
         greeting.result().close()
 
 
-def test_who_has_the_key_and_no_certificate_stays_outside(hosts: list[EncryptionOffer]) -> None:
+def test_a_client_without_a_certificate_is_rejected(hosts: list[EncryptionOffer]) -> None:
     anybody = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
     anybody.check_hostname, anybody.verify_mode = False, ssl.CERT_NONE
     end = TlsEndpoint(anybody, b"", is_client=True)
@@ -262,10 +262,10 @@ def test_who_has_the_key_and_no_certificate_stays_outside(hosts: list[Encryption
         assert not welcome.arrivals()
 
 
-def test_who_is_turned_down_hears_so_though_it_is_still_talking(
+def test_a_rejected_client_gets_the_reason_while_it_still_sends(
     hosts: list[EncryptionOffer], tmp_path: Path
 ) -> None:
-    """It trusts rank 0, and rank 0 does not trust it: nothing it says may take rank 0's last word back."""
+    """The client trusts rank 0, and rank 0 not the client, whose bytes may not lose rank 0's last message."""
     foreign = Path(Authority().folder(tmp_path / "foreign"))
     with (foreign / "ca.crt").open("ab") as known:
         known.write((Path(hosts[0].folder) / "ca.crt").read_bytes())
@@ -288,10 +288,10 @@ def test_who_is_turned_down_hears_so_though_it_is_still_talking(
         assert "the certificate is not accepted" in welcome.rejected[1]
 
 
-def test_who_is_in_between_with_a_certificate_of_the_same_authority_is_noticed(
+def test_a_man_in_the_middle_with_a_valid_certificate_is_noticed(
     hosts: list[EncryptionOffer], tmp_path: Path
 ) -> None:
-    """It passes on the proofs of the key, and encrypts by itself with both."""
+    """It forwards the proofs of the key, and encrypts by itself with both ends."""
     own = EncryptionOffer.from_folder(AUTHORITY.folder(tmp_path / "thief")).tls
     assert own is not None
     secret = key().secret
@@ -393,7 +393,7 @@ def folders(tmp_path: Path) -> dict[str, str]:
         ),
     ],
 )
-def test_all_say_at_once_who_does_not_fit_and_what_to_do(
+def test_all_ranks_name_the_mismatch_and_the_remedy(
     told: tuple[str, ...], expected: str, folders: Mapping[str, str]
 ) -> None:
     given = {rank: folders[what] for rank, what in enumerate(told)}
@@ -404,25 +404,25 @@ def test_all_say_at_once_who_does_not_fit_and_what_to_do(
         assert text in str(found[rank]), rank
 
 
-def test_ranks_that_encrypt_meet(folders: Mapping[str, str]) -> None:
+def test_encrypting_ranks_rendezvous(folders: Mapping[str, str]) -> None:
     given = {rank: folders["good too" if rank % 2 else "good"] for rank in range(4)}
     found = meet(dict.fromkeys(range(4), settling()), 4, folders=given)
     assert [found[rank] for rank in range(4)] == [{"ranks": [0, 1, 2, 3]}] * 4
 
 
-def test_a_reason_that_is_too_long_to_be_told_ends_with_dots() -> None:
+def test_a_too_long_reason_is_shortened() -> None:
     told = EncryptionOffer.from_bytes(EncryptionOffer(problem="why " + "ö" * 400).to_bytes())
     assert told.problem.startswith("why öö")
     assert told.problem.endswith("ö...")
     assert EncryptionOffer.from_bytes(EncryptionOffer(problem="why").to_bytes()).problem == "why"
 
 
-def test_who_cannot_encrypt_says_so_though_rank_0_is_not_there(folders: Mapping[str, str]) -> None:
+def test_a_rank_that_cannot_encrypt_says_so_without_rank_0(folders: Mapping[str, str]) -> None:
     found = meet({1: settling()}, 2, seconds=0.1, folders={1: folders["missing"]})
     assert "cannot be read: No such file or directory" in str(found[1])
 
 
-def test_a_caller_with_another_key_hears_nothing_of_certificates(
+def test_a_client_with_another_key_learns_nothing_of_certificates(
     hosts: list[EncryptionOffer],
 ) -> None:
     with (
@@ -452,7 +452,7 @@ def test_a_caller_with_another_key_hears_nothing_of_certificates(
         ("other ca", "the certificate is not accepted: "),
     ],
 )
-def test_files_that_do_not_do_are_named(damage: str, expected: str, tmp_path: Path) -> None:
+def test_unusable_certificate_files_are_named(damage: str, expected: str, tmp_path: Path) -> None:
     made = tmp_path / "tls"
     options: dict[str, Any] = {
         "password": {"password": b"hidden"},
@@ -482,7 +482,7 @@ def test_files_that_do_not_do_are_named(damage: str, expected: str, tmp_path: Pa
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")
-def test_what_the_page_makes_by_openssl_can_be_used(tmp_path: Path) -> None:
+def test_documented_openssl_commands_make_usable_certificates(tmp_path: Path) -> None:
     page = (Path(__file__).parents[3] / "docs" / "launching" / "tls.md").read_text(encoding="utf-8")
     (making,) = re.findall(r"^```sh\n(.*?)^export ISOTRAIN_TLS", page, re.MULTILINE | re.DOTALL)
     subprocess.run(["sh", "-ec", making], cwd=tmp_path, check=True, capture_output=True)
