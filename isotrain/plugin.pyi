@@ -9,6 +9,11 @@ from isotrain.adapters.keras import model as _keras_model
 from isotrain.adapters.keras import private as _keras_private
 from isotrain.core.contracts import events as events
 from isotrain.core.contracts.adapter import Adapter as Adapter
+from isotrain.core.contracts.backend_protocols import FullyShardedBackend as FullyShardedBackend
+from isotrain.core.contracts.backend_protocols import (
+    ParameterServerBackend as ParameterServerBackend,
+)
+from isotrain.core.contracts.backend_protocols import PipelineBackend as PipelineBackend
 from isotrain.core.contracts.capabilities import (
     REPLICATED_CAPABILITIES as REPLICATED_CAPABILITIES,
 )
@@ -28,6 +33,19 @@ from isotrain.core.contracts.device_mesh import DATA as DATA
 from isotrain.core.contracts.device_mesh import SHARD as SHARD
 from isotrain.core.contracts.device_mesh import STAGE as STAGE
 from isotrain.core.contracts.device_mesh import DeviceMesh as DeviceMesh
+from isotrain.core.contracts.group_hooks import LayerTrait as LayerTrait
+from isotrain.core.contracts.group_hooks import Trait as Trait
+from isotrain.core.contracts.group_protocols import CompressingGroup as CompressingGroup
+from isotrain.core.contracts.group_protocols import CompressionMethod as CompressionMethod
+from isotrain.core.contracts.group_protocols import ExportingGroup as ExportingGroup
+from isotrain.core.contracts.group_protocols import FullyShardedGroup as FullyShardedGroup
+from isotrain.core.contracts.group_protocols import GradientKeepingGroup as GradientKeepingGroup
+from isotrain.core.contracts.group_protocols import ParameterServerGroup as ParameterServerGroup
+from isotrain.core.contracts.group_protocols import PipelineGroup as PipelineGroup
+from isotrain.core.contracts.group_protocols import Reduction as Reduction
+from isotrain.core.contracts.group_protocols import ShardedGroup as ShardedGroup
+from isotrain.core.contracts.group_protocols import WeightsFileGroup as WeightsFileGroup
+from isotrain.core.contracts.group_protocols import WorkerGroup as WorkerGroup
 from isotrain.core.contracts.job import Job as Job
 from isotrain.core.contracts.job import Work as Work
 from isotrain.core.contracts.launcher import Allocation as Allocation
@@ -50,21 +68,19 @@ from isotrain.core.contracts.process import Peer as Peer
 from isotrain.core.contracts.process import ProcessContext as ProcessContext
 from isotrain.core.contracts.process import Role as Role
 from isotrain.core.contracts.process import ServerConnection as ServerConnection
+from isotrain.core.contracts.protocol_checks import require as require
 from isotrain.core.contracts.replica import Computation as Computation
 from isotrain.core.contracts.replica import ReduceOp as ReduceOp
 from isotrain.core.contracts.replica import Replica as Replica
+from isotrain.core.contracts.replica import ShardedReplica as ShardedReplica
 from isotrain.core.contracts.replica import StatePart as StatePart
 from isotrain.core.contracts.replica import Subgroups as Subgroups
 from isotrain.core.contracts.replica import Tensor as Tensor
 from isotrain.core.contracts.replica import TensorFunctions as TensorFunctions
 from isotrain.core.contracts.replica import index_within as index_within
 from isotrain.core.contracts.replica import local_subgroup as local_subgroup
-from isotrain.core.contracts.replica_group import CompressionMethod as CompressionMethod
-from isotrain.core.contracts.replica_group import LayerTrait as LayerTrait
 from isotrain.core.contracts.replica_group import Phase as Phase
-from isotrain.core.contracts.replica_group import Reduction as Reduction
 from isotrain.core.contracts.replica_group import ReplicaGroup as ReplicaGroup
-from isotrain.core.contracts.replica_group import Trait as Trait
 from isotrain.core.contracts.state import ALL_STATE as ALL_STATE
 from isotrain.core.contracts.state import MODEL_STATE as MODEL_STATE
 from isotrain.core.contracts.state import ExportForm as ExportForm

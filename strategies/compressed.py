@@ -20,6 +20,7 @@ import numpy as np
 from isotrain.plugin import (
     Batch,
     Capability,
+    CompressingGroup,
     CompressionMethod,
     Computation,
     Invariant,
@@ -119,7 +120,11 @@ class Compressed(Strategy):
 
     def started(self, group: ReplicaGroup) -> None:
         """Requests native compression; without it, creates the state of the neutral one."""
-        native = self._wants_native and group.compress(self._method, self._rank, self._start)
+        native = (
+            self._wants_native
+            and isinstance(group, CompressingGroup)
+            and group.compress(self._method, self._rank, self._start)
+        )
         self._is_native = native or group.replicas == 1
         if not self._is_native:
             weights = list(group.read_state(("trainable",)).values())

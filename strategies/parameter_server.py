@@ -8,18 +8,20 @@ ML via a Stale Synchronous Parallel Parameter Server" (NIPS 2013), for the bound
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 from isotrain.plugin import (
     Batch,
     Capability,
     Invariant,
+    ParameterServerGroup,
     ParameterServerLayout,
     Plan,
     ReplicaGroup,
     Strategy,
     Tensor,
     TrainingSpec,
+    require,
 )
 from isotrain.strategies import option_checks
 
@@ -78,7 +80,8 @@ class ParameterServer(Strategy):
         """
         if group.replicas == 1:
             return group.synchronous_step(batch, learning_rate)
-        return group.parameter_server_step(batch, learning_rate, self._staleness)
+        coordinator = cast("ParameterServerGroup", group)
+        return coordinator.parameter_server_step(batch, learning_rate, self._staleness)
 
     def resume_notes(self, strategy_before: str, replicas_before: int, replicas: int) -> list[str]:
         """Notes that stale weights are lost: a checkpoint has the weights with all updates applied."""
@@ -97,7 +100,8 @@ class ParameterServer(Strategy):
         """Measured staleness, slices per worker, and the workers that were lost."""
         if self._group is None or self._group.replicas == 1:
             return {}
-        return {"staleness_bound": self._staleness, **self._group.parameter_server_stats()}
+        stats = require(self._group, ParameterServerGroup).parameter_server_stats()
+        return {"staleness_bound": self._staleness, **stats}
 
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float:
         """Bytes of the gradients that a worker sends per step; the weights that it receives do not count."""

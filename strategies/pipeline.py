@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from typing import cast
 
 from isotrain.plugin import (
     DATA,
@@ -24,6 +25,8 @@ from isotrain.plugin import (
     ModelProfile,
     Order,
     ParallelLayout,
+    PipelineBackend,
+    PipelineGroup,
     PipelinePlan,
     PipelineShape,
     PipelineSplit,
@@ -39,6 +42,7 @@ from isotrain.plugin import (
     UnsupportedError,
     pipeline_bubble,
     pipeline_plan,
+    require,
     stage_actions,
     stage_orders,
 )
@@ -83,7 +87,8 @@ class PipelineLayout(ParallelLayout):
         server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
         """Opens the group of this process, one stage of a replica."""
-        return adapter.start_pipeline(spec, backend_config, context, self._split)
+        backend = require(adapter, PipelineBackend)
+        return backend.start_pipeline(spec, backend_config, context, self._split)
 
 
 _REFUSED_FIELDS = {
@@ -179,17 +184,17 @@ class Pipeline(Strategy):
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:
         """Runs forward and backward passes of this process's stage; returns the mean loss, a scalar."""
-        return group.pipeline_step(batch, learning_rate, self._actions)
+        return cast("PipelineGroup", group).pipeline_step(batch, learning_rate, self._actions)
 
     @contextmanager
     def evaluating(self, group: ReplicaGroup) -> Iterator[None]:
         """Gathers the weights of all stages on every process."""
-        group.gather_stages()
+        require(group, PipelineGroup).gather_stages()
         yield
 
     def finished(self, group: ReplicaGroup) -> None:
         """Gathers the weights of all stages on every process."""
-        group.gather_stages()
+        require(group, PipelineGroup).gather_stages()
 
     def state_bytes(self, model: ModelBytes, replicas: int) -> StateBytes:
         """Bytes on the largest stage, if the model is split so that it is as small as possible.

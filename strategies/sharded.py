@@ -13,12 +13,14 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from typing import cast
 
 from isotrain.plugin import (
     SHARD,
     Batch,
     Bucket,
     Capability,
+    FullyShardedGroup,
     FullyShardedLayout,
     Hosts,
     Hybrid,
@@ -30,7 +32,9 @@ from isotrain.plugin import (
     Reduction,
     Replica,
     ReplicaGroup,
+    ShardedGroup,
     ShardedLayout,
+    ShardedReplica,
     StateBytes,
     Strategy,
     Tensor,
@@ -38,6 +42,7 @@ from isotrain.plugin import (
     assign_shards,
     flatten,
     index_within,
+    require,
     unflatten,
 )
 from isotrain.strategies import option_checks
@@ -180,7 +185,7 @@ class Sharded(Strategy):
         """Reduces the optimizer state of each replica to that of its shard, in the order of buckets."""
         if self._stage == 3:
             return
-        group.shard_optimizer(
+        require(group, ShardedGroup).shard_optimizer(
             [
                 [
                     index
@@ -195,12 +200,13 @@ class Sharded(Strategy):
         """Reduce-scatters gradients, updates the local shard, all-gathers weights; returns a scalar loss."""
         if self._stage == 3:
             return group.synchronous_step(batch, learning_rate)
-        gradients, loss = group.reduce_scatter_gradients(batch, self._reduction())
+        sharded = cast("ShardedGroup", group)
+        gradients, loss = sharded.reduce_scatter_gradients(batch, self._reduction())
         group.compute(average_statistics, *group.replica_weights(batch))
         norms = None
         if self._clips:
             norms = group.compute(global_norm, gradients, static=len(self._hosts))
-        group.update_shard(gradients, learning_rate, norms)
+        sharded.update_shard(gradients, learning_rate, norms)
         group.compute(all_gather_weights, static=self._shard_buckets)
         return loss
 
@@ -216,7 +222,7 @@ class Sharded(Strategy):
 
     def _unshard(self, group: ReplicaGroup) -> None:
         if self._stage == 3 and group.replicas > 1:
-            group.unshard_weights()
+            require(group, FullyShardedGroup).unshard_weights()
 
     def _reduction(self) -> Reduction:
         return Reduction(
@@ -312,11 +318,12 @@ def global_norm(replica: Replica, gradients: list[Tensor], *, static: int = 1) -
 
 def all_gather_weights(replica: Replica, *, static: tuple[ShardBucket, ...]) -> None:
     """Gives all replicas the weights that each has updated, bucket by bucket. Collective."""
+    sharded = cast("ShardedReplica", replica)
     for each in static:
         bucket = each.bucket
-        shard = replica.read_weights(bucket.weights_of(each.index_in_host(replica.index)))
+        shard = sharded.read_weights(bucket.weights_of(each.index_in_host(replica.index)))
         if len(each.hosts) == 1:
             weights = replica.all_gather_shards(shard, bucket.sizes)
         else:
             weights = replica.all_gather_shards_within(shard, bucket.sizes, each.hosts)
-        replica.write_weights(bucket.weights, weights)
+        sharded.write_weights(bucket.weights, weights)

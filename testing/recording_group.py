@@ -57,10 +57,14 @@ class RecordingGroup:
         self._group = group
         self._used = used
 
+    # For `isinstance(group, PipelineGroup)` and the like: the proxy has the protocols of its group.
+    __class__ = property(lambda self: type(self._group))
+
     def __getattr__(self, name: str) -> Any:
+        attribute = getattr(self._group, name)
         if name in NEEDS:
             self._used.add(NEEDS[name])
-        return getattr(self._group, name)
+        return attribute
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

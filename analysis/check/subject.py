@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.group_hooks import LayerTrait, Trait
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.replica_group import LayerTrait, Trait
 from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.spec.training_spec import TrainingSpec

@@ -8,6 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
+from isotrain.core.contracts.group_protocols import GradientKeepingGroup
 from isotrain.core.contracts.job import InternalWork
 from isotrain.core.errors import PlanError
 from isotrain.core.spec.weight_name_map import MappedTensor, NameMap, require_counterparts
@@ -107,7 +108,9 @@ class _Tracer:
         self._own_start = self._state()
         self._start_from(request.initial)
         self._weights = list(session.read_state(("trainable",)))
-        self._kept = self._group.keep_gradients()
+        self._gradient_keeper: GradientKeepingGroup | None = None
+        if isinstance(self._group, GradientKeepingGroup) and self._group.keep_gradients():
+            self._gradient_keeper = self._group
 
     def _start_from(self, initial: str | None) -> None:
         """Loads the initial state from a file; without one, rank 0 writes its own to a file."""
@@ -139,7 +142,7 @@ class _Tracer:
         steps = [self._step(batch) for batch in self._batches()]
         return {
             "replicas": list(self._group.local_replicas),
-            "kept": self._kept,
+            "kept": self._gradient_keeper is not None,
             "initializer_start": self._own_start,
             "start": start,
             "steps": steps,
@@ -167,7 +170,7 @@ class _Tracer:
                 self._probe(batch)
                 self._notes = self._group.step_notes(batch) if self._asks else []
         trained = self._session.step(batch)
-        reduced = self._group.kept_gradients() if self._kept else []
+        reduced = self._gradient_keeper.kept_gradients() if self._gradient_keeper else []
         return {
             "step": batch.step,
             "size": batch.size,

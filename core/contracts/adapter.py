@@ -16,12 +16,10 @@ from isotrain.core.contracts.plan import DeviceKind, StartMethod
 from isotrain.core.contracts.process import ProcessContext
 from isotrain.core.contracts.state import ExportForm
 from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
-from isotrain.core.pipeline.partition import PipelineSplit
 from isotrain.core.system.version import installed_versions
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.plan import BackendConfig, Plan
-    from isotrain.core.contracts.process import ServerConnection
     from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.contracts.state import OptimizerStateNames
     from isotrain.core.spec.training_spec import TrainingSpec
@@ -31,7 +29,7 @@ class Adapter(ABC):
     """One backend: what it supports, and how a process of it starts.
 
     Importing and creating an adapter loads no framework, nor does any method but `examine` and the `start`
-    and `serve` methods.
+    and `serve` methods. Runs under further parallel layouts are protocols in `backend_protocols`.
 
     Attributes:
         name: Name of the backend.
@@ -49,7 +47,7 @@ class Adapter(ABC):
         sync_batchnorm_devices: Devices on which synchronized batch normalization over several replicas works.
         compiler: Compiler used where the spec says `compile`, such as `torch.compile`; None for none.
         parameter_server_transport: Transport of parameter-server runs, such as `tcp`; `none` without them.
-        exports: File formats that `ReplicaGroup.export` writes; `safetensors` is always supported besides.
+        exports: File formats that its `ExportingGroup` writes; `safetensors` is always supported besides.
         conformance_models: Module with native versions of the conformance kit's models (`probe_model`,
             `probe_objective` and `digits_model`), for backends that train no portable models.
         optimizer_state_names: Optimizer state names of its native models, to resume in another framework.
@@ -142,85 +140,6 @@ class Adapter(ABC):
             backend_config: Backend settings that the plan resolved.
             context: Rank and peers of this process.
         """
-
-    def servers(self, requested: int) -> int:
-        """Number of parameter server processes, which hold parameters only, besides coordinator and workers.
-
-        Args:
-            requested: Number that the strategy requests.
-
-        Raises:
-            UnsupportedError: The backend does not support so many.
-        """
-        if requested > 1:
-            raise UnsupportedError(
-                f"backend {self.name!r} keeps the parameters of a parameter-server run in rank 0, and cannot"
-                f" spread them over {requested} servers."
-            )
-        return 0
-
-    def start_parameter_server(
-        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
-    ) -> ReplicaGroup:
-        """Starts the coordinator of a parameter-server run; its group has `parameter_server_step`.
-
-        The mixin `TcpParameterServer` implements it for any backend by `start` with one replica.
-
-        Raises:
-            UnsupportedError: The backend has no parameter-server runs.
-        """
-        raise UnsupportedError(f"backend {self.name!r} has no parameter-server runs.")
-
-    def serve(
-        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
-    ) -> None:
-        """Runs a worker or server of a parameter-server run; returns when the coordinator has left.
-
-        Raises:
-            UnsupportedError: The backend has no parameter-server runs.
-        """
-        raise UnsupportedError(f"backend {self.name!r} has no parameter-server runs.")
-
-    def start_pipeline(
-        self,
-        spec: TrainingSpec,
-        backend_config: BackendConfig,
-        context: ProcessContext,
-        split: PipelineSplit,
-    ) -> ReplicaGroup:
-        """Starts a process of a pipeline run; its group has `pipeline_step`.
-
-        Args:
-            spec: Training spec.
-            backend_config: Backend settings that the plan resolved.
-            context: Rank and peers of this process.
-            split: Split of the model's layers into stages.
-
-        Raises:
-            UnsupportedError: The backend has no pipeline runs.
-            SpecError: The model cannot be split so.
-        """
-        raise UnsupportedError(f"backend {self.name!r} has no pipeline runs.")
-
-    def start_fully_sharded(
-        self,
-        spec: TrainingSpec,
-        backend_config: BackendConfig,
-        context: ProcessContext,
-        unit_bytes: int,
-    ) -> ReplicaGroup:
-        """Starts a process of a fully sharded run; its group has `synchronous_step` and `unshard_weights`.
-
-        Args:
-            spec: Training spec.
-            backend_config: Backend settings that the plan resolved.
-            context: Rank and peers of this process.
-            unit_bytes: Bytes of weights to gather in one all-gather, where the model's modules allow it.
-
-        Raises:
-            UnsupportedError: The backend has no fully sharded runs, or none of such models.
-        """
-        raise UnsupportedError(f"backend {self.name!r} has no fully sharded runs.")
 
     def why_not_externally_started(self) -> str | None:
         """Reason why processes started from outside cannot form a run of this backend; None: they can.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import functools
 import operator
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Sequence
-from typing import Any, Literal, Protocol
+from typing import Any, Literal, Protocol, runtime_checkable
 
-from isotrain.core.errors import UnsupportedError
+from isotrain.core.contracts.protocol_checks import Contract
 
 Tensor = Any
 """A tensor of the backend's framework, with the arithmetic operators, `@`, `shape` and `dtype`."""
@@ -66,7 +66,7 @@ class TensorFunctions(Protocol):
         """Zeros of another tensor's shape and dtype."""
 
 
-class Replica(ABC):
+class Replica(Contract):
     """One replica, as `ReplicaGroup.compute` passes it to a computation.
 
     All replicas of the run call every collective in the same order and with equal shapes and dtypes; in
@@ -98,21 +98,6 @@ class Replica(ABC):
     @abstractmethod
     def write(self, parts: Sequence[StatePart], vector: Tensor) -> None:
         """Overwrites state with a vector in the layout of `read` for the same parts. Local."""
-
-    def read_weights(self, indices: Sequence[int]) -> Tensor:
-        """Copies some trainable weights into one new vector. Local.
-
-        Args:
-            indices: Indices among the trainable weights; may be empty.
-
-        Returns:
-            Vector of the flattened weights, in order, in the widest dtype of all trainable weights.
-        """
-        raise UnsupportedError(f"{type(self).__name__} reads trainable weights all at once.")
-
-    def write_weights(self, indices: Sequence[int], vector: Tensor) -> None:
-        """Overwrites trainable weights with a vector in the layout of `read_weights`. Local."""
-        raise UnsupportedError(f"{type(self).__name__} writes trainable weights all at once.")
 
     @abstractmethod
     def all_gather(self, tensor: Tensor) -> Tensor:
@@ -231,6 +216,24 @@ class Replica(ABC):
         """
         subgroup = local_subgroup(self.index, subgroups) or (self.index,)
         return self.all_gather(tensor)[subgroup[0]]
+
+
+@runtime_checkable
+class ShardedReplica(Protocol):
+    """Replica of a sharded run (`update-shard`), which reads and writes some of its weights."""
+
+    def read_weights(self, indices: Sequence[int]) -> Tensor:
+        """Copies some trainable weights into one new vector. Local.
+
+        Args:
+            indices: Indices among the trainable weights; may be empty.
+
+        Returns:
+            Vector of the flattened weights, in order, in the widest dtype of all trainable weights.
+        """
+
+    def write_weights(self, indices: Sequence[int], vector: Tensor) -> None:
+        """Overwrites trainable weights with a vector in the layout of `read_weights`. Local."""
 
 
 def local_subgroup(replica: int, subgroups: Subgroups) -> tuple[int, ...]:

@@ -13,9 +13,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from isotrain.core.contracts.group_hooks import LayerTrait
+from isotrain.core.contracts.group_protocols import (
+    GradientKeepingGroup,
+    WeightsFileGroup,
+    WorkerGroup,
+)
 from isotrain.core.contracts.process import ServerConnection, rank_of
+from isotrain.core.contracts.protocol_checks import require
 from isotrain.core.contracts.replica import Computation, StatePart, Tensor
-from isotrain.core.contracts.replica_group import LayerTrait, Phase, ReplicaGroup
+from isotrain.core.contracts.replica_group import Phase, ReplicaGroup
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, UnsupportedError, unknown_name
@@ -159,7 +166,8 @@ class CoordinatorGroup(ReplicaGroup):
         weights = group.describe_state(("trainable",)).values()
         self._shapes = tuple((weight.shape, weight.dtype) for weight in weights)
         self._ends = tuple(itertools.accumulate(weight.size for weight in weights))
-        group.pop_metric_state()  # refuses metrics whose sums could not be added up
+        self._metrics = require(group, WorkerGroup)
+        self._metrics.pop_metric_state()  # refuses metrics whose sums could not be added up
         self._statistics = self._read(STATISTICS)
 
     def weights(self) -> np.ndarray:
@@ -253,7 +261,7 @@ class CoordinatorGroup(ReplicaGroup):
             self._stats.record_result(result, self._version)
             self._queue.applied(result.item)
             if result.metrics.size:
-                group.add_metric_state(result.metrics)
+                self._metrics.add_metric_state(result.metrics)
         self._updates += 1
         self._bump_version()
 
@@ -306,13 +314,6 @@ class CoordinatorGroup(ReplicaGroup):
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
         self._drain()
         return self._group.collect_metrics(phase)
-
-    def pop_metric_state(self) -> np.ndarray:
-        self._drain()
-        return self._group.pop_metric_state()
-
-    def add_metric_state(self, sums: np.ndarray) -> None:
-        self._group.add_metric_state(sums)
 
     def traits(self) -> list[LayerTrait]:
         return self._group.traits()
@@ -403,7 +404,7 @@ class CoordinatorGroup(ReplicaGroup):
         return [kind for kind in kinds if kind in MODEL_STATE]
 
     def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
-        return self._group.read_weights_file(path)
+        return require(self._group, WeightsFileGroup).read_weights_file(path)
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Computes gradients, of the weights' shapes, replica by replica, for inspection. Local."""
@@ -434,12 +435,12 @@ class CoordinatorGroup(ReplicaGroup):
             yield
 
     def keep_gradients(self) -> bool:
-        return self._group.keep_gradients()
+        return isinstance(self._group, GradientKeepingGroup) and self._group.keep_gradients()
 
     def kept_gradients(self) -> list[list[Tensor]]:
         """Gradients of the last update, of the weights' shapes, the same for each replica. Local."""
         self._drain()
-        return self._group.kept_gradients() * self.replicas
+        return require(self._group, GradientKeepingGroup).kept_gradients() * self.replicas
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
@@ -453,10 +454,6 @@ class CoordinatorGroup(ReplicaGroup):
         return self._group.numpy(tensor)
 
     local_step = apply_gradients = average_parameters = _unsupported
-    shard_optimizer = update_shard = reduce_scatter_gradients = pipeline_step = gather_stages = (
-        _unsupported
-    )
-    unshard_weights = _unsupported
 
     def barrier(self) -> None:
         """Waits until all work items are applied. Local: workers take part in no barrier."""

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from isotrain.core.contracts.backend_protocols import ParameterServerBackend
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
 from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout, ProcessRole
+from isotrain.core.contracts.protocol_checks import require
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.adapter import Adapter
@@ -52,7 +54,9 @@ class ParameterServerLayout(ParallelLayout):
         """The coordinator, a worker for each replica, and servers."""
         all_replicas = tuple(range(replicas))
         workers = (ProcessRole((replica,), "worker") for replica in all_replicas)
-        servers = [ProcessRole((), "server")] * adapter.servers(self.servers)
+        servers = [ProcessRole((), "server")] * require(adapter, ParameterServerBackend).servers(
+            self.servers
+        )
         return (ProcessRole(all_replicas, "coordinator"), *workers, *servers)
 
     def collective(self, adapter: Adapter, resolved: str) -> str:
@@ -71,7 +75,8 @@ class ParameterServerLayout(ParallelLayout):
         assert server_connection is not None, (
             "a parameter-server run has several processes, which are launched"
         )
-        return adapter.start_parameter_server(spec, backend_config, server_connection)
+        backend = require(adapter, ParameterServerBackend)
+        return backend.start_parameter_server(spec, backend_config, server_connection)
 
     def serve(
         self,
@@ -81,4 +86,4 @@ class ParameterServerLayout(ParallelLayout):
         server_connection: ServerConnection,
     ) -> None:
         """Runs a worker or a server."""
-        adapter.serve(spec, backend_config, server_connection)
+        require(adapter, ParameterServerBackend).serve(spec, backend_config, server_connection)

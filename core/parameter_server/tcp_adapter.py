@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.plan import BackendConfig
@@ -21,6 +22,19 @@ class TcpParameterServer(Adapter):
     """
 
     parameter_server_transport = "tcp"
+
+    def servers(self, requested: int) -> int:
+        """Zero: rank 0 holds the parameters.
+
+        Raises:
+            UnsupportedError: More than one server is requested.
+        """
+        if requested > 1:
+            raise UnsupportedError(
+                f"backend {self.name!r} keeps the parameters of a parameter-server run in rank 0, and cannot"
+                f" spread them over {requested} servers."
+            )
+        return 0
 
     def start_parameter_server(
         self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection

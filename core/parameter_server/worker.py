@@ -7,7 +7,9 @@ from typing import Any, NoReturn
 import numpy as np
 
 from isotrain.core.contracts.events import Ready
+from isotrain.core.contracts.group_protocols import WorkerGroup
 from isotrain.core.contracts.process import ServerConnection
+from isotrain.core.contracts.protocol_checks import require
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
 from isotrain.core.data.batch import Batch, Slice
@@ -58,6 +60,7 @@ class _WorkerLoop:
         self, group: ReplicaGroup, connection: Connection, server_connection: ServerConnection
     ) -> None:
         self._group = group
+        self._worker = require(group, WorkerGroup)
         self._connection = connection
         self._reporter = server_connection.reporter
         self._weights: Any = None
@@ -102,12 +105,12 @@ class _WorkerLoop:
         count = sum(micro_batch.count for micro_batch in slices)
         even = len(slices) == 1 and slices[0].weight == 1.0
         batch = Batch(0, 0, header["step"], count, False, even, (slices,))
-        group.reseed(header["replica"], header["step"])
+        self._worker.reseed(header["replica"], header["step"])
         gradients, loss = group.gradients(batch)
         update = group.compute(
             flat_update, gradients, [self._weights], static=self._statistics_size
         )
-        result = [group.numpy(update[0]), group.pop_metric_state()]
+        result = [group.numpy(update[0]), self._worker.pop_metric_state()]
         self._connection.send({"loss": float(loss)}, result)
 
     def _decode_slice(self, encoded: list[Any], arrays: list[np.ndarray]) -> Slice:

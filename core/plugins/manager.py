@@ -231,7 +231,20 @@ class PluginManager:
             IsotrainError: The name is not registered.
         """
         with self._listing_faults():
-            return self.backends.get(name)()
+            try:
+                return self.backends.get(name)()
+            except PluginError as error:
+                raise PluginError(
+                    f"plugin {self._registrant('backends', name)!r}: {error}"
+                ) from error
+
+    def _registrant(self, kind: str, name: str) -> str:
+        """Name of the plugin that registered an implementation."""
+        return next(
+            each.candidate.name
+            for each in reversed(self.loaded)
+            if name in each.registered.get(kind, ())
+        )
 
     def launcher(self, name: str, options: Mapping[str, Any] | None = None) -> Launcher:
         """New instance of a registered launcher.

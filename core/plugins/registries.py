@@ -6,14 +6,18 @@ from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
 from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend_protocols import BACKEND_PROTOCOLS
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
+from isotrain.core.contracts.protocol_checks import describe_methods, is_half, missing_methods
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError, unknown_name
 from isotrain.core.spec import import_strings
 
 T = TypeVar("T")
+_ATTRIBUTES = ("name", "framework", "summary", "collectives")
+"""Attributes of adapters without a default."""
 
 
 class Registry(Generic[T]):
@@ -95,34 +99,54 @@ class Registry(Generic[T]):
                 f"the {self._kind} {name!r} is {implementation!r}; expected a subclass of"
                 f" {self._base.__module__}.{self._base.__qualname__}."
             )
+        if missing := sorted(getattr(implementation, "__abstractmethods__", ())):
+            raise PluginError(
+                f"the {self._kind} {name!r}, {implementation.__module__}.{implementation.__qualname__},"
+                f" lacks {describe_methods(implementation, missing)}."
+            )
 
 
 class BackendRegistry(Registry[Adapter]):
     """Registry of backends."""
 
     def __init__(self) -> None:
-        super().__init__("backend", Adapter)  # type: ignore[type-abstract]
+        super().__init__("backend", Adapter)
+
+    def _check(self, implementation: Any, name: str) -> None:
+        super()._check(implementation, name)
+        where = f"the backend {name!r}, {implementation.__module__}.{implementation.__qualname__},"
+        if missing := [each for each in _ATTRIBUTES if not hasattr(implementation, each)]:
+            raise PluginError(f"{where} lacks the attributes {', '.join(missing)}.")
+        layouts = implementation.capabilities.values()
+        for capability, protocol in BACKEND_PROTOCOLS.items():
+            is_declared = any(capability in declared.has for declared in layouts)
+            missing = missing_methods(implementation, protocol)
+            if missing and (is_declared or is_half(implementation, protocol)):
+                why = f"declares {capability}" if is_declared else f"is half a {protocol.__name__}"
+                raise PluginError(
+                    f"{where} {why}, but lacks {describe_methods(protocol, missing)}."
+                )
 
 
 class StrategyRegistry(Registry[Strategy]):
     """Registry of strategies."""
 
     def __init__(self) -> None:
-        super().__init__("strategy", Strategy)  # type: ignore[type-abstract]
+        super().__init__("strategy", Strategy)
 
 
 class LauncherRegistry(Registry[Launcher]):
     """Registry of launchers."""
 
     def __init__(self) -> None:
-        super().__init__("launcher", Launcher)  # type: ignore[type-abstract]
+        super().__init__("launcher", Launcher)
 
 
 class EnvironmentRegistry(Registry[ClusterEnvironment]):
     """Registry of cluster environments."""
 
     def __init__(self) -> None:
-        super().__init__("environment", ClusterEnvironment)  # type: ignore[type-abstract]
+        super().__init__("environment", ClusterEnvironment)
 
 
 class LoggerRegistry(Registry[Logger]):

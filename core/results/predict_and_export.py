@@ -14,6 +14,7 @@ import numpy as np
 
 from isotrain.core.checkpoints.safetensors_file import write_safetensors
 from isotrain.core.checkpoints.tensor_part import TensorPart
+from isotrain.core.contracts.group_protocols import ExportingGroup
 from isotrain.core.contracts.state import FORMS, SUFFIXES, ExportForm
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError, UnsupportedError, unknown_name
@@ -248,6 +249,8 @@ def _export(
     """Exports the model in a worker process."""
     _load_weights(session, weights)
     inputs = next(session.batches()).slices[0][0].inputs if has_samples else None
+    if not isinstance(session.group, ExportingGroup):
+        raise UnsupportedError(f"export: backend {session.plan.backend!r} writes no {form}.")
     session.group.export(form, Path(target), inputs)
 
 

@@ -6,10 +6,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from isotrain.core.contracts.backend_protocols import FullyShardedBackend
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.device_mesh import DATA, SHARD, DeviceMesh
 from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
 from isotrain.core.contracts.plan import hosts_of_size
+from isotrain.core.contracts.protocol_checks import require
 from isotrain.core.errors import PlanError
 
 if TYPE_CHECKING:
@@ -143,4 +145,5 @@ class FullyShardedLayout(AnyShardedLayout):
         server_connection: ServerConnection | None = None,
     ) -> ReplicaGroup:
         """Opens a group that holds a shard of the state."""
-        return adapter.start_fully_sharded(spec, backend_config, context, self._unit_bytes)
+        backend = require(adapter, FullyShardedBackend)
+        return backend.start_fully_sharded(spec, backend_config, context, self._unit_bytes)

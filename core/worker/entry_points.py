@@ -134,7 +134,10 @@ def measure_model(session: Session) -> dict[str, Any]:
         if session.tries_metrics:
             session.try_metrics(batch)
         if is_pipeline and session.is_main:  # one process alone, for undisturbed timings
-            layers = session.group.profile_layers(batch).layers
+            from isotrain.core.contracts.group_protocols import PipelineGroup
+            from isotrain.core.contracts.protocol_checks import require
+
+            layers = require(session.group, PipelineGroup).profile_layers(batch).layers
         notes += session.group.step_notes(batch)
         refuses_single_sample = session.group.refuses_single_sample(batch)
     return {

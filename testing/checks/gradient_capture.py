@@ -6,6 +6,7 @@ import contextlib
 
 import numpy as np
 
+from isotrain.core.contracts.group_protocols import GradientKeepingGroup
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch
 from isotrain.testing import reference_model
@@ -43,15 +44,18 @@ def _observe(group: ReplicaGroup, batch: Batch, error: Exception | None = None) 
 
 def kept_gradients(context: CheckContext) -> None:
     """A group that keeps gradients gives the mean over all samples, and trains the same bit for bit."""
+    group = context.group
+    if not isinstance(group, GradientKeepingGroup):
+        return
     batches = context.batches(14, 7)
     ends, kept = [], []
     for keeps in (False, True):
-        if keeps and not context.group.keep_gradients():
+        if keeps and not group.keep_gradients():
             return
         context.restart()
         for batch in batches:
             context.group.synchronous_step(batch, reference_model.RATE)
-            kept += context.group.kept_gradients() if keeps else []
+            kept += group.kept_gradients() if keeps else []
         ends.append(context.session.read_state())
     assert_same(ends[1], ends[0], "state")
     oracle, names = reference_model.Oracle.fresh(), context.trainable_names()

@@ -6,6 +6,8 @@ import numpy as np
 import psutil
 
 from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.group_protocols import WorkerGroup
+from isotrain.core.contracts.protocol_checks import require
 from isotrain.core.contracts.replica import Replica, Tensor
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.parameter_server.layout import ParameterServerLayout
@@ -281,7 +283,7 @@ def reseeds_dropout(context: CheckContext) -> None:
     batch = context.same_for_all(1, noise=1.0)
 
     def drawn(replica: int, step: int) -> list[bytes]:
-        context.group.reseed(replica, step)
+        require(context.group, WorkerGroup).reseed(replica, step)
         gradients, _ = context.gradients_of_all(batch)
         return [of_replica["noisy/kernel"].tobytes() for of_replica in gradients]
 

@@ -105,7 +105,8 @@ class ReferenceGroup(ReplicaGroup):
         return self._keeps
 
     def kept_gradients(self) -> list[list[Array]]:
-        return super().kept_gradients() if self._kept is None else [self._kept]
+        assert self._kept is not None
+        return [self._kept]
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

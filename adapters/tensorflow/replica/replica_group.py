@@ -319,8 +319,6 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
     def kept_gradients(self) -> list[list[tf.Tensor]]:
         variables = [copies(variable) for variable in self._trainer.update.kept_gradients]
-        if not variables:
-            return super().kept_gradients()
         return [
             [tf.identity(value) for value in replica_values]
             for replica_values in zip(*variables, strict=True)

@@ -144,6 +144,9 @@ class PipelineReplicaGroup(TorchReplicaGroup):
             self._snapshot_guard.release()
             self._drop_other_stages()
 
+    def enable_action_timing(self) -> None:
+        """Does nothing: every step is timed."""
+
     def last_actions(self) -> Sequence[ExecutedAction]:
         return self._executed
 

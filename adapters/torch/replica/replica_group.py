@@ -378,7 +378,8 @@ class TorchReplicaGroup(ReplicaGroup):
         return not self._is_optimizer_sharded
 
     def kept_gradients(self) -> list[list[torch.Tensor]]:
-        return super().kept_gradients() if self._kept_gradients is None else [self._kept_gradients]
+        assert self._kept_gradients is not None
+        return [self._kept_gradients]
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from isotrain.core.contracts.group_protocols import PipelineGroup
 from isotrain.core.contracts.job import InternalWork
 
 if TYPE_CHECKING:
@@ -197,7 +198,8 @@ def _timeline(feed: _Feed) -> list[StepSpan]:
     """The spans of the step of median length, the device synchronised before and after it."""
     from statistics import median_low
 
-    feed.session.group.enable_action_timing()
+    if isinstance(feed.session.group, PipelineGroup):
+        feed.session.group.enable_action_timing()
     steps = [_step_spans(feed) for _ in range(_TIMELINE_STEPS)]
     lengths = [sum(spans[-1][1:]) for spans in steps]
     return steps[lengths.index(median_low(lengths))]
@@ -214,7 +216,8 @@ def _step_spans(feed: _Feed) -> list[StepSpan]:
     stepped = time.perf_counter()
     group.synchronize_device()
     ended = time.perf_counter()
-    actions = [(each.name, each.begin, each.end) for each in group.last_actions()]
+    executed = group.last_actions() if isinstance(group, PipelineGroup) else ()
+    actions = [(each.name, each.begin, each.end) for each in executed]
     rest = ("update", actions[-1][2], stepped) if actions else ("step", fed, stepped)
     times = [("input", began, fed), *actions, rest, ("device", stepped, ended)]
     return [(name, begin - began, end - begin) for name, begin, end in times]

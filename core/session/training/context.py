@@ -5,13 +5,16 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isotrain.core.contracts.device_mesh import STAGE
+from isotrain.core.contracts.group_protocols import ALL_PROTOCOLS, GROUP_PROTOCOLS
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext, ServerConnection
+from isotrain.core.contracts.protocol_checks import describe_methods, is_half, missing_methods
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data.sources import ShardedStream
+from isotrain.core.errors import PluginError
 from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.training.consensus import require_same_data
@@ -90,10 +93,7 @@ def build_session_context(
     spec, adapter = resolved_spec.spec, resolved_spec.plugins.backend(plan.backend)
     with gc_paused():  # it imports the framework
         strategy = resolved_spec.strategy
-        parallel_layout = strategy.parallel_layout.for_replicas(plan.replicas)
-        group = parallel_layout.open(
-            adapter, resolved_spec.spec_with_model, plan.backend_config, context, server_connection
-        )
+        group = open_group(resolved_spec, plan, context, server_connection)
     if spec.checkpoint is not None:
         require_storable(group, ALL_STATE)
     reporter.enter("load data")  # by now the framework is set up, which data may be made with
@@ -107,6 +107,36 @@ def build_session_context(
     return SessionContext(
         spec, completed_plan, group, stage, strategy, loaders, initial_weights, adapter.packages
     )
+
+
+def open_group(
+    resolved_spec: ResolvedSpec,
+    plan: Plan,
+    context: ProcessContext,
+    server_connection: ServerConnection | None,
+) -> ReplicaGroup:
+    """Builds the replica group, and checks that it has the methods of what its backend declares. Collective.
+
+    Raises:
+        PluginError: It lacks methods.
+    """
+    adapter = resolved_spec.plugins.backend(plan.backend)
+    layout = resolved_spec.strategy.parallel_layout.for_replicas(plan.replicas)
+    spec, config = resolved_spec.spec_with_model, plan.backend_config
+    try:
+        group = layout.open(adapter, spec, config, context, server_connection)
+    except PluginError as error:
+        raise PluginError(f"backend {plan.backend!r}: {error}") from error
+    declared = adapter.capabilities_for(layout.name).has
+    promised = {GROUP_PROTOCOLS[each] for each in declared if each in GROUP_PROTOCOLS}
+    for protocol in ALL_PROTOCOLS:
+        missing = missing_methods(group, protocol)
+        if missing and (protocol in promised or is_half(group, protocol)):
+            raise PluginError(
+                f"backend {plan.backend!r}: its group {type(group).__name__} of layout {layout.name!r} is no"
+                f" {protocol.__name__}: it lacks {describe_methods(protocol, missing)}."
+            )
+    return group
 
 
 def _model_stats(

@@ -15,9 +15,10 @@ from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import checkpoint_at
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.checkpoints.tensor_part import StoredTensor
+from isotrain.core.contracts.group_protocols import WeightsFileGroup
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.data.arrays import as_array
-from isotrain.core.errors import IsotrainError
+from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
 from isotrain.core.spec import import_strings
 from isotrain.core.system.files import is_url
@@ -64,7 +65,13 @@ def open_weights(source: Any, group: ReplicaGroup) -> Weights:
     if not path.is_file():
         raise IsotrainError(f"initial_weights: there is no file or folder {source}.")
     reader: Callable[[Path], Weights] | None = _READERS.get(path.suffix)
-    return group.read_weights_file(path) if reader is None else reader(path)
+    if reader is not None:
+        return reader(path)
+    if not isinstance(group, WeightsFileGroup):
+        raise UnsupportedError(
+            f"initial_weights: {path}: this backend reads weights from .safetensors and .npz files only."
+        )
+    return group.read_weights_file(path)
 
 
 def _returned_by(function: Callable[[], Any]) -> Weights:

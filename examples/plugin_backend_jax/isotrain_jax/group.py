@@ -214,8 +214,6 @@ class JaxReplicaGroup(ReplicaGroup):
         return True
 
     def kept_gradients(self) -> list[list[jax.Array]]:
-        if not self._state.kept:
-            return super().kept_gradients()
         kept = self._program.kept_gradients(self._local_state())
         return [list(map(jnp.copy, kept))]  # the next step takes the memory of its state
 

@@ -9,7 +9,7 @@ from typing import Any
 from isotrain.analysis.check.findings import CheckResult
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
-from isotrain.core.contracts.replica_group import Trait
+from isotrain.core.contracts.group_hooks import Trait
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import (
     UnsupportedError,
@@ -96,6 +96,7 @@ class WithGPUs(First):
             frozenset({Capability.SYNCHRONOUS_STEP, Capability.UNSHARD_WEIGHTS})
         ),
     }
+    start_pipeline = start_fully_sharded = First.start
 
     def check_layout(self, spec: Any, parallel_layout: str) -> list[str]:
         return ["weights are joined early"] if parallel_layout == "fully-sharded" else []

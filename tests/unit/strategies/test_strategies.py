@@ -325,6 +325,9 @@ class Noting:
     def gradients(self, batch: Any) -> tuple[list[Any], float]:
         return [], 0.0
 
+    def replica_weights(self, batch: Any) -> list[Any]:
+        return []
+
     def compute(self, computation: Any, *values: Any, static: Any) -> list[Any]:
         self.between = static
         return []

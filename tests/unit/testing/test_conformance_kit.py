@@ -13,6 +13,13 @@ import pytest
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
 from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.group_protocols import (
+    GROUP_PROTOCOLS,
+    FullyShardedGroup,
+    PipelineGroup,
+    WorkerGroup,
+)
+from isotrain.core.contracts.protocol_checks import methods_of
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
@@ -29,8 +36,6 @@ WITHOUT_CAPABILITY = {
     *(
         "evaluation_step",
         "predict",
-        "read_weights_file",
-        "export",
         "collect_metrics",
         "traits",
         "plan_notes",
@@ -41,15 +46,12 @@ WITHOUT_CAPABILITY = {
         "step_notes",
         "last_actions",
         "enable_action_timing",
-        "compress",
         "pop_metric_state",
         "add_metric_state",
     ),
     *(
         "preserving_training_state",
         "preserving_state",
-        "keep_gradients",
-        "kept_gradients",
         "replica_weights",
         "describe_state",
         "all_reduce_max",
@@ -69,6 +71,7 @@ FAILED = CHECK.failed("2 + 2\n= 5")
 def test_every_method_of_a_group_has_a_capability_or_is_required() -> None:
     methods = {name for name in dir(ReplicaGroup) if callable(getattr(ReplicaGroup, name))}
     public = {name for name in methods if not name.startswith("_")}
+    public.update(*map(methods_of, GROUP_PROTOCOLS.values()), methods_of(WorkerGroup))
     assert public == {*NEEDS, *WITHOUT_CAPABILITY}
     used = {*NEEDS.values(), *REPLICA_NEEDS.values(), Capability.BFLOAT16_COLLECTIVES}
     assert {*used, Capability.HYBRID_SHARDING} == set(Capability), "that one is no method's"
@@ -87,6 +90,19 @@ def test_a_watched_group_notes_used_capabilities() -> None:
     assert not used
     assert watched.all_reduce([3], "sum") == [6]
     assert used == {Capability.COMPUTE}
+
+
+def test_a_watched_group_has_the_protocols_of_its_group() -> None:
+    class Stages:
+        def pipeline_step(self) -> None: ...
+
+        gather_stages = profile_layers = enable_action_timing = last_actions = pipeline_step
+
+    used: set[Capability] = set()
+    watched: Any = RecordingGroup(Stages(), used)  # type: ignore[arg-type]
+    assert isinstance(watched, PipelineGroup)
+    assert not isinstance(watched, FullyShardedGroup)
+    assert not used
 
 
 def test_the_gradients_of_the_digits_are_those_of_their_loss() -> None:

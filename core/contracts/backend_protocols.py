@@ -1,0 +1,99 @@
+"""Runs under further parallel layouts: one protocol for each, which an adapter has by having its methods."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Protocol, runtime_checkable
+
+from isotrain.core.contracts.capabilities import Capability
+
+if TYPE_CHECKING:
+    from isotrain.core.contracts.plan import BackendConfig
+    from isotrain.core.contracts.process import ProcessContext, ServerConnection
+    from isotrain.core.contracts.replica_group import ReplicaGroup
+    from isotrain.core.pipeline.partition import PipelineSplit
+    from isotrain.core.spec.training_spec import TrainingSpec
+
+
+@runtime_checkable
+class ParameterServerBackend(Protocol):
+    """Adapter with parameter-server runs.
+
+    The mixin `TcpParameterServer` is one for any backend, by `start` with one replica.
+    """
+
+    def servers(self, requested: int) -> int:
+        """Number of parameter server processes, which hold parameters only, besides coordinator and workers.
+
+        Args:
+            requested: Number that the strategy requests.
+
+        Raises:
+            UnsupportedError: The backend does not support so many.
+        """
+
+    def start_parameter_server(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> ReplicaGroup:
+        """Starts the coordinator of a parameter-server run; its group is a `ParameterServerGroup`."""
+
+    def serve(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> None:
+        """Runs a worker or server of a parameter-server run; returns when the coordinator has left."""
+
+
+@runtime_checkable
+class PipelineBackend(Protocol):
+    """Adapter with pipeline runs."""
+
+    def start_pipeline(
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        split: PipelineSplit,
+    ) -> ReplicaGroup:
+        """Starts a process of a pipeline run; its group is a `PipelineGroup`.
+
+        Args:
+            spec: Training spec.
+            backend_config: Backend settings that the plan resolved.
+            context: Rank and peers of this process.
+            split: How the model's layers are split into stages.
+
+        Raises:
+            SpecError: The model cannot be split so.
+        """
+
+
+@runtime_checkable
+class FullyShardedBackend(Protocol):
+    """Adapter with fully sharded runs."""
+
+    def start_fully_sharded(
+        self,
+        spec: TrainingSpec,
+        backend_config: BackendConfig,
+        context: ProcessContext,
+        unit_bytes: int,
+    ) -> ReplicaGroup:
+        """Starts a process of a fully sharded run; its group is a `FullyShardedGroup`.
+
+        Args:
+            spec: Training spec.
+            backend_config: Backend settings that the plan resolved.
+            context: Rank and peers of this process.
+            unit_bytes: Bytes of weights to gather in one all-gather, where the model's modules allow it.
+
+        Raises:
+            UnsupportedError: The backend has no fully sharded runs of such models.
+        """
+
+
+BACKEND_PROTOCOLS: Mapping[Capability, type] = {
+    Capability.PARAMETER_SERVER_STEP: ParameterServerBackend,
+    Capability.PIPELINE_STEP: PipelineBackend,
+    Capability.UNSHARD_WEIGHTS: FullyShardedBackend,
+}
+"""Capability to the protocol of an adapter that declares it."""

@@ -1,0 +1,288 @@
+"""Further capabilities of a replica group: one protocol for each, which a group has by having its methods.
+
+Methods are collective, called by every process at the same point, unless the docstring says *local* or names
+the caller.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
+
+from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.replica import Computation, Tensor
+from isotrain.core.contracts.state import ExportForm
+from isotrain.core.data.batch import Batch
+from isotrain.core.pipeline.actions import Action
+from isotrain.core.pipeline.executor import ExecutedAction
+from isotrain.core.pipeline.profile import ModelProfile
+
+if TYPE_CHECKING:
+    import numpy as np
+
+CompressionMethod = Literal["fp16", "bf16", "powersgd", "topk"]
+
+
+@dataclass(frozen=True)
+class Reduction:
+    """A strategy's reduction of gradients in buckets; equal on all processes.
+
+    Attributes:
+        buckets: For each bucket the indices of its weights among the trainable ones; each weight is in
+            exactly one bucket.
+        statics: For each bucket the `static` argument of `reduce`.
+        reduce: Function `reduce(replica, gradients, static=...)` of a bucket's gradients; returns the list of
+            tensors to keep, such as this replica's shard of the sum.
+        each_slice: True: called for the gradients of each slice, and the results are summed over the slices
+            of a step. False: called once, for the accumulated gradients.
+    """
+
+    buckets: tuple[tuple[int, ...], ...]
+    statics: tuple[Hashable, ...]
+    reduce: Computation
+    each_slice: bool = False
+
+
+@runtime_checkable
+class PipelineGroup(Protocol):
+    """Replica group with one stage of a replica in each process (`pipeline-step`)."""
+
+    def pipeline_step(
+        self, batch: Batch, learning_rate: float, actions: Sequence[Sequence[Action]]
+    ) -> Tensor:
+        """Runs the pipeline schedule for a global batch and updates the weights of each stage. Collective.
+
+        Args:
+            batch: Slices of this process's replica, the same on all of its stages; a slice is a micro-batch.
+            learning_rate: Learning rate of this step.
+            actions: Schedule of each stage: its forward and backward passes and transfers, in order.
+
+        Returns:
+            Mean loss of the global batch, a scalar tensor, equal on all processes.
+        """
+
+    def gather_stages(self) -> None:
+        """All-gather of a pipeline's weights: every process gets the current weights of all stages."""
+
+    def profile_layers(self, batch: Batch) -> ModelProfile:
+        """Times the layers of all pipeline stages on a micro-batch. Local; called before the first step."""
+
+    def enable_action_timing(self) -> None:
+        """Makes `last_actions` report the pipeline steps from now on, even where timing costs time. Local."""
+
+    def last_actions(self) -> Sequence[ExecutedAction]:
+        """Timed actions of this process in the last pipeline step; empty where not recorded. Local."""
+
+
+@runtime_checkable
+class ShardedGroup(Protocol):
+    """Replica group whose replicas each update a shard of the weights, ZeRO stages 1 and 2.
+
+    Capabilities `update-shard` and `reduce-scatter-gradients`; its replicas are a `ShardedReplica` each.
+    """
+
+    def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
+        """Shards the optimizer state (ZeRO stage 1): each replica updates some of the weights only. Local.
+
+        Called before the first step, at most once.
+
+        Args:
+            weights: For each local replica, the indices of its weights among the trainable ones; at least
+                one.
+        """
+
+    def reduce_scatter_gradients(
+        self, batch: Batch, reduction: Reduction
+    ) -> tuple[list[list[Tensor]], Tensor]:
+        """Computes gradients and reduces them bucket by bucket, freeing each (ZeRO stage 2). Collective.
+
+        Args:
+            batch: This process's slices of the global batch, on the device.
+            reduction: The buckets and the function that reduces one.
+
+        Returns:
+            For each local replica the tensors that `reduction.reduce` returned, in the order of the buckets;
+            and the mean loss of the global batch, a scalar.
+        """
+
+    def update_shard(
+        self,
+        gradients: Sequence[Sequence[Tensor]],
+        learning_rate: float,
+        norms: Sequence[Tensor] | None,
+    ) -> None:
+        """Clips and applies reduced gradients of each replica's shard of the weights (ZeRO). Local.
+
+        Args:
+            gradients: For each local replica, one gradient of the weight's shape and dtype for each weight of
+                its shard, in the order given to `shard_optimizer`.
+            learning_rate: Learning rate of this step.
+            norms: Global gradient norm, a scalar for each local replica, equal on all; None unless the spec
+                clips by it.
+        """
+
+
+@runtime_checkable
+class FullyShardedGroup(Protocol):
+    """Replica group that holds a shard of each weight, as FSDP does (`unshard-weights`)."""
+
+    def unshard_weights(self) -> None:
+        """All-gather of fully sharded weights: every process holds all of them until the next step."""
+
+
+@runtime_checkable
+class ParameterServerGroup(Protocol):
+    """Replica group of the coordinator of a parameter-server run (`parameter-server-step`)."""
+
+    def parameter_server_step(
+        self, batch: Batch, learning_rate: float, staleness: int | None
+    ) -> Tensor:
+        """Schedules the slices of a global batch on the workers. Called by the coordinator alone.
+
+        Args:
+            batch: All slices of the global batch.
+            learning_rate: Learning rate of this step.
+            staleness: 0 for synchronous steps: one update with the mean gradient. Otherwise each slice's
+                gradient is applied on arrival, with its part of the learning rate, and is computed with
+                weights that lack at most the updates of the last `staleness` global batches (bounded
+                staleness); None: of any number.
+
+        Returns:
+            Mean loss of the global batch, a scalar. With staleness it may be a future: `float` waits for it.
+        """
+
+    def parameter_server_stats(self) -> Mapping[str, Any]:
+        """Statistics of a parameter-server run as JSON values: staleness, slices, lost workers. Local."""
+
+
+@runtime_checkable
+class WorkerGroup(Protocol):
+    """Replica group of one replica that can be a worker, or hold the weights, in a parameter-server run."""
+
+    def reseed(self, replica: int, step: int) -> None:
+        """Reseeds random layers as a function of replica and step. Local.
+
+        Workers of a parameter-server run call it before each slice, so that random numbers depend neither on
+        the worker nor on its earlier slices, and resumed runs draw the same.
+
+        Args:
+            replica: Index of the replica whose slice is computed, perhaps by another replica's worker.
+            step: Step of the run, from 0.
+
+        Raises:
+            UnsupportedError: The model cannot be reseeded, and so cannot be trained by workers.
+        """
+
+    def pop_metric_state(self) -> np.ndarray:
+        """Returns the accumulators of this process's training metrics, and resets them. Local.
+
+        Returns:
+            Sums, a float64 vector. Added to another group's sums they give the metrics over the samples of
+            both.
+
+        Raises:
+            UnsupportedError: The metrics are not sums.
+        """
+
+    def add_metric_state(self, sums: np.ndarray) -> None:
+        """Adds another group's sums, a float64 vector from `pop_metric_state`, to this group's. Local."""
+
+
+@runtime_checkable
+class ExportingGroup(Protocol):
+    """Replica group that writes the file formats in `exports` of its adapter."""
+
+    def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
+        """Writes the trained model to a file or folder. Local; for groups of one replica.
+
+        Args:
+            form: File format, one of the adapter's `exports`.
+            target: File or folder to write; its name has a suffix of the format.
+            inputs: Example inputs on the device, shape `[samples, ...]` or a pytree of such; None where
+                unknown.
+
+        Raises:
+            UnsupportedError: The model cannot be written in this format.
+            SpecError: The format needs example inputs, and there are none.
+        """
+
+
+@runtime_checkable
+class WeightsFileGroup(Protocol):
+    """Replica group that reads weights from files in formats of its framework."""
+
+    def read_weights_file(self, path: Path) -> Mapping[str, np.ndarray]:
+        """Reads weights from a file in the framework's own format, without changing the replicas. Local.
+
+        Returns:
+            Name (the file's, or the model's where the file has none) to array of the weight's shape and
+            dtype.
+
+        Raises:
+            IsotrainError: The file cannot be read.
+            UnsupportedError: The file format is not supported.
+        """
+
+
+@runtime_checkable
+class CompressingGroup(Protocol):
+    """Replica group with native gradient compression."""
+
+    def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
+        """Requests native gradient compression in synchronous steps. Local.
+
+        Called before the first step, at most once.
+
+        Args:
+            method: Compression method.
+            rank: Rank of the low-rank approximation of `powersgd`.
+            start: Steps without compression before `powersgd` begins.
+
+        Returns:
+            Whether the backend has the method; if not, nothing changes.
+        """
+
+
+@runtime_checkable
+class GradientKeepingGroup(Protocol):
+    """Replica group that can keep a copy of the gradients of each step, for diagnosis."""
+
+    def keep_gradients(self) -> bool:
+        """Makes every later step keep a copy of its reduced gradients, for diagnosis. Local.
+
+        Called before the first step.
+
+        Returns:
+            Whether the group supports it. Sharded runs never do: no replica has the gradients of all weights.
+        """
+
+    def kept_gradients(self) -> list[list[Tensor]]:
+        """Gradients that updated the weights in the last step, once `keep_gradients` returned True. Local.
+
+        Returns:
+            For each local replica one gradient of each trainable weight's shape, in the order of the
+            weights' names: reduced and unscaled, before clipping.
+        """
+
+
+ALL_PROTOCOLS = (
+    PipelineGroup,
+    ShardedGroup,
+    FullyShardedGroup,
+    ParameterServerGroup,
+    WorkerGroup,
+    ExportingGroup,
+    WeightsFileGroup,
+    CompressingGroup,
+    GradientKeepingGroup,
+)
+GROUP_PROTOCOLS: Mapping[Capability, type] = {
+    Capability.PARAMETER_SERVER_STEP: ParameterServerGroup,
+    Capability.PIPELINE_STEP: PipelineGroup,
+    Capability.REDUCE_SCATTER_GRADIENTS: ShardedGroup,
+    Capability.UNSHARD_WEIGHTS: FullyShardedGroup,
+    Capability.UPDATE_SHARD: ShardedGroup,
+}
+"""Capability to the protocol of a replica group that has it; all groups have what is missing here."""

@@ -1,0 +1,70 @@
+"""Checks that classes of plugins have the methods of a contract, with errors that say what these are for."""
+
+from __future__ import annotations
+
+import inspect
+from abc import ABC
+from collections.abc import Iterable
+from typing import Any, Self, TypeVar
+
+from isotrain.core.errors import PluginError, UnsupportedError
+
+P = TypeVar("P")
+
+
+class Contract(ABC):  # noqa: B024  # its subclasses have abstract methods
+    """Base of contracts whose instances only processes of a run create: names all missing methods at once."""
+
+    def __new__(cls, *_: Any, **__: Any) -> Self:
+        """Creates an instance.
+
+        Raises:
+            PluginError: The class lacks abstract methods.
+        """
+        if missing := sorted(cls.__abstractmethods__):
+            raise PluginError(
+                f"{cls.__module__}.{cls.__qualname__} lacks {describe_methods(cls, missing)}."
+            )
+        return super().__new__(cls)
+
+
+def methods_of(protocol: type) -> list[str]:
+    """Names of a protocol's public methods."""
+    return [name for name, value in vars(protocol).items() if _is_method(name, value)]
+
+
+def _is_method(name: str, value: Any) -> bool:
+    return inspect.isfunction(value) and not name.startswith("_")
+
+
+def missing_methods(implementation: object, protocol: type) -> list[str]:
+    """Methods of a protocol that a class or an object does not have."""
+    return [n for n in methods_of(protocol) if not callable(getattr(implementation, n, None))]
+
+
+def is_half(implementation: object, protocol: type) -> bool:
+    """Whether a class or an object has some methods of a protocol, but not all."""
+    return 0 < len(missing_methods(implementation, protocol)) < len(methods_of(protocol))
+
+
+def describe_methods(contract: type, names: Iterable[str]) -> str:
+    """Names of methods, each with the first line of its docstring in the contract."""
+    return ", ".join(f"{name} ({_purpose(contract, name)})" for name in names)
+
+
+def _purpose(contract: type, name: str) -> str:
+    doc = inspect.getdoc(getattr(contract, name)) or ""
+    return doc.partition("\n")[0].rstrip(".")
+
+
+def require(implementation: object, protocol: type[P]) -> P:
+    """An implementation that has the methods of a protocol.
+
+    Raises:
+        UnsupportedError: It lacks some.
+    """
+    if missing := missing_methods(implementation, protocol):
+        raise UnsupportedError(
+            f"{type(implementation).__name__} is no {protocol.__name__}: it lacks {', '.join(missing)}."
+        )
+    return implementation  # type: ignore[return-value]
