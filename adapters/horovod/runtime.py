@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import atexit
 import contextlib
+import ctypes
 import errno
 import http.client
 import math
@@ -14,7 +16,7 @@ from typing import Any
 
 import psutil
 
-from isotrain.adapters.horovod import mpi
+from isotrain.adapters.horovod import build_info
 from isotrain.adapters.horovod.private_api import ALL_ARRIVED, ARRIVALS, RendezvousServer
 from isotrain.plugin import (
     DATA,
@@ -27,6 +29,7 @@ from isotrain.plugin import (
     PlanError,
     ProcessContext,
     Subgroups,
+    UnsupportedError,
     environ_set,
     local_subgroup,
 )
@@ -34,6 +37,8 @@ from isotrain.plugin import (
 _POLL_S = 0.02
 _REQUEST_TIMEOUT_S = 5.0
 _MEBIBYTE = 1 << 20
+_MPI_THREADS = 3
+"""MPI_THREAD_MULTIPLE: Horovod calls MPI on its own thread."""
 
 
 def start(
@@ -57,12 +62,12 @@ def start(
         IsotrainError: A process did not arrive, or Horovod could not start.
     """
     if backend_config.collective == "mpi":
-        mpi.init(hvd.__name__.removeprefix("horovod."))
+        init_mpi(hvd.__name__.removeprefix("horovod."))
         _initialize(
             hvd, _common_variables(backend_config) | _mpi_variables(), context, process_sets
         )
     else:
-        mpi.require_unused()
+        require_mpi_unused()
         with _rendezvous(context, backend_config.timeout):
             variables = _common_variables(backend_config) | _gloo_variables(context, backend_config)
             _initialize(hvd, variables, context, process_sets)
@@ -331,3 +336,51 @@ def _request(host: str, port: int, method: str, key: str) -> int:
         return response.status
     finally:
         connection.close()
+
+
+class _ProcessState:
+    """State of this process."""
+
+    has_used_mpi = False
+
+
+def init_mpi(framework: str) -> None:
+    """Initializes MPI, unless it is. Called by every process of a run.
+
+    MPI can be initialized only once in a process, and Horovod would finalize it with the first run.
+
+    Args:
+        framework: Framework whose Horovod library is used, `torch` or `tensorflow`.
+
+    Raises:
+        UnsupportedError: No MPI launcher started this process.
+    """
+    if not build_info.started_by_mpi():
+        raise UnsupportedError(
+            "Horovod's mpi works only in processes started by mpirun, and this one was not. Use --launcher"
+            " mpi (launcher= in Python), or the collective gloo."
+        )
+    _ProcessState.has_used_mpi = True
+    build = build_info.installed(framework)
+    assert build is not None
+    library = ctypes.CDLL(
+        str(build.extension)
+    )  # it has loaded the MPI library, whose functions are found through it
+    is_initialized = ctypes.c_int()
+    library.MPI_Initialized(ctypes.byref(is_initialized))
+    if not is_initialized:
+        library.MPI_Init_thread(None, None, _MPI_THREADS, ctypes.byref(ctypes.c_int()))
+        atexit.register(library.MPI_Finalize)
+
+
+def require_mpi_unused() -> None:
+    """Refuses another collective after a run over MPI in the same process, which Horovod would abort.
+
+    Raises:
+        UnsupportedError: This process has run over MPI.
+    """
+    if _ProcessState.has_used_mpi:
+        raise UnsupportedError(
+            "Horovod has run over mpi in this process, and cannot run over another collective after that. Use"
+            " mpi again, or a separate program for each."
+        )

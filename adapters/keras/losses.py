@@ -30,12 +30,12 @@ class LossTerm(NamedTuple):
 
     Attributes:
         mean: Mean loss of the slice, a scalar.
-        loss_denominators: Denominator of the mean, a scalar, such as the number of unmasked positions; None
+        denominator: Denominator of the mean, a scalar, such as the number of unmasked positions; None
             where it is the number of samples.
     """
 
     mean: Any
-    loss_denominators: Any | None
+    denominator: Any | None
 
 
 LossTerms = Callable[[Any, Any], list[LossTerm]]
@@ -205,11 +205,11 @@ def means_and_denominators(parts: Sequence[LossTerm], added: Callable[[Any], Any
         Row 0: the sum of the means over samples, then the mean of each term that has a denominator (0 for
         the other terms). Row 1: 0, then the denominators (0 for the other terms).
     """
-    sample_means = [part for part in parts if part.loss_denominators is None]
+    sample_means = [part for part in parts if part.denominator is None]
     if len(sample_means) == len(parts):
         return sum_of_means(parts, added)
     zero = keras.ops.zeros_like(parts[0].mean)
-    means = [zero if part.loss_denominators is None else part.mean for part in parts]
-    counts = [zero if part.loss_denominators is None else part.loss_denominators for part in parts]
+    means = [zero if part.denominator is None else part.mean for part in parts]
+    counts = [zero if part.denominator is None else part.denominator for part in parts]
     first = sum_of_means(sample_means, added) if sample_means else added(zero)
     return keras.ops.stack([keras.ops.stack([first, *means]), keras.ops.stack([zero, *counts])])

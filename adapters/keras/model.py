@@ -321,7 +321,7 @@ class LayerLosses:
 
     def add_to_loss(self, loss: Any) -> Any:
         """Returns a scalar loss plus the layers' losses; nearly free where there are none."""
-        if self._regularised or keras_private.add_losses(self._layers):
+        if self._regularised or keras_private.have_added_losses(self._layers):
             for extra in self._model.losses:
                 loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss

@@ -99,19 +99,19 @@ StateKind = Literal[
     "loss-scale",
     "random",
     "metrics",
-    "exchange",
+    "execution",
     "carry",
 ]
 """`trainable` and `non-trainable`: the model's weights, under their own names; all else under `KIND/...`.
 
 `optimizer`: slots and step counts. `loss-scale`: `scale`, and `steps` since it changed. `random`: random
 number generators that are not among the non-trainable weights. `metrics`: accumulators of training metrics
-since they were last collected. `exchange`: the backend's state of communication and execution, such as
-residuals of compressed gradients. `carry`: state that layers carry from call to call and that is no weight,
-such as the states of stateful RNNs.
+since they were last collected. `execution`: execution state, what the backend keeps for communication and
+computation, such as residuals of compressed gradients. `carry`: what layers carry from one call to the next
+and is no weight, such as the states of stateful RNNs (Flax's word for it).
 
-`random`, `metrics`, `exchange` and `carry` differ between replicas. The others are equal on all replicas that
-hold the same weights."""
+`random`, `metrics`, `execution` and `carry` differ between replicas. The others are equal on all replicas
+that hold the same weights."""
 
 ALL_STATE: tuple[StateKind, ...] = get_args(StateKind)
 MODEL_STATE: tuple[StateKind, ...] = ("trainable", "non-trainable", "optimizer")

@@ -44,7 +44,7 @@ class Batch:
         slices: Slices of each local replica, in sample order: one per gradient accumulation step.
         fingerprint: Checksum of the global batch, to compare between processes; only in the first batch
             that is read of each epoch of a stream.
-        mark: A stream state from which reading can continue, if the stream has a state.
+        stream_state: A stream state from which reading can continue, if the stream has a state.
     """
 
     epoch: int
@@ -55,4 +55,4 @@ class Batch:
     even: bool
     slices: tuple[tuple[Slice, ...], ...]
     fingerprint: int | None = None
-    mark: StreamState | None = None
+    stream_state: StreamState | None = None

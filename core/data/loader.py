@@ -107,7 +107,7 @@ class Loader:
         is_on_device: rebatch.IsOnDevice = rebatch.never_on_device,
         prefetch: int = 2,
         shares_cores: bool = False,
-        mark_seconds: float | None = None,
+        state_seconds: float | None = None,
     ) -> None:
         """Plans the batches; reads no sample.
 
@@ -132,7 +132,7 @@ class Loader:
             prefetch: Number of batches to make ahead in a background thread; 0 makes them on demand, as
                 are small batches of arrays in memory, and those that share cores.
             shares_cores: Whether the replicas compute on the cores that gather the batches.
-            mark_seconds: Seconds between two states of a stream that batches carry as `mark`; None for none.
+            state_seconds: Seconds between two states of a stream, `stream_state` of a batch; None for none.
 
         Raises:
             DataError: A number is out of range, or partial global batches are dropped and there is no full
@@ -160,7 +160,7 @@ class Loader:
         self._to_device = to_device
         self._is_on_device = is_on_device
         self._start_step = start_step
-        self._mark_seconds = mark_seconds
+        self._state_seconds = state_seconds
         self.steps_per_epoch = epoch_steps(source, global_batch_size, replicas, drop_remainder)
         self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
         self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
@@ -173,15 +173,15 @@ class Loader:
         """The batches from `start_step` to the end."""
         return self.from_step(self._start_step)
 
-    def from_step(self, step: int, mark: StreamState | None = None) -> Iterator[Batch]:
+    def from_step(self, step: int, stream_state: StreamState | None = None) -> Iterator[Batch]:
         """The batches from a step to the end, equal to those of a full iteration.
 
         Args:
             step: Index of the step in the run.
-            mark: Stream state of the batch of the step before, if it has one: at that step or earlier.
+            stream_state: Stream state of the previous batch, if it has one: at that step or earlier.
         """
         if isinstance(self._source, BatchStream):
-            batches = self._stream_batches(self._source, step, mark)
+            batches = self._stream_batches(self._source, step, stream_state)
         elif isinstance(self._source, ShardedStream):
             batches = self._sharded_batches(self._source, step)
         else:
@@ -335,27 +335,27 @@ class Loader:
         size: int,
         slices: tuple[tuple[Slice, ...], ...],
         fingerprint: int | None = None,
-        mark: StreamState | None = None,
+        stream_state: StreamState | None = None,
     ) -> Batch:
         epoch, index = divmod(step, self.steps_per_epoch)
         last = index == self.steps_per_epoch - 1
         even = size % self._replicas == 0
-        return Batch(epoch, index, step, size, last, even, slices, fingerprint, mark)
+        return Batch(epoch, index, step, size, last, even, slices, fingerprint, stream_state)
 
     def _stream_batches(
-        self, source: BatchStream, step: int, mark: StreamState | None
+        self, source: BatchStream, step: int, stream_state: StreamState | None
     ) -> Iterator[Batch]:
         global_size = self._global_batch_size
         plans = {size: self._local_batches(size) for size in self._global_batch_sizes(len(source))}
-        before = mark
+        before = stream_state
         while step < self.total_steps:
             epoch, skip = divmod(step, self.steps_per_epoch)
-            reading = source.epoch(epoch, mark, mark_seconds=self._mark_seconds)
+            reading = source.epoch(epoch, stream_state, state_seconds=self._state_seconds)
             batches = rebatch.global_batches(
                 reading,
                 global_size,
                 len(source),
-                samples_before=reading.given,
+                samples_before=reading.samples_read,
                 first=skip * global_size,
                 is_on_device=self._is_on_device,
             )
@@ -368,9 +368,9 @@ class Loader:
                     for local in plans[size]
                 )
                 fingerprint = rebatch.fingerprint(parts) if index == skip else None
-                yield self._batch(step, size, slices, fingerprint, reading.mark or before)
+                yield self._batch(step, size, slices, fingerprint, reading.stream_state or before)
                 step += 1
-            before, mark = reading.mark or before, None
+            before, stream_state = reading.stream_state or before, None
 
     def _local_part(
         self, parts: InputsAndTargets, size: int, epoch: int, first: int, local: _LocalBatch

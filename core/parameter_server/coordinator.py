@@ -99,9 +99,9 @@ class ParameterServerStats:
 
 
 _POLL_SECONDS = 0.2
-_EXCHANGE = "exchange/"
-_WORKER = f"{_EXCHANGE}worker/"
-"""Prefix of a worker's execution state in checkpoints; the worker itself uses the prefix of `_EXCHANGE`."""
+_EXECUTION = "execution/"
+_WORKER = f"{_EXECUTION}worker/"
+"""Prefix of a worker's execution state in checkpoints; the worker itself uses the prefix of `_EXECUTION`."""
 
 
 @dataclass
@@ -366,7 +366,7 @@ class CoordinatorGroup(ReplicaGroup):
         index = self.local_index(replica)
         self._drain()
         execution_state = {
-            n.replace(_WORKER, _EXCHANGE): a for n, a in state.items() if _is_worker(n)
+            n.replace(_WORKER, _EXECUTION): a for n, a in state.items() if _is_worker(n)
         }
         self._require_known(execution_state)
         self._group.write_state({n: array for n, array in state.items() if not _is_worker(n)})
@@ -381,18 +381,18 @@ class CoordinatorGroup(ReplicaGroup):
         self, replica: int | None, kinds: Sequence[StateKind]
     ) -> dict[str, np.ndarray]:
         """Execution state of a replica's worker by name, any shapes; empty if `kinds` lacks it."""
-        if "exchange" not in kinds:
+        if "execution" not in kinds:
             return {}
         self._drain()
         worker = self.local_index(replica)
         if worker not in self._execution_state:
             self._execution_state[worker] = self._pool.execution_state(worker)
         state = self._execution_state[worker]
-        return {name.replace(_EXCHANGE, _WORKER, 1): array for name, array in state.items()}
+        return {name.replace(_EXECUTION, _WORKER, 1): array for name, array in state.items()}
 
     def _require_known(self, execution_state: Collection[str]) -> None:
         """Refuses names that no worker has: workers have those of the coordinator's replica."""
-        names = self._group.describe_state(("exchange",))
+        names = self._group.describe_state(("execution",))
         for name in execution_state:
             if name not in names:
                 raise IsotrainError(unknown_name("state", name, names))

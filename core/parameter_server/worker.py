@@ -76,7 +76,7 @@ class _WorkerLoop:
             elif "execution_state" in header:
                 self._group.write_state(dict(zip(header["execution_state"], arrays, strict=True)))
             else:
-                execution_state = self._group.read_state(("exchange",))
+                execution_state = self._group.read_state(("execution",))
                 self._connection.send(
                     {"execution_state": list(execution_state)}, list(execution_state.values())
                 )

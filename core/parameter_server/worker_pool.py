@@ -91,7 +91,7 @@ class WorkerPool(ABC):
         """Called when the weights get a new version."""
 
     def execution_state(self, worker: int) -> Mapping[str, np.ndarray]:
-        """Execution state (kind `exchange`) of a free worker by name, any shapes; empty if it is lost."""
+        """Execution state (kind `execution`) of a free worker by name, any shapes; empty if it is lost."""
         return {}
 
     def set_execution_state(  # noqa: B027  # workers without execution state

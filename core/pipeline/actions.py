@@ -32,7 +32,7 @@ class Transfer:
     destination: int
 
     @property
-    def answered(self) -> Transfer:
+    def activation_transfer(self) -> Transfer:
         """Transfer of the activations to which this transfer's gradients belong."""
         return Transfer("forward", self.chunk + 1, self.micro_batch, self.destination, self.source)
 

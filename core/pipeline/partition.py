@@ -17,14 +17,14 @@ class PipelineSplit:
 
     Attributes:
         chunks: Number of chunks; chunk c is on stage c modulo the number of stages.
-        first: Names of the layers with which the chunks after the first begin; empty where the backend
-            balances them, equally on every process.
+        first_layers: Name of the first layer of each chunk but the first one; empty where the backend
+            balances the chunks, equally on every process.
         modules: For a native model: names of the modules that it applies one after the other, or patterns of
             names; empty where the model is sequential itself.
     """
 
     chunks: int
-    first: tuple[str, ...] = ()
+    first_layers: tuple[str, ...] = ()
     modules: tuple[str, ...] = ()
 
 

@@ -108,7 +108,7 @@ class Checkpointer:
             trainer_state.loss,
             trainer_state.is_finished,
             dict(notes),
-            trainer_state.mark,
+            trainer_state.stream_state,
             self._rates_around(step),
         )
 
@@ -157,7 +157,7 @@ class Checkpointer:
     def _continue_from(self, saved: SavedTrainerState, *, is_from_this_run: bool) -> None:
         trainer_state = self._trainer_state
         trainer_state.seek(saved.step)
-        trainer_state.mark = saved.mark
+        trainer_state.stream_state = saved.stream_state
         trainer_state.is_finished = saved.is_finished
         trainer_state.restore_count += 1
         trainer_state.last_loss = saved.last_loss

@@ -102,7 +102,7 @@ def test_a_killed_run_ends_as_if_never_killed(tmp_path: Path) -> None:
     ends = [checkpoint_at(tmp_path / each) for each in ("killed", "whole")]
     for replica in ("replica-0", "replica-1"):  # as often as its worker has met slices in all
         killed, other = (end.read(replica) for end in ends)
-        assert len(killed["exchange/worker/replays/training"]) == 1
+        assert len(killed["execution/worker/replays/training"]) == 1
         assert_same(killed, other, replica)
 
 

@@ -99,8 +99,8 @@ class SequentialModel(ABC):
         named = self._modules_in_sequence(cut.modules)
         self._is_compared = named == self._sequence()
         names = [name for name, _ in named]
-        if cut.first:
-            bounds = chunk_bounds(names, cut.first, cut.chunks)
+        if cut.first_layers:
+            bounds = chunk_bounds(names, cut.first_layers, cut.chunks)
         else:
             bounds = self._balanced(named, cut.chunks)
         parts = [named[start:end] for start, end in itertools.pairwise(bounds)]

@@ -7,15 +7,12 @@ from __future__ import annotations
 
 from isotrain.adapters.keras.private import (
     calls,
-    functional,
     layers,
     losses,
     masks,
     misc,
     optimizers,
-    promotion,
     rng,
-    trainable,
 )
 from isotrain.adapters.keras.private.calls import (
     autocast_value,
@@ -25,16 +22,20 @@ from isotrain.adapters.keras.private.calls import (
     layer_of_error,
     uncast,
 )
-from isotrain.adapters.keras.private.functional import is_functional, nodes_of, standardized_inputs
 from isotrain.adapters.keras.private.layers import (
-    add_losses,
     draws_random_numbers,
     forget_losses,
+    have_added_losses,
     hooks_of,
     intercept_assignments,
+    is_functional,
     layers_of,
+    nodes_of,
     register_weights,
+    standardized_inputs,
     sublayers_of,
+    unwatch_trainable,
+    watch_trainable,
     weights_updated_by,
 )
 from isotrain.adapters.keras.private.losses import (
@@ -46,13 +47,12 @@ from isotrain.adapters.keras.private.losses import (
     weighted_mean,
 )
 from isotrain.adapters.keras.private.masks import mask_of, set_mask
-from isotrain.adapters.keras.private.misc import without_tensorflow
+from isotrain.adapters.keras.private.misc import keep_float64, without_tensorflow
 from isotrain.adapters.keras.private.optimizers import (
     detach_schedule,
     disable_gradient_reduction,
     slots_of,
 )
-from isotrain.adapters.keras.private.promotion import keep_float64
 from isotrain.adapters.keras.private.rng import (
     is_seed,
     replaced_initializer_draws,
@@ -60,25 +60,21 @@ from isotrain.adapters.keras.private.rng import (
     set_default_generator,
     shifted_seeds,
 )
-from isotrain.adapters.keras.private.trainable import unwatch_trainable, watch_trainable
 
 PROBES = (
-    *promotion.PROBES,
     *layers.PROBES,
-    *functional.PROBES,
     *calls.PROBES,
     *masks.PROBES,
     *rng.PROBES,
     *losses.PROBES,
     *optimizers.PROBES,
     *misc.PROBES,
-    *trainable.PROBES,
 )
 """Probes of every private part that is used, each with a self-test."""
 
 __all__ = [
     "PROBES",
-    "add_losses",
+    "have_added_losses",
     "disable_gradient_reduction",
     "autocast_value",
     "intercept_assignments",

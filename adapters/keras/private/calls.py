@@ -28,7 +28,7 @@ def is_stateless() -> bool:
     return in_stateless_scope()
 
 
-def _knows_scopes() -> None:
+def _probe_stateless_scope() -> None:
     require(not is_stateless(), "no scope around all")
     with keras.StatelessScope():
         require(is_stateless(), "a scope")
@@ -62,7 +62,7 @@ def autocast_value(variable: keras.Variable, value: Any) -> Any:
     return variable._maybe_autocast(value)
 
 
-def _calls_again() -> None:
+def _probe_call_context() -> None:
     class Noting(keras.layers.Layer):
         def call(self, inputs: Any) -> Any:
             with uncast():
@@ -94,7 +94,7 @@ def layer_of_error(text: str) -> str | None:
     return match and match.group(1)
 
 
-def _names_the_layer_of_an_error() -> None:
+def _probe_layer_of_error() -> None:
     def fail(inputs: Any) -> Any:
         raise ValueError("as meant")
 
@@ -105,7 +105,9 @@ def _names_the_layer_of_an_error() -> None:
 
 
 PROBES = (
-    PrivateApiProbe("Layer._get_call_context, AutocastScope and _maybe_autocast", _calls_again),
-    PrivateApiProbe("backend.common.stateless_scope.in_stateless_scope", _knows_scopes),
-    PrivateApiProbe("messages of errors in layers", _names_the_layer_of_an_error),
+    PrivateApiProbe(
+        "Layer._get_call_context, AutocastScope and _maybe_autocast", _probe_call_context
+    ),
+    PrivateApiProbe("backend.common.stateless_scope.in_stateless_scope", _probe_stateless_scope),
+    PrivateApiProbe("messages of errors in layers", _probe_layer_of_error),
 )

@@ -1,16 +1,22 @@
-"""Contents of layers: inner layers, weights, losses, hooks."""
+"""Contents of layers: inner layers, weights, losses, hooks, graphs; and changes of `trainable`."""
 
 from __future__ import annotations
 
 import contextlib
+import functools
+import weakref
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import keras
 import numpy as np
+from keras.src.models.functional import Functional
 
 from isotrain.adapters.common.private_api import PrivateApiProbe, require
 from isotrain.adapters.keras.private.misc import patched_attribute
+
+Refuse = Callable[[Any], None]
+_watched: dict[int, tuple[weakref.ref[Any], Refuse]] = {}
 
 
 def layers_of(layer: keras.Layer) -> list[keras.Layer]:
@@ -18,7 +24,7 @@ def layers_of(layer: keras.Layer) -> list[keras.Layer]:
     return [layer, *layer._flatten_layers(include_self=False)]
 
 
-def _finds_inner_layers() -> None:
+def _probe_layers_of() -> None:
     inner = keras.layers.Dense(1)
     outer = keras.Sequential([keras.Sequential([inner])])
     layers = layers_of(outer)
@@ -30,7 +36,7 @@ def sublayers_of(layer: keras.Layer) -> list[keras.Layer]:
     return list(layer._flatten_layers(include_self=False, recursive=False))
 
 
-def _finds_parts() -> None:
+def _probe_sublayers_of() -> None:
     dense, inner = keras.layers.Dense(1), keras.Sequential(name="inner")
     inner.add(dense)
     inner.build((None, 2))
@@ -46,7 +52,7 @@ def draws_random_numbers(layer: keras.Layer) -> bool:
     return bool(layer._seed_generators)
 
 
-def _knows_who_draws() -> None:
+def _probe_draws_random_numbers() -> None:
     require(draws_random_numbers(keras.layers.Dropout(0.5)), "a generator in Dropout")
     require(not draws_random_numbers(keras.layers.Dense(1)), "no generator in Dense")
 
@@ -56,7 +62,7 @@ def weights_updated_by(layer: keras.Layer) -> list[Any]:
     return list(layer._non_trainable_variables)
 
 
-def _knows_who_moves() -> None:
+def _probe_weights_updated_by() -> None:
     layer = keras.layers.BatchNormalization()
     layer.build((None, 2))
     layer.trainable = False
@@ -67,16 +73,16 @@ def _knows_who_moves() -> None:
     )
 
 
-def add_losses(layers: Iterable[keras.Layer]) -> bool:
+def have_added_losses(layers: Iterable[keras.Layer]) -> bool:
     """Whether any layer added a loss (`add_loss`, activity regularizer) in its last call."""
     return any(layer._losses or layer._loss_ids for layer in layers)
 
 
-def _notices_added_losses() -> None:
+def _probe_added_losses() -> None:
     layer = keras.layers.ActivityRegularization(l2=1.0)
-    require(not add_losses([layer]), "no loss before the call")
+    require(not have_added_losses([layer]), "no loss before the call")
     layer(keras.ops.ones((1, 2)))
-    require(add_losses([layer]), "a loss after the call")
+    require(have_added_losses([layer]), "a loss after the call")
 
 
 def forget_losses(layers: Iterable[keras.Layer], losses: Iterable[Any]) -> None:
@@ -86,7 +92,7 @@ def forget_losses(layers: Iterable[keras.Layer], losses: Iterable[Any]) -> None:
         layer._loss_ids -= added
 
 
-def _forgets_losses() -> None:
+def _probe_forget_losses() -> None:
     layer, first = keras.layers.ActivityRegularization(l2=1.0), keras.ops.ones((1, 2))
     with keras.StatelessScope(collect_losses=True) as scope:
         layer.call(first)
@@ -103,7 +109,7 @@ def intercept_assignments(
     return patched_attribute(keras.Variable, "assign", note)
 
 
-def _notes_assignments() -> None:
+def _probe_intercept_assignments() -> None:
     layer, seen = keras.layers.BatchNormalization(), []
     layer.build((None, 2))
     before = keras.ops.convert_to_numpy(layer.gamma)
@@ -119,7 +125,7 @@ def hooks_of(layers: Iterable[keras.Layer]) -> list[Any]:
     return [vars(layer)[name] for layer in layers for name in names if name in vars(layer)]
 
 
-def _knows_hooks() -> None:
+def _probe_hooks_of() -> None:
     if keras.backend.backend() != "torch":
         return
     layer = keras.layers.Dense(1)
@@ -137,7 +143,7 @@ def register_weights(layers: Iterable[keras.Layer]) -> None:
             layer._track_variables()
 
 
-def _registers_weights() -> None:
+def _probe_register_weights() -> None:
     if keras.backend.backend() != "torch":
         return
     layer = keras.layers.Dense(2)
@@ -151,14 +157,105 @@ def _registers_weights() -> None:
     )
 
 
+def is_functional(model: Any) -> bool:
+    """Whether a model is a functional model."""
+    return isinstance(model, Functional)
+
+
+def nodes_of(model: keras.Model) -> list[Any]:
+    """Graph nodes (calls of layers and operations) of a functional model, in topological order."""
+    by_depth = model._nodes_by_depth
+    ordered = [node for depth in sorted(by_depth, reverse=True) for node in by_depth[depth]]
+    return [node for node in ordered if node.operation and not node.is_input]
+
+
+def standardized_inputs(model: keras.Model, inputs: Any) -> list[Any]:
+    """A functional model's inputs as a flat list of tensors, converted and reshaped as its call does."""
+    return list(model._standardize_inputs(inputs))
+
+
+def _probe_functional_graph() -> None:
+    first, second = keras.layers.Dense(2), keras.layers.Dense(1)
+    inputs = keras.Input((3,))
+    hidden = first(inputs)
+    model = keras.Model(inputs, keras.ops.add(second(hidden), hidden))
+    require(is_functional(model) and not is_functional(keras.Sequential()), "graphs of layers")
+    nodes = nodes_of(model)
+    require([node.operation for node in nodes[:2]] == [first, second], "layers in their order")
+    computed = {id(inputs): standardized_inputs(model, np.ones((1, 3)))[0]}
+    for node in nodes:
+        args, kwargs = node.arguments.fill_in(computed)
+        computed[id(node.outputs[0])] = node.operation(*args, **kwargs)
+    output = computed[id(model.outputs[0])]
+    require(bool(keras.ops.all(output == model(np.ones((1, 3))))), "the model, call by call")
+
+
+def watch_trainable(watched: Iterable[Any], refuse: Refuse) -> None:
+    """Makes changes of `trainable` of these layers and variables call `refuse` first.
+
+    Args:
+        watched: Layers and variables; only weak references are kept.
+        refuse: Called with the layer or variable; raises the error for the user.
+    """
+    for each in watched:
+        _watch_class(type(each))
+        _watched[id(each)] = weakref.ref(each, functools.partial(_forget, id(each))), refuse
+
+
+def unwatch_trainable(watched: Iterable[Any]) -> None:
+    """Allows `trainable` of these layers and variables to change again."""
+    for each in watched:
+        _watched.pop(id(each), None)
+
+
+def _forget(number: int, _: weakref.ref[Any]) -> None:
+    _watched.pop(number, None)
+
+
+def _watch_class(kind: type) -> None:
+    """Wraps the setter of `trainable`, in the base class that defines it, to check for watched objects."""
+    base: Any = next(each for each in kind.__mro__ if "trainable" in vars(each))
+    original = vars(base)["trainable"]
+    if getattr(original.fset, "_checks_watched", False):
+        return
+
+    def set_checked(owner: Any, value: Any) -> None:
+        if _watched and bool(value) != owner.trainable:
+            entry = _watched.get(id(owner))
+            if entry is not None and entry[0]() is owner:
+                entry[1](owner)
+        original.fset(owner, value)
+
+    vars(set_checked)["_checks_watched"] = True
+    base.trainable = property(original.fget, set_checked, doc=original.__doc__)
+
+
+def _probe_watch_trainable() -> None:
+    layer = keras.layers.Dense(1)
+    layer.build((None, 2))
+    seen: list[Any] = []
+    watch_trainable([layer, layer.kernel], seen.append)
+    layer.trainable = True
+    require(not seen, "no refusal where nothing changes")
+    layer.trainable = False
+    require(seen[0] is layer and seen[1] is layer.kernel, "a layer sets its variables")
+    unwatch_trainable([layer, layer.kernel])
+    layer.trainable = True
+    require(len(seen) == 2, "no refusal for what is no longer watched")
+
+
 PROBES = (
-    PrivateApiProbe("Layer._flatten_layers", _finds_inner_layers),
-    PrivateApiProbe("Layer._flatten_layers, not recursive", _finds_parts),
-    PrivateApiProbe("Layer._seed_generators", _knows_who_draws),
-    PrivateApiProbe("Layer._non_trainable_variables", _knows_who_moves),
-    PrivateApiProbe("Layer._losses and Layer._loss_ids", _notices_added_losses),
-    PrivateApiProbe("Layer._loss_ids by identity", _forgets_losses),
-    PrivateApiProbe("Layer.load_own_variables by Variable.assign", _notes_assignments),
-    PrivateApiProbe("Layer._forward_hooks", _knows_hooks),
-    PrivateApiProbe("TorchLayer._track_variables", _registers_weights),
+    PrivateApiProbe("Layer._flatten_layers", _probe_layers_of),
+    PrivateApiProbe("Layer._flatten_layers, not recursive", _probe_sublayers_of),
+    PrivateApiProbe("Layer._seed_generators", _probe_draws_random_numbers),
+    PrivateApiProbe("Layer._non_trainable_variables", _probe_weights_updated_by),
+    PrivateApiProbe("Layer._losses and Layer._loss_ids", _probe_added_losses),
+    PrivateApiProbe("Layer._loss_ids by identity", _probe_forget_losses),
+    PrivateApiProbe("Layer.load_own_variables by Variable.assign", _probe_intercept_assignments),
+    PrivateApiProbe("Layer._forward_hooks", _probe_hooks_of),
+    PrivateApiProbe("TorchLayer._track_variables", _probe_register_weights),
+    PrivateApiProbe("Functional._nodes_by_depth and _standardize_inputs", _probe_functional_graph),
+    PrivateApiProbe(
+        "the setters of Layer.trainable and Variable.trainable", _probe_watch_trainable
+    ),
 )

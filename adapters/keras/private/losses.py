@@ -20,7 +20,7 @@ def local_mean_losses() -> contextlib.AbstractContextManager[None]:
     return patched_attribute(loss_module, "scale_loss_for_distribution", lambda value: value)
 
 
-def _scales_losses() -> None:
+def _probe_loss_scaling() -> None:
     def doubled(value: Any) -> Any:
         return value * 2
 
@@ -70,7 +70,7 @@ def weighted_mean(values: Any, weights: Any | None, mask: Any | None) -> Any:
     )
 
 
-def _counts_losses() -> None:
+def _probe_loss_denominators() -> None:
     denominators: list[Any] = []
     plain, masked = keras.ops.ones((2, 1)), keras.ops.ones((2, 1))
     set_mask(masked, keras.ops.convert_to_tensor([True, False]))
@@ -88,7 +88,7 @@ def is_built(metric: keras.metrics.Metric) -> bool:
     return bool(getattr(metric, "_built", True))
 
 
-def _knows_what_is_built() -> None:
+def _probe_is_built() -> None:
     metric = keras.metrics.R2Score()
     require(not is_built(metric), "R2Score without variables before its first samples")
     metric.update_state(keras.ops.ones((2, 1)), keras.ops.zeros((2, 1)))
@@ -111,7 +111,7 @@ def top_k_of_all_floats() -> contextlib.AbstractContextManager[None]:
     return patched_attribute(backend.math, "in_top_k", in_top_k)
 
 
-def _takes_the_top_k() -> None:
+def _probe_top_k() -> None:
     targets, predictions = keras.ops.convert_to_tensor([1, 0]), [[0.5, 0.25, 0.125]] * 2
     for dtype in ("float16", "float32", "float64"):
         metric = keras.metrics.SparseTopKCategoricalAccuracy(k=1)
@@ -126,7 +126,7 @@ def class_axis(part: keras.losses.Loss | keras.metrics.Metric) -> int:
     return axis
 
 
-def _knows_axes_of_classes() -> None:
+def _probe_class_axis() -> None:
     makers = (
         keras.losses.SparseCategoricalCrossentropy,
         keras.metrics.SparseCategoricalCrossentropy,
@@ -138,9 +138,9 @@ def _knows_axes_of_classes() -> None:
 
 
 PROBES = (
-    PrivateApiProbe("losses.loss.scale_loss_for_distribution", _scales_losses),
-    PrivateApiProbe("losses.loss.reduce_weighted_values", _counts_losses),
-    PrivateApiProbe("Metric._built", _knows_what_is_built),
-    PrivateApiProbe("backend.math.in_top_k", _takes_the_top_k),
-    PrivateApiProbe("LossFunctionWrapper._fn_kwargs", _knows_axes_of_classes),
+    PrivateApiProbe("losses.loss.scale_loss_for_distribution", _probe_loss_scaling),
+    PrivateApiProbe("losses.loss.reduce_weighted_values", _probe_loss_denominators),
+    PrivateApiProbe("Metric._built", _probe_is_built),
+    PrivateApiProbe("backend.math.in_top_k", _probe_top_k),
+    PrivateApiProbe("LossFunctionWrapper._fn_kwargs", _probe_class_axis),
 )

@@ -20,7 +20,7 @@ def set_mask(tensor: Any, mask: Any) -> None:
     set_keras_mask(tensor, mask)
 
 
-def _hangs_masks() -> None:
+def _probe_masks() -> None:
     output = keras.layers.Masking()(keras.ops.ones((1, 2, 3)))
     require(mask_of(output) is not None, "a mask on what Masking gives")
     plain = keras.ops.ones((2, 1))
@@ -29,4 +29,4 @@ def _hangs_masks() -> None:
     require(float(loss) == 1.0, "a loss without the masked sample")
 
 
-PROBES = (PrivateApiProbe("backend.common.masking", _hangs_masks),)
+PROBES = (PrivateApiProbe("backend.common.masking", _probe_masks),)

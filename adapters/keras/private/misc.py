@@ -1,4 +1,4 @@
-"""Temporary patches of attributes, and of Keras' check for TensorFlow."""
+"""Patches of attributes, of Keras' check for TensorFlow, and of its dtype promotion."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import keras
+from keras.src.backend.common import dtypes
 from keras.src.utils import module_utils
 
 from isotrain.adapters.common.private_api import PrivateApiProbe, require
@@ -38,11 +39,33 @@ def without_tensorflow() -> contextlib.AbstractContextManager[None]:
     return patched_attribute(module_utils.tensorflow, "_available", False)
 
 
-def _writes_without_tensorflow() -> None:
+def _probe_without_tensorflow() -> None:
     was_imported = _TENSORFLOW in sys.modules
     with without_tensorflow():
         keras.saving.serialize_keras_object(keras.layers.Dense(1))
     require(was_imported == (_TENSORFLOW in sys.modules), "a layer is written without TensorFlow")
 
 
-PROBES = (PrivateApiProbe("utils.module_utils.tensorflow", _writes_without_tensorflow),)
+def keep_float64() -> None:
+    """Patches dtype promotion to keep float64; on torch, products and means would become float32."""
+    dtypes.BIT64_TO_BIT32_DTYPE["float64"] = "float64"
+
+
+def _probe_keep_float64() -> None:
+    table, before = dtypes.BIT64_TO_BIT32_DTYPE, dict(dtypes.BIT64_TO_BIT32_DTYPE)
+    ones = keras.ops.ones(2, dtype="float64")
+    if keras.backend.standardize_dtype(ones.dtype) != "float64":
+        return  # JAX has float64 only when x64 is enabled
+    keep_float64()
+    try:
+        mean = keras.ops.mean(ones)
+        dtype = keras.backend.standardize_dtype(mean.dtype)
+    finally:
+        table.update(before)
+    require(dtype == "float64", f"the mean of float64 in float64, not in {dtype}")
+
+
+PROBES = (
+    PrivateApiProbe("utils.module_utils.tensorflow", _probe_without_tensorflow),
+    PrivateApiProbe("backend.common.dtypes.BIT64_TO_BIT32_DTYPE", _probe_keep_float64),
+)

@@ -24,7 +24,7 @@ def disable_gradient_reduction(optimizer: keras.optimizers.Optimizer) -> None:
     optimizer._all_reduce_sum_gradients = list
 
 
-def _reduces_where_expected() -> None:
+def _probe_gradient_reduction() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     optimizer, summed = keras.optimizers.SGD(), []
@@ -60,7 +60,7 @@ def detach_schedule(optimizer: keras.optimizers.Optimizer) -> Any | None:
     return rate
 
 
-def _gives_its_rate_away() -> None:
+def _probe_detach_schedule() -> None:
     schedule = keras.optimizers.schedules.ExponentialDecay(8.0, 1, 0.5)
     optimizer, weight = keras.optimizers.SGD(schedule), keras.Variable([1.0])
     require(detach_schedule(optimizer) is schedule, "an optimizer keeps its schedule")
@@ -95,7 +95,7 @@ def slots_of(optimizer: keras.optimizers.Optimizer) -> dict[str, list[Any]]:
     }
 
 
-def _keeps_slots() -> None:
+def _probe_slots_of() -> None:
     optimizers = keras.optimizers
     weights = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
     for optimizer in (
@@ -121,7 +121,7 @@ def momentum_of(optimizer: keras.optimizers.SGD, variable: Any) -> Any:
     return optimizer.momentums[optimizer._get_variable_index(variable)]
 
 
-def _finds_the_momentum() -> None:
+def _probe_slot_index() -> None:
     if keras.backend.backend() != "tensorflow":
         return
     weights = [keras.Variable([1.0]), keras.Variable([1.0, 2.0])]
@@ -137,8 +137,8 @@ def _finds_the_momentum() -> None:
 
 
 PROBES = (
-    PrivateApiProbe("Optimizer._learning_rate", _gives_its_rate_away),
-    PrivateApiProbe("Optimizer._all_reduce_sum_gradients", _reduces_where_expected),
-    PrivateApiProbe("slots of optimizers", _keeps_slots),
-    PrivateApiProbe("Optimizer._get_variable_index", _finds_the_momentum),
+    PrivateApiProbe("Optimizer._learning_rate", _probe_detach_schedule),
+    PrivateApiProbe("Optimizer._all_reduce_sum_gradients", _probe_gradient_reduction),
+    PrivateApiProbe("slots of optimizers", _probe_slots_of),
+    PrivateApiProbe("Optimizer._get_variable_index", _probe_slot_index),
 )

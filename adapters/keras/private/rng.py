@@ -33,7 +33,7 @@ def replaced_initializer_draws(draws: Mapping[str, Callable[[Any], Any]]) -> Ite
         yield
 
 
-def _draws_otherwise() -> None:
+def _probe_initializer_draws() -> None:
     def ones(original: Any) -> Any:
         return lambda shape, *args, **options: keras.ops.ones(shape)
 
@@ -60,7 +60,7 @@ def shifted_seeds(moved: Callable[[Any], Any]) -> Iterator[None]:
         yield
 
 
-def _moves_seeds() -> None:
+def _probe_shifted_seeds() -> None:
     def draw(shift: int) -> np.ndarray:
         with shifted_seeds(lambda seed: seed + shift):
             drawn = keras.random.uniform((4,), seed=keras.random.SeedGenerator(1))
@@ -75,7 +75,7 @@ def set_default_generator(generator: keras.random.SeedGenerator | None) -> None:
     global_state.set_global_attribute(GLOBAL_SEED_GENERATOR, generator)
 
 
-def _draws_by_the_global_generator() -> None:
+def _probe_default_generator() -> None:
     before = global_state.get_global_attribute(GLOBAL_SEED_GENERATOR)
     generator = keras.random.SeedGenerator(5)
     set_default_generator(generator)
@@ -96,7 +96,7 @@ def seeded_generators(made: Callable[[Any, Any], Any]) -> contextlib.AbstractCon
     )
 
 
-def _makes_generators() -> None:
+def _probe_seeded_generators() -> None:
     if keras.backend.backend() != "torch":
         return
     import torch
@@ -120,7 +120,7 @@ def is_seed(name: str) -> bool:
     return name.endswith(_SEED_STATE)
 
 
-def _names_seeds() -> None:
+def _probe_is_seed() -> None:
     generator = keras.random.SeedGenerator(5)
     state = keras.ops.convert_to_numpy(generator.state.value)
     require(is_seed(generator.state.path), f"a state whose path ends in {_SEED_STATE}")
@@ -128,9 +128,9 @@ def _names_seeds() -> None:
 
 
 PROBES = (
-    PrivateApiProbe("backend.random", _draws_otherwise),
-    PrivateApiProbe("SeedGenerator.next", _moves_seeds),
-    PrivateApiProbe("random.seed_generator.GLOBAL_SEED_GENERATOR", _draws_by_the_global_generator),
-    PrivateApiProbe("backend.torch.random.torch_seed_generator", _makes_generators),
-    PrivateApiProbe("SeedGenerator.state", _names_seeds),
+    PrivateApiProbe("backend.random", _probe_initializer_draws),
+    PrivateApiProbe("SeedGenerator.next", _probe_shifted_seeds),
+    PrivateApiProbe("random.seed_generator.GLOBAL_SEED_GENERATOR", _probe_default_generator),
+    PrivateApiProbe("backend.torch.random.torch_seed_generator", _probe_seeded_generators),
+    PrivateApiProbe("SeedGenerator.state", _probe_is_seed),
 )

@@ -197,7 +197,7 @@ def split_model(
     if _is_split_by_modules(trainer.model, spec, cut):
         modules = PipelineModules(trainer, spec, cut)
         return modules, modules, modules.check_equivalence
-    model = KerasPipelineModel(trainer.model, cut.chunks, cut.first)
+    model = KerasPipelineModel(trainer.model, cut.chunks, cut.first_layers)
     return model, KerasPipelineLoss(spec, model, trainer.losses["train"]), no_comparison_needed
 
 

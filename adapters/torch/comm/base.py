@@ -134,7 +134,7 @@ class Communicator(ABC):
         Raises:
             IsotrainError: There is no state of that name.
         """
-        raise IsotrainError(unknown_name("state", f"exchange/{name}", self.state()))
+        raise IsotrainError(unknown_name("state", f"execution/{name}", self.state()))
 
     def warm_up(self) -> AbstractContextManager[Any] | None:
         """Context for a backward pass that lets DDP rebuild its buckets; None if not needed. Local."""

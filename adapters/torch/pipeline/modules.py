@@ -45,7 +45,7 @@ def split_model(
     from isotrain.adapters.torch.trainer.keras import KerasTrainer
 
     assert isinstance(trainer, KerasTrainer), "a trainer is native or of Keras"
-    model = KerasPipelineModel(trainer.model, split.chunks, split.first)
+    model = KerasPipelineModel(trainer.model, split.chunks, split.first_layers)
     return model, KerasPipelineLoss(spec, model, trainer.losses["train"]), no_comparison_needed
 
 

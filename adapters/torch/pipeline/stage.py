@@ -138,7 +138,7 @@ class TorchStageWork(StageWork):
         communicator = self._context.communicator
         received = [communicator.receive(each, transfer.source) for each in self._specs(transfer)]
         if transfer.direction == "backward":  # so the activations that were sent have arrived
-            communicator.wait_sent(transfer.answered)
+            communicator.wait_sent(transfer.activation_transfer)
         return received
 
     def _specs(self, transfer: Transfer) -> list[torch.Tensor]:

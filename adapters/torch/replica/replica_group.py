@@ -124,7 +124,7 @@ class TorchReplicaGroup(ReplicaGroup):
             **self.trainer.sections(),
             "random": self._generators,
             "metrics": accumulators(self._metrics.training),
-            "exchange": Section(self._execution_state, self._write_execution_state),
+            "execution": Section(self._execution_state, self._write_execution_state),
         }
 
     def _execution_state(self) -> dict[str, torch.Tensor]:

@@ -258,7 +258,7 @@ class ReplicaTrainer(ABC):
         Raises:
             IsotrainError: There is no state of that name.
         """
-        raise IsotrainError(unknown_name("state", f"exchange/{name}", self.execution_state()))
+        raise IsotrainError(unknown_name("state", f"execution/{name}", self.execution_state()))
 
     def capture_now(self) -> None:
         """Skips the warm-up before graph capture, so that no step depends on earlier ones."""

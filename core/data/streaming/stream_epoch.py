@@ -18,18 +18,18 @@ class StreamEpoch:
     """Iterator over the batches of one epoch of a stream, from its start or from a saved state.
 
     Attributes:
-        is_at_mark: Whether the saved state could be loaded; else reading starts at the epoch's start.
-        given: Number of samples of the epoch in the batches so far.
-        mark: Latest state to which the stream can return; None before there is one.
+        is_at_saved_state: Whether the saved state could be loaded; else reading starts at the epoch's start.
+        samples_read: Number of samples of the epoch in the batches so far.
+        stream_state: Latest state to which the stream can return; None before there is one.
     """
 
     def __init__(
         self,
         source: Iterable[Any],
         epoch: int,
-        mark: StreamState | None,
+        stream_state: StreamState | None,
         *,
-        mark_seconds: float | None,
+        state_seconds: float | None,
         change: Change | None,
     ) -> None:
         """Starts an epoch, or continues one from a saved state.
@@ -37,29 +37,29 @@ class StreamEpoch:
         Args:
             source: Iterable over the batches of the epoch.
             epoch: Index of the epoch, from 0.
-            mark: State in this epoch to continue from; None for its start.
-            mark_seconds: Seconds between two states that are kept, which may be large; None to keep none.
+            stream_state: State in this epoch to continue from; None for its start.
+            state_seconds: Seconds between two states that are kept, which may be large; None to keep none.
             change: Function applied to each batch.
         """
         self._source = source
         self._epoch = epoch
         self._handler = StreamStateHandler.of(source)
-        self._load(mark)
+        self._load(stream_state)
         self._batches = iter(source)
         if self._handler is None:
             self._handler = StreamStateHandler.of(self._batches)
-            self._load(mark)
-        self.is_at_mark = mark is not None and self._handler is not None
-        self.mark = mark if self.is_at_mark else None
-        self.given = 0 if self.mark is None else self.mark.given
-        self._expected_sample = None if self.mark is None else self.mark.next_sample
-        self._mark_seconds = mark_seconds
-        self._marked_at: float | None = None
+            self._load(stream_state)
+        self.is_at_saved_state = stream_state is not None and self._handler is not None
+        self.stream_state = stream_state if self.is_at_saved_state else None
+        self.samples_read = 0 if self.stream_state is None else self.stream_state.samples_read
+        self._expected_sample = None if self.stream_state is None else self.stream_state.next_sample
+        self._state_seconds = state_seconds
+        self._state_time: float | None = None
         self._change = change
 
-    def _load(self, mark: StreamState | None) -> None:
-        if mark is not None and self._handler is not None:
-            self._handler.load(mark.state)
+    def _load(self, stream_state: StreamState | None) -> None:
+        if stream_state is not None and self._handler is not None:
+            self._handler.load(stream_state.state)
 
     def __iter__(self) -> Iterator[Any]:
         return self
@@ -75,15 +75,17 @@ class StreamEpoch:
         if self._expected_sample is not None:
             self._require_expected(batch)
         if state is not None:
-            self.mark = StreamState(self._epoch, self.given, state, next_sample(batch))
-        self.given += rows_of(batch)
+            self.stream_state = StreamState(
+                self._epoch, self.samples_read, state, next_sample(batch)
+            )
+        self.samples_read += rows_of(batch)
         return batch if self._change is None else self._change(batch)
 
     def _state(self) -> Any:
         """The stream's state as JSON values, if one is due; after a warning, none is requested again."""
-        if self._handler is None or not self._is_mark_due():
+        if self._handler is None or not self._is_state_due():
             return None
-        self._marked_at = time.monotonic()
+        self._state_time = time.monotonic()
         try:
             return self._handler.state()
         except DataError as error:
@@ -91,14 +93,18 @@ class StreamEpoch:
             warnings.warn(str(error), stacklevel=2)
             return None
 
-    def _is_mark_due(self) -> bool:
-        if self._mark_seconds is None or not self.given or self._expected_sample is not None:
-            return False  # right after loading, the state is that of the mark
-        at = self._marked_at
-        return at is None or time.monotonic() - at >= self._mark_seconds
+    def _is_state_due(self) -> bool:
+        if (
+            self._state_seconds is None
+            or not self.samples_read
+            or self._expected_sample is not None
+        ):
+            return False  # right after loading, the state is the saved one
+        at = self._state_time
+        return at is None or time.monotonic() - at >= self._state_seconds
 
     def _require_expected(self, batch: Any) -> None:
-        """Checks that the stream continues with the sample that the mark names.
+        """Checks that the stream continues with the sample that the saved state names.
 
         Raises:
             DataError: It continues with another sample.

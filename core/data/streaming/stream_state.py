@@ -25,13 +25,13 @@ class StreamState:
 
     Attributes:
         epoch: Index of the epoch, from 0.
-        given: Number of samples of the epoch before this position, above 0.
+        samples_read: Number of samples of the epoch before this position, above 0.
         state: The stream's state, as JSON values by `to_json`.
         next_sample: Fingerprint of the sample that comes next.
     """
 
     epoch: int
-    given: int
+    samples_read: int
     state: Any
     next_sample: int
 

@@ -133,7 +133,11 @@ class BatchStream:
         return BatchStream(self._read, self._samples, both)
 
     def epoch(
-        self, number: int, mark: StreamState | None = None, *, mark_seconds: float | None = None
+        self,
+        number: int,
+        stream_state: StreamState | None = None,
+        *,
+        state_seconds: float | None = None,
     ) -> StreamEpoch:
         """The batches of one epoch.
 
@@ -142,32 +146,32 @@ class BatchStream:
 
         Args:
             number: Index of the epoch, from 0.
-            mark: State in this epoch or before it, for streams that can return to one.
-            mark_seconds: Seconds between two states that are kept while reading; None to keep none.
+            stream_state: State in this epoch or before it, for streams that can return to one.
+            state_seconds: Seconds between two states that are kept while reading; None to keep none.
         """
         ahead, self._ahead = self._ahead, None
         if ahead is not None and ahead.batches is not None:
             self._next_epoch = 1
             if number == 0:
-                return StreamEpoch(ahead.batches, 0, None, mark_seconds=None, change=self._change)
-        if mark is not None:
-            reading = self._open_epoch(mark.epoch, mark, mark_seconds)
-            if reading.is_at_mark:
-                self._next_epoch = mark.epoch + 1
-                if mark.epoch == number:
+                return StreamEpoch(ahead.batches, 0, None, state_seconds=None, change=self._change)
+        if stream_state is not None:
+            reading = self._open_epoch(stream_state.epoch, stream_state, state_seconds)
+            if reading.is_at_saved_state:
+                self._next_epoch = stream_state.epoch + 1
+                if stream_state.epoch == number:
                     return reading
                 _discard(reading)
         while self._next_epoch < number:
             _discard(self._read())
             self._next_epoch += 1
         self._next_epoch = number + 1
-        return self._open_epoch(number, None, mark_seconds)
+        return self._open_epoch(number, None, state_seconds)
 
     def _open_epoch(
-        self, epoch: int, mark: StreamState | None, mark_seconds: float | None
+        self, epoch: int, stream_state: StreamState | None, state_seconds: float | None
     ) -> StreamEpoch:
         return StreamEpoch(
-            self._read(), epoch, mark, mark_seconds=mark_seconds, change=self._change
+            self._read(), epoch, stream_state, state_seconds=state_seconds, change=self._change
         )
 
 

@@ -49,7 +49,7 @@ class SavedTrainerState:
         last_loss: Loss of the last step; None before the first.
         is_finished: Whether the strategy has finished its work after the last step.
         notes: `session.notes`.
-        mark: State of the data stream after the last step, if the stream can be resumed from a state.
+        stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         rates: Learning rates of the last step and, by the spec of that run, of the next one.
     """
 
@@ -61,7 +61,7 @@ class SavedTrainerState:
     last_loss: float | None = None
     is_finished: bool = False
     notes: dict[str, Any] = field(default_factory=dict)
-    mark: StreamState | None = None
+    stream_state: StreamState | None = None
     rates: list[float] = field(default_factory=list)
 
     @property

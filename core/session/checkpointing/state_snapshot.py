@@ -29,7 +29,7 @@ def replica_sections(sections: Iterable[str]) -> list[str]:
 
 REPLICATED_STATE: tuple[StateKind, ...] = (*MODEL_STATE, "loss-scale")
 """Kinds of state that are equal on all replicas if the weights are."""
-REPLICA_STATE: tuple[StateKind, ...] = ("random", "metrics", "exchange", "carry")
+REPLICA_STATE: tuple[StateKind, ...] = ("random", "metrics", "execution", "carry")
 """Kinds of state that each replica has for itself."""
 PendingCopy = Callable[[], Section]
 """Finishes the copy of a section, and returns it."""

@@ -67,7 +67,7 @@ def _split_and_weighted(data: DataSet, spec: TrainingSpec) -> DataSet:
     return data
 
 
-MARK_SECONDS = 1.0
+STREAM_STATE_SECONDS = 1.0
 """Seconds between two reads of a stream's state: a resumed run reads that much of the stream again."""
 
 
@@ -122,7 +122,7 @@ class DataLoaders:
             to_device=to_device,
             is_on_device=never_on_device if to_device is None else self._group.is_on_device,
             shares_cores=self._shares_cores,
-            mark_seconds=None if self._spec.checkpoint is None else MARK_SECONDS,
+            state_seconds=None if self._spec.checkpoint is None else STREAM_STATE_SECONDS,
         )
 
     def evaluation(self, source: Any) -> Loader:

@@ -143,7 +143,7 @@ class TrainLoop:
     def _batches_until_restored(self, group: ReplicaGroup) -> Iterator[Batch]:
         trainer_state, restore_count = self.trainer_state, self.trainer_state.restore_count
         self._reporter.enter("next batch")
-        for batch in self._loader.from_step(trainer_state.steps_done, trainer_state.mark):
+        for batch in self._loader.from_step(trainer_state.steps_done, trainer_state.stream_state):
             if trainer_state.is_stopped or restore_count != trainer_state.restore_count:
                 break
             require_same_samples(group, batch)
@@ -180,7 +180,7 @@ class TrainLoop:
         trainer_state.is_finished = False
         loss = self._strategy.step(group, batch, rate)
         trainer_state.last_loss = loss
-        trainer_state.steps_done, trainer_state.mark = batch.step + 1, batch.mark
+        trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
         is_done = trainer_state.is_done
         pause = batch.is_last_of_epoch or is_done
         if pause or trainer_state.steps_done == 1:

@@ -22,7 +22,7 @@ class TrainerState:
         rate_factor: Factor on the spec's learning rates.
         last_loss: Scalar loss of the last step, possibly not computed yet; None before the first.
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
-        mark: State of the data stream after the last step, if the stream can be resumed from a state.
+        stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         restore_count: Number of restores so far.
         is_predicting: Whether an iterator of predictions is open; closing it restores the state before it.
     """
@@ -35,7 +35,7 @@ class TrainerState:
     rate_factor: float = 1.0
     last_loss: Tensor | None = None
     best_steps: list[int] = field(default_factory=list)
-    mark: StreamState | None = None
+    stream_state: StreamState | None = None
     restore_count: int = 0
     is_predicting: bool = False
 
@@ -64,5 +64,5 @@ class TrainerState:
     def seek(self, step: int) -> None:
         """Makes `step` the next step to take; keeps weights, loss and learning-rate factor."""
         self.steps_done = step
-        self.mark = None
+        self.stream_state = None
         self.is_finished = False

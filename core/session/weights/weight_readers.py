@@ -41,7 +41,7 @@ def portions(names: Iterable[str], nbytes: Callable[[str], int]) -> Iterator[lis
 
 
 Weights = Mapping[str, np.ndarray]
-_OTHER_STATE = ("optimizer/", "loss-scale/", "random/", "metrics/", "exchange/")
+_OTHER_STATE = ("optimizer/", "loss-scale/", "random/", "metrics/", "execution/")
 
 
 def open_weights(source: Any, group: ReplicaGroup) -> Weights:

@@ -230,7 +230,7 @@ def forged(checkpoint: Checkpoint, edit: Edit) -> Checkpoint:
         *(("trainer_state.step", value) for value in (0, -1, 2, 2**63, "1", None)),
         *(("trainer_state.rate_factor", value) for value in ("fast", None)),
         *(("trainer_state.notes", value) for value in ([], "notes")),
-        ("trainer_state.mark", {"epoch": 0}),
+        ("trainer_state.stream_state", {"epoch": 0}),
         *(("strategy_values", value) for value in ([], None, 3)),
         *(("versions", value) for value in (None, {"isotrain": 1})),
         ("replicas_differ", "no"),

@@ -103,7 +103,7 @@ def test_a_stream_resumes_from_its_state(
         "drop_remainder": drop_remainder,
         "epochs": 3,
     }
-    options |= {"replicas": replicas, "mark_seconds": 0.0}
+    options |= {"replicas": replicas, "state_seconds": 0.0}
 
     def loaded(own: Shuffled | Numbered) -> Loader:
         weights = {number: 1.0 + number for number in range(20)}
@@ -119,7 +119,7 @@ def test_a_stream_resumes_from_its_state(
         assert [facts(batch) for batch in found] == [facts(batch) for batch in whole[start:]]
         if mark is not None:
             assert own.read <= (3 - mark.epoch) * len(CUTS) - 1, "it read what was before"
-        mark = kept(found[stop - start - 1].mark) if stop > start else mark
+        mark = kept(found[stop - start - 1].stream_state) if stop > start else mark
         assert mark is not None or stop * global_batch_size <= 3  # only the first batch has none
 
 
@@ -129,12 +129,12 @@ def test_state_is_read_only_with_checkpoints() -> None:
             return {"reader": self}
 
     whole = list(loader(stream(Untellable(), 20), epochs=2))
-    assert all(batch.mark is None for batch in whole)
+    assert all(batch.stream_state is None for batch in whole)
     with pytest.warns(UserWarning, match="state has a Untellable") as told:
-        found = list(loader(stream(Untellable(), 20), epochs=2, mark_seconds=0.0))
+        found = list(loader(stream(Untellable(), 20), epochs=2, state_seconds=0.0))
     assert len({str(each.message) for each in told}) == 1
     assert [facts(batch) for batch in found] == [facts(batch) for batch in whole]
-    assert all(batch.mark is None for batch in found)
+    assert all(batch.stream_state is None for batch in found)
 
 
 def test_state_is_read_only_as_often_as_needed() -> None:
@@ -149,9 +149,9 @@ def test_state_is_read_only_as_often_as_needed() -> None:
             raise AssertionError("there is no mark")
 
     own = Asked()
-    batches = list(loader(stream(own, 20), epochs=2, mark_seconds=3600.0))
+    batches = list(loader(stream(own, 20), epochs=2, state_seconds=3600.0))
     assert own.asked == 2  # once in each epoch
-    assert batches[-1].mark is not None
+    assert batches[-1].stream_state is not None
 
 
 class Forgetful(Shuffled):
@@ -162,9 +162,9 @@ class Forgetful(Shuffled):
 
 
 def test_a_stream_that_ignored_its_state_is_refused() -> None:
-    options = {"global_batch_size": 4, "mark_seconds": 0.0}
+    options = {"global_batch_size": 4, "state_seconds": 0.0}
     whole = list(loader(stream(Forgetful(), 20), **options))
-    mark = whole[7].mark
+    mark = whole[7].stream_state
     assert mark is not None
     with pytest.raises(DataError, match="Forgetful did not return to its saved state"):
         list(loader(stream(Forgetful(), 20), **options).from_step(8, mark))

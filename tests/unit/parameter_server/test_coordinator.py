@@ -178,7 +178,7 @@ class Counting(WorkerPool):
 
     def execution_state(self, worker: int) -> dict[str, np.ndarray]:
         self.asked[worker] += 1
-        return {"exchange/steps": np.array(self.steps[worker])}
+        return {"execution/steps": np.array(self.steps[worker])}
 
     def close(self) -> None:
         pass
@@ -191,16 +191,16 @@ def test_a_save_requests_each_workers_execution_state_once() -> None:
     slices = ((Slice(None, None, 4, 1.0),), (Slice(None, None, 4, 1.0),))
     for step in range(3):
         for replica in (0, 1):
-            described = group.describe_state(("exchange",), replica=replica)
-            state = group.copy_state(("exchange",), {}, replica=replica)()
-            assert state == {"exchange/worker/steps": step}
+            described = group.describe_state(("execution",), replica=replica)
+            state = group.copy_state(("execution",), {}, replica=replica)()
+            assert state == {"execution/worker/steps": step}
             assert described.keys() == state.keys()
         assert workers.asked == {0: step + 1, 1: step + 1}
         group.parameter_server_step(Batch(0, step, step, 8, False, True, slices), 0.5, 0)
     group.write_state({})
-    group.read_state(("exchange",), replica=1)
+    group.read_state(("execution",), replica=1)
     group.write_state({})
-    group.read_state(("exchange",), replica=1)
+    group.read_state(("execution",), replica=1)
     assert workers.asked[1] == 5, "after a restore they may compute otherwise"
 
 
