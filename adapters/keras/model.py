@@ -1,4 +1,4 @@
-"""Portable (Keras 3) models: building, losses, weight names. Shared by the adapters of every framework.
+"""Portable (Keras 3) models: building, initial weights, losses. Shared by the adapters of every framework.
 
 Backend authors import this module; it re-exports what they need from the modules beside it.
 Imported by adapters only after `keras_backend.set_backend`.
@@ -8,19 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import inspect
-from collections.abc import Callable, Collection, Sequence
+import random as python_random
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import keras
+import numpy as np
 
 from isotrain.adapters.common.outputs import OutputSelector, objective_batch
 from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.common.spec_components import resolve_for_framework
 from isotrain.adapters.keras import losses as keras_losses
 from isotrain.adapters.keras import private as keras_private
-from isotrain.adapters.keras.initializers import seeded_initial_weights
 from isotrain.adapters.keras.losses import mean_over_samples
 from isotrain.adapters.keras.metrics import (
     build_losses,
@@ -41,6 +41,7 @@ from isotrain.adapters.keras.optimizers import (
     weight_finalizer,
 )
 from isotrain.adapters.keras.recompute import Recomputed, recompute
+from isotrain.adapters.keras.weights import canonical_names, freeze, moving_statistics
 from isotrain.plugin import SpecError, TrainingSpec
 
 __all__ = [
@@ -118,94 +119,9 @@ def build_model(
         model = builder(**spec.model_args)
     if isinstance(model, keras.Layer):
         _require_built(model)
-        _freeze(model, spec)
+        freeze(model, spec)
         recompute(model, spec, recomputed)
     return model
-
-
-def lock_trainable(model: Any) -> None:
-    """Makes every later change of `trainable` in a Keras model raise a `SpecError`, until it is unlocked."""
-    if isinstance(model, keras.Layer):
-        keras_private.watch_trainable(_with_trainable(model), _refuse_change)
-
-
-def unlock_trainable(model: Any) -> None:
-    """Allows `trainable` to change again, after the run."""
-    if isinstance(model, keras.Layer):
-        keras_private.unwatch_trainable(_with_trainable(model))
-
-
-def _with_trainable(model: keras.Layer) -> list[Any]:
-    return [
-        *keras_private.layers_of(model),
-        *model.trainable_variables,
-        *model.non_trainable_variables,
-    ]
-
-
-def _refuse_change(owner: Any) -> None:
-    """Refuses a change of `trainable` of a layer or variable.
-
-    Raises:
-        SpecError: Always; says what to do instead.
-    """
-    name = getattr(owner, "path", None) or owner.name
-    raise SpecError(
-        f"trainable: expected that {name!r} stays trainable={owner.trainable} as long as its run goes on,"
-        f" received {not owner.trainable}: optimizer, exchange and steps are made for the weights that were"
-        " trained at the start. Freeze weights by `initial_weights.freeze` in the spec; to change that on"
-        " the way, end the run with a checkpoint, and go on with another one, by isotrain.resume(directory,"
-        " spec=spec.replace(...)): weights that go on to be trained keep their slots."
-    )
-
-
-def _freeze(model: keras.Layer, spec: TrainingSpec) -> None:
-    """Freezes the weights that the spec names, and each layer all of whose weights are named.
-
-    A frozen layer is called in inference mode also during training: batch normalisation then uses its moving
-    statistics and does not update them, and dropout inside of it is off.
-
-    Raises:
-        SpecError: Moving statistics are named whose layer is not frozen.
-    """
-    variables = [*model.trainable_variables, *model.non_trainable_variables]
-    names = canonical_names(variables)
-    frozen = {id(v) for v, name in zip(variables, names, strict=True) if spec.is_frozen(name)}
-    frozen_layers = [layer for layer in keras_private.layers_of(model) if _is_in(frozen, layer)]
-    for layer in frozen_layers:
-        layer.trainable = False
-        for inner in keras_private.layers_of(layer):
-            _keep_in_inference(inner)
-    for variable in model.trainable_variables:
-        if id(variable) in frozen:
-            variable.trainable = False
-    updated = {id(v) for v in moving_statistics(model)}
-    still_updated = [n for v, n in zip(variables, names, strict=True) if id(v) in frozen & updated]
-    if still_updated:
-        raise SpecError(
-            f"initial_weights.freeze: {', '.join(still_updated)}: a layer moves its statistics as long as it"
-            " trains. Name its other weights too."
-        )
-
-
-def _keep_in_inference(layer: keras.Layer) -> None:
-    """Wraps a layer's `call` so that it always runs with `training=False`."""
-    call = layer.call
-    if "training" not in inspect.signature(call).parameters:
-        return
-
-    @functools.wraps(call)
-    def inference(*args: Any, **kwargs: Any) -> Any:
-        return call(*args, **{**kwargs, "training": False})
-
-    layer.call = inference
-
-
-def _is_in(frozen: Collection[int], layer: keras.Layer) -> bool:
-    """Whether a layer has trainable weights (else floating-point statistics) and all of them are frozen."""
-    statistics = [v for v in layer.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
-    weights = layer.trainable_variables or statistics
-    return bool(weights) and all(id(variable) in frozen for variable in weights)
 
 
 def _require_built(model: keras.Layer) -> None:
@@ -221,6 +137,66 @@ def _require_built(model: keras.Layer) -> None:
             f" {', '.join(unbuilt[:5])}. Give the model an input shape (keras.Input), or call it on"
             " a sample before you return it, so that every weight exists when training starts."
         )
+
+
+@contextlib.contextmanager
+def seeded_initial_weights(seed: int) -> Iterator[None]:
+    """Context in which Keras' initializers draw the same numbers on every framework.
+
+    Initializers take their seeds from Python's `random`, seeded here, and their draws from NumPy's PCG64
+    (float64, then cast to the weight's dtype) in place of the framework's generator.
+    """
+    draws = {"normal": _normal, "uniform": _uniform, "truncated_normal": _truncated_normal}
+    state = python_random.getstate()
+    python_random.seed(seed)
+    by_numpy = {name: functools.partial(_drawn_by_numpy, draw) for name, draw in draws.items()}
+    try:
+        with keras_private.replaced_initializer_draws(by_numpy):
+            yield
+    finally:
+        python_random.setstate(state)
+
+
+def _drawn_by_numpy(draw: Callable[..., np.ndarray], original: Callable[..., Any]) -> Any:
+    """Keras random function that draws arrays of a shape by NumPy's PCG64 where the seed is a number."""
+
+    def function(
+        shape: Sequence[int], *args: Any, dtype: Any = None, seed: Any = None, **options: Any
+    ) -> Any:
+        if not isinstance(seed, int):
+            return original(shape, *args, dtype=dtype, seed=seed, **options)
+        generator = np.random.Generator(np.random.PCG64(seed & 0xFFFFFFFF))
+        values = draw(generator, tuple(shape), *args, **options)
+        return keras.ops.convert_to_tensor(values, dtype=dtype or keras.config.floatx())
+
+    return function
+
+
+def _normal(
+    generator: np.random.Generator, shape: tuple[int, ...], mean: float = 0.0, stddev: float = 1.0
+) -> np.ndarray:
+    """Normal float64 numbers of a shape."""
+    return mean + stddev * generator.standard_normal(shape)
+
+
+def _uniform(
+    generator: np.random.Generator,
+    shape: tuple[int, ...],
+    minval: float = 0.0,
+    maxval: float = 1.0,
+) -> np.ndarray:
+    """Uniform float64 numbers in [minval, maxval), of a shape."""
+    return minval + (maxval - minval) * generator.random(shape)
+
+
+def _truncated_normal(
+    generator: np.random.Generator, shape: tuple[int, ...], mean: float = 0.0, stddev: float = 1.0
+) -> np.ndarray:
+    """Float64 draws within two standard deviations of the mean, by rejection sampling."""
+    values = np.asarray(generator.standard_normal(shape))
+    while (outside := np.abs(values) > 2.0).any():
+        values[outside] = generator.standard_normal(int(outside.sum()))
+    return mean + stddev * values
 
 
 class ObjectiveLayer(keras.layers.Layer):
@@ -325,48 +301,3 @@ class LayerLosses:
             for extra in self._model.losses:
                 loss = loss + keras.ops.cast(extra, loss.dtype)
         return loss
-
-
-def moving_statistics(model: keras.Layer) -> list[Any]:
-    """The floating-point weights that layers update in the forward pass, such as batch normalisation's.
-
-    Frozen weights (`layer.trainable = False`) are not included: nothing updates them.
-    """
-    layers = [each for each in keras_private.layers_of(model) if not _stands_still(each)]
-    updated = {id(v) for layer in layers for v in keras_private.weights_updated_by(layer)}
-    return [
-        variable
-        for variable in model.non_trainable_variables
-        if id(variable) in updated and keras.backend.is_float_dtype(variable.dtype)
-    ]
-
-
-def self_updating_weights(model: keras.Layer) -> list[Any]:
-    """The weights that layers update themselves, of any dtype, seed states and frozen layers' included."""
-    updated = {
-        id(v)
-        for layer in keras_private.layers_of(model)
-        for v in keras_private.weights_updated_by(layer)
-    }
-    return [
-        variable
-        for variable in model.non_trainable_variables
-        if id(variable) in updated or keras_private.is_seed(variable.path)
-    ]
-
-
-def _stands_still(layer: keras.Layer) -> bool:
-    """Whether a layer is a frozen batch normalisation, whose moving statistics are not updated."""
-    return isinstance(layer, keras.layers.BatchNormalization) and not layer.trainable
-
-
-def canonical_names(variables: Sequence[Any]) -> list[str]:
-    """Keras paths of variables, in order; `#1`, `#2`, ... is appended to repeated paths."""
-    seen: dict[str, int] = {}
-    names = []
-    for variable in variables:
-        path = variable.path
-        count = seen.get(path, 0)
-        seen[path] = count + 1
-        names.append(path if count == 0 else f"{path}#{count}")
-    return names

@@ -12,9 +12,8 @@ import tensorflow as tf
 
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
-from isotrain.adapters.keras import model as keras_model
+from isotrain.adapters.keras import weights as keras_weights
 from isotrain.adapters.tensorflow.base.initial_broadcast import InitialValues
-from isotrain.adapters.tensorflow.base.layer_traits import model_traits
 from isotrain.adapters.tensorflow.base.private_api import copies
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.replica.replica import TensorFlowReplica
@@ -29,6 +28,7 @@ from isotrain.adapters.tensorflow.trainer import export
 from isotrain.adapters.tensorflow.trainer.base import ReplicaTrainer
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients
 from isotrain.adapters.tensorflow.trainer.state import metric_state, to_numpy
+from isotrain.adapters.tensorflow.trainer.weights import model_traits
 from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.plugin import (
     MODEL_STATE,
@@ -467,7 +467,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             tf.test.experimental.sync_devices()
 
     def close(self) -> None:
-        keras_model.unlock_trainable(self.model)
+        keras_weights.unlock_trainable(self.model)
         self.barrier()
         self._traced.forget()
         self._communicator.close()

@@ -17,6 +17,7 @@ from isotrain.adapters.common.outputs import as_plain_tree
 from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.keras import weights as keras_weights
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.standalone_generators import UNSEEDED, standalone_generators
 from isotrain.adapters.tensorflow.base import private_api
@@ -130,7 +131,7 @@ class ReplicaTrainer:
             "evaluation": evaluation.losses,
         }
         self.metrics = MetricCollection(spec, self.model, self.losses, scope)
-        keras_model.lock_trainable(self.model)
+        keras_weights.lock_trainable(self.model)
 
     def record_generator_states(self) -> None:
         """Records the states of random generators at the start of training, for `reseed`; not traced."""

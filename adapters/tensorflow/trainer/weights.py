@@ -1,4 +1,4 @@
-"""Weights of a model: trainable ones, others, and those that the model itself updates."""
+"""Weights of a model: trainable ones, others, and those that it updates itself; and traits of its layers."""
 
 from __future__ import annotations
 
@@ -9,9 +9,12 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters.keras import carried_state as keras_carried_state
-from isotrain.adapters.keras import model as keras_model
+from isotrain.adapters.keras import layer_traits as keras_layer_traits
+from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.keras import weights as keras_weights
+from isotrain.adapters.tensorflow.base import private_api
 from isotrain.adapters.tensorflow.trainer.state import canonical_names, native
-from isotrain.plugin import SpecError, TrainingSpec
+from isotrain.plugin import LayerTrait, SpecError, TrainingSpec, Trait
 
 
 def require_precision(model: Any, precision: str) -> None:
@@ -30,14 +33,16 @@ def require_precision(model: Any, precision: str) -> None:
 def moving_statistics(model: Any) -> list[Any]:
     """The weights that forward passes update without training them."""
     if isinstance(model, keras.Layer):
-        return keras_model.moving_statistics(model)
+        return keras_weights.moving_statistics(model)
     return [variable for variable in _module_weights(model)[1] if variable.dtype.is_floating]
 
 
 def self_updating(model: Any, others: Sequence[Any]) -> list[Any]:
     """The weights that a model updates itself, or may, also in evaluation mode; seeds among them."""
     return (
-        keras_model.self_updating_weights(model) if isinstance(model, keras.Layer) else list(others)
+        keras_weights.self_updating_weights(model)
+        if isinstance(model, keras.Layer)
+        else list(others)
     )
 
 
@@ -98,3 +103,26 @@ def _freeze(
     frozen_weights = [weight for weight, is_frozen in flagged if is_frozen]
     trained_weights = [weight for weight, is_frozen in flagged if not is_frozen]
     return trained_weights, [*others, *frozen_weights]
+
+
+def model_traits(model: Any, precision: str) -> list[LayerTrait]:
+    """Lists the traits of a Keras model, or of a tf.Module and the Keras layers inside it.
+
+    Args:
+        model: The built model.
+        precision: The spec's precision.
+    """
+    if isinstance(model, keras.Layer):
+        return keras_layer_traits.model_traits(model, precision)
+    keras_layers = private_api.keras_layers_of(model)
+    all_layers = [layer for outer in keras_layers for layer in keras_private.layers_of(outer)]
+    traits = keras_layer_traits.layer_traits(dict.fromkeys(all_layers), precision)
+    kind = type(model).__name__
+    if precision == "float64" and any(_is_narrow(v) for v in model.trainable_variables):
+        traits.append(LayerTrait(Trait.LOWER_PRECISION, "model", kind))
+    return [*traits, LayerTrait(Trait.HIDDEN, "model", kind)]
+
+
+def _is_narrow(variable: Any) -> bool:
+    dtype = tf.as_dtype(variable.dtype)
+    return dtype.is_floating and dtype != tf.float64

@@ -19,6 +19,7 @@ from isotrain.adapters.keras import files as keras_files
 from isotrain.adapters.keras import layer_traits as keras_layer_traits
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
+from isotrain.adapters.keras import weights as keras_weights
 from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.keras.standalone_generators import standalone_generators
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
@@ -61,13 +62,13 @@ class KerasTrainer(ReplicaTrainer):
         self._spec = spec
         self._variables = list(model.trainable_variables)
         self._non_trainable = list(model.non_trainable_variables)
-        names = keras_model.canonical_names(self._variables + self._non_trainable)
+        names = keras_weights.canonical_names(self._variables + self._non_trainable)
         tensors = [variable.value for variable in self._variables + self._non_trainable]
         count = len(self._variables)
         self.trainable = dict(zip(names[:count], tensors[:count], strict=True))
         self.frozen = dict(zip(names[count:], tensors[count:], strict=True))
-        self.statistics = [v.value for v in keras_model.moving_statistics(model)]
-        self.self_updating = [v.value for v in keras_model.self_updating_weights(model)]
+        self.statistics = [v.value for v in keras_weights.moving_statistics(model)]
+        self.self_updating = [v.value for v in keras_weights.self_updating_weights(model)]
         self._carried = keras_carried_state.carried_variables(model)
         self.carry = Carry(
             keras_carried_state.layer_names(model),
@@ -92,14 +93,14 @@ class KerasTrainer(ReplicaTrainer):
             for name, each in standalone_generators(spec, "torch", model).items()
         }
         self._initial_seeds: list[tuple[torch.Tensor, torch.Tensor]] = []
-        keras_model.lock_trainable(model)
+        keras_weights.lock_trainable(model)
 
     def _build_optimizer(self, name: str | None = None) -> None:
         """Builds the optimizer of the variables that this replica updates."""
         self.optimizer, self.optimizer_lr_schedule = keras_model.build_optimizer(
             self._spec, "torch", name
         )
-        self._unsharded_slots = set(keras_model.canonical_names(self.optimizer.variables))
+        self._unsharded_slots = set(keras_weights.canonical_names(self.optimizer.variables))
         self._build_optimizer_state()
         self._scale = keras_model.loss_scale(self.optimizer)
 
@@ -266,7 +267,7 @@ class KerasTrainer(ReplicaTrainer):
         }
 
     def close(self) -> None:
-        keras_model.unlock_trainable(self.model)
+        keras_weights.unlock_trainable(self.model)
 
     def sections(self) -> dict[StateKind, Section]:
         """State of the trainer by kind; seeds of random layers as replica 0 has them."""
@@ -314,7 +315,7 @@ class KerasTrainer(ReplicaTrainer):
     def _slots(self) -> dict[str, Any]:
         scale = {id(variable) for variable in self._scale_variables().values()}
         variables = [v for v in self.optimizer.variables if id(v) not in scale]
-        return dict(zip(keras_model.canonical_names(variables), variables, strict=True))
+        return dict(zip(keras_weights.canonical_names(variables), variables, strict=True))
 
     def _scale_variables(self) -> dict[str, Any]:
         return keras_model.loss_scale_variables(self.optimizer)

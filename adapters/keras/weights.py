@@ -1,0 +1,146 @@
+"""Weights of portable models: their names, those that layers update themselves, and frozen ones.
+
+Imported by adapters only after `keras_backend.set_backend`.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+from collections.abc import Collection, Sequence
+from typing import Any
+
+import keras
+
+from isotrain.adapters.keras import private as keras_private
+from isotrain.plugin import SpecError, TrainingSpec
+
+
+def moving_statistics(model: keras.Layer) -> list[Any]:
+    """The floating-point weights that layers update in the forward pass, such as batch normalisation's.
+
+    Frozen weights (`layer.trainable = False`) are not included: nothing updates them.
+    """
+    layers = [each for each in keras_private.layers_of(model) if not _stands_still(each)]
+    updated = {id(v) for layer in layers for v in keras_private.weights_updated_by(layer)}
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) in updated and keras.backend.is_float_dtype(variable.dtype)
+    ]
+
+
+def self_updating_weights(model: keras.Layer) -> list[Any]:
+    """The weights that layers update themselves, of any dtype, seed states and frozen layers' included."""
+    updated = {
+        id(v)
+        for layer in keras_private.layers_of(model)
+        for v in keras_private.weights_updated_by(layer)
+    }
+    return [
+        variable
+        for variable in model.non_trainable_variables
+        if id(variable) in updated or keras_private.is_seed(variable.path)
+    ]
+
+
+def _stands_still(layer: keras.Layer) -> bool:
+    """Whether a layer is a frozen batch normalisation, whose moving statistics are not updated."""
+    return isinstance(layer, keras.layers.BatchNormalization) and not layer.trainable
+
+
+def canonical_names(variables: Sequence[Any]) -> list[str]:
+    """Keras paths of variables, in order; `#1`, `#2`, ... is appended to repeated paths."""
+    seen: dict[str, int] = {}
+    names = []
+    for variable in variables:
+        path = variable.path
+        count = seen.get(path, 0)
+        seen[path] = count + 1
+        names.append(path if count == 0 else f"{path}#{count}")
+    return names
+
+
+def freeze(model: keras.Layer, spec: TrainingSpec) -> None:
+    """Freezes the weights that the spec names, and each layer all of whose weights are named.
+
+    A frozen layer is called in inference mode also during training: batch normalisation then uses its moving
+    statistics and does not update them, and dropout inside of it is off.
+
+    Raises:
+        SpecError: Moving statistics are named whose layer is not frozen.
+    """
+    variables = [*model.trainable_variables, *model.non_trainable_variables]
+    names = canonical_names(variables)
+    frozen = {id(v) for v, name in zip(variables, names, strict=True) if spec.is_frozen(name)}
+    frozen_layers = [layer for layer in keras_private.layers_of(model) if _is_in(frozen, layer)]
+    for layer in frozen_layers:
+        layer.trainable = False
+        for inner in keras_private.layers_of(layer):
+            _keep_in_inference(inner)
+    for variable in model.trainable_variables:
+        if id(variable) in frozen:
+            variable.trainable = False
+    updated = {id(v) for v in moving_statistics(model)}
+    still_updated = [n for v, n in zip(variables, names, strict=True) if id(v) in frozen & updated]
+    if still_updated:
+        raise SpecError(
+            f"initial_weights.freeze: {', '.join(still_updated)}: a layer moves its statistics as long as it"
+            " trains. Name its other weights too."
+        )
+
+
+def _keep_in_inference(layer: keras.Layer) -> None:
+    """Wraps a layer's `call` so that it always runs with `training=False`."""
+    call = layer.call
+    if "training" not in inspect.signature(call).parameters:
+        return
+
+    @functools.wraps(call)
+    def inference(*args: Any, **kwargs: Any) -> Any:
+        return call(*args, **{**kwargs, "training": False})
+
+    layer.call = inference
+
+
+def _is_in(frozen: Collection[int], layer: keras.Layer) -> bool:
+    """Whether a layer has trainable weights (else floating-point statistics) and all of them are frozen."""
+    statistics = [v for v in layer.non_trainable_variables if keras.backend.is_float_dtype(v.dtype)]
+    weights = layer.trainable_variables or statistics
+    return bool(weights) and all(id(variable) in frozen for variable in weights)
+
+
+def lock_trainable(model: Any) -> None:
+    """Makes every later change of `trainable` in a Keras model raise a `SpecError`, until it is unlocked."""
+    if isinstance(model, keras.Layer):
+        keras_private.watch_trainable(_with_trainable(model), _refuse_change)
+
+
+def unlock_trainable(model: Any) -> None:
+    """Allows `trainable` to change again, after the run."""
+    if isinstance(model, keras.Layer):
+        keras_private.unwatch_trainable(_with_trainable(model))
+
+
+def _with_trainable(model: keras.Layer) -> list[Any]:
+    return [
+        *keras_private.layers_of(model),
+        *model.trainable_variables,
+        *model.non_trainable_variables,
+    ]
+
+
+def _refuse_change(owner: Any) -> None:
+    """Refuses a change of `trainable` of a layer or variable.
+
+    Raises:
+        SpecError: Always; says what to do instead.
+    """
+    name = getattr(owner, "path", None) or owner.name
+    raise SpecError(
+        f"trainable: expected that {name!r} stays trainable={owner.trainable} as long as its run goes on,"
+        f" received {not owner.trainable}: optimizer, exchange and steps are made for the weights that were"
+        " trained at the start. Freeze weights by `initial_weights.freeze` in the spec; to change that on"
+        " the way, end the run with a checkpoint, and go on with another one, by isotrain.resume(directory,"
+        " spec=spec.replace(...)): weights that go on to be trained keep their slots."
+    )
