@@ -10,7 +10,7 @@ from isotrain.plugin import LayerTrait, TrainingSpec, Trait, import_strings
 OWN_DENOMINATOR = (
     "loss: targets have different weights (masks, classes that are ignored or weighted); the loss"
     " denominators are all-reduced in every step, so that the mean is that of the global batch. In local"
-    " steps, and on the workers of a parameter-server run, gradients are those of the mean over the local batch"
+    " steps, and on the workers of a parameter-server run, gradients are those of the local batch's mean"
 )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import sys
+from abc import abstractmethod
 from collections.abc import Mapping
 from importlib import metadata
 from typing import TYPE_CHECKING, Any
@@ -12,7 +13,6 @@ from typing import TYPE_CHECKING, Any
 from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.horovod import build_info
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.plugin import (
     REPLICATED_CAPABILITIES,
     Availability,
@@ -78,11 +78,13 @@ class Horovod(TcpParameterServer):
         """Whether Horovod loads an MPI library, which may keep threads and shared memory."""
         return self._is_built_with("mpi")
 
-    def _framework_availability(self) -> Availability:
-        raise NotImplementedError
+    @abstractmethod
+    def framework_availability(self) -> Availability:
+        """Whether the framework is installed. Imports nothing."""
 
-    def _framework_private_api_changes(self) -> Availability | None:
-        raise NotImplementedError
+    @abstractmethod
+    def framework_private_api_changes(self) -> Availability | None:
+        """Reason why the framework is unavailable: undocumented parts have changed; else None. Imports it."""
 
     def _is_built_with(self, collective: str) -> bool:
         build = build_info.installed(self.framework)
@@ -91,7 +93,7 @@ class Horovod(TcpParameterServer):
         )
 
     def availability(self) -> Availability:
-        framework = self._framework_availability()
+        framework = self.framework_availability()
         if not framework.available:
             return framework
         build = build_info.installed(self.framework)
@@ -133,7 +135,7 @@ class Horovod(TcpParameterServer):
         from isotrain.adapters.common import private_api
         from isotrain.adapters.horovod import private_api as private
 
-        changes = self._framework_private_api_changes() or keras_backend.private_api_changes()
+        changes = self.framework_private_api_changes() or keras_backend.private_api_changes()
         probes = private.probes(self.framework, built)
         return changes or private_api.private_api_changes("Horovod", version, probes)
 
@@ -152,7 +154,7 @@ class Horovod(TcpParameterServer):
     def _versions(self) -> dict[str, str]:
         return {
             build_info.DISTRIBUTION: metadata.version(build_info.DISTRIBUTION),
-            self.framework: str(self._framework_availability().version),
+            self.framework: str(self.framework_availability().version),
             **keras_backend.version(),
         }
 
@@ -198,7 +200,6 @@ class Horovod(TcpParameterServer):
         return options
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
-        keras_names.require_known(spec, self.framework)
         where = f"backend_options.{self.name}"
         compression = options.get("compression", "none")
         if compression not in COMPRESSIONS:

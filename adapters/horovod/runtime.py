@@ -108,22 +108,21 @@ class ProcessSets:
         hvd: Any,
         context: ProcessContext,
         backend_config: BackendConfig,
-        subgroups: Subgroups = (),
     ) -> None:
-        """Starts Horovod. Collective.
+        """Starts Horovod, with the process sets of the run's device mesh. Collective.
 
         Args:
             hvd: Horovod module of the framework.
             context: Context of this process.
             backend_config: Backend configuration of the plan.
-            subgroups: Subgroups that need a set from the start; the same on every process.
         """
         self._hvd = hvd
         self._context = context
         self._backend_config = backend_config
         everyone = tuple(range(context.world_size))
+        subgroups = _subgroups(context.device_mesh)
         shared = dict.fromkeys(
-            tuple(sorted(subgroup)) for subgroup in subgroups if len(subgroup) > 1
+            tuple(sorted(subgroup)) for subgroup in subgroups if len(set(subgroup)) > 1
         )
         self._sets = {
             subgroup: hvd.ProcessSet(list(subgroup)) for subgroup in shared if subgroup != everyone
@@ -155,21 +154,16 @@ class ProcessSets:
         start(self._hvd, self._context, self._backend_config, list(self._sets.values()))
 
 
-def sharding_process_sets(mesh: DeviceMesh) -> Subgroups:
-    """Subgroups of a sharded run: replicas with equal shards; replicas that share one copy of the state."""
-    return (*mesh.groups(DATA), *mesh.groups(SHARD))
+def _subgroups(mesh: DeviceMesh) -> Iterator[Sequence[int]]:
+    """Subgroups in which a run communicates.
 
-
-def pipeline_process_sets(mesh: DeviceMesh) -> Subgroups:
-    """Subgroups of a pipeline run: processes of a stage, processes of a replica, and neighbouring stages."""
-    replicas = mesh.groups(STAGE)
-    pairs = [
-        (stages[number - 1], stages[number])
-        for stages in replicas
-        for number in range(len(stages))
-        if len(stages) > 1
-    ]
-    return (*mesh.groups(DATA), *replicas, *pairs)
+    They are replicas with equal shards, or processes of a stage; replicas that share one copy of the state;
+    processes of a replica; and neighbouring stages.
+    """
+    for axis in (DATA, SHARD, STAGE):
+        yield from mesh.groups(axis)
+    for stages in mesh.groups(STAGE):
+        yield from ((stages[number - 1], stages[number]) for number in range(len(stages)))
 
 
 def _sync(hvd: Any) -> None:

@@ -40,17 +40,14 @@ class HorovodCommunicator(Communicator):
     tensors by name.
     """
 
-    def __init__(
-        self, context: ProcessContext, backend_config: BackendConfig, subgroups: Subgroups = ()
-    ) -> None:
+    def __init__(self, context: ProcessContext, backend_config: BackendConfig) -> None:
         """Starts Horovod. Collective.
 
         Args:
             context: Context of this process.
             backend_config: Backend configuration of the plan.
-            subgroups: Subgroups of processes in which collectives will run.
         """
-        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, subgroups)
+        self._process_sets = runtime.ProcessSets(hvd, context, backend_config)
         self.replicas = hvd.size()
         self.local_replicas = (hvd.rank(),)
         self._graph: Any = None

@@ -38,8 +38,7 @@ class HorovodCommunicator(Communicator):
     """Communicator whose gradients Horovod averages, with its fusion and compression."""
 
     def __init__(self, context: ProcessContext, backend_config: BackendConfig) -> None:
-        subgroups = runtime.sharding_process_sets(context.device_mesh)
-        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, subgroups)
+        self._process_sets = runtime.ProcessSets(hvd, context, backend_config)
         self.replicas = hvd.size()
         self.rank = hvd.rank()
         self._options = backend_config.options

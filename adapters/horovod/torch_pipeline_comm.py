@@ -22,8 +22,7 @@ class HorovodPipelineCommunicator(PipelineCommunicator):
         super().__init__(context)
         mesh = context.device_mesh
         self._stage_groups, self._replica_groups = mesh.groups(DATA), mesh.groups(STAGE)
-        subgroups = runtime.pipeline_process_sets(mesh)
-        self._process_sets = runtime.ProcessSets(hvd, context, backend_config, subgroups)
+        self._process_sets = runtime.ProcessSets(hvd, context, backend_config)
         self._in_flight: Counter[str] = Counter()
 
     def _broadcast_first(self, vector: torch.Tensor) -> object:

@@ -2,29 +2,27 @@
 
 from __future__ import annotations
 
-import importlib.util
 import sys
 from abc import abstractmethod
 from collections.abc import Mapping
-from importlib import metadata
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.adapters.common import private_api
-from isotrain.adapters.common.layout_capabilities import fully_sharded_bytes, layout_capabilities
+from isotrain.adapters.common.layout_capabilities import layout_capabilities
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.keras import builtin_names as keras_names
+from isotrain.adapters.tensorflow.base_adapter import (
+    DEFAULT_BUCKET_BYTES,
+    MultiProcessAdapter,
+    TensorFlowAdapter,
+)
 from isotrain.adapters.tensorflow.build_info import is_cuda_build
-from isotrain.adapters.tensorflow.optimizer_state_names import KerasOptimizerStateNames
 from isotrain.plugin import (
     REPLICATED_CAPABILITIES,
-    Adapter,
     Availability,
     BackendConfig,
     Capabilities,
     Capability,
     DeviceKind,
     Examination,
-    PipelineSplit,
     PlanError,
     ProcessContext,
     StartMethod,
@@ -37,31 +35,16 @@ if TYPE_CHECKING:
 
     from isotrain.adapters.tensorflow.base.initial_broadcast import InitialValues
     from isotrain.adapters.tensorflow.comm import base as communicator
-    from isotrain.plugin import ExportForm, Plan, ReplicaGroup, ServerConnection, TrainingSpec
+    from isotrain.plugin import ReplicaGroup, ServerConnection, TrainingSpec
 
-EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "saved-model"})
-INSTALL_HINT = "install TensorFlow: pip install tensorflow"
-
-TENSORFLOW_DISTRIBUTIONS = ("tensorflow", "tensorflow-cpu", "tensorflow-intel", "tensorflow-rocm")
-TENSORFLOW_LOG_LINES = (
-    "WARNING: All log messages before absl",
-    "To enable the following instructions",
-    r"([0-9: .-]+)?[IW]([0-9]{4} [0-9:. ]+)? ",
-)
-"""Patterns of messages that TensorFlow logs in every run; see `Adapter.ignored_log_lines`."""
 _BUCKET_OPTION = "bucket_bytes"
-DEFAULT_BUCKET_BYTES = 4 * 2**20
 _MIRRORED = Capabilities.none("every replica of a MirroredStrategy has a copy of each variable")
 _REPLICATED = REPLICATED_CAPABILITIES.with_changes(has={Capability.BFLOAT16_COLLECTIVES})
 
 
-class _TensorFlowAdapter(Adapter):
-    framework = "tensorflow"
-    packages = (*TENSORFLOW_DISTRIBUTIONS, "keras")
-    ignored_log_lines = TENSORFLOW_LOG_LINES
-    exports = EXPORTS
-    compiler = "XLA"
-    optimizer_state_names = KerasOptimizerStateNames()
+class _TFDistribute(TensorFlowAdapter):
+    """Adapter of a backend over a `tf.distribute` strategy."""
+
     replicated_options = frozenset({_BUCKET_OPTION})
     options = {
         _BUCKET_OPTION: "tensors of less than half this many bytes are packed into buckets of this many"
@@ -71,7 +54,7 @@ class _TensorFlowAdapter(Adapter):
     cpu_collective: ClassVar[str]
 
     def availability(self) -> Availability:
-        return tensorflow_availability()
+        return self.framework_availability()
 
     def examine(self) -> Examination:
         keras_backend.set_backend("tensorflow")
@@ -79,13 +62,12 @@ class _TensorFlowAdapter(Adapter):
         import tensorflow as tf
 
         versions = {"tensorflow": tf.__version__, "keras": keras.__version__}
-        changes = tensorflow_private_api_changes() or keras_backend.private_api_changes()
+        changes = self.framework_private_api_changes() or keras_backend.private_api_changes()
         if changes:
             return Examination(changes, versions=versions)
         gpus = len(tf.config.list_physical_devices("GPU"))
         collectives = {
-            name: nccl_availability(gpus) if name == "nccl" else Availability(True)
-            for name in self.collectives
+            name: _nccl(gpus) if name == "nccl" else Availability(True) for name in self.collectives
         }
         return Examination(Availability(True, tf.__version__), collectives, versions)
 
@@ -109,11 +91,10 @@ class _TensorFlowAdapter(Adapter):
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         bucket_bytes(options, self.name)
-        keras_names.require_known(spec, self.framework)
-        return []
+        return super().check(spec, options, replicas=replicas)
 
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
-        return tensorflow_preload(device)
+        return self.forked(device, __name__)
 
     def is_peer_error(self, error: BaseException) -> bool:
         if "tensorflow" not in sys.modules:
@@ -163,7 +144,7 @@ class _TensorFlowAdapter(Adapter):
         """Builds the `tf.distribute` strategy of a run with several replicas. Collective."""
 
 
-class TFMirrored(_TensorFlowAdapter):
+class TFMirrored(_TFDistribute):
     """Backend over `tf.distribute.MirroredStrategy`."""
 
     name = "tf-mirrored"
@@ -191,7 +172,9 @@ class TFMirrored(_TensorFlowAdapter):
     def environment_variables(
         self, *, device: DeviceKind, threads: int, replicas: int
     ) -> dict[str, str]:
-        return tensorflow_environment_variables(device, threads * replicas)
+        return super().environment_variables(
+            device=device, threads=threads * replicas, replicas=replicas
+        )
 
     def resolve_collective(
         self, requested: str | None, *, device: DeviceKind, replicas: int
@@ -220,7 +203,7 @@ class TFMirrored(_TensorFlowAdapter):
         return MirroredCommunicator(context.replicas, context.local_replicas, bucket_bytes)
 
 
-class TFMultiWorker(_TensorFlowAdapter):
+class TFMultiWorker(MultiProcessAdapter, _TFDistribute):
     """Backend over `tf.distribute.MultiWorkerMirroredStrategy`."""
 
     name = "tf-multiworker"
@@ -243,20 +226,6 @@ class TFMultiWorker(_TensorFlowAdapter):
             )
         return notes
 
-    def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
-        return sharded_notes() if parallel_layout == "fully-sharded" else []
-
-    def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """Bytes that a replica sends per step, by a ring all-reduce or the fully sharded collectives."""
-        if plan.parallel_layout == "fully-sharded":
-            return fully_sharded_bytes(plan, times=plan.gradient_accumulation_steps)
-        return super().exchanged_bytes(plan, spec)
-
-    def environment_variables(
-        self, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
-        return tensorflow_environment_variables(device, threads)
-
     def servers(self, requested: int) -> int:
         return requested
 
@@ -276,47 +245,15 @@ class TFMultiWorker(_TensorFlowAdapter):
 
         parameter_server.serve(backend_config, server_connection)
 
-    def start_fully_sharded(
-        self,
-        spec: TrainingSpec,
-        backend_config: BackendConfig,
-        context: ProcessContext,
-        unit_bytes: int,
-    ) -> ReplicaGroup:
-        keras_backend.set_backend("tensorflow")
+    def connect_processes(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> communicator.Communicator:
         from isotrain.adapters.tensorflow import distribution
-        from isotrain.adapters.tensorflow.comm import tf_distribute
-        from isotrain.adapters.tensorflow.sharded import replica_group as sharded
+        from isotrain.adapters.tensorflow.comm.tf_distribute import ProcessCommunicator
 
         distribution.use_threads(backend_config.threads)
-        distribution.multi_worker_strategy(
-            backend_config, context, spec.timeouts.start
-        )  # for its server
-        communicator = tf_distribute.ProcessCommunicator(
-            context, backend_config, DEFAULT_BUCKET_BYTES
-        )
-        return sharded.ShardedReplicaGroup(spec, communicator, context.device_mesh, unit_bytes)
-
-    def start_pipeline(
-        self,
-        spec: TrainingSpec,
-        backend_config: BackendConfig,
-        context: ProcessContext,
-        split: PipelineSplit,
-    ) -> ReplicaGroup:
-        keras_backend.set_backend("tensorflow")
-        from isotrain.adapters.tensorflow import distribution
-        from isotrain.adapters.tensorflow.comm import tf_distribute
-        from isotrain.adapters.tensorflow.pipeline import comm as pipeline_comm
-        from isotrain.adapters.tensorflow.pipeline import replica_group as pipeline_group
-
-        distribution.use_threads(backend_config.threads)
-        distribution.multi_worker_strategy(
-            backend_config, context, spec.timeouts.start
-        )  # for its server
-        processes = tf_distribute.ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
-        communicator = pipeline_comm.PipelineCommunicator(processes, context, DEFAULT_BUCKET_BYTES)
-        return pipeline_group.PipelineReplicaGroup(spec, communicator, split)
+        self.build_strategy(spec, backend_config, context)  # for its server
+        return ProcessCommunicator(context, backend_config, DEFAULT_BUCKET_BYTES)
 
     def build_strategy(
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
@@ -340,76 +277,7 @@ class TFMultiWorker(_TensorFlowAdapter):
         return MultiWorkerCommunicator(context, backend_config, bucket_bytes)
 
 
-def sharded_notes() -> list[str]:
-    """Plan notes on fully sharded runs on TensorFlow."""
-    return [
-        "layers with weights are recomputed in the backward pass, for which their weights are gathered again"
-    ]
-
-
-def tensorflow_environment_variables(device: DeviceKind, threads: int) -> dict[str, str]:
-    """Environment variables of every process with TensorFlow replicas.
-
-    Args:
-        device: Device type of the replicas.
-        threads: Compute threads of the whole process.
-    """
-    variables = {
-        keras_backend.ENVIRONMENT_VARIABLE: "tensorflow",
-        "TF_NUM_INTRAOP_THREADS": str(threads),
-        "TF_NUM_INTEROP_THREADS": str(threads),
-        "OMP_NUM_THREADS": str(threads),
-        "TF_CPP_MIN_LOG_LEVEL": "1",
-    }
-    return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": "-1"}
-
-
-def tensorflow_preload(device: DeviceKind, *modules: str) -> StartMethod:
-    """Start method of processes with TensorFlow replicas: forked with modules imported; fresh for GPUs.
-
-    Args:
-        device: Device type of the replicas.
-        modules: Modules to import besides those of this package.
-    """
-    if device == "gpu":
-        return StartMethod(why_fresh="a process that has seen a GPU cannot be forked")
-    package = "isotrain.adapters.tensorflow"
-    submodules = ("replica.replica_group", "distribution", "comm.tf_distribute")
-    adapter_modules = (__name__, *(f"{package}.{each}" for each in submodules), *modules)
-    return StartMethod((keras_backend.LAZY_IMPORT, "tensorflow", "keras", *adapter_modules))
-
-
-def tensorflow_private_api_changes() -> Availability | None:
-    """Names the private APIs of TensorFlow that have changed; None: none has. Imports TensorFlow."""
-    import tensorflow as tf
-
-    from isotrain.adapters.tensorflow.base import private_api as private
-
-    return private_api.private_api_changes("TensorFlow", tf.__version__, private.PROBES)
-
-
-def tensorflow_availability() -> Availability:
-    """Whether TensorFlow and Keras are installed. Imports neither."""
-    for package in ("tensorflow", "keras"):
-        if importlib.util.find_spec(package) is None:
-            return Availability(False, None, f"{package} is not installed", INSTALL_HINT)
-    version = _installed_version()
-    if version is None:
-        reason = "a folder named tensorflow can be imported, but no such package is installed"
-        return Availability(False, None, reason, INSTALL_HINT)
-    return Availability(True, version)
-
-
-def _installed_version() -> str | None:
-    for name in TENSORFLOW_DISTRIBUTIONS:
-        try:
-            return metadata.version(name)
-        except metadata.PackageNotFoundError:
-            continue
-    return None
-
-
-def nccl_availability(gpus: int) -> Availability:
+def _nccl(gpus: int) -> Availability:
     """Whether TensorFlow's NCCL collectives can work with this number of visible GPUs."""
     if gpus:
         return Availability(True)

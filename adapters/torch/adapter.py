@@ -5,15 +5,12 @@ from __future__ import annotations
 import importlib.util
 import sys
 from collections.abc import Mapping
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.adapters.common import private_api
 from isotrain.adapters.common.layout_capabilities import fully_sharded_bytes, layout_capabilities
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.keras import builtin_names as keras_names
-from isotrain.adapters.torch.optimizer_state_names import TorchOptimizerStateNames
+from isotrain.adapters.torch.base_adapter import INSTALL_HINT, TorchAdapter
 from isotrain.plugin import (
     REPLICATED_CAPABILITIES,
     Availability,
@@ -21,29 +18,25 @@ from isotrain.plugin import (
     Capability,
     DeviceKind,
     Examination,
-    PipelineSplit,
     PlanError,
     ProcessContext,
     StartMethod,
-    TcpParameterServer,
     UnsupportedError,
     visible_gpus,
 )
 
 if TYPE_CHECKING:
-    from isotrain.plugin import ExportForm, Plan, ReplicaGroup, TrainingSpec
+    from isotrain.adapters.torch.comm.base import Communicator
+    from isotrain.adapters.torch.pipeline.comm import PipelineCommunicator
+    from isotrain.plugin import Plan, ReplicaGroup, TrainingSpec
 
-EXPORTS: frozenset[ExportForm] = frozenset({"keras", "keras-weights", "torch", "onnx"})
-INSTALL_HINT = "install PyTorch, and Keras for portable models: pip install torch keras"
-_FAST_IMPORT = "isotrain.adapters.torch.fast_import"
 _REPLICATED = REPLICATED_CAPABILITIES.with_changes(has={Capability.BFLOAT16_COLLECTIVES})
 
 
-class TorchDDP(TcpParameterServer):
+class TorchDDP(TorchAdapter):
     """torch.nn.parallel.DistributedDataParallel over torch.distributed."""
 
     name = "torch-ddp"
-    framework = "torch"
     summary = "PyTorch DistributedDataParallel, one process per replica"
     collectives = {
         "auto": "nccl on GPUs, gloo on CPUs",
@@ -53,9 +46,6 @@ class TorchDDP(TcpParameterServer):
     }
     sync_batchnorm_devices = frozenset({"gpu"})  # torch.nn.SyncBatchNorm refuses tensors of CPUs
     packages = ("torch", "keras")
-    exports = EXPORTS
-    compiler = "torch.compile"
-    optimizer_state_names = TorchOptimizerStateNames()
     capabilities = layout_capabilities(_REPLICATED)
     replicated_options = frozenset(
         {"bucket_cap_mb", "find_unused_parameters", "gradient_as_bucket_view", "static_graph"}
@@ -68,7 +58,7 @@ class TorchDDP(TcpParameterServer):
     }
 
     def availability(self) -> Availability:
-        return torch_availability()
+        return self.framework_availability()
 
     def examine(self) -> Examination:
         keras_backend.set_backend("torch")
@@ -79,7 +69,7 @@ class TorchDDP(TcpParameterServer):
         if not dist.is_available():
             reason = "this build of torch has no torch.distributed"
             return Examination(Availability(False, torch.__version__, reason, INSTALL_HINT))
-        fault = torch_private_api_changes() or keras_backend.private_api_changes()
+        fault = self.framework_private_api_changes() or keras_backend.private_api_changes()
         if fault:
             return Examination(fault, versions=versions)
         gpus = torch.cuda.device_count() if torch.cuda.is_available() else 0
@@ -97,11 +87,7 @@ class TorchDDP(TcpParameterServer):
 
     def check(self, spec: TrainingSpec, options: Mapping[str, Any], *, replicas: int) -> list[str]:
         _check_values(options, self.name)
-        keras_names.require_known(spec, self.framework)
-        return weight_decay_notes(spec)
-
-    def check_layout(self, spec: TrainingSpec, parallel_layout: str) -> list[str]:
-        return sharded_notes(spec) if parallel_layout == "fully-sharded" else []
+        return super().check(spec, options, replicas=replicas)
 
     def accelerators(self) -> int:
         return visible_gpus() if _is_cuda_build() else 0
@@ -124,43 +110,21 @@ class TorchDDP(TcpParameterServer):
             )
         return name
 
-    def environment_variables(
-        self, *, device: DeviceKind, threads: int, replicas: int
-    ) -> dict[str, str]:
-        return torch_environment_variables(device, threads)
-
     def preload(self, spec: TrainingSpec, *, device: DeviceKind) -> StartMethod:
-        return torch_preload(spec, device, "isotrain.adapters.torch.comm.ddp")
+        return self.forked(spec, device, __name__, "isotrain.adapters.torch.comm.ddp")
 
     def exchanged_bytes(self, plan: Plan, spec: TrainingSpec) -> float:
-        """Bytes of an optimal all-reduce, or of the all-gathers and reduce-scatters of a fully sharded run.
+        """Bytes that a replica sends per step.
 
         For native models torch's FSDP reduce-scatters: on Gloo that moves as much as an all-reduce.
         """
-        if plan.parallel_layout != "fully-sharded":
-            return super().exchanged_bytes(plan, spec)
-        sums_natively = isinstance(spec.model, Mapping) and plan.collective == "gloo"
-        return fully_sharded_bytes(plan, sums=2 if sums_natively else 1)
+        is_native = isinstance(spec.model, Mapping)
+        if plan.parallel_layout == "fully-sharded" and is_native and plan.collective == "gloo":
+            return fully_sharded_bytes(plan, sums=2)
+        return super().exchanged_bytes(plan, spec)
 
     def is_peer_error(self, error: BaseException) -> bool:
         return is_torch_peer_error(error)
-
-    def start(
-        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
-    ) -> ReplicaGroup:
-        keras_backend.set_backend("torch")
-        from isotrain.adapters.torch.comm import base as communicator
-        from isotrain.adapters.torch.comm import ddp
-        from isotrain.adapters.torch.replica import replica_group as replica_group
-
-        def connect() -> communicator.Communicator:
-            if context.replicas == 1:
-                return communicator.SingleReplicaCommunicator(*context.local_replicas)
-            return ddp.DDPCommunicator(backend_config, context)
-
-        device = replica_group.replica_device(backend_config, context)
-        is_worker = context.role == "worker"
-        return replica_group.TorchReplicaGroup(spec, backend_config, device, connect, is_worker)
 
     def start_fully_sharded(
         self,
@@ -169,62 +133,32 @@ class TorchDDP(TcpParameterServer):
         context: ProcessContext,
         unit_bytes: int,
     ) -> ReplicaGroup:
-        keras_backend.set_backend("torch")
         if not isinstance(spec.model, Mapping):
-            return self._start_sharded(spec, backend_config, context, unit_bytes)
-        from isotrain.adapters.torch.replica import replica_group as replica_group
-        from isotrain.adapters.torch.sharded import fsdp
-
-        def connect() -> fsdp.FSDPCommunicator:
-            return fsdp.FSDPCommunicator(backend_config, context, unit_bytes)
-
-        device = replica_group.replica_device(backend_config, context)
-        return fsdp.FSDPReplicaGroup(spec, backend_config, device, connect)
-
-    def _start_sharded(
-        self,
-        spec: TrainingSpec,
-        backend_config: BackendConfig,
-        context: ProcessContext,
-        unit_bytes: int,
-    ) -> ReplicaGroup:
-        """Starts a process of a fully sharded run of a portable model."""
-        from isotrain.adapters.torch.comm import ddp
-        from isotrain.adapters.torch.sharded import replica_group as sharded
-
-        def connect() -> ddp.DDPCommunicator:
-            return ddp.DDPCommunicator(backend_config, context)
-
-        return sharded.ShardedReplicaGroup(spec, backend_config, context, connect, unit_bytes)
-
-    def start_pipeline(
-        self,
-        spec: TrainingSpec,
-        backend_config: BackendConfig,
-        context: ProcessContext,
-        split: PipelineSplit,
-    ) -> ReplicaGroup:
+            return super().start_fully_sharded(spec, backend_config, context, unit_bytes)
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch.pipeline import comm as pipeline_comm
-        from isotrain.adapters.torch.pipeline import process_group_comm
-        from isotrain.adapters.torch.pipeline import replica_group as pipeline_group
-        from isotrain.adapters.torch.replica import replica_group as replica_group
+        from isotrain.adapters.torch.replica.replica_group import replica_device
+        from isotrain.adapters.torch.sharded.fsdp import FSDPCommunicator, FSDPReplicaGroup
 
-        def connect() -> pipeline_comm.PipelineCommunicator:
-            return process_group_comm.ProcessGroupPipelineCommunicator(backend_config, context)
+        def connect() -> FSDPCommunicator:
+            return FSDPCommunicator(backend_config, context, unit_bytes)
 
-        device = replica_group.replica_device(backend_config, context)
-        return pipeline_group.PipelineReplicaGroup(spec, backend_config, device, connect, split)
+        return FSDPReplicaGroup(
+            spec, backend_config, replica_device(backend_config, context), connect
+        )
 
+    def connect(self, backend_config: BackendConfig, context: ProcessContext) -> Communicator:
+        from isotrain.adapters.torch.comm.ddp import DDPCommunicator
 
-def sharded_notes(spec: TrainingSpec) -> list[str]:
-    """Notes that steps of a portable model with sharded weights are not captured."""
-    if isinstance(spec.model, Mapping) or not spec.capture:
-        return []
-    return [
-        "capture: steps of a portable model with sharded weights are not captured: Keras computes each step"
-        " eagerly, and weights are gathered as it reads them"
-    ]
+        return DDPCommunicator(backend_config, context)
+
+    def connect_pipeline(
+        self, backend_config: BackendConfig, context: ProcessContext
+    ) -> PipelineCommunicator:
+        from isotrain.adapters.torch.pipeline.process_group_comm import (
+            ProcessGroupPipelineCommunicator,
+        )
+
+        return ProcessGroupPipelineCommunicator(backend_config, context)
 
 
 _GLOO_ERRORS = ("/gloo/", "pair closure")
@@ -256,67 +190,6 @@ def _check_values(options: Mapping[str, Any], backend: str) -> None:
 
 def _is_positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
-
-
-def weight_decay_notes(spec: TrainingSpec) -> list[str]:
-    """Notes that a native torch optimizer applies weight decay differently from Keras'."""
-    optimizer = spec.optimizer
-    differs = optimizer.weight_decay and not optimizer.decay_is_decoupled
-    if not differs or not isinstance(spec.model, Mapping):
-        return []
-    return [
-        f"weight_decay: torch's own {optimizer.name} adds it to the gradient; with Keras"
-        " optimizers it is decoupled"
-    ]
-
-
-def torch_environment_variables(device: DeviceKind, threads: int) -> dict[str, str]:
-    """Environment variables of every process with a torch replica."""
-    variables = {
-        keras_backend.ENVIRONMENT_VARIABLE: "torch",
-        "OMP_NUM_THREADS": str(threads),
-        "MKL_NUM_THREADS": str(threads),
-    }
-    return variables if device == "gpu" else variables | {"CUDA_VISIBLE_DEVICES": ""}
-
-
-def torch_preload(spec: TrainingSpec, device: DeviceKind, *modules: str) -> StartMethod:
-    """Start method of processes with torch replicas: what a fork server imports; no fork server for GPUs.
-
-    A model that is given per framework is a native one, which does not need Keras.
-
-    Args:
-        spec: Training spec.
-        device: Device of the replicas.
-        *modules: Further modules to import.
-    """
-    if device == "gpu":
-        return StartMethod(why_fresh="a process that has initialized a GPU cannot be forked")
-    # torch imports its compiler, which takes as long as all the rest, when it builds the first optimizer
-    imports = ("torch._dynamo", __name__, "isotrain.adapters.torch.replica.replica_group", *modules)
-    if isinstance(spec.model, Mapping) or not keras_backend.is_installed():
-        return StartMethod((_FAST_IMPORT, "torch", *imports))
-    with_keras = (*imports, "isotrain.adapters.torch.trainer.keras")
-    return StartMethod((keras_backend.LAZY_IMPORT, _FAST_IMPORT, "torch", "keras", *with_keras))
-
-
-def torch_private_api_changes() -> Availability | None:
-    """Reason why torch is unavailable: undocumented parts have changed; else None. Imports torch."""
-    import torch
-
-    from isotrain.adapters.torch.base import private_api as private
-    from isotrain.adapters.torch.comm import powersgd
-
-    return private_api.private_api_changes(
-        "torch", torch.__version__, (*private.PROBES, *powersgd.PROBES)
-    )
-
-
-def torch_availability() -> Availability:
-    """Whether torch is installed; imports nothing. Only portable models need Keras."""
-    if importlib.util.find_spec("torch") is None:
-        return Availability(False, None, "torch is not installed", INSTALL_HINT)
-    return Availability(True, metadata.version("torch"))
 
 
 def _is_cuda_build() -> bool:

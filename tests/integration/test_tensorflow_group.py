@@ -19,11 +19,7 @@ import pytest
 from integration.tensorflow_group_checks import make_checks
 from integration.tensorflow_group_run import CHECKS, RUNS, make_spec
 
-from isotrain.adapters.tensorflow.adapter import (
-    TFMirrored,
-    TFMultiWorker,
-    tensorflow_environment_variables,
-)
+from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
 from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import Peer, ProcessContext
 from isotrain.core.errors import PlanError, UnsupportedError
@@ -91,7 +87,7 @@ def test_options_are_checked() -> None:
 def test_a_peer_that_never_starts_ends_the_process() -> None:
     completed = subprocess.run(
         [sys.executable, __file__],
-        env=os.environ | tensorflow_environment_variables("cpu", 1),
+        env=os.environ | TFMultiWorker().environment_variables(device="cpu", threads=1, replicas=1),
         capture_output=True,
         text=True,
         check=False,
