@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Sequence, Set
-from dataclasses import dataclass
 from typing import Any
 
 import keras
 import torch
 
 from isotrain.adapters.torch.base.pytree import digest, rolled, signature
+from isotrain.adapters.torch.graph.captured_graph import CapturedGraph
 from isotrain.adapters.torch.graph.guards.python_state import PythonState
 from isotrain.adapters.torch.graph.metrics.phase_metrics import CapturedMetrics
 from isotrain.adapters.torch.graph.trace import (
@@ -21,40 +21,8 @@ from isotrain.adapters.torch.graph.trace import (
     predicted,
 )
 from isotrain.adapters.torch.graph.traceability import UncapturableError
-from isotrain.adapters.torch.graph.verify import (
-    METRICS_DIFFER,
-    Outcome,
-    perturbed,
-    perturbed_weights,
-)
+from isotrain.adapters.torch.graph.verify import METRICS_DIFFER, Outcome, Verifier
 from isotrain.adapters.torch.metrics.base import MeasuredPredictions
-
-_CHECK_FACTOR = 16
-"""The next check comes after this many times as many uses."""
-_MAX_CHECK_INTERVAL = 4096
-"""Uses after which the next check comes at the latest."""
-
-
-@dataclass
-class PeriodicallyChecked:
-    """Schedule of checks with exponential backoff: at uses 1, 16, 256, 4096, then every 4096.
-
-    Attributes:
-        uses: Number of uses so far.
-        next_check: Use at which the next check is due.
-        last_check: Use of the last passed check; 0 before the first.
-    """
-
-    uses: int = 0
-    next_check: int = 1
-    last_check: int = 0
-
-    def pass_checks(self) -> None:
-        """Marks all checks that were due until now as passed."""
-        while self.next_check <= self.uses:
-            self.last_check = self.next_check
-            self.next_check += min((_CHECK_FACTOR - 1) * self.next_check, _MAX_CHECK_INTERVAL)
-
 
 _MAX_SIGNATURES = 16
 """Number of signatures that are captured; Keras computes inputs of further shapes."""
@@ -65,15 +33,6 @@ _MAX_RECAPTURES = 8
 _REFUSED, _EXCLUDED, _RECAPTURED = -1, -2, -3
 """Markers in the second column of `call_counts`: nothing is captured; an excluded metric; re-captures."""
 _NOT_CAPTURED_BEFORE = "it was not captured in the run that this one resumes"
-
-
-class _CapturedGraph(PeriodicallyChecked):
-    """Captured graph of one signature, and whether its results equal Keras' to the bit."""
-
-    def __init__(self, traced_graph: TracedGraph, is_exact: bool) -> None:
-        super().__init__()
-        self.traced_graph = traced_graph
-        self.is_exact = is_exact
 
 
 class GraphCache:
@@ -121,10 +80,14 @@ class GraphCache:
             *carried,
         ]
         self._carried = carried
-        self._parameters = [variable.value for variable in model.trainable_variables]
-        self._others = [v.value for v in (*model.non_trainable_variables, *carried)]
+        self._verifier = Verifier(
+            compute,
+            [variable.value for variable in model.trainable_variables],
+            [variable.value for variable in (*model.non_trainable_variables, *carried)],
+            self._wrong_metrics,
+        )
         self._seen: set[Any] = set()
-        self.graphs: dict[Any, _CapturedGraph] = {}
+        self.graphs: dict[Any, CapturedGraph] = {}
         self._state: PythonState | None = None
         self._recaptures = 0
         self._resumed_calls: dict[int, int] = {}
@@ -175,7 +138,7 @@ class GraphCache:
             self._refuse(str(error))
             return
         self._warn_excluded()
-        self.graphs[key] = _CapturedGraph(traced_graph, self._is_exact)
+        self.graphs[key] = CapturedGraph(traced_graph, self._verifier.is_exact)
 
     @property
     def _has_room(self) -> bool:
@@ -187,7 +150,7 @@ class GraphCache:
         if key not in self._seen and not self._has_room:
             return
         self._seen.add(key)
-        self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
+        self._verifier.expected(inputs, targets)  # in their first calls, layers change
         while self.refusal is None and key not in self.graphs:
             self._fast_forward(_EAGER_CALLS + 1, key, inputs, targets)
 
@@ -230,7 +193,7 @@ class GraphCache:
 
     def _wrong_metrics(self, targets: Any, measured: MeasuredPredictions) -> list[str]:
         """Names of the metrics whose increments differ from Keras' for the same predictions."""
-        return self._metrics.mismatched(targets, measured, self._is_exact)
+        return self._metrics.mismatched(targets, measured, self._verifier.is_exact)
 
     def call_counts(self) -> torch.Tensor:
         """Execution state for checkpoints, int64 `[rows, 2]`, sorted.
@@ -272,7 +235,7 @@ class GraphCache:
         if not calls:
             return
         self._seen.add(key)
-        self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
+        self._verifier.expected(inputs, targets)  # in their first calls, layers change
         if calls >= _EAGER_CALLS:
             self._fast_forward(calls, key, inputs, targets)
 
@@ -301,7 +264,7 @@ class GraphCache:
             self._metrics.exclude_changed()
             self._warn_excluded()
 
-    def _is_valid(self, captured: _CapturedGraph, inputs: Any, targets: Any) -> bool:
+    def _is_valid(self, captured: CapturedGraph, inputs: Any, targets: Any) -> bool:
         """Counts one use of a graph, verifies it when a check is due, and tells whether it may be used."""
         captured.uses += 1
         if captured.uses == captured.next_check:
@@ -309,32 +272,32 @@ class GraphCache:
             captured.pass_checks()
         return bool(self.graphs)
 
-    def _check(self, captured: _CapturedGraph, inputs: Any, targets: Any, is_first: bool) -> None:
+    def _check(self, captured: CapturedGraph, inputs: Any, targets: Any, is_first: bool) -> None:
         """Compares a replay with Keras, without effects; at first, also tries faster graphs."""
-        expected = self._outcome(self._compute, inputs, targets)
-        replayed = self._outcome(captured.traced_graph, inputs, targets)
-        difference = self._difference(
+        expected = self._verifier.expected(inputs, targets)
+        replayed = self._verifier.outcome(captured.traced_graph, inputs, targets)
+        difference = self._verifier.difference(
             expected, replayed, (inputs, targets), exact=captured.is_exact
         )
         if difference == METRICS_DIFFER:
             self._exclude_wrong_metrics(replayed, captured)
             self._warn_excluded()
         elif difference is not None:
-            self._refuse(_with_uses(difference, captured))
+            self._refuse(captured.with_uses(difference))
         elif is_first:
             optimized = captured.traced_graph.optimized
             self._try_faster(captured, optimized, expected, (inputs, targets))
             if self._compiles:
                 self._compile(captured, expected, (inputs, targets))
 
-    def _exclude_wrong_metrics(self, replayed: Outcome, captured: _CapturedGraph) -> None:
+    def _exclude_wrong_metrics(self, replayed: Outcome, captured: CapturedGraph) -> None:
         """Excludes the metrics whose captured increments differ from Keras'."""
-        why = _with_uses("it differs from that of a step by Keras", captured)
+        why = captured.with_uses("it differs from that of a step by Keras")
         self._metrics.excluded |= dict.fromkeys(replayed.wrong_metrics, why)
 
     def _try_faster(
         self,
-        captured: _CapturedGraph,
+        captured: CapturedGraph,
         faster: TracedGraph | None,
         expected: Outcome,
         batch: tuple[Any, Any],
@@ -342,24 +305,14 @@ class GraphCache:
         """Replaces a verified graph by a faster one that agrees up to rounding; if not, returns why."""
         if faster is None:
             return None
-        difference = self._difference(expected, self._outcome(faster, *batch), batch, exact=False)
+        difference = self._verifier.difference(
+            expected, self._verifier.outcome(faster, *batch), batch, exact=False
+        )
         if difference is None:
             captured.traced_graph, captured.is_exact = faster, False
         return difference
 
-    def _difference(
-        self, expected: Outcome, replayed: Outcome, batch: tuple[Any, Any], exact: bool
-    ) -> str | None:
-        """First difference from Keras' outcome, or None. Computes how far rounding grows only if needed."""
-        difference = expected.difference(replayed, exact)
-        if difference is None or exact:
-            return difference
-        inputs, targets = batch
-        with perturbed_weights(self._parameters):
-            rounded = self._outcome(self._compute, perturbed(inputs), targets)
-        return expected.difference(replayed, exact, rounded)
-
-    def _compile(self, captured: _CapturedGraph, expected: Outcome, batch: tuple[Any, Any]) -> None:
+    def _compile(self, captured: CapturedGraph, expected: Outcome, batch: tuple[Any, Any]) -> None:
         """Replaces a graph by its compiled form; warns where that is not possible."""
         compiled = captured.traced_graph.compiled
         why = (
@@ -369,16 +322,6 @@ class GraphCache:
         )
         if why is not None:
             warnings.warn(self._uncompiled_note(why), RuntimeWarning, stacklevel=2)
-
-    def _outcome(self, compute: Compute, inputs: Any, targets: Any) -> Outcome:
-        return Outcome.of(
-            compute, (inputs, targets), self._parameters, self._others, self._wrong_metrics
-        )
-
-    @property
-    def _is_exact(self) -> bool:
-        """Whether the same operations give the same bits each time: on GPUs some do not."""
-        return all(parameter.device.type == "cpu" for parameter in self._parameters)
 
     def _refuse(self, why: str) -> None:
         """Leaves the phase to Keras from now on, with a warning."""
@@ -411,10 +354,10 @@ class GraphCache:
         if self.refusal is not None:
             return [eager_note(self._phase, self.refusal)]
         with torch.set_grad_enabled(self._phase == "training"):
-            self._outcome(self._compute, inputs, targets)  # in their first calls, layers change
+            self._verifier.expected(inputs, targets)  # in their first calls, layers change
             self._ensure_built(inputs, targets)
             try:
-                captured = _CapturedGraph(self._capture(inputs, targets), self._is_exact)
+                captured = CapturedGraph(self._capture(inputs, targets), self._verifier.is_exact)
             except UncapturableError as error:
                 return [eager_note(self._phase, str(error))]
             difference = self._trial_difference(captured, rolled(inputs), targets)
@@ -427,10 +370,10 @@ class GraphCache:
             *([self._excluded_note(excluded)] if excluded else []),
         ]
 
-    def _trial_difference(self, captured: _CapturedGraph, inputs: Any, targets: Any) -> str | None:
+    def _trial_difference(self, captured: CapturedGraph, inputs: Any, targets: Any) -> str | None:
         """First difference from Keras on a batch, or None; excludes metrics that differ."""
-        expected = self._outcome(self._compute, inputs, targets)
-        replayed = self._outcome(captured.traced_graph, inputs, targets)
+        expected = self._verifier.expected(inputs, targets)
+        replayed = self._verifier.outcome(captured.traced_graph, inputs, targets)
         difference = expected.difference(replayed, exact=captured.is_exact)
         if difference != METRICS_DIFFER:
             return difference
@@ -441,15 +384,3 @@ class GraphCache:
 def eager_note(phase: str, why: str) -> str:
     """Note that Keras computes a phase, and why."""
     return f"{phase} steps are not replayed, but computed by Keras, which takes longer: {why}"
-
-
-def _with_uses(difference: str, captured: _CapturedGraph) -> str:
-    """A difference, and the uses of the graph between which it has appeared."""
-    if not captured.last_check:
-        return difference
-    return (
-        f"{difference}, seen at use {captured.uses} of the captured graph; at use {captured.last_check} they"
-        " agreed, and steps in between may differ from Keras'. The model probably reads something that is no"
-        " attribute of a layer, or that changes unnoticed. Set `capture: false` in the spec to have Keras"
-        " compute every step"
-    )

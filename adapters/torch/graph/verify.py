@@ -52,6 +52,8 @@ _SHARED_NORM = 1e-2
 _NOISE_FACTOR = 16
 """Allowed difference, in multiples of the one that perturbed inputs and weights cause."""
 METRICS_DIFFER = "metrics differ from those of a step by Keras"
+Computation = Callable[[Any, Any], tuple[torch.Tensor, Any]]
+"""Function from inputs and targets to loss and predictions."""
 
 
 class Snapshot:
@@ -101,7 +103,7 @@ class Outcome:
     @classmethod
     def of(
         cls,
-        compute: Callable[[Any, Any], tuple[torch.Tensor, Any]],
+        compute: Computation,
         batch: tuple[Any, Any],
         parameters: Sequence[torch.Tensor],
         others: Sequence[torch.Tensor],
@@ -167,6 +169,57 @@ class Outcome:
             "the moving statistics": self.variables,
             "the gradients": self.gradients,
         }
+
+
+class Verifier:
+    """Comparison of computations with that of a Keras model, without effects on its state.
+
+    Attributes:
+        is_exact: Whether the same operations give the same bits each time: on GPUs some do not.
+    """
+
+    def __init__(
+        self,
+        compute: Computation,
+        parameters: Sequence[torch.Tensor],
+        others: Sequence[torch.Tensor],
+        wrong_metrics: Callable[[Any, MeasuredPredictions], Sequence[str]],
+    ) -> None:
+        """Takes the computation that others are compared with.
+
+        Args:
+            compute: Keras' computation.
+            parameters: Parameters of the model, any shapes.
+            others: Variables that computations may change, any shapes.
+            wrong_metrics: Function that returns the names of metrics whose increments differ from Keras'.
+        """
+        self._compute = compute
+        self._parameters = parameters
+        self._others = others
+        self._wrong_metrics = wrong_metrics
+        self.is_exact = all(parameter.device.type == "cpu" for parameter in parameters)
+
+    def expected(self, inputs: Any, targets: Any) -> Outcome:
+        """Outcome of Keras' computation on inputs and targets, pytrees of tensors."""
+        return self.outcome(self._compute, inputs, targets)
+
+    def outcome(self, compute: Computation, inputs: Any, targets: Any) -> Outcome:
+        """Outcome of a computation on inputs and targets, pytrees of tensors."""
+        return Outcome.of(
+            compute, (inputs, targets), self._parameters, self._others, self._wrong_metrics
+        )
+
+    def difference(
+        self, expected: Outcome, replayed: Outcome, batch: tuple[Any, Any], exact: bool
+    ) -> str | None:
+        """First difference from Keras' outcome, or None. Computes how far rounding grows only if needed."""
+        difference = expected.difference(replayed, exact)
+        if difference is None or exact:
+            return difference
+        inputs, targets = batch
+        with perturbed_weights(self._parameters):
+            rounded = self.outcome(self._compute, perturbed(inputs), targets)
+        return expected.difference(replayed, exact, rounded)
 
 
 def _noise(

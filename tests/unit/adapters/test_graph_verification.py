@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.adapters.torch.graph.replay import PeriodicallyChecked
+from isotrain.adapters.torch.graph.captured_graph import PeriodicallyChecked
 
 MANY = 9000
 
