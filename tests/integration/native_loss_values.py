@@ -12,7 +12,7 @@ import torch
 from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.keras import metrics as keras_metrics
 from isotrain.adapters.keras import model as keras_model
-from isotrain.adapters.torch.loss.loss import build_loss
+from isotrain.adapters.torch.loss.per_output import build_loss
 from isotrain.adapters.torch.metrics import registry
 from isotrain.adapters.torch.replica.handle import TorchFunctions
 from isotrain.core.spec.loading import load_spec

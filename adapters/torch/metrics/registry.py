@@ -14,7 +14,8 @@ from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.keras import builtin_names as keras_names
 from isotrain.adapters.torch.loss import functional
-from isotrain.adapters.torch.loss.loss import PerOutputLoss, TotalLoss
+from isotrain.adapters.torch.loss.per_output import PerOutputLoss
+from isotrain.adapters.torch.loss.total import TotalLoss
 from isotrain.adapters.torch.metrics import auc, confusion, iou, per_class
 from isotrain.adapters.torch.metrics import base as metrics
 from isotrain.adapters.torch.metrics.base import (

@@ -16,7 +16,8 @@ from isotrain.adapters.common.spec_components import resolve_for_framework
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.recompute import recompute
-from isotrain.adapters.torch.loss.loss import TotalLoss, mean_over_samples
+from isotrain.adapters.torch.loss.per_output import mean_over_samples
+from isotrain.adapters.torch.loss.total import TotalLoss
 from isotrain.adapters.torch.metrics.base import Metric
 from isotrain.adapters.torch.metrics.registry import build_metrics
 from isotrain.adapters.torch.optim.fused_sgd import native_update

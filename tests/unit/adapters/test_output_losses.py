@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from isotrain.adapters.torch.loss.loss import TotalLoss
+from isotrain.adapters.torch.loss.total import TotalLoss
 from isotrain.adapters.torch.metrics.confusion import ConfusionMetric
 from isotrain.adapters.torch.metrics.registry import output_losses
 from isotrain.core.errors import SpecError
