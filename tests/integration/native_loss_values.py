@@ -279,6 +279,7 @@ def functions() -> dict[str, bool]:
         "maximum": (vector, vector.flip(0)),
         "qr": (matrix,),
         "reshape": (vector, (3, -1)),
+        "scatter": (torch.tensor([[3], [0], [3]], dtype=torch.int32), vector[:3], (5,)),
         "split": (vector, [2, 7]),
         "take": (vector, torch.tensor([3, 0, 11], dtype=torch.int32)),
         "top_k": (vector, 4),
