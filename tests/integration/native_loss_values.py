@@ -14,7 +14,7 @@ from isotrain.adapters.keras import metrics as keras_metrics
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.torch.loss.per_output import build_loss
 from isotrain.adapters.torch.metrics import registry
-from isotrain.adapters.torch.replica.handle import TorchFunctions
+from isotrain.adapters.torch.replica.replica import TorchFunctions
 from isotrain.core.spec.loading import load_spec
 
 Arrays = tuple[np.ndarray, np.ndarray]

@@ -23,6 +23,7 @@ class LocalBuffers:
     """
 
     def __init__(self, tensors: Mapping[str, torch.Tensor]) -> None:
+        """Takes the buffers by name, any shapes."""
         self.tensors = dict(tensors)
         self._initial_versions: dict[str, int] = {}
 

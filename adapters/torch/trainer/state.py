@@ -92,6 +92,7 @@ class NamedState:
         return {name: _described(tensor) for name, tensor in self._tensors(kinds)}
 
     def _tensors(self, kinds: Sequence[StateKind]) -> Iterator[tuple[str, TensorOrShard]]:
+        """Tensors and shards of these kinds, of any shape, each with its name in checkpoints."""
         for kind, section in self._sections.items():
             if kind in kinds:
                 prefix = "" if kind in _WEIGHT_KINDS else f"{kind}/"
@@ -125,7 +126,7 @@ class NamedState:
 
 
 def in_place(tensors: Mapping[str, TensorOrShard], prefix: str = "") -> Section:
-    """Section of tensors that are overwritten in place; the prefix is for error messages."""
+    """Section of tensors of any shapes, overwritten in place; the prefix is for error messages."""
 
     def write(name: str, value: torch.Tensor) -> None:
         if name not in tensors:
@@ -191,6 +192,7 @@ def accumulators(metrics: Sequence[Metric]) -> Section:
 
 
 def _described(tensor: TensorOrShard) -> StateInfo:
+    """Shape, dtype and bytes of a tensor, and where this process's shard of it lies."""
     dtype = str(tensor.dtype).removeprefix("torch.")
     shard = local_shard(tensor)
     info = StateInfo(tuple(tensor.shape), dtype, shard.numel() * shard.element_size())
