@@ -28,7 +28,11 @@ ROOT = Path(__file__).parents[3]
 PLUGINS = ROOT / "docs" / "plugins.md"
 PAGES = [
     *(ROOT / name for name in ("README.md", "CONTRIBUTING.md", "CHANGELOG.md")),
-    *sorted((ROOT / "docs").rglob("*.md")),
+    *(
+        page
+        for folder in ("docs", "examples", "adapters")
+        for page in sorted((ROOT / folder).rglob("*.md"))
+    ),
 ]
 HOOKS = [function for name, function in vars(hookspecs).items() if name.startswith("isotrain_")]
 
@@ -167,7 +171,7 @@ def test_links_are_found() -> None:
 
 EXAMPLES = ROOT / "examples"
 PROGRAM = parser()
-SHOWING = [*PAGES, *sorted(EXAMPLES.rglob("*.md")), *sorted(EXAMPLES.glob("*.yaml"))]
+SHOWING = [*PAGES, *sorted(EXAMPLES.glob("*.yaml"))]
 COMMAND = re.compile(rf"(?:^|[\s/])isotrain ((?:{'|'.join(PROGRAM.commands)})\b[^#|;>\n]*)", re.M)
 BLOCK = re.compile(r"^```\w*\n(.*?)^```$|^# +(isotrain .*?)$", re.DOTALL | re.MULTILINE)
 MENTION = re.compile(r"`(isotrain [^`\n]+)`")
