@@ -323,7 +323,7 @@ def test_an_empty_interval_is_not_written() -> None:
 
 
 @pytest.mark.slow
-def test_template_and_style_sheet_are_in_the_wheel(tmp_path: Path) -> None:
+def test_templates_and_style_sheet_are_in_the_wheel(tmp_path: Path) -> None:
     build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--quiet"]
     source = tmp_path / "source"
     tracked = subprocess.run(
@@ -342,3 +342,5 @@ def test_template_and_style_sheet_are_in_the_wheel(tmp_path: Path) -> None:
     names = zipfile.ZipFile(wheel).namelist()
     for name in ("report.html.jinja", "report.css"):
         assert f"isotrain/analysis/compare/report/{name}" in names
+    templates = {path.relative_to(ROOT) for path in (ROOT / "core/plugins/template").rglob("*.txt")}
+    assert {f"isotrain/{path}" for path in templates} <= {*names}
