@@ -81,6 +81,7 @@ class OneByOne:
         return SAMPLES
 
     def __getitem__(self, index: int) -> tuple[np.ndarray, np.ndarray]:
+        """One sample: inputs of shape `[FEATURES]`, target of shape `[1]`."""
         inputs, targets = self.arrays
         return inputs[index], targets[index]
 
@@ -93,7 +94,7 @@ def sample_loader() -> Any:
 
 
 def generator() -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """A generator of batches; by hand they become tensors too."""
+    """A generator of batches `[BATCH, ...]`; by hand they become tensors too."""
     inputs, targets = samples()
     for start in range(0, SAMPLES, BATCH):
         yield inputs[start : start + BATCH], targets[start : start + BATCH]

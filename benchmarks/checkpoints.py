@@ -47,7 +47,7 @@ class Contender(ABC):
     """One way to save and load."""
 
     def prepare(self, arrays: Mapping[str, np.ndarray]) -> Any:
-        """The state as the contender has it in training."""
+        """The state as the contender has it in training, in the shapes of `arrays`."""
         import torch
 
         return {name: torch.from_numpy(array) for name, array in arrays.items()}
@@ -123,10 +123,12 @@ class _Weights(Mapping[str, Any]):
 
     @functools.cached_property
     def _copied(self) -> Mapping[str, np.ndarray]:
+        """Copies of the weights by name, in their shapes."""
         found = self._session.read_state(("trainable",))
         return {f"w{name.partition('.')[0]}": array for name, array in found.items()}
 
     def __getitem__(self, name: str) -> np.ndarray:
+        """One weight, in its shape."""
         return self._copied[name]
 
     def __iter__(self) -> Iterator[str]:
@@ -251,11 +253,13 @@ def measure_loading(contender: Contender, count: int, folder: Path) -> dict[str,
 
 
 def _arrays(count: int) -> dict[str, np.ndarray]:
+    """Square float32 tensors by name, shape `[_WIDTH, _WIDTH]`."""
     generator = np.random.default_rng(0)
     return {f"w{n}": generator.random((_WIDTH, _WIDTH), np.float32) for n in range(count)}
 
 
 def _bytes(arrays: Mapping[str, np.ndarray]) -> int:
+    """Size of arrays of any shape in bytes."""
     return sum(array.nbytes for array in arrays.values())
 
 

@@ -48,7 +48,7 @@ def chain(weights: int, width: int) -> Any:
 
 
 def arrays(width: int, replicas: int) -> tuple[np.ndarray, np.ndarray]:
-    """One global batch; every replica's share is another."""
+    """One global batch, float32 `[batch, width]`; every replica's slice is another."""
     generator = np.random.default_rng(0)
     shape = (_LOCAL_BATCH * replicas, width)
     inputs, targets = generator.standard_normal((2, *shape)).astype(np.float32)

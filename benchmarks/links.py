@@ -80,7 +80,7 @@ MODELS = {"mlp": (mlp, (64,)), "vgg": (vgg, (32, 32, 3)), "transformer": (transf
 
 
 def data(shape: Sequence[int]) -> tuple[np.ndarray, np.ndarray]:
-    """Samples and labels."""
+    """Samples, float32 `[256, *shape]`, and labels, int64 `[256]`."""
     draw = np.random.default_rng(0)
     inputs = draw.standard_normal((256, *shape)).astype(np.float32)
     return inputs, draw.integers(0, _CLASSES, 256)

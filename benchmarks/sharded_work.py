@@ -35,7 +35,7 @@ def portable_model() -> Any:
 
 
 def inputs() -> np.ndarray:
-    """Noise, of eight global batches; it is also the targets."""
+    """Noise, float32, of eight global batches `[samples, features]`; it is also the targets."""
     return np.random.default_rng(0).standard_normal((8 * BATCH, WIDTH), "float32")
 
 

@@ -63,7 +63,7 @@ class Work:
         return _WARM + _FREE + self.every * (self.saves + 1)
 
     def batch(self) -> np.ndarray:
-        """Inputs, which are the targets too."""
+        """Inputs `[samples, width]`, which are the targets too."""
         drawn = np.random.default_rng(0).standard_normal((self.samples, self.width))
         return drawn.astype(np.float32)
 

@@ -24,7 +24,7 @@ class Estimate:
 
 
 def median(values: np.ndarray) -> Estimate:
-    """The median of paired measurements and its percentile-bootstrap interval (Efron 1979)."""
+    """The median of paired measurements, a vector, and its percentile-bootstrap interval (Efron 1979)."""
     generator = np.random.default_rng(0)
     drawn = generator.choice(values, (_RESAMPLES, len(values)))
     low, high = np.percentile(np.median(drawn, axis=1), [2.5, 97.5])

@@ -171,7 +171,7 @@ def measured(side: str, given: argparse.Namespace) -> list[float]:
 
 
 def table(found: dict[str, np.ndarray]) -> str:
-    """Table of microseconds by side, round and part; empty where a part is not known."""
+    """Table of microseconds by side, each of shape `[rounds, parts]`; empty where a part is unknown."""
     hand, native, portable = (found[side] for side in SIDES)
     columns = (hand, native, native - hand, portable, portable - native)
     heads = ("part of a step, µs", "by hand", "native", "more", "portable", "more than native")

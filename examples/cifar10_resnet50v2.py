@@ -49,7 +49,7 @@ def data(folder: str) -> isotrain.DataSet:
 
 
 def flipped(images: np.ndarray, labels: np.ndarray, random: Any) -> tuple[np.ndarray, np.ndarray]:
-    """Mirrors half of the images; which ones depends on seed, epoch and image alone."""
+    """Mirrors half of the images `[batch, rows, columns, 3]`, by seed, epoch and image alone."""
     mirror = random.bernoulli(0.5)[:, None, None, None]
     return np.where(mirror, images[:, :, ::-1], images), labels
 

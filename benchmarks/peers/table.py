@@ -115,6 +115,7 @@ def _fastest_peer(timed: Results, cell: Cell) -> Cell | None:
 
 
 def _column(results: Results, cell: Cell, name: str) -> np.ndarray:
+    """A figure of a cell in each round, shape `[rounds]`."""
     return np.array([getattr(measured, name) for measured in results[cell]])
 
 

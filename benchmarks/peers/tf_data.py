@@ -11,7 +11,7 @@ from benchmarks.peers.workloads import Workload
 
 
 def in_memory(work: Workload, rank: int, replicas: int) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """Local batches, indexed from arrays."""
+    """Local batches `[batch, ...]`, indexed from arrays."""
     inputs, targets = work.arrays()
     for rows in work.local_batches(rank, replicas):
         yield inputs[rows], targets[rows]

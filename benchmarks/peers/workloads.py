@@ -90,17 +90,17 @@ class Workload:
         return inputs, generator.integers(0, CLASSES, self.samples)
 
     def order(self, epoch: int) -> np.ndarray:
-        """The samples of an epoch, in the order in which isotrain takes them too."""
+        """Indices of an epoch's samples, int64 `[samples]`, in the order in which isotrain takes them."""
         sequence = np.random.SeedSequence(SEED, spawn_key=(epoch,))
         return np.random.Generator(np.random.PCG64(sequence)).permutation(self.samples)
 
     def dealt(self, epoch: int, replicas: int) -> np.ndarray:
-        """The same for samplers that deal samples out one by one: replicas get what `local_batches` gives."""
+        """The order, int64 `[samples]`, for samplers that deal samples out one by one to replicas."""
         by_replica = self.order(epoch).reshape(-1, replicas, self.global_batch_size // replicas)
         return by_replica.swapaxes(1, 2).ravel()
 
     def local_batches(self, rank: int, replicas: int) -> Iterator[np.ndarray]:
-        """This replica's rows of every global batch of a whole run."""
+        """This replica's sample indices, int64, of every global batch of a whole run."""
         share = self.global_batch_size // replicas
         for epoch in range(self.epochs):
             order = self.order(epoch)
@@ -133,7 +133,7 @@ WORKLOADS = {
 
 
 def start_value(layer: str, shape: tuple[int, ...]) -> np.ndarray:
-    """The initial kernel of a layer, its inputs before its outputs: the same in every framework."""
+    """Initial float32 kernel of a layer, shape with inputs before outputs; the same in every framework."""
     generator = np.random.default_rng([SEED, *layer.encode()])
     size = int(np.prod(shape))
     drawn = generator.standard_normal(shape) * size**-0.25

@@ -26,7 +26,7 @@ def keras_model(workload: str) -> Any:
 
 
 def arrays(workload: str, channels_first: bool) -> tuple[np.ndarray, np.ndarray]:
-    """The samples."""
+    """Samples `[samples, ...]` and labels."""
     return WORKLOADS[workload].arrays(channels_first)
 
 

@@ -99,6 +99,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         return list(map(self._part, arrays, _shapes(variables)))
 
     def _part(self, array: jax.Array, shape: tuple[int, ...]) -> jax.Array:
+        """Global array of one weight's shard, or of the weight in its unsharded shape."""
         held = layout.shard_shape(shape, self._parts)
         if array.shape != held:
             array = self._mesh.place(layout.shard(np.asarray(array), held, self._place))
@@ -121,7 +122,7 @@ class FullyShardedGroup(JaxReplicaGroup):
         return list(map(layout.unpad, whole, self._shapes))
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> jax.Array:
-        """Runs a synchronous step; with slices of different sizes, passes use unsharded weights."""
+        """Runs a step; returns the mean loss, a scalar. With uneven slices, passes use unsharded weights."""
         if not batch.even and self._whole is None:
             self.unshard_weights()
         loss = super().synchronous_step(batch, learning_rate)
@@ -137,7 +138,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _whole_finish(
         self, state: State, loss: jax.Array, gradients: Arrays, weights: jax.Array, rate: jax.Array
     ) -> tuple[State, jax.Array]:
-        """The rest of a step whose unsharded gradients each replica has computed separately."""
+        """The rest of a step, after unsharded gradients; also returns the mean loss, a scalar."""
         return self._updated(self._summed, state, (loss, gradients), weights, rate)
 
     def _updated(
@@ -183,7 +184,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _passes(
         self, state: State, pieces: Sequence[MicroBatch], weights: jax.Array, rate: jax.Array
     ) -> tuple[Any, ...]:
-        """A replica's forward and backward passes, which all-gather the weights as they read them."""
+        """A replica's passes, which all-gather weights; returns `_means`, in the shapes as there."""
         contributed = self._program.contribution(state, pieces, weights, self._joined)
         loss, gradients, state = contributed
         return self._means(state, loss, gradients, weights, rate)
@@ -191,7 +192,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _summed(
         self, state: State, given: tuple[jax.Array, Arrays], weights: jax.Array, rate: jax.Array
     ) -> tuple[Any, ...]:
-        """Reduce-scatters unsharded gradients."""
+        """Reduce-scatters gradients of unsharded shapes; returns `_means`."""
         loss, gradients = given
         parts = [
             gradient
@@ -212,7 +213,7 @@ class FullyShardedGroup(JaxReplicaGroup):
     def _means(
         self, state: State, loss: jax.Array, gradients: Arrays, weights: jax.Array, rate: jax.Array
     ) -> tuple[Any, ...]:
-        """Means of loss and gradients, other weights, metrics and rate; sharded gradients are sums before."""
+        """Means of the loss, a scalar, and of gradients, local shapes; other weights, metrics, rate."""
         own = [g for g, axis in zip(gradients, self._axes, strict=True) if axis is None]
         state, loss, own = self._exchanged(state, loss, own, weights)
         means = iter(own)

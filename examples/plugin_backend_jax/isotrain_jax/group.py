@@ -150,14 +150,14 @@ class JaxReplicaGroup(ReplicaGroup):
         weights: jax.Array,
         rate: jax.Array,
     ) -> tuple[State, jax.Array]:
-        """Averages loss, gradients and moving statistics over the replicas, and updates the weights."""
+        """Averages loss (scalar), gradients and moving statistics, and updates the weights. Collective."""
         state, loss, gradients = self._exchanged(state, loss, gradients, weights)
         return self._program.apply(state, gradients, rate), loss.reshape(())
 
     def _exchanged(
         self, state: State, loss: jax.Array, gradients: Arrays, weights: jax.Array
     ) -> tuple[State, jax.Array, Arrays]:
-        """Averages loss, gradients and moving statistics over the replicas."""
+        """Averages loss (a scalar), gradients and moving statistics over the replicas."""
         others, moved = list(state.others), self._program.statistics
         shares = [others[place] * weights.sum().astype(others[place].dtype) for place in moved]
         if self.replicas > 1:
@@ -169,7 +169,7 @@ class JaxReplicaGroup(ReplicaGroup):
     def _contributed(
         self, pieces: Sequence[MicroBatch], weights: jax.Array
     ) -> tuple[jax.Array, Arrays, State]:
-        """This replica's contribution (see `ReplicaTrainer.contribution`), without kept gradients."""
+        """This replica's contribution, shapes as in `ReplicaTrainer.contribution`, without kept gradients."""
         state = self._computing_state()
         loss, gradients, after = self._contribution(state._replace(kept=[]), pieces, weights)
         return loss, gradients, after._replace(kept=state.kept)
@@ -197,6 +197,7 @@ class JaxReplicaGroup(ReplicaGroup):
         self._state = self._mesh.lift(self._apply(self._local_state(), list(gradients[0]), rate))
 
     def _rescale_and_apply(self, state: State, gradients: Arrays, rate: jax.Array) -> State:
+        """Applies unscaled gradients, in the weights' shapes."""
         return self._program.apply(state, self._program.rescaled(state, gradients), rate)
 
     @contextlib.contextmanager
@@ -307,9 +308,11 @@ class JaxReplicaGroup(ReplicaGroup):
         self._mesh.close()
 
     def _weights(self, batch: Batch) -> jax.Array:
+        """Slice weights of the local replica, shape `[slices]`."""
         return self._numbers_of(tuple(piece.weight for piece in batch.slices[0]))
 
     def _rate(self, rate: float) -> jax.Array:
+        """Learning rate as an array of shape `[1]`."""
         return self._numbers_of((self._rate_type(rate),))
 
     def _numbers_of(self, values: tuple[Any, ...]) -> jax.Array:

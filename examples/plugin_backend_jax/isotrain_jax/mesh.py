@@ -126,6 +126,7 @@ class ReplicaMesh:
         return jax.tree.map(self._lift, tree)
 
     def _lift(self, part: jax.Array) -> jax.Array:
+        """Global array of a local one: shape `[replicas * n, ...]` of `[n, ...]`."""
         shape = (self.replicas * part.shape[0], *part.shape[1:])
         return jax.make_array_from_single_device_arrays(shape, self._sharding, [part])
 
@@ -250,12 +251,12 @@ class Hosts(NamedTuple):
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(1, 2))
 def all_gather_shards(shard: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
-    """All-gather along an axis; its gradient is a reduce-scatter (sum). Collective."""
+    """All-gather of an array of any shape along an axis; its gradient is a reduce-scatter. Collective."""
     return lax.all_gather(shard, AXIS, axis=axis, axis_index_groups=hosts.parts, tiled=True)
 
 
 def sum_part(value: jax.Array, axis: int, parts: Subgroups | None = None) -> jax.Array:
-    """Reduce-scatter (sum) along an axis; within a compiled function. Collective.
+    """Reduce-scatter (sum) of any shape along an axis; within a compiled function. Collective.
 
     Between CPUs it is an all-to-all: gloo's reduce-scatter, which `lax.psum_scatter` is there, now
     and then gives wrong sums (github.com/jax-ml/jax/issues/40830).
@@ -275,16 +276,18 @@ def sum_part(value: jax.Array, axis: int, parts: Subgroups | None = None) -> jax
 
 
 def sum_of_all(value: jax.Array, axis: int, hosts: Hosts) -> jax.Array:
-    """This replica's shard, along an axis, of the sum over all replicas. Collective."""
+    """This replica's shard, along an axis, of the sum over all replicas; any shape. Collective."""
     part = sum_part(value, axis, hosts.parts)
     return part if hosts.copies is None else all_reduce_within(part, hosts.copies)
 
 
 def _joined(part: jax.Array, axis: int, hosts: Hosts) -> tuple[jax.Array, None]:
+    """Forward pass of `all_gather_shards`, any shape."""
     return all_gather_shards(part, axis, hosts), None
 
 
 def _summed(axis: int, hosts: Hosts, _: None, whole: jax.Array) -> tuple[jax.Array]:
+    """Backward pass of `all_gather_shards`: the shard of the summed gradient, in the shard's shape."""
     return (sum_of_all(whole, axis, hosts),)
 
 
@@ -319,6 +322,7 @@ def _groups(subgroups: Subgroups) -> list[list[int]]:
 
 
 def _as_bits(value: jax.Array) -> jax.Array:
+    """The bits of an array as unsigned integers, same shape."""
     return lax.bitcast_convert_type(value, _BITS[value.dtype.itemsize])
 
 

@@ -192,6 +192,8 @@ class ReplicaTrainer:
         weight: jax.Array,
         join: Callable[[Arrays], Arrays] | None,
     ) -> tuple[jax.Array, Arrays, State]:
+        """Weighted loss of a slice, a scalar; gradients in the weights' shapes; and the state after it."""
+
         def scaled_loss(trainable: Arrays) -> tuple[jax.Array, tuple[jax.Array, State]]:
             now = state._replace(trainable=join(trainable) if join else trainable)
             with self._holding(now) as scope:
@@ -224,7 +226,7 @@ class ReplicaTrainer:
         return state._replace(**values)
 
     def _unless_empty(self, weight: jax.Array, before: State, after: State) -> State:
-        """The state after a slice; a placeholder changes seeds, but no statistics and metrics."""
+        """The state after a slice, whose weight is a scalar; a placeholder changes seeds alone."""
         others = list(after.others)
         for place in self.statistics:
             others[place] = jnp.where(weight == 0, before.others[place], others[place])
@@ -420,6 +422,7 @@ def _packed(values: Iterable[jax.Array]) -> Arrays:
 
 
 def _chosen(condition: jax.Array, these: Arrays, others: Arrays) -> Arrays:
+    """Elementwise choice between two lists of arrays, in their shapes, by a scalar condition."""
     return [jnp.where(condition, a, b) for a, b in zip(these, others, strict=True)]
 
 

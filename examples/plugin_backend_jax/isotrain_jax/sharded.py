@@ -46,7 +46,7 @@ class ShardedGroup(JaxReplicaGroup):
     def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[jax.Array]], jax.Array]:
-        """Computes and reduces gradients; slices of different sizes are not compiled with the reduction."""
+        """Computes and reduces gradients; shapes as in the contract. Uneven slices are compiled alone."""
         slots, self._state = self._state.slots, self._state._replace(slots=[])
         reduced = self._reduced if batch.even else self._reduced_after_passes
         kept, loss = reduced(slices(batch), self._weights(batch), reduction)
@@ -56,6 +56,7 @@ class ShardedGroup(JaxReplicaGroup):
     def _reduced(
         self, pieces: Sequence[MicroBatch], weights: jax.Array, reduction: Reduction
     ) -> tuple[Arrays, jax.Array]:
+        """Reduced gradients of a step in one compiled function, and the mean loss, a scalar."""
         if reduction not in self._reducing:
 
             def function(state: State, pieces: Any, weights: jax.Array, never: jax.Array) -> Any:
@@ -90,6 +91,7 @@ class ShardedGroup(JaxReplicaGroup):
     def _reduced_after_passes(
         self, pieces: Sequence[MicroBatch], weights: jax.Array, reduction: Reduction
     ) -> tuple[Arrays, jax.Array]:
+        """Reduced gradients of passes that are compiled alone, and the mean loss, a scalar."""
         together = 1 if reduction.each_slice else len(pieces)
         found = []
         for first in range(0, len(pieces), together):
@@ -123,6 +125,7 @@ class ShardedGroup(JaxReplicaGroup):
         norm: jax.Array | None,
         rate: jax.Array,
     ) -> tuple[Arrays, Arrays]:
+        """Local weights and slots after an update by gradients of their shapes."""
         return self._program.update_shard(self._own, *before, gradients, norm, rate)
 
     def compute(

@@ -162,6 +162,7 @@ def _separated(vector: jax.Array, like: Sequence[jax.Array]) -> list[jax.Array]:
 
 
 def _filled(vector: jax.Array, size: int) -> jax.Array:
+    """A vector padded with zeros to a length."""
     return vector if vector.size == size else jnp.pad(vector, (0, size - vector.size))
 
 

@@ -88,6 +88,7 @@ class Names:
         }
 
     def _described(self, place: Place, value: jax.Array) -> StateInfo:
+        """Shape, dtype and shard of a named value."""
         where = self._where(place, value.shape)
         info = StateInfo(place.shape, value.dtype.name, value.nbytes, *where)
         is_alone = place.part == "slots" and place.index in self._alone
@@ -105,6 +106,7 @@ class Names:
     def _chosen(
         self, state: State, kinds: Sequence[StateKind]
     ) -> Iterator[tuple[str, Place, jax.Array]]:
+        """Values of these kinds, in the shapes of a `State`, with name and location."""
         for kind, places in self._places.items():
             if kind in kinds:
                 for name, place in places.items():
@@ -161,7 +163,7 @@ def to_numpy(array: jax.Array) -> np.ndarray:
 
 
 def shifted(name: str, value: np.ndarray, shift: int) -> np.ndarray:
-    """Moves the seed in the state of a seed generator, (seed, draws so far); other state stays."""
+    """Shifts the seed in a seed generator's state, shape `[2]` (seed, draws so far); other state stays."""
     if not keras_private.is_seed(name):
         return value
     moved = np.array(value)
