@@ -22,7 +22,6 @@ from isotrain.testing import reference_model
 from isotrain.testing.check_context import CheckContext
 from isotrain.testing.checks import collectives, computations
 from isotrain.testing.checks import crashes as crash_checks
-from isotrain.testing.checks import gradient_capture as gradient_capture_checks
 from isotrain.testing.checks import resume as resume_checks
 from isotrain.testing.checks import state as state_checks
 from isotrain.testing.checks import training as training_checks
@@ -141,8 +140,8 @@ IN_SESSION = (
     _check(computations.computation_scatters, COMPUTE),
     _check(computations.computation_in_subgroups, COMPUTE, Capability.SUBGROUPS),
     _check(computations.computation_in_bfloat16, COMPUTE, Capability.BFLOAT16_COLLECTIVES),
-    _check(gradient_capture_checks.gradients_preserve_state, STEP, STATE, GRADIENTS),
-    _check(gradient_capture_checks.kept_gradients, STEP, STATE, GRADIENTS),
+    _check(state_checks.gradients_preserve_state, STEP, STATE, GRADIENTS),
+    _check(state_checks.kept_gradients, STEP, STATE, GRADIENTS),
 )
 """Checks that take a `CheckContext`, all made in one run on every process.
 

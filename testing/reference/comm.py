@@ -46,36 +46,36 @@ class Communicator:
         """
         (self.replica,) = context.local_replicas
         self.replicas = context.replicas
-        self._links: list[socket.socket] = []
+        self._connections: list[socket.socket] = []
         if self.replicas > 1:
             host, port = context.rendezvous
-            with _told(f"the replicas did not all come to {host}:{port}"):
-                join = self._gather_links if self.replica == 0 else self._reach_first
-                self._links = join(context.rendezvous, timeout)
+            with _peer_lost(f"the replicas did not all come to {host}:{port}"):
+                join = self._accept_others if self.replica == 0 else self._connect_to_first
+                self._connections = join(context.rendezvous, timeout)
 
-    def _gather_links(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
+    def _accept_others(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
         """Accepts one connection from each other replica. Replica 0 calls it; sorted by replica."""
-        links: dict[int, socket.socket] = {}
+        connections: dict[int, socket.socket] = {}
         with socket.create_server(address, backlog=self.replicas) as server:
             server.settimeout(timeout)
-            while len(links) < self.replicas - 1:
-                link = _set_up(server.accept()[0], timeout)
-                links[_LENGTH.unpack(_receive(link))[0]] = link
-        return [links[replica] for replica in sorted(links)]
+            while len(connections) < self.replicas - 1:
+                connection = _set_up(server.accept()[0], timeout)
+                connections[_LENGTH.unpack(_receive(connection))[0]] = connection
+        return [connections[replica] for replica in sorted(connections)]
 
-    def _reach_first(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
+    def _connect_to_first(self, address: tuple[str, int], timeout: float) -> list[socket.socket]:
         """Connects to replica 0, which may not listen yet. All replicas but 0 call it."""
         deadline = time.monotonic() + timeout
         while True:
             try:
-                link = _set_up(socket.create_connection(address, timeout), timeout)
+                connection = _set_up(socket.create_connection(address, timeout), timeout)
                 break
             except ConnectionRefusedError:
                 if time.monotonic() > deadline:
                     raise
                 time.sleep(_RETRY_SECONDS)
-        _send(link, _LENGTH.pack(self.replica))
-        return [link]
+        _send(connection, _LENGTH.pack(self.replica))
+        return [connection]
 
     def all_gather(self, array: Array) -> Array:
         """Gathers the arrays of all replicas. Collective.
@@ -96,56 +96,56 @@ class Communicator:
         """Gathers the arrays of the listed replicas, which have one shape. Collective over all replicas."""
         if self.replicas == 1:
             return [np.array(array) for _ in replicas]
-        with _told("the exchange with the other replicas failed"):
+        with _peer_lost("the exchange with the other replicas failed"):
             messages = self._collect(array.tobytes())
         requested = [messages[replica] for replica in replicas]
         if any(len(message) != array.nbytes for message in requested):
             raise IsotrainError(
-                f"replica {self.replica} exchanges {array.nbytes} bytes, and all {len(requested)} together"
+                f"replica {self.replica} sends {array.nbytes} bytes, and all {len(requested)} together"
                 f" {sum(map(len, requested))}: every replica must exchange the same, in the same order."
             )
         return [np.frombuffer(each, array.dtype).reshape(array.shape) for each in requested]
 
-    def _collect(self, own: bytes) -> list[bytes]:
+    def _collect(self, message: bytes) -> list[bytes]:
         if self.replica:
-            (link,) = self._links
-            _send(link, own)
-            return [_receive(link) for _ in range(self.replicas)]
-        messages = [own, *map(_receive, self._links)]
+            (connection,) = self._connections
+            _send(connection, message)
+            return [_receive(connection) for _ in range(self.replicas)]
+        messages = [message, *map(_receive, self._connections)]
         frames = b"".join(map(_framed, messages))
-        for link in self._links:
-            link.sendall(frames)
+        for connection in self._connections:
+            connection.sendall(frames)
         return messages
 
     def close(self) -> None:
         """Closes the connections after a barrier. Collective."""
         self.all_gather(np.zeros(1))
-        for link in self._links:
-            link.close()
+        for connection in self._connections:
+            connection.close()
 
 
-def _set_up(link: socket.socket, timeout: float) -> socket.socket:
-    link.settimeout(timeout)
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return link
+def _set_up(connection: socket.socket, timeout: float) -> socket.socket:
+    connection.settimeout(timeout)
+    connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    return connection
 
 
-def _send(link: socket.socket, message: bytes) -> None:
-    link.sendall(_framed(message))
+def _send(connection: socket.socket, message: bytes) -> None:
+    connection.sendall(_framed(message))
 
 
 def _framed(message: bytes) -> bytes:
     return _LENGTH.pack(len(message)) + message
 
 
-def _receive(link: socket.socket) -> bytes:
-    return _exactly(link, _LENGTH.unpack(_exactly(link, _LENGTH.size))[0])
+def _receive(connection: socket.socket) -> bytes:
+    return _exactly(connection, _LENGTH.unpack(_exactly(connection, _LENGTH.size))[0])
 
 
-def _exactly(link: socket.socket, count: int) -> bytes:
+def _exactly(connection: socket.socket, count: int) -> bytes:
     received = bytearray()
     while len(received) < count:
-        chunk = link.recv(min(count - len(received), 1 << 20))
+        chunk = connection.recv(min(count - len(received), 1 << 20))
         if not chunk:
             raise ConnectionError("the other end is closed")
         received += chunk
@@ -153,7 +153,7 @@ def _exactly(link: socket.socket, count: int) -> bytes:
 
 
 @contextmanager
-def _told(what: str) -> Iterator[None]:
+def _peer_lost(what: str) -> Iterator[None]:
     """Raises an `OSError` as `PeerLostError`; `what` says which communication failed."""
     try:
         yield

@@ -1,10 +1,11 @@
-"""Replica group of the reference backend: the one replica of this process.
+"""Replica group of the reference backend, and the one replica of this process.
 
 Arrays are NumPy's, of the spec's precision; NumPy computes at once, so no result is ever pending.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Hashable, Mapping, Sequence
 from typing import Any
 
@@ -17,10 +18,14 @@ from isotrain.plugin import (
     LayerTrait,
     Phase,
     Reduction,
+    Replica,
     ReplicaGroup,
     StateInfo,
     StateKind,
+    StatePart,
+    Subgroups,
     TrainingSpec,
+    local_subgroup,
     map_tree,
 )
 from isotrain.testing.reference.comm import Communicator
@@ -28,8 +33,53 @@ from isotrain.testing.reference.flatten import flatten, unflatten_into
 from isotrain.testing.reference.layers import Array
 from isotrain.testing.reference.losses_and_metrics import mean
 from isotrain.testing.reference.network import Network
-from isotrain.testing.reference.replica import ReferenceReplica
+from isotrain.testing.reference.tensor_ops import NumpyTensorOps
 from isotrain.testing.reference.trainer import ReplicaTrainer
+
+
+class ReferenceReplica(Replica):
+    """Replica that reads and writes a trainer's arrays; collectives run at once.
+
+    Vectors are 1-D: the parts or weights one after the other, in the widest of their dtypes.
+    """
+
+    ops = NumpyTensorOps()
+
+    def __init__(self, trainer: ReplicaTrainer, communicator: Communicator) -> None:
+        self.index = communicator.replica
+        self.replicas = communicator.replicas
+        self._trainer = trainer
+        self._communicator = communicator
+
+    def read(self, parts: Sequence[StatePart]) -> Array:
+        return flatten(self._arrays(parts))
+
+    def write(self, parts: Sequence[StatePart], vector: Array) -> None:
+        unflatten_into(vector, self._arrays(parts))
+
+    def read_weights(self, indices: Sequence[int]) -> Array:
+        dtypes = [weight.dtype for weight in self._trainer.part("trainable")]
+        return flatten(self._weights(indices)).astype(np.result_type(*dtypes))
+
+    def write_weights(self, indices: Sequence[int], vector: Array) -> None:
+        unflatten_into(vector, self._weights(indices))
+
+    def _weights(self, indices: Sequence[int]) -> list[Array]:
+        """Trainable weights at some indices, in their shapes."""
+        weights = self._trainer.part("trainable")
+        return [weights[index] for index in indices]
+
+    def _arrays(self, parts: Sequence[StatePart]) -> list[Array]:
+        """Arrays of parts of the state, in their shapes."""
+        return [array for part in parts for array in self._trainer.part(part)]
+
+    def all_gather(self, tensor: Array) -> Array:
+        return self._communicator.all_gather(tensor)
+
+    def all_reduce_within(self, tensor: Array, subgroups: Subgroups) -> Array:
+        """Sums as by default; shapes may differ between subgroups. Collective."""
+        subgroup = local_subgroup(self.index, subgroups) or (self.index,)
+        return np.array(functools.reduce(np.add, self._communicator.gather(tensor, subgroup)))
 
 
 class ReferenceGroup(ReplicaGroup):
@@ -41,43 +91,38 @@ class ReferenceGroup(ReplicaGroup):
 
     replica_type = ReferenceReplica
 
-    def __init__(self, spec: TrainingSpec, exchange: Communicator) -> None:
-        """Builds the trainer and broadcasts the initial weights of replica 0. Collective.
-
-        Args:
-            spec: Training spec.
-            exchange: Communicator, connected to the other replicas.
-        """
-        self.replicas = exchange.replicas
-        self.local_replicas = (exchange.replica,)
-        self._exchange = exchange
-        self._program = ReplicaTrainer(spec, exchange.replica)
-        self._keeps = False
-        self._updates_own = False
+    def __init__(self, spec: TrainingSpec, communicator: Communicator) -> None:
+        """Builds the trainer and broadcasts the initial weights of replica 0. Collective."""
+        self.replicas = communicator.replicas
+        self.local_replicas = (communicator.replica,)
+        self._communicator = communicator
+        self._trainer = ReplicaTrainer(spec, communicator.replica)
+        self._keeps_gradients = False
+        self._is_sharded = False
         self._kept: list[Array] | None = None
-        weights = self._program.part("trainable") + self._program.part("statistics")
-        unflatten_into(exchange.all_gather(flatten(weights))[0], weights)
+        weights = self._trainer.part("trainable") + self._trainer.part("statistics")
+        unflatten_into(communicator.all_gather(flatten(weights))[0], weights)
 
     @property
     def model(self) -> Network:
         """The model of this process's replica."""
-        return self._program.network
+        return self._trainer.network
 
     def to_device(self, arrays: Any) -> Any:
         return map_tree(np.array, arrays)
 
     def gradients(self, batch: Batch) -> tuple[list[list[Array]], Array]:
-        loss, gradients = self._program.contribution(batch.slices[0])
+        loss, gradients = self._trainer.contribution(batch.slices[0])
         return [gradients], self.all_reduce([loss], "mean")[0]
 
     def apply_gradients(self, gradients: Sequence[Sequence[Array]], learning_rate: float) -> None:
-        if self._keeps:
+        if self._keeps_gradients:
             self._kept = [np.array(gradient) for gradient in gradients[0]]
-        self._program.update(gradients[0], learning_rate)
+        self._trainer.update(gradients[0], learning_rate)
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
-        self._updates_own = True
-        self._program.shard_optimizer(weights[0])
+        self._is_sharded = True
+        self._trainer.shard_optimizer(weights[0])
 
     def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
@@ -89,7 +134,7 @@ class ReferenceGroup(ReplicaGroup):
         return [shard], loss
 
     def _replica(self) -> ReferenceReplica:
-        return self.replica_type(self._program, self._exchange)
+        return self.replica_type(self._trainer, self._communicator)
 
     def update_shard(
         self,
@@ -98,11 +143,11 @@ class ReferenceGroup(ReplicaGroup):
         norms: Sequence[Array] | None,
     ) -> None:
         norm = None if norms is None else float(norms[0])
-        self._program.update(gradients[0], learning_rate, norm)
+        self._trainer.update(gradients[0], learning_rate, norm)
 
     def keep_gradients(self) -> bool:
-        self._keeps = not self._updates_own
-        return self._keeps
+        self._keeps_gradients = not self._is_sharded
+        return self._keeps_gradients
 
     def kept_gradients(self) -> list[list[Array]]:
         assert self._kept is not None
@@ -115,13 +160,13 @@ class ReferenceGroup(ReplicaGroup):
         return [computation(self._replica(), *(value for (value,) in values), **options)]
 
     def evaluation_step(self, batch: Batch) -> None:
-        self._program.evaluate(batch.slices[0])
+        self._trainer.evaluate(batch.slices[0])
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
-        return [self._program.predict(replica_inputs) for replica_inputs in inputs]
+        return [self._trainer.predict(replica_inputs) for replica_inputs in inputs]
 
     def collect_metrics(self, phase: Phase) -> dict[str, float]:
-        trainer = self._program
+        trainer = self._trainer
         if phase == "train":
             sums = self.all_reduce([trainer.metrics.sums])[0]
             trainer.metrics.reset()
@@ -132,42 +177,42 @@ class ReferenceGroup(ReplicaGroup):
         return {"loss": mean(*sums[:2]), **trainer.evaluated.results(sums[2:])}
 
     def pop_metric_state(self) -> Array:
-        sums = self._program.metrics.sums.copy()
-        self._program.metrics.reset()
+        sums = self._trainer.metrics.sums.copy()
+        self._trainer.metrics.reset()
         return sums
 
     def add_metric_state(self, sums: Array) -> None:
-        self._program.metrics.sums += sums
+        self._trainer.metrics.sums += sums
 
     def traits(self) -> list[LayerTrait]:
-        return self._program.network.traits()
+        return self._trainer.network.traits()
 
     def reseed(self, replica: int, step: int) -> None:
-        self._program.reseed(replica, step)
+        self._trainer.reseed(replica, step)
 
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
         infos = super().describe_state(kinds, replica=replica).items()
-        is_alone = self._program.is_alone
+        is_alone = self._trainer.is_alone
         return {n: info.on_this_replica_only() if is_alone(n) else info for n, info in infos}
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, Array]:
         self.local_index(replica)
-        sections = [values for kind, values in self._program.state.items() if kind in kinds]
+        sections = [values for kind, values in self._trainer.state.items() if kind in kinds]
         return {n: np.array(value) for values in sections for n, value in values.items()}
 
     def write_state(self, state: Mapping[str, Array], *, replica: int | None = None) -> None:
         self.local_index(replica)
-        self._program.write(state)
+        self._trainer.write(state)
 
     def is_remote(self, name: str) -> bool:
-        return self._program.is_remote(name)
+        return self._trainer.is_remote(name)
 
     def numpy(self, tensor: Array) -> Array:
         return np.array(tensor)
 
     def close(self) -> None:
-        self._exchange.close()
+        self._communicator.close()

@@ -57,7 +57,7 @@ class ReplicaTrainer:
         self.network.freeze(spec.is_frozen)
         self._objective = build_objective(spec, self.network)
         self._optimizer = build_optimizer(spec, self.network.trainable)
-        self._elsewhere: set[str] = set()
+        self._remote_names: set[str] = set()
         self.metrics, self.evaluated = Means(spec.metrics), Means(spec.metrics)
         self.losses = np.zeros(2)
         self.state: dict[StateKind, Mapping[str, Array]] = {
@@ -71,16 +71,12 @@ class ReplicaTrainer:
         """Optimizer state by name, in its shapes."""
         return {_OPTIMIZER + name: value for name, value in self._optimizer.state.items()}
 
-    def shard_optimizer(self, places: Sequence[int]) -> None:
-        """Restricts the optimizer and its state to these trainable weights (ZeRO stage 1).
-
-        Args:
-            places: Indices of the weights that this replica updates.
-        """
+    def shard_optimizer(self, indices: Sequence[int]) -> None:
+        """Restricts the optimizer and its state to the trainable weights at these indices (ZeRO stage 1)."""
         weights = list(self.network.trainable.items())
-        self._optimizer = build_optimizer(self._spec, dict(weights[index] for index in places))
+        self._optimizer = build_optimizer(self._spec, dict(weights[index] for index in indices))
         before, self.state["optimizer"] = self.state["optimizer"], self._slots()
-        self._elsewhere = before.keys() - self.state["optimizer"].keys()
+        self._remote_names = before.keys() - self.state["optimizer"].keys()
 
     def reseed(self, replica: int, step: int) -> None:
         """Seeds the random layers for a replica and a step."""
@@ -88,11 +84,11 @@ class ReplicaTrainer:
 
     def is_alone(self, name: str) -> bool:
         """Whether only this replica has this state: optimizer state of a weight that only it updates."""
-        return bool(self._elsewhere) and name in self.state["optimizer"] and name != STEPS
+        return bool(self._remote_names) and name in self.state["optimizer"] and name != STEPS
 
     def is_remote(self, name: str) -> bool:
         """Whether another replica has this state: optimizer state of a weight that only it updates."""
-        return name in self._elsewhere
+        return name in self._remote_names
 
     def part(self, part: StatePart) -> list[Array]:
         """Arrays of one part of the state, each in the shape and dtype of its weight or statistic."""
@@ -102,11 +98,11 @@ class ReplicaTrainer:
             return list(self.network.trainable.values())
         return [slot for slot in self.state["optimizer"].values() if slot.ndim]
 
-    def contribution(self, pieces: Sequence[Slice]) -> tuple[Array, list[Array]]:
+    def contribution(self, micro_batches: Sequence[Slice]) -> tuple[Array, list[Array]]:
         """Forward and backward over micro-batches, summed.
 
         Args:
-            pieces: Micro-batches of this replica; empty ones advance the random layers only.
+            micro_batches: Micro-batches of this replica; empty ones advance the random layers only.
 
         Returns:
             Sum of slice weight times mean loss, a scalar of the spec's precision; and its gradients, in
@@ -114,7 +110,7 @@ class ReplicaTrainer:
         """
         total = np.zeros((), self._spec.precision)
         gradients = [np.zeros_like(weight) for weight in self.part("trainable")]
-        for micro_batch in pieces:
+        for micro_batch in micro_batches:
             if not micro_batch.count:
                 self.network.skip_draws()
                 continue
@@ -123,27 +119,27 @@ class ReplicaTrainer:
             gradients = [partial + term for partial, term in zip(gradients, terms, strict=True)]
         return total, gradients
 
-    def _forward_and_backward(self, piece: Slice) -> tuple[float, list[Array]]:
+    def _forward_and_backward(self, micro_batch: Slice) -> tuple[float, list[Array]]:
         """Mean loss of a slice, and weighted gradients of the weights' shapes."""
         self.network.training = True
-        losses, predictions, slopes = self._computed(piece)
-        self.metrics.add(piece.targets, predictions, piece.count)
-        factor = np.dtype(self._spec.precision).type(piece.weight / piece.count)
+        losses, predictions, slopes = self._losses(micro_batch)
+        self.metrics.add(micro_batch.targets, predictions, micro_batch.count)
+        factor = np.dtype(self._spec.precision).type(micro_batch.weight / micro_batch.count)
         scaled = map_tree(lambda slope: slope * factor, slopes)
         return float(losses.mean()), self.network.backward(scaled)
 
-    def _computed(self, piece: Slice) -> Any:
+    def _losses(self, micro_batch: Slice) -> Any:
         """Losses, shape [samples]; predictions; and the derivatives of the losses by the predictions."""
-        if isinstance(piece.targets, Weighted):
+        if isinstance(micro_batch.targets, Weighted):
             raise UnsupportedError("data: backend 'reference' knows no sample weights.")
-        return self._objective(piece.inputs, piece.targets)
+        return self._objective(micro_batch.inputs, micro_batch.targets)
 
-    def evaluate(self, pieces: Sequence[Slice]) -> None:
+    def evaluate(self, micro_batches: Sequence[Slice]) -> None:
         """Adds the losses and metrics of micro-batches to the sums of evaluation."""
         self.network.training = False
-        for micro_batch in pieces:
+        for micro_batch in micro_batches:
             if micro_batch.count:
-                losses, predictions, _ = self._computed(micro_batch)
+                losses, predictions, _ = self._losses(micro_batch)
                 self.losses += (float(losses.mean()) * micro_batch.count, micro_batch.count)
                 self.evaluated.add(micro_batch.targets, predictions, micro_batch.count)
 
@@ -162,23 +158,23 @@ class ReplicaTrainer:
         """
         self._optimizer.update(clipped(self._spec, gradients, norm), rate)
 
-    def write(self, given: Mapping[str, Array]) -> None:
+    def write(self, state: Mapping[str, Array]) -> None:
         """Writes named state; optimizer state that another replica has is skipped.
 
         Raises:
             IsotrainError: A name is unknown, or a shape differs from the model's.
         """
         arrays = {name: value for kind in self.state.values() for name, value in kind.items()}
-        given = {name: value for name, value in given.items() if name not in self._elsewhere}
-        for name, value in given.items():
+        local = {name: value for name, value in state.items() if name not in self._remote_names}
+        for name, value in local.items():
             if name not in arrays:
                 raise IsotrainError(unknown_name("state", name, arrays))
             if np.shape(value) != arrays[name].shape:
                 raise IsotrainError(
-                    f"{name!r} has shape {arrays[name].shape} in this model, and the given state has"
+                    f"{name!r} has shape {arrays[name].shape} in this model, and the state to write has"
                     f" {np.shape(value)}."
                 )
-        for name, value in given.items():
+        for name, value in local.items():
             arrays[name][...] = value
 
 

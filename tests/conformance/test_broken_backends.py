@@ -70,7 +70,7 @@ EXPECTED: dict[str, set[str]] = {
     "counted-placeholders": {"evaluation"},
     "trains-to-predict": {"predictions"},
     "own-start": {"start_is_equal", "start_is_of_the_seed"},
-    "forgets-metrics": {"resumes_exactly"},
+    "forgets-metrics": {"gradients_preserve_state", "resumes_exactly"},
     "careless": {"declarations", "unknown_choices_are_refused"},
     "noisy-close": {"clean_exit"},
     "dies-in-a-barrier": {"barrier"},

@@ -25,8 +25,7 @@ from isotrain.core.plugins.registries import BackendRegistry
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.testing.reference.adapter import Reference
 from isotrain.testing.reference.comm import Communicator
-from isotrain.testing.reference.replica import ReferenceReplica
-from isotrain.testing.reference.replica_group import ReferenceGroup
+from isotrain.testing.reference.replica_group import ReferenceGroup, ReferenceReplica
 
 if TYPE_CHECKING:
     from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup
