@@ -91,9 +91,9 @@ class FullyShardedBackend(Protocol):
         """
 
 
-BACKEND_PROTOCOLS: Mapping[Capability, type] = {
-    Capability.PARAMETER_SERVER_STEP: ParameterServerBackend,
-    Capability.PIPELINE_STEP: PipelineBackend,
-    Capability.UNSHARD_WEIGHTS: FullyShardedBackend,
+BACKEND_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
+    ParameterServerBackend: frozenset({Capability.PARAMETER_SERVER_STEP}),
+    PipelineBackend: frozenset({Capability.PIPELINE_STEP}),
+    FullyShardedBackend: frozenset({Capability.UNSHARD_WEIGHTS}),
 }
-"""Capability to the protocol of an adapter that declares it."""
+"""Protocol to the capabilities that an adapter declares with it."""

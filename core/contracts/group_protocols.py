@@ -267,22 +267,15 @@ class GradientKeepingGroup(Protocol):
         """
 
 
-ALL_PROTOCOLS = (
-    PipelineGroup,
-    ShardedGroup,
-    FullyShardedGroup,
-    ParameterServerGroup,
-    WorkerGroup,
-    ExportingGroup,
-    WeightsFileGroup,
-    CompressingGroup,
-    GradientKeepingGroup,
-)
-GROUP_PROTOCOLS: Mapping[Capability, type] = {
-    Capability.PARAMETER_SERVER_STEP: ParameterServerGroup,
-    Capability.PIPELINE_STEP: PipelineGroup,
-    Capability.REDUCE_SCATTER_GRADIENTS: ShardedGroup,
-    Capability.UNSHARD_WEIGHTS: FullyShardedGroup,
-    Capability.UPDATE_SHARD: ShardedGroup,
+GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
+    ParameterServerGroup: frozenset({Capability.PARAMETER_SERVER_STEP}),
+    WorkerGroup: frozenset(),
+    ShardedGroup: frozenset({Capability.UPDATE_SHARD, Capability.REDUCE_SCATTER_GRADIENTS}),
+    FullyShardedGroup: frozenset({Capability.UNSHARD_WEIGHTS}),
+    PipelineGroup: frozenset({Capability.PIPELINE_STEP}),
+    ExportingGroup: frozenset(),
+    WeightsFileGroup: frozenset(),
+    CompressingGroup: frozenset(),
+    GradientKeepingGroup: frozenset(),
 }
-"""Capability to the protocol of a replica group that has it; all groups have what is missing here."""
+"""Protocol to the capabilities that a group has by it."""

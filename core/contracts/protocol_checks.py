@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import inspect
 from abc import ABC
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
+from isotrain.core.contracts.capabilities import Capability
 from isotrain.core.errors import PluginError, UnsupportedError
 
 P = TypeVar("P")
@@ -42,9 +43,29 @@ def missing_methods(implementation: object, protocol: type) -> list[str]:
     return [n for n in methods_of(protocol) if not callable(getattr(implementation, n, None))]
 
 
-def is_half(implementation: object, protocol: type) -> bool:
-    """Whether a class or an object has some methods of a protocol, but not all."""
-    return 0 < len(missing_methods(implementation, protocol)) < len(methods_of(protocol))
+def require_protocols(
+    implementation: object,
+    protocols: Mapping[type, frozenset[Capability]],
+    declared: Collection[Capability],
+    name: str,
+) -> None:
+    """Requires the methods of declared capabilities, and of each other protocol all or none.
+
+    Args:
+        implementation: Class or object.
+        protocols: Protocol to the capabilities that need it.
+        declared: Declared capabilities.
+        name: What the implementation is called in an error.
+
+    Raises:
+        PluginError: Methods are missing.
+    """
+    for protocol, capabilities in protocols.items():
+        missing = missing_methods(implementation, protocol)
+        needed = sorted(capabilities.intersection(declared))
+        if missing and (needed or len(missing) < len(methods_of(protocol))):
+            why = f"declares {', '.join(needed)}" if needed else f"is half a {protocol.__name__}"
+            raise PluginError(f"{name} {why}, but lacks {describe_methods(protocol, missing)}.")
 
 
 def describe_methods(contract: type, names: Iterable[str]) -> str:

@@ -234,17 +234,10 @@ class PluginManager:
             try:
                 return self.backends.get(name)()
             except PluginError as error:
+                owners = (p for p in self.loaded if name in p.registered.get("backends", ()))
                 raise PluginError(
-                    f"plugin {self._registrant('backends', name)!r}: {error}"
+                    "".join(f"plugin {p.candidate.name!r}: " for p in owners) + str(error)
                 ) from error
-
-    def _registrant(self, kind: str, name: str) -> str:
-        """Name of the plugin that registered an implementation."""
-        return next(
-            each.candidate.name
-            for each in reversed(self.loaded)
-            if name in each.registered.get(kind, ())
-        )
 
     def launcher(self, name: str, options: Mapping[str, Any] | None = None) -> Launcher:
         """New instance of a registered launcher.

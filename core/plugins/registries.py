@@ -10,7 +10,7 @@ from isotrain.core.contracts.backend_protocols import BACKEND_PROTOCOLS
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.contracts.protocol_checks import describe_methods, is_half, missing_methods
+from isotrain.core.contracts.protocol_checks import describe_methods, require_protocols
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError, unknown_name
 from isotrain.core.spec import import_strings
@@ -117,15 +117,8 @@ class BackendRegistry(Registry[Adapter]):
         where = f"the backend {name!r}, {implementation.__module__}.{implementation.__qualname__},"
         if missing := [each for each in _ATTRIBUTES if not hasattr(implementation, each)]:
             raise PluginError(f"{where} lacks the attributes {', '.join(missing)}.")
-        layouts = implementation.capabilities.values()
-        for capability, protocol in BACKEND_PROTOCOLS.items():
-            is_declared = any(capability in declared.has for declared in layouts)
-            missing = missing_methods(implementation, protocol)
-            if missing and (is_declared or is_half(implementation, protocol)):
-                why = f"declares {capability}" if is_declared else f"is half a {protocol.__name__}"
-                raise PluginError(
-                    f"{where} {why}, but lacks {describe_methods(protocol, missing)}."
-                )
+        declared = {each for layout in implementation.capabilities.values() for each in layout.has}
+        require_protocols(implementation, BACKEND_PROTOCOLS, declared, where)
 
 
 class StrategyRegistry(Registry[Strategy]):

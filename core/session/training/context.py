@@ -5,10 +5,10 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from isotrain.core.contracts.device_mesh import STAGE
-from isotrain.core.contracts.group_protocols import ALL_PROTOCOLS, GROUP_PROTOCOLS
+from isotrain.core.contracts.group_protocols import GROUP_PROTOCOLS
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext, ServerConnection
-from isotrain.core.contracts.protocol_checks import describe_methods, is_half, missing_methods
+from isotrain.core.contracts.protocol_checks import require_protocols
 from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
@@ -127,15 +127,12 @@ def open_group(
         group = layout.open(adapter, spec, config, context, server_connection)
     except PluginError as error:
         raise PluginError(f"backend {plan.backend!r}: {error}") from error
-    declared = adapter.capabilities_for(layout.name).has
-    promised = {GROUP_PROTOCOLS[each] for each in declared if each in GROUP_PROTOCOLS}
-    for protocol in ALL_PROTOCOLS:
-        missing = missing_methods(group, protocol)
-        if missing and (protocol in promised or is_half(group, protocol)):
-            raise PluginError(
-                f"backend {plan.backend!r}: its group {type(group).__name__} of layout {layout.name!r} is no"
-                f" {protocol.__name__}: it lacks {describe_methods(protocol, missing)}."
-            )
+    require_protocols(
+        group,
+        GROUP_PROTOCOLS,
+        adapter.capabilities_for(layout.name).has,
+        f"backend {plan.backend!r} with groups {type(group).__name__} of layout {layout.name!r}",
+    )
     return group
 
 

@@ -184,7 +184,9 @@ def test_a_group_has_the_methods_of_what_its_backend_declares() -> None:
             "replicated": REPLICATED_CAPABILITIES.with_changes(has={Capability.UNSHARD_WEIGHTS})
         }
 
-    with pytest.raises(PluginError, match=r"FullyShardedGroup: it lacks unshard_weights \(All-g"):
+    with pytest.raises(
+        PluginError, match=r"declares unshard-weights, but lacks unshard_weights \(All-g"
+    ):
         opened(Promising())
 
 
@@ -196,7 +198,7 @@ def test_a_group_has_no_half_of_a_capability() -> None:
     class Starting(Complete):
         group = Keeping
 
-    with pytest.raises(PluginError, match=r"no GradientKeepingGroup: it lacks kept_gradients"):
+    with pytest.raises(PluginError, match=r"half a GradientKeepingGroup, but lacks kept_gradients"):
         opened(Starting())
     Keeping.kept_gradients = Keeping.keep_gradients  # type: ignore[attr-defined]
     assert isinstance(opened(Starting()), Keeping)
