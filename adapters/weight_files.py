@@ -52,7 +52,11 @@ def load_weight_arrays(path: Path, model: Any) -> dict[str, np.ndarray]:
 
 
 def _read_torch(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Tensors of a torch file by name, in their shapes; float32 for bfloat16."""
+    """Tensors of a torch file by name, in their shapes; float32 for bfloat16.
+
+    Raises:
+        IsotrainError: torch is missing, or the file holds something else than tensors by name.
+    """
     if importlib.util.find_spec("torch") is None:
         raise IsotrainError(
             f"initial_weights: {path} can be read with torch only, which is not installed here. Save it"
@@ -77,7 +81,11 @@ def _read_torch(path: Path) -> Iterator[tuple[str, np.ndarray]]:
 
 
 def _read_onnx(path: Path) -> Iterator[tuple[str, np.ndarray]]:
-    """Initializers of the graph, in their shapes, by the exporter's names; no other file is opened."""
+    """Initializers of the graph, in their shapes, by the exporter's names; no other file is opened.
+
+    Raises:
+        IsotrainError: onnx is missing, or the file holds no complete graph.
+    """
     if importlib.util.find_spec("onnx") is None:
         raise IsotrainError(
             f"initial_weights: {path} is read with: pip install 'isotrain[onnx]'. Or save it as .safetensors"

@@ -114,7 +114,11 @@ class TraceRunner:
         return self._reference.launcher.name == LOCAL
 
     def trace(self, wanted: ParityTarget, spec: TrainingSpec, note: str) -> RunTrace:
-        """Makes one traced run in new processes; `note` says how it differs from the target."""
+        """Makes one traced run in new processes; `note` says how it differs from the target.
+
+        Raises:
+            RunFailedError: The run failed.
+        """
         self._launched += 1
         label = f"{wanted.name}{f' ({note})' if note else ''}"
         self._say(f"run {self._launched}: {label}")

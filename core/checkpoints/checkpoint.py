@@ -241,6 +241,8 @@ def _array(shape: Sequence[int], dtype: str, name: str) -> np.ndarray:
     """Allocates an uninitialized array of a shape and dtype, in pages of the base size.
 
     A virtual machine that has not had a huge page before can take five times as long to give it.
+    Raises:
+        CheckpointError: There is not enough memory.
     """
     numpy_dtype = array_dtype(dtype)
     nbytes = math.prod(shape) * numpy_dtype.itemsize

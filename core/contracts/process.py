@@ -172,7 +172,11 @@ class ServerConnection:
 
 
 def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
-    """Process context that isotrain's launcher set; None in a process started by anything else."""
+    """Process context that isotrain's launcher set; None in a process started by anything else.
+
+    Raises:
+        IsotrainError: The variable is set to something else.
+    """
     text = variables.get(VARIABLE)
     if text is None:
         return None

@@ -39,7 +39,11 @@ def npz(path: str | Path, inputs: str = "x", targets: str | None = "y") -> Array
 
 
 def _npz_member(path: Path, name: str) -> Array:
-    """One array of an `.npz` file, any shape and dtype: memory-mapped, or loaded if it is compressed."""
+    """One array of an `.npz` file, any shape and dtype: memory-mapped, or loaded if it is compressed.
+
+    Raises:
+        DataError: The file has no such array, or holds Python objects.
+    """
     try:
         with zipfile.ZipFile(path) as archive:
             names = [entry.removesuffix(".npy") for entry in archive.namelist()]
@@ -60,7 +64,11 @@ def _npz_member(path: Path, name: str) -> Array:
 
 
 def _map_npy(path: Path, start: int) -> Array:
-    """Memory-maps an array of the `.npy` header's shape and dtype, from byte `start` of a file, read-only."""
+    """Memory-maps an array of the `.npy` header's shape and dtype, from byte `start` of a file, read-only.
+
+    Raises:
+        DataError: The file holds no array of numbers there.
+    """
     try:
         with path.open("rb") as file:
             file.seek(start)

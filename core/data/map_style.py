@@ -48,7 +48,11 @@ class BatchIndexed:
         return len(self._data)
 
     def gather(self, indices: Indices) -> InputsAndTargets:
-        """The selected columns of the samples at `indices` (int64 [batch]), arrays of shape [batch, ...]."""
+        """The selected columns of the samples at `indices` (int64 [batch]), arrays of shape [batch, ...].
+
+        Raises:
+            DataError: The data set returned no dict of columns.
+        """
         batch = self._data[indices.tolist()]
         if not isinstance(batch, Mapping):
             raise DataError(

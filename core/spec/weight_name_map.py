@@ -47,7 +47,11 @@ class MappedTensor:
         return array if self.axes is None else self._rearrange(array, *_sides(self.axes)[::-1])
 
     def _rearrange(self, array: np.ndarray, source: list[str], target: list[str]) -> np.ndarray:
-        """Splits, permutes and merges axes of an array: shape by the axes `source` to shape by `target`."""
+        """Splits, permutes and merges axes of an array: shape by the axes `source` to shape by `target`.
+
+        Raises:
+            SpecError: The letters do not fit the array's axes.
+        """
         if len(source) != array.ndim:
             raise SpecError(
                 f"map: {self.name}: axes {self.axes!r} name {len(source)} axes, but the tensor has"

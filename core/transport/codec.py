@@ -81,7 +81,11 @@ def array_name(index: int) -> str:
 
 
 def _encode_value(value: Any, arrays: list[np.ndarray]) -> Any:
-    """JSON form of a value; its arrays, of any shape and dtype, are appended to `arrays`."""
+    """JSON form of a value; its arrays, of any shape and dtype, are appended to `arrays`.
+
+    Raises:
+        IsotrainError: A value is of another type.
+    """
     if isinstance(value, np.ndarray):
         arrays.append(value)
         return {_ARRAY: array_name(len(arrays) - 1)}

@@ -93,7 +93,11 @@ class Communicator:
         return np.stack(self.gather(array, range(self.replicas)))
 
     def gather(self, array: Array, replicas: Sequence[int]) -> list[Array]:
-        """Gathers the arrays of the listed replicas, which have one shape. Collective over all replicas."""
+        """Gathers the arrays of the listed replicas, which have one shape. Collective over all replicas.
+
+        Raises:
+            IsotrainError: The replicas' arrays differ in size.
+        """
         if self.replicas == 1:
             return [np.array(array) for _ in replicas]
         with _peer_lost("the exchange with the other replicas failed"):

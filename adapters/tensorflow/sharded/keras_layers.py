@@ -206,7 +206,11 @@ class _GatheringCall(_IsolatedCall):
         ]
 
     def run_flat(self, tensors: Sequence[Any]) -> list[Any]:
-        """Gathers the weights, calls the layer, and appends the weights' regularization losses."""
+        """Gathers the weights, calls the layer, and appends the weights' regularization losses.
+
+        Raises:
+            SpecError: The layer has an operation that cannot be repeated.
+        """
         count = len(self._trained)
         full = self._sharded_weights.all_gather(self._trained, tensors[:count])
         before = operations()

@@ -198,7 +198,11 @@ class _GatheringCall:
         return [self._leaves[index] for index in self._inputs]
 
     def run_flat(self, tensors: Sequence[tf.Tensor]) -> list[tf.Tensor]:
-        """Gathers weights to unsharded shapes and calls the module; returns outputs and updated variables."""
+        """Gathers weights to unsharded shapes and calls the module; returns outputs and updated variables.
+
+        Raises:
+            SpecError: The module has an operation that cannot be repeated.
+        """
         count = len(self._indices)
         full = self._weights.all_gather(self._indices, tensors[:count])
         trained = {id(each): value for each, value in zip(self._trained, full, strict=True)}

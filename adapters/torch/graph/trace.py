@@ -138,7 +138,11 @@ class _Trace:
     predictions: Any = None
 
     def __call__(self, *tensors: torch.Tensor) -> list[torch.Tensor]:
-        """Computes from variables and leaves of a batch, any shapes; returns the graph's outputs."""
+        """Computes from variables and leaves of a batch, any shapes; returns the graph's outputs.
+
+        Raises:
+            UncapturableError: The computation assigns a variable that is not one of the model's.
+        """
         count = len(self.variables)
         batch = iter(tensors[count:])
         inputs, targets = filled(self.inputs, batch), filled(self.targets, batch)

@@ -261,7 +261,11 @@ def _sparse(scores: Tensor, classes: Tensor, from_logits: bool) -> Tensor:
 def categorical_generalized_cross_entropy(
     targets: Tensor, predictions: Tensor, q: float = 0.5
 ) -> Tensor:
-    """Generalized cross-entropy of probabilities with target classes, shape `[samples, ...]`."""
+    """Generalized cross-entropy of probabilities with target classes, shape `[samples, ...]`.
+
+    Raises:
+        ValueError: `q` is not between 0 and 1.
+    """
     if not 0.0 < q < 1.0:
         raise ValueError(f"q: expected a number between 0 and 1, got {q!r}")
     classes, scores = classes_and_scores(targets, predictions)

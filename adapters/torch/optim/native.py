@@ -25,7 +25,11 @@ _TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
 
 
 def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Builds the torch optimizer of parameters, any shape, that the spec names, or the user's custom one."""
+    """Builds the torch optimizer of parameters, any shape, that the spec names, or the user's custom one.
+
+    Raises:
+        SpecError: The custom optimizer is no torch.optim.Optimizer, or its `step` needs a closure.
+    """
     settings = spec.optimizer
     if isinstance(settings, CustomOptimizer):
         factory = resolve_for_framework(settings.custom, "torch", "optimizer.custom")

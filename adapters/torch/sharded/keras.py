@@ -59,7 +59,11 @@ class _GatheringScope(keras.StatelessScope):
         return self._reads.read(index, sample.dtype)
 
     def add_update(self, update: tuple[keras.Variable, Any]) -> None:
-        """Sets a variable that is not a sharded weight to a value of its shape, as outside of any scope."""
+        """Sets a variable that is not a sharded weight to a value of its shape, as outside of any scope.
+
+        Raises:
+            SpecError: The variable is a sharded weight.
+        """
         variable, value = update
         if id(variable) in self._indices:
             raise SpecError(

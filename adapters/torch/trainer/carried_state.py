@@ -77,7 +77,11 @@ class Carry:
         return changed
 
     def _write(self, name: str, value: torch.Tensor) -> None:
-        """Restores one value, a tensor of its shape or a number."""
+        """Restores one value, a tensor of its shape or a number.
+
+        Raises:
+            IsotrainError: The name belongs to no module.
+        """
         if name in self.variables:
             overwrite(f"carry/{name}", self.variables[name], value)
             return

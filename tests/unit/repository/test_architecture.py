@@ -354,3 +354,13 @@ def test_a_public_module_has_exactly_its_names(module: ModuleType) -> None:
     assert {name for name in dir(module) if not name.startswith("__")} == {*module.__all__}
     with pytest.raises(AttributeError, match="no attribute 'nonsense'"):
         module.nonsense  # noqa: B018
+
+
+@pytest.mark.parametrize("folder", [*FOLDERS, "examples", "benchmarks", "tools"])
+def test_docstrings_begin_with_a_noun_or_a_verb(folder: str) -> None:
+    for path in modules(folder):
+        for node in ast.walk(parsed(path)):
+            if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef):
+                docstring = ast.get_docstring(node) or ""
+                fragment = re.match(r"(Of|Whose|Which|What|By|Those|That|Why|How)\b.*", docstring)
+                assert not fragment, f"{path}: {fragment}"
