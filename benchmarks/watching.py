@@ -31,7 +31,7 @@ from unittest import mock
 import psutil
 
 import isotrain
-from isotrain.core.contracts.process import Peer
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.rendezvous.heartbeat import HeartbeatInterval
 from isotrain.core.rendezvous.local_reporter import LocalReporter
@@ -123,7 +123,7 @@ def _heard(channels: list[Channel]) -> tuple[float, int]:
     """Seconds of processor time, and bytes."""
     with tempfile.TemporaryDirectory() as folder:
         remote = [
-            RemoteProcess(channel, Peer(rank, "far", "127.0.0.1", 0, rank, (rank,)), Path(folder))
+            RemoteProcess(channel, ProcessInfo(rank, "far", rank, (rank,)), Path(folder))
             for rank, channel in enumerate(channels)
         ]
         line = LocalReporter(0)

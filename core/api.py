@@ -13,7 +13,7 @@ from isotrain.core.contracts.events import RunFailed
 from isotrain.core.contracts.job import Work
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
+from isotrain.core.contracts.process import LOCALHOST, ProcessContext
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.data.refusals import LOSS, RefusedError
@@ -198,10 +198,13 @@ def open_session(spec: SpecLike, *, backend: str, replicas: int | None = None) -
             " and open_session has this one. Put the loop into a function and call"
             " isotrain.launch(function, spec, backend=..., replicas=...)."
         )
-    process = plan.processes[0]
-    own = Peer(0, LOCALHOST, LOCALHOST, 0, 0, process.replicas)
     context = ProcessContext(
-        0, plan.replicas, tempfile.gettempdir(), (own,), device_mesh=plan.device_mesh
+        0,
+        plan.replicas,
+        tempfile.gettempdir(),
+        plan.processes,
+        ((LOCALHOST, 0),),
+        device_mesh=plan.device_mesh,
     )
     with environ_set(plan.environment_variables):
         return Session(resolved, plan, context, Reporter())

@@ -56,16 +56,14 @@ from isotrain.core.contracts.launcher import Submission as Submission
 from isotrain.core.contracts.logger import Logger as Logger
 from isotrain.core.contracts.parallel_layout import REPLICATED as REPLICATED
 from isotrain.core.contracts.parallel_layout import ParallelLayout as ParallelLayout
-from isotrain.core.contracts.parallel_layout import ProcessRole as ProcessRole
 from isotrain.core.contracts.plan import BackendConfig as BackendConfig
 from isotrain.core.contracts.plan import DeviceKind as DeviceKind
 from isotrain.core.contracts.plan import Hosts as Hosts
 from isotrain.core.contracts.plan import Plan as Plan
-from isotrain.core.contracts.plan import ProcessPlan as ProcessPlan
 from isotrain.core.contracts.plan import StartMethod as StartMethod
 from isotrain.core.contracts.plan import hosts_of_size as hosts_of_size
-from isotrain.core.contracts.process import Peer as Peer
 from isotrain.core.contracts.process import ProcessContext as ProcessContext
+from isotrain.core.contracts.process import ProcessInfo as ProcessInfo
 from isotrain.core.contracts.process import Role as Role
 from isotrain.core.contracts.process import ServerConnection as ServerConnection
 from isotrain.core.contracts.protocol_checks import require as require

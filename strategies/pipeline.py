@@ -32,7 +32,7 @@ from isotrain.plugin import (
     PipelineSplit,
     Plan,
     ProcessContext,
-    ProcessRole,
+    ProcessInfo,
     ReplicaGroup,
     ServerConnection,
     StateBytes,
@@ -63,7 +63,7 @@ class PipelineLayout(ParallelLayout):
         """A mesh [replicas, stages]: the stage varies fastest with the rank."""
         return DeviceMesh({DATA: replicas, STAGE: self._stages})
 
-    def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
+    def processes(self, adapter: Adapter, replicas: int) -> tuple[ProcessInfo, ...]:
         """One process per stage of each replica.
 
         Raises:
@@ -76,7 +76,7 @@ class PipelineLayout(ParallelLayout):
             )
         mesh = self.device_mesh(replicas)
         ranks = range(mesh.total_size)
-        return tuple(ProcessRole((mesh.coordinates(rank)[DATA],)) for rank in ranks)
+        return tuple(ProcessInfo(rank, replicas=(mesh.coordinates(rank)[DATA],)) for rank in ranks)
 
     def open(
         self,

@@ -222,7 +222,7 @@ def _mpi_variables() -> dict[str, str]:
 def _gloo_variables(context: ProcessContext, backend_config: BackendConfig) -> dict[str, str]:
     """Environment variables that `horovodrun` would have set for this process."""
     host, port = context.rendezvous
-    hosts = [peer.host for peer in context.peers]
+    hosts = [process.host for process in context.processes]
     hosts_with_local_rank = [
         name for name in dict.fromkeys(hosts) if hosts.count(name) > context.local_rank
     ]
@@ -233,12 +233,12 @@ def _gloo_variables(context: ProcessContext, backend_config: BackendConfig) -> d
         "HOROVOD_SIZE": str(context.world_size),
         "HOROVOD_LOCAL_RANK": str(context.local_rank),
         "HOROVOD_LOCAL_SIZE": str(context.local_world_size),
-        "HOROVOD_CROSS_RANK": str(hosts_with_local_rank.index(context.local_peer.host)),
+        "HOROVOD_CROSS_RANK": str(hosts_with_local_rank.index(context.local_process.host)),
         "HOROVOD_CROSS_SIZE": str(len(hosts_with_local_rank)),
-        "HOROVOD_HOSTNAME": context.local_peer.host,
+        "HOROVOD_HOSTNAME": context.local_process.host,
         "HOROVOD_GLOO_RENDEZVOUS_ADDR": host,
         "HOROVOD_GLOO_RENDEZVOUS_PORT": str(port),
-        "HOROVOD_GLOO_IFACE": _network_interface(context.local_peer.address),
+        "HOROVOD_GLOO_IFACE": _network_interface(context.address[0]),
         "HOROVOD_GLOO_TIMEOUT_SECONDS": str(max(1, math.ceil(backend_config.timeout))),
     }
 

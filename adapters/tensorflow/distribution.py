@@ -8,13 +8,13 @@ import functools
 import os
 import sys
 import warnings
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 
 import tensorflow as tf
 
 from isotrain.adapters.common.wait_for_server import wait_for_rank_zero
 from isotrain.adapters.tensorflow.base.private_api import disable_heartbeat_timeout
-from isotrain.plugin import BackendConfig, Peer, PlanError, ProcessContext
+from isotrain.plugin import BackendConfig, PlanError, ProcessContext
 
 _CROSS_DEVICE_OPS = {
     "hierarchical-copy": tf.distribute.HierarchicalCopyAllReduce,
@@ -106,24 +106,24 @@ def multi_worker_strategy(
 
     Args:
         backend_config: Device, collective and options of this run.
-        context: Rank and peers of this process.
+        context: Process context of this process.
         start_timeout: Seconds until the process is aborted.
     """
     use_local_gpu(backend_config, context)
     gpus = 1 if backend_config.device == "gpu" else 0
-    bypass_proxies(context.peers)
+    bypass_proxies(context)
     with abort_after(start_timeout):
         wait_for_rank_zero(context)
-        addresses = addresses_of(context.peers)
+        addresses = server_addresses(context)
         return _cluster_strategy(addresses, context.rank, gpus, backend_config.collective)
 
 
-def addresses_of(peers: Iterable[Peer]) -> tuple[str, ...]:
-    """Addresses (`host:port`) of the peers' servers."""
-    return tuple(f"{peer.address}:{peer.port}" for peer in peers)
+def server_addresses(context: ProcessContext) -> tuple[str, ...]:
+    """Addresses (`host:port`) of the servers of all processes, by rank."""
+    return tuple(f"{host}:{port}" for host, port in context.addresses)
 
 
-def bypass_proxies(peers: Iterable[Peer]) -> None:
+def bypass_proxies(context: ProcessContext) -> None:
     """Has gRPC connect to the processes of a run without a proxy; other hosts stay as configured.
 
     gRPC reads the variables on every connection, so they stay set for the life of this process.
@@ -131,7 +131,7 @@ def bypass_proxies(peers: Iterable[Peer]) -> None:
     if not any(map(os.environ.get, _PROXIES)):
         return
     direct = os.environ.get(_NO_PROXY, os.environ.get("no_proxy", "")).split(",")
-    hosts = dict.fromkeys([*filter(None, direct), *(peer.address for peer in peers)])
+    hosts = dict.fromkeys([*filter(None, direct), *(host for host, _ in context.addresses)])
     os.environ[_NO_PROXY] = ",".join(hosts)
 
 

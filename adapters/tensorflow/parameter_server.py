@@ -92,7 +92,7 @@ def serve(backend_config: BackendConfig, server_connection: ServerConnection) ->
 def _prepare(backend_config: BackendConfig, server_connection: ServerConnection) -> None:
     distribution.use_threads(backend_config.threads)
     tf.config.threading.set_inter_op_parallelism_threads(_waiting_threads(server_connection))
-    distribution.bypass_proxies(server_connection.context.peers)
+    distribution.bypass_proxies(server_connection.context)
 
 
 def _waiting_threads(server_connection: ServerConnection) -> int:
@@ -101,17 +101,18 @@ def _waiting_threads(server_connection: ServerConnection) -> int:
 
 
 def _cluster(server_connection: ServerConnection) -> tf.train.ClusterSpec:
-    peers = server_connection.context.peers
+    context = server_connection.context
     jobs: dict[str, list[str]] = {job: [] for job in _JOBS.values()}
-    for peer, address in zip(peers, distribution.addresses_of(peers), strict=True):
-        jobs[_JOBS[peer.role]].append(address)
+    addresses = distribution.server_addresses(context)
+    for process, address in zip(context.processes, addresses, strict=True):
+        jobs[_JOBS[process.role]].append(address)
     return tf.train.ClusterSpec(jobs)
 
 
 def _task(server_connection: ServerConnection) -> tuple[str, int]:
     """Job name and task index of a process in TensorFlow's cluster."""
     context = server_connection.context
-    ranks = [peer.rank for peer in context.peers if peer.role == context.role]
+    ranks = [process.rank for process in context.processes if process.role == context.role]
     return _JOBS[context.role], ranks.index(context.rank)
 
 

@@ -138,7 +138,7 @@ class Adapter(ABC):
         Args:
             spec: Training spec.
             backend_config: Backend settings that the plan resolved.
-            context: Rank and peers of this process.
+            context: Process context of this process.
         """
 
     def why_not_externally_started(self) -> str | None:

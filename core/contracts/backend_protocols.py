@@ -59,7 +59,7 @@ class PipelineBackend(Protocol):
         Args:
             spec: Training spec.
             backend_config: Backend settings that the plan resolved.
-            context: Rank and peers of this process.
+            context: Process context of this process.
             split: How the model's layers are split into stages.
 
         Raises:
@@ -83,7 +83,7 @@ class FullyShardedBackend(Protocol):
         Args:
             spec: Training spec.
             backend_config: Backend settings that the plan resolved.
-            context: Rank and peers of this process.
+            context: Process context of this process.
             unit_bytes: Bytes of weights to gather in one all-gather, where the model's modules allow it.
 
         Raises:

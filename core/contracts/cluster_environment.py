@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import ClassVar, TypeVar
 
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.errors import ClusterInfoError
 
 T = TypeVar("T")
@@ -64,32 +65,19 @@ class ClusterInfo:
 
 
 @dataclass(frozen=True)
-class ProcessSlot:
-    """Host and local rank of one process.
-
-    Attributes:
-        host: Host name.
-        local_rank: Rank among the processes of the host, from 0.
-    """
-
-    host: str
-    local_rank: int
-
-
-@dataclass(frozen=True)
 class ClusterLayout:
     """Hosts and resources of the processes that a launcher has started.
 
     Attributes:
         launcher: Name of the launcher.
-        process_slots: Slot of each process, by rank.
+        processes: Host and local rank of each process, by rank; the plan sets replicas and roles.
         cores: CPU cores per process.
         gpus: GPUs visible to each process; None where unknown before the framework starts.
         notes: Notes for the user on how the processes communicate.
     """
 
     launcher: str
-    process_slots: tuple[ProcessSlot, ...]
+    processes: tuple[ProcessInfo, ...]
     cores: int
     gpus: int | None
     notes: tuple[str, ...] = ()
@@ -97,7 +85,7 @@ class ClusterLayout:
     @property
     def max_processes_per_host(self) -> int:
         """Largest number of processes on one host."""
-        hosts = [slot.host for slot in self.process_slots]
+        hosts = [process.host for process in self.processes]
         return max(map(hosts.count, {*hosts}))
 
 

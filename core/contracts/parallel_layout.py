@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import TYPE_CHECKING, ClassVar
 
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
-from isotrain.core.contracts.process import Role
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -19,21 +18,8 @@ if TYPE_CHECKING:
     from isotrain.core.spec.training_spec import TrainingSpec
 
 
-@dataclass(frozen=True)
-class ProcessRole:
-    """Role of one process in a run.
-
-    Attributes:
-        replicas: Indices of the replicas in the process.
-        role: Role of the process; see `Role`.
-    """
-
-    replicas: tuple[int, ...]
-    role: Role = "replica"
-
-
 class ParallelLayout(ABC):
-    """Assigns roles and a device mesh to the processes of a run, and opens the replica group of each.
+    """Assigns replicas, roles and a device mesh to the processes of a run, and opens each one's group.
 
     Every strategy has one, made by the strategy's constructor if it depends on options. It is equal on all
     processes, and reaches the backend through the adapter only.
@@ -75,16 +61,18 @@ class ParallelLayout(ABC):
         """
         return self.device_mesh(replicas)
 
-    def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
-        """Role of each process, by rank; by default processes with one replica each, or all in one.
+    def processes(self, adapter: Adapter, replicas: int) -> tuple[ProcessInfo, ...]:
+        """Rank, replicas and role of each process, by rank; the plan sets the hosts.
+
+        By default processes with one replica each, or all in one.
 
         Raises:
             UnsupportedError: The backend does not support the roles.
         """
         indices = tuple(range(replicas))
         if adapter.replicas_per_process == "all":
-            return (ProcessRole(indices),)
-        return tuple(ProcessRole((replica,)) for replica in indices)
+            return (ProcessInfo(0, replicas=indices),)
+        return tuple(ProcessInfo(replica, replicas=(replica,)) for replica in indices)
 
     def collective(self, adapter: Adapter, resolved: str) -> str:
         """Name of the collective or transport that replicas communicate by.
@@ -109,7 +97,7 @@ class ParallelLayout(ABC):
             adapter: Adapter of the backend.
             spec: Training spec.
             backend_config: Backend settings that the plan resolved.
-            context: Rank and peers of this process.
+            context: Process context of this process.
             server_connection: Key and timeouts of a parameter-server run; None in a session without launcher.
         """
         return adapter.start(spec, backend_config, context)

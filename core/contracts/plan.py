@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Literal
 
 from isotrain.core.contracts.device_mesh import DeviceMesh
-from isotrain.core.contracts.process import Role, runs_the_loop
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.state import StateBytes
 from isotrain.core.errors import PlanError
 from isotrain.core.pipeline.pipeline_plan import PipelinePlan
@@ -56,22 +56,6 @@ class BackendConfig:
     threads: int
     options: Mapping[str, Any]
     timeout: float
-
-
-@dataclass(frozen=True)
-class ProcessPlan:
-    """Planned process of a run: rank, host, local rank, replica indices and role."""
-
-    rank: int
-    host: str
-    local_rank: int
-    replicas: tuple[int, ...]
-    role: Role = "replica"
-
-    @property
-    def has_session(self) -> bool:
-        """Whether the process runs the training loop; workers and servers do not."""
-        return runs_the_loop(self.role)
 
 
 @dataclass(frozen=True)
@@ -131,7 +115,7 @@ class Plan:
     device: DeviceKind
     replicas: int
     threads: int
-    processes: tuple[ProcessPlan, ...]
+    processes: tuple[ProcessInfo, ...]
     start_method: StartMethod
     environment_variables: Mapping[str, str]
     precision: str
@@ -211,7 +195,7 @@ class Plan:
         return fields
 
 
-def replicas_by_host(processes: Sequence[ProcessPlan]) -> Hosts:
+def replicas_by_host(processes: Sequence[ProcessInfo]) -> Hosts:
     """Replica indices of each host that has replicas, in the order of the hosts' first processes."""
     by_host: dict[str, set[int]] = {}
     for process in processes:

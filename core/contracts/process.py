@@ -1,4 +1,4 @@
-"""Rank, role and peers of a process, a pure function of the variables that its launcher set."""
+"""The processes of a run, and the context of one, a pure function of the variables that its launcher set."""
 
 from __future__ import annotations
 
@@ -6,7 +6,7 @@ import functools
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field, replace
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
 from isotrain.core.errors import IsotrainError
@@ -23,11 +23,6 @@ Address = tuple[str, int]
 """Host and port."""
 
 
-def runs_the_loop(role: Role) -> bool:
-    """Whether processes of this role run the training loop; workers and servers do not."""
-    return role in ("replica", "coordinator")
-
-
 def rank_of(worker: int) -> int:
     """Rank of a worker of a parameter-server run: worker k has rank k + 1, the coordinator rank 0."""
     return worker + 1
@@ -39,37 +34,40 @@ def worker_of(rank: int) -> int:
 
 
 @dataclass(frozen=True)
-class Peer:
-    """One process of a run, as all processes see it.
+class ProcessInfo:
+    """One process of a run: its rank, its host, and what it holds.
 
     Attributes:
         rank: Rank in the run, from 0.
         host: Host name.
-        address: Address of the host, as other hosts reach it.
-        port: Port on the host reserved for the process, for the backend to listen on.
         local_rank: Rank among the processes of the host, from 0.
         replicas: Indices of the replicas in the process.
         role: Role of the process; see `Role`.
     """
 
     rank: int
-    host: str
-    address: str
-    port: int
-    local_rank: int
-    replicas: tuple[int, ...]
+    host: str = LOCALHOST
+    local_rank: int = 0
+    replicas: tuple[int, ...] = ()
     role: Role = "replica"
+
+    @property
+    def has_session(self) -> bool:
+        """Whether the process runs the training loop; workers and servers do not."""
+        return self.role in ("replica", "coordinator")
 
 
 @dataclass(frozen=True)
 class ProcessContext:
-    """Rank, peers and device mesh of one process of a run.
+    """Rank of one process of a run, all processes with their addresses, and the device mesh.
 
     Attributes:
         rank: Rank of this process.
         replicas: Number of replicas in the run.
         run_directory: Directory for this process's files of the run; may differ from rank 0's on other hosts.
-        peers: All processes of the run, by rank.
+        processes: All processes of the run, by rank.
+        addresses: Address of each of `processes`, as other hosts reach it: its host, and a port that is
+            reserved for the process, for the backend to listen on.
         extra_addresses: Further addresses of rank 0, one for each extra port of the parallel layout.
         device_mesh: Device mesh of the run. Where each process holds one position, its rank is the index.
     """
@@ -77,49 +75,55 @@ class ProcessContext:
     rank: int
     replicas: int
     run_directory: str
-    peers: tuple[Peer, ...]
+    processes: tuple[ProcessInfo, ...]
+    addresses: tuple[Address, ...]
     extra_addresses: tuple[Address, ...] = ()
     device_mesh: DeviceMesh = field(default_factory=DeviceMesh)
 
     @functools.cached_property
-    def local_peer(self) -> Peer:
-        """This process, as its peers see it."""
-        return next(peer for peer in self.peers if peer.rank == self.rank)
+    def local_process(self) -> ProcessInfo:
+        """This process."""
+        return next(process for process in self.processes if process.rank == self.rank)
+
+    @property
+    def address(self) -> Address:
+        """Address of this process."""
+        return self.addresses[self.processes.index(self.local_process)]
 
     @property
     def rendezvous(self) -> Address:
-        """Rendezvous address for the backend's process group: host and port of rank 0."""
-        return self.peers[0].address, self.peers[0].port
+        """Rendezvous address for the backend's process group: that of rank 0."""
+        return self.addresses[0]
 
     @property
     def world_size(self) -> int:
         """Number of processes in the run."""
-        return len(self.peers)
+        return len(self.processes)
 
     @property
     def local_rank(self) -> int:
         """Rank among the processes of this host."""
-        return self.local_peer.local_rank
+        return self.local_process.local_rank
 
     @property
     def local_world_size(self) -> int:
         """Number of processes on this host."""
-        return sum(peer.host == self.local_peer.host for peer in self.peers)
+        return sum(process.host == self.local_process.host for process in self.processes)
 
     @property
     def local_replicas(self) -> tuple[int, ...]:
         """Indices of the replicas in this process."""
-        return self.local_peer.replicas
+        return self.local_process.replicas
 
     @property
     def role(self) -> Role:
         """Role of this process; see `Role`."""
-        return self.local_peer.role
+        return self.local_process.role
 
     @property
     def has_session(self) -> bool:
         """Whether this process runs the training loop; workers and servers do not."""
-        return runs_the_loop(self.role)
+        return self.local_process.has_session
 
     def to_variables(self) -> dict[str, str]:
         """Environment variables that `from_variables` reads."""
@@ -131,7 +135,7 @@ class ServerConnection:
     """Address, key and timeouts by which a process joins a parameter-server run.
 
     Attributes:
-        context: Rank and peers of this process.
+        context: Process context of this process.
         key: Secret of this run's processes, which every connection must prove to know.
         start_timeout: Seconds that workers may take to become ready after the coordinator.
         answer_timeout: Seconds without an answer after which a worker counts as lost.
@@ -167,8 +171,16 @@ class ServerConnection:
 
     def single_replica_context(self) -> ProcessContext:
         """Context for a group with one replica, without process group and port."""
-        peer = replace(self.context.local_peer, local_rank=self.replica, replicas=(self.replica,))
-        return replace(self.context, replicas=1, peers=(peer,), device_mesh=DeviceMesh({DATA: 1}))
+        process = replace(
+            self.context.local_process, local_rank=self.replica, replicas=(self.replica,)
+        )
+        return replace(
+            self.context,
+            replicas=1,
+            processes=(process,),
+            addresses=(self.context.address,),
+            device_mesh=DeviceMesh({DATA: 1}),
+        )
 
 
 def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
@@ -182,8 +194,12 @@ def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
         return None
     try:
         fields = json.loads(text)
-        fields["peers"] = tuple(map(peer_of, fields["peers"]))
-        fields["extra_addresses"] = tuple((host, port) for host, port in fields["extra_addresses"])
+        fields["processes"] = tuple(
+            ProcessInfo(**{**process, "replicas": tuple(process["replicas"])})
+            for process in fields["processes"]
+        )
+        for name in ("addresses", "extra_addresses"):
+            fields[name] = tuple((host, port) for host, port in fields[name])
         fields["device_mesh"] = DeviceMesh(**fields["device_mesh"])
         return ProcessContext(**fields)
     except (ValueError, TypeError, KeyError) as error:
@@ -191,8 +207,3 @@ def from_variables(variables: Mapping[str, str]) -> ProcessContext | None:
             f"{VARIABLE} is set but cannot be read ({error}). It is set by isotrain's launcher for"
             " the processes it starts; unset it in your shell."
         ) from error
-
-
-def peer_of(fields: Mapping[str, Any]) -> Peer:
-    """Peer of its fields as JSON values."""
-    return Peer(**{**fields, "replicas": tuple(fields["replicas"])})

@@ -12,7 +12,7 @@ from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.process import LOCALHOST, VARIABLE, Peer, ProcessContext
+from isotrain.core.contracts.process import LOCALHOST, VARIABLE, ProcessContext
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.forkserver.process_starter import ProcessStarter
 from isotrain.core.launching.processes.job_pickle import Payload
@@ -75,21 +75,21 @@ def _watch(processes: Sequence[RankProcess], job: Job, on_event: OnEvent) -> Non
 
 
 def process_contexts(plan: Plan, ports: Sequence[int], directory: Path) -> list[ProcessContext]:
-    """The context (rank, peers, addresses) of every process.
+    """The context (rank, processes, addresses) of every process.
 
     Args:
         plan: Plan of the run.
         ports: One port per process, then the extra ports.
         directory: Run directory.
     """
-    peers = tuple(
-        Peer(each.rank, each.host, LOCALHOST, port, each.local_rank, each.replicas, each.role)
-        for each, port in zip(plan.processes, ports, strict=False)
-    )
-    extra = tuple((LOCALHOST, port) for port in ports[len(peers) :])
+    addresses = tuple((LOCALHOST, port) for port in ports)
+    count = len(plan.processes)
+    local, extra = addresses[:count], addresses[count:]
     return [
-        ProcessContext(peer.rank, plan.replicas, str(directory), peers, extra, plan.device_mesh)
-        for peer in peers
+        ProcessContext(
+            rank, plan.replicas, str(directory), plan.processes, local, extra, plan.device_mesh
+        )
+        for rank in range(count)
     ]
 
 

@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 from isotrain.core.contracts.backend_protocols import ParameterServerBackend
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
-from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout, ProcessRole
+from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
+from isotrain.core.contracts.process import ProcessInfo, rank_of
 from isotrain.core.contracts.protocol_checks import require
 
 if TYPE_CHECKING:
@@ -50,14 +51,17 @@ class ParameterServerLayout(ParallelLayout):
         """Device mesh with the workers along the data axis."""
         return DeviceMesh({DATA: replicas})
 
-    def process_roles(self, adapter: Adapter, replicas: int) -> tuple[ProcessRole, ...]:
+    def processes(self, adapter: Adapter, replicas: int) -> tuple[ProcessInfo, ...]:
         """The coordinator, a worker for each replica, and servers."""
         all_replicas = tuple(range(replicas))
-        workers = (ProcessRole((replica,), "worker") for replica in all_replicas)
-        servers = [ProcessRole((), "server")] * require(adapter, ParameterServerBackend).servers(
-            self.servers
+        workers = (
+            ProcessInfo(rank_of(replica), replicas=(replica,), role="worker")
+            for replica in all_replicas
         )
-        return (ProcessRole(all_replicas, "coordinator"), *workers, *servers)
+        first_server = 1 + replicas
+        count = require(adapter, ParameterServerBackend).servers(self.servers)
+        servers = (ProcessInfo(first_server + index, role="server") for index in range(count))
+        return (ProcessInfo(0, replicas=all_replicas, role="coordinator"), *workers, *servers)
 
     def collective(self, adapter: Adapter, resolved: str) -> str:
         """Transport between workers and coordinator."""

@@ -7,9 +7,9 @@ from dataclasses import replace
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.cluster_environment import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import Allocation
-from isotrain.core.contracts.plan import ProcessPlan
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.planning.resources import Devices, Resources
@@ -38,7 +38,7 @@ class ClusterResources(Resources):
             count = needed = replicas or max(1, self._device_count(spec, adapter))
         else:
             count = replicas_for(
-                self._layout.launcher, len(self._layout.process_slots), adapter, strategy, replicas
+                self._layout.launcher, len(self._layout.processes), adapter, strategy, replicas
             )
             needed = self._layout.max_processes_per_host
         gpus = self._gpus(spec, adapter, needed)
@@ -67,7 +67,7 @@ class ClusterResources(Resources):
 
     def _holds_all_replicas(self, adapter: Adapter) -> bool:
         """Whether a single process holds all replicas, whose number then does not follow from the layout."""
-        return len(self._layout.process_slots) == 1 and adapter.replicas_per_process == "all"
+        return len(self._layout.processes) == 1 and adapter.replicas_per_process == "all"
 
     def _device_count(self, spec: TrainingSpec, adapter: Adapter) -> int:
         if spec.device == "cpu":
@@ -104,27 +104,27 @@ class ClusterResources(Resources):
         ]
 
     def cores(self, count: int) -> int:
-        is_alone = len(self._layout.process_slots) == 1
+        is_alone = len(self._layout.processes) == 1
         return max(1, self._layout.cores // count) if is_alone else self._layout.cores
 
-    def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
+    def assign_hosts(self, processes: Sequence[ProcessInfo]) -> tuple[ProcessInfo, ...]:
         return tuple(
-            replace(process, host=slot.host, local_rank=slot.local_rank)
-            for process, slot in zip(processes, self._layout.process_slots, strict=True)
+            replace(process, host=started.host, local_rank=started.local_rank)
+            for process, started in zip(processes, self._layout.processes, strict=True)
         )
 
 
 def layout_of(launcher: str, allocation: Allocation) -> ClusterLayout:
     """The cluster layout of an allocation; its hosts are assumed to have this machine's number of cores."""
-    process_slots = [
-        ProcessSlot(each.host or f"host-{number}", local_rank)
+    slots = [
+        (each.host or f"host-{number}", local_rank)
         for number, each in enumerate(allocation.host_slots)
         for local_rank in range(each.slots)
     ]
     max_slots = max(each.slots for each in allocation.host_slots)
     return ClusterLayout(
         launcher=launcher,
-        process_slots=tuple(process_slots),
+        processes=tuple(ProcessInfo(rank, *slot) for rank, slot in enumerate(slots)),
         cores=max(1, hardware.cores() // max_slots),
         gpus=allocation.devices,
     )
@@ -154,7 +154,7 @@ def replicas_for(
         )
     for replicas in range(count, 0, -1):
         parallel_layout = strategy.parallel_layout.for_replicas(replicas)
-        if len(parallel_layout.process_roles(adapter, replicas)) == count:
+        if len(parallel_layout.processes(adapter, replicas)) == count:
             break
     else:
         raise PlanError(

@@ -11,16 +11,13 @@ from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Availability, Capability
 from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
-from isotrain.core.contracts.parallel_layout import ProcessRole
 from isotrain.core.contracts.plan import (
     DeviceKind,
     Plan,
-    ProcessPlan,
     StartMethod,
     replicas_by_host,
     split_backend,
 )
-from isotrain.core.contracts.process import LOCALHOST
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.data import sampler
 from isotrain.core.errors import (
@@ -110,9 +107,7 @@ def _resolve(
     layout_notes = adapter.check_layout(spec, strategy.parallel_layout.name)
     parallel_layout = strategy.parallel_layout.for_replicas(count)
     notes += layout_notes if parallel_layout.name == strategy.parallel_layout.name else []
-    processes = resources.assign_hosts(
-        _process_plans(parallel_layout.process_roles(adapter, count))
-    )
+    processes = resources.assign_hosts(parallel_layout.processes(adapter, count))
     mesh = parallel_layout.device_mesh_on_hosts(count, replicas_by_host(processes))
     collective = parallel_layout.collective(adapter, resolved) if mesh.total_size > 1 else "none"
     if mesh.total_size > 1 and requested is not None and collective != resolved:
@@ -295,13 +290,6 @@ def _compile_notes(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> 
         f"compile: {adapter.compiler} compiles the model; the result is not bit-identical to an"
         " uncompiled run"
     ]
-
-
-def _process_plans(roles: Sequence[ProcessRole]) -> tuple[ProcessPlan, ...]:
-    return tuple(
-        ProcessPlan(rank, LOCALHOST, rank, each.replicas, each.role)
-        for rank, each in enumerate(roles)
-    )
 
 
 def _local_batch_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:

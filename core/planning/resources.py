@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.launcher import LauncherChoice
-from isotrain.core.contracts.plan import DeviceKind, ProcessPlan
+from isotrain.core.contracts.plan import DeviceKind
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PlanError
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -64,8 +65,8 @@ class Resources(ABC):
         """Number of cores for each of the `count` replicas or stages of a run."""
 
     @abstractmethod
-    def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
-        """Sets host and local rank of processes that are planned for one machine."""
+    def assign_hosts(self, processes: Sequence[ProcessInfo]) -> tuple[ProcessInfo, ...]:
+        """Sets host and local rank of the processes of a parallel layout."""
 
 
 class LocalResources(Resources):
@@ -94,8 +95,8 @@ class LocalResources(Resources):
     def cores(self, count: int) -> int:
         return max(1, hardware.cores() // count)
 
-    def assign_hosts(self, processes: Sequence[ProcessPlan]) -> tuple[ProcessPlan, ...]:
-        return tuple(processes)
+    def assign_hosts(self, processes: Sequence[ProcessInfo]) -> tuple[ProcessInfo, ...]:
+        return tuple(replace(process, local_rank=process.rank) for process in processes)
 
 
 def _describe_count(replicas: int, stages: int) -> str:

@@ -11,7 +11,6 @@ from typing import Any
 
 from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
-from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.rendezvous.crash_output import faulthandler_enabled
@@ -60,8 +59,10 @@ class RankZeroLauncher:
         job = replace(job, key=rendezvous.key.derive("parameter-server run"))
         reporter, channels = LocalReporter(0), rendezvous.channels
         context = assignment.context
-        local = LocalProcess(reporter, context.local_peer, directory)
-        others = [RemoteProcess(channels[peer.rank], peer, directory) for peer in context.peers[1:]]
+        local = LocalProcess(reporter, context.local_process, directory)
+        others = [
+            RemoteProcess(channels[info.rank], info, directory) for info in context.processes[1:]
+        ]
         returned: list[Any] = []
         worker = WorkerThread(job, self._group.resolved_spec, context, reporter, returned.append)
 
@@ -78,7 +79,7 @@ class RankZeroLauncher:
             with _broadcasting_failure(rendezvous, supervisor, worker):
                 _supervise(supervisor)
                 worker.join()
-                remote = (each.returned for each in others if runs_the_loop(each.peer.role))
+                remote = (each.returned for each in others if each.info.has_session)
                 values = [*returned, *remote]
                 plain, arrays = encode_value(values)
                 for channel in channels.values():

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from isotrain.core.contracts.events import Failed, Heartbeat, read_event
-from isotrain.core.contracts.process import Peer
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.reporter import Status
 from isotrain.core.launching.run_directory.run_directory import rank_log
 from isotrain.core.rendezvous.local_reporter import LocalReporter
@@ -28,7 +28,7 @@ class LocalProcess:
     """Rank 0 itself, as a monitored process.
 
     Attributes:
-        peer: Peer of this process.
+        info: Rank, host and role of this process.
         log: Log file with its output.
     """
 
@@ -37,9 +37,9 @@ class LocalProcess:
     exit_code: int | None = None
     is_stopped = False
 
-    def __init__(self, reporter: LocalReporter, peer: Peer, directory: Path) -> None:
-        self.peer = peer
-        self.log = rank_log(directory, peer.rank)
+    def __init__(self, reporter: LocalReporter, info: ProcessInfo, directory: Path) -> None:
+        self.info = info
+        self.log = rank_log(directory, info.rank)
         self.events = reporter.events
         self._reporter = reporter
 
@@ -75,7 +75,7 @@ class RemoteProcess:
     """Another rank of the run, as a monitored process, over its channel.
 
     Attributes:
-        peer: Peer of the rank.
+        info: Rank, host and role of the process.
         log: Log file on this host with the output that it has sent.
         returned: Return value of its job function.
     """
@@ -84,9 +84,9 @@ class RemoteProcess:
     exit_code: int | None = None
     is_stopped = False
 
-    def __init__(self, channel: Channel, peer: Peer, directory: Path) -> None:
-        self.peer = peer
-        self.log = rank_log(directory, peer.rank)
+    def __init__(self, channel: Channel, info: ProcessInfo, directory: Path) -> None:
+        self.info = info
+        self.log = rank_log(directory, info.rank)
         self.events = channel.fileno()
         self.returned: Any = None
         self.is_gone = False

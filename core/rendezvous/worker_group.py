@@ -6,14 +6,14 @@ import contextlib
 import functools
 import itertools
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.cluster_environment import ClusterInfo, ClusterLayout, ProcessSlot
+from isotrain.core.contracts.cluster_environment import ClusterInfo, ClusterLayout
 from isotrain.core.contracts.plan import Plan, split_backend
-from isotrain.core.contracts.process import Peer, ProcessContext
+from isotrain.core.contracts.process import Address, ProcessContext, ProcessInfo
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.launching.processes.ports import PORTS, require_port
 from isotrain.core.planning.cluster_environment import explain_rank
@@ -73,15 +73,15 @@ class WorkerGroup:
     Attributes:
         rendezvous: Connection of this process to the others.
         resolved_spec: Training spec with its plugins.
-        layout: Hosts, process slots and resources.
-        addresses: Address and port of each process, by rank: `{"address": str, "port": int}`.
+        layout: Hosts and resources of the processes.
+        addresses: Address of each process, by rank.
         port: Extra ports of rank 0 follow this one; None: any free ports.
     """
 
     rendezvous: Rendezvous
     resolved_spec: ResolvedSpec
     layout: ClusterLayout
-    addresses: Sequence[Mapping[str, Any]]
+    addresses: Sequence[Address]
     port: int | None
 
     @property
@@ -119,11 +119,11 @@ class WorkerGroup:
         if self.rank:
             yield {}
             return
-        address = self.addresses[0]["address"]
+        host, _ = self.addresses[0]
         decision = {
             "directory": str(folder.absolute()),
             "resume": _absolute(resume),
-            "extra_ports": PORT_LEASES.extra_ports(address, plan.extra_ports, self.port),
+            "extra_ports": PORT_LEASES.extra_ports(host, plan.extra_ports, self.port),
         }
         with (
             marker_file(folder) as marker,
@@ -146,7 +146,7 @@ class WorkerGroup:
 
     def _require_shared(self, checkpoint_marker: str | None, resume: str | None) -> None:
         """Refuses checkpoint folders that not all processes see."""
-        host = self.layout.process_slots[self.rank].host
+        host = self.layout.processes[self.rank].host
         sees_folder = checkpoint_marker is None or Path(checkpoint_marker).is_file()
         facts = {"host": host, "sees_folder": sees_folder, "checkpoint": checkpoint_token(resume)}
         differing = self.rendezvous.agree(facts, _differing_hosts)
@@ -165,20 +165,16 @@ class WorkerGroup:
     def _context(
         self, plan: Plan, folder: Path, extra_ports: Sequence[Sequence[Any]]
     ) -> ProcessContext:
-        peers = tuple(
-            Peer(
-                process.rank,
-                process.host,
-                address["address"],
-                address["port"],
-                process.local_rank,
-                process.replicas,
-                process.role,
-            )
-            for process, address in zip(plan.processes, self.addresses, strict=True)
-        )
         extra = tuple((host, port) for host, port in extra_ports)
-        return ProcessContext(self.rank, plan.replicas, str(folder), peers, extra, plan.device_mesh)
+        return ProcessContext(
+            self.rank,
+            plan.replicas,
+            str(folder),
+            plan.processes,
+            tuple(self.addresses),
+            extra,
+            plan.device_mesh,
+        )
 
 
 @dataclass(frozen=True)
@@ -263,15 +259,17 @@ def join_worker_group(
         assignment = rendezvous.agree(
             facts, LocalRankAssignment(_rank_zero_address(rendezvous, requested))
         )
-    process_slots = tuple(
-        ProcessSlot(process["host"], process["local_rank"]) for process in assignment["processes"]
+    processes = tuple(
+        ProcessInfo(rank, process["host"], process["local_rank"])
+        for rank, process in enumerate(assignment["processes"])
     )
+    addresses = [(process["address"], process["port"]) for process in assignment["processes"]]
     notes = () if offer.tls is None else (_ENCRYPTED,)
     layout = ClusterLayout(
-        cluster_info.environment, process_slots, assignment["cores"], assignment["gpus"], notes
+        cluster_info.environment, processes, assignment["cores"], assignment["gpus"], notes
     )
     resolved_spec = ResolvedSpec(spec, host)
-    return WorkerGroup(rendezvous, resolved_spec, layout, assignment["processes"], port)
+    return WorkerGroup(rendezvous, resolved_spec, layout, addresses, port)
 
 
 def _require_replicas(

@@ -18,7 +18,7 @@ from isotrain.adapters.horovod.tf_adapter import HorovodTF
 from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.plan import BackendConfig
-from isotrain.core.contracts.process import Peer, ProcessContext
+from isotrain.core.contracts.process import ProcessContext, ProcessInfo
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.spec.loading import load_spec
@@ -305,8 +305,8 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
 
 
 def refusal(port: int, rank: int, seconds: float) -> str:
-    peers = tuple(Peer(each, "here", "127.0.0.1", port, each, (each,)) for each in range(3))
-    context = ProcessContext(rank, 3, "", peers)
+    processes = tuple(ProcessInfo(each, "here", each, (each,)) for each in range(3))
+    context = ProcessContext(rank, 3, "", processes, (("127.0.0.1", port),) * 3)
     backend_config = BackendConfig("gloo", "cpu", 1, {}, seconds)
     try:
         HorovodTorch().start(load_spec(SPEC), backend_config, context)

@@ -21,7 +21,7 @@ from integration.tensorflow_group_run import CHECKS, RUNS, make_spec
 
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
 from isotrain.core.contracts.plan import BackendConfig
-from isotrain.core.contracts.process import Peer, ProcessContext
+from isotrain.core.contracts.process import ProcessContext, ProcessInfo
 from isotrain.core.errors import PlanError, UnsupportedError
 from isotrain.core.launching.processes.ports import Ports
 from isotrain.core.spec.loading import load_spec
@@ -99,9 +99,9 @@ def test_a_peer_that_never_starts_ends_the_process() -> None:
 def wait_for_a_peer() -> None:
     """Starts the first process of two, and waits for the other for a second."""
     with contextlib.closing(Ports()) as ports:
-        numbered = enumerate(ports.take(2))
-        peers = tuple(Peer(r, "here", "127.0.0.1", port, r, (r,)) for r, port in numbered)
-        context = ProcessContext(0, 2, "", peers)
+        addresses = tuple(("127.0.0.1", port) for port in ports.take(2))
+        processes = tuple(ProcessInfo(rank, "here", rank, (rank,)) for rank in range(2))
+        context = ProcessContext(0, 2, "", processes, addresses)
         spec = load_spec(make_spec(timeouts={"start": 1.0}))
         TFMultiWorker().start(spec, BackendConfig("ring", "cpu", 1, {}, 60.0), context)
 

@@ -41,8 +41,8 @@ class RankProcess:
     """A rank process on this machine, with the launcher's ends of its pipes.
 
     Attributes:
-        context: Process context (rank, peers, run directory).
-        peer: Rank, host and address of the process, as the other ranks know it.
+        context: Process context (rank, processes, run directory).
+        info: Rank, host and role of the process.
         events: Descriptor from which to read its events.
         log: File with its output.
     """
@@ -50,7 +50,7 @@ class RankProcess:
     def __init__(self, context: ProcessContext) -> None:
         """Opens the pipes; `start` starts the process."""
         self.context = context
-        self.peer = context.local_peer
+        self.info = context.local_process
         self.log = rank_log(Path(context.run_directory), context.rank)
         self._output: IO[bytes] | None = None
         self.events, self._event_writer = os.pipe()

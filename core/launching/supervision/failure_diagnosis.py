@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from isotrain.core.contracts.events import Event, Failed, Finished, Ready
-from isotrain.core.contracts.process import Role, runs_the_loop
+from isotrain.core.contracts.process import Role
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.errors import EndedError, NotANumberError, RunFailedError
 from isotrain.core.launching.supervision.monitored_process import MonitoredProcess
@@ -60,16 +60,16 @@ class RankStatus:
 
     @property
     def rank(self) -> int:
-        return self.process.peer.rank
+        return self.process.info.rank
 
     @property
     def role(self) -> Role:
-        return self.process.peer.role
+        return self.process.info.role
 
     @property
     def has_session(self) -> bool:
         """Whether it has a session; workers and servers of a parameter-server run have none."""
-        return runs_the_loop(self.role)
+        return self.process.info.has_session
 
     @property
     def is_needed(self) -> bool:
@@ -174,8 +174,8 @@ def _lost_host(culprit: RankStatus, statuses: Sequence[RankStatus]) -> str | Non
     """The culprit's host, if all ranks of that host, and only some of all, were lost during training."""
     if culprit.failure is not None or culprit.process.status.step is None:
         return None
-    host, now = culprit.process.peer.host, time.monotonic()
-    on_host = [watched for watched in statuses if watched.process.peer.host == host]
+    host, now = culprit.process.info.host, time.monotonic()
+    on_host = [watched for watched in statuses if watched.process.info.host == host]
     silence = (now - culprit.last_heard) / 2 if culprit.lost else math.inf
     lost = [each for each in on_host if each.died_silently or now - each.last_heard > silence]
     return host if len(lost) == len(on_host) < len(statuses) else None
@@ -189,8 +189,8 @@ def _steps_done(status: Status) -> int | None:
 def describe_failure(culprit: RankStatus, statuses: Sequence[RankStatus]) -> str:
     """The message: which rank failed, at which step, in which call, and where the others were."""
     status = culprit.process.status
-    are_on_several_hosts = len({watched.process.peer.host for watched in statuses}) > 1
-    where = f" on {culprit.process.peer.host}" if are_on_several_hosts else ""
+    are_on_several_hosts = len({watched.process.info.host for watched in statuses}) > 1
+    where = f" on {culprit.process.info.host}" if are_on_several_hosts else ""
     lines = [
         f"rank {culprit.rank} of {len(statuses)}{where} {verdict(culprit)} {whereabouts(status)}.",
         evidence(culprit),

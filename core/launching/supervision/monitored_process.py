@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Protocol
 
-from isotrain.core.contracts.process import Peer
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.reporter import Status
 
 
@@ -14,7 +14,7 @@ class MonitoredProcess(Protocol):
     """A rank process as the supervisor sees it."""
 
     @property
-    def peer(self) -> Peer:
+    def info(self) -> ProcessInfo:
         """Rank, host and role of the process."""
 
     @property

@@ -14,7 +14,6 @@ from typing import Any
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.contracts.events import CheckpointSaved, Warned
-from isotrain.core.contracts.process import runs_the_loop
 from isotrain.core.contracts.reporter import CheckpointRequest, Reporter
 from isotrain.core.contracts.strategy import StrategyState
 from isotrain.core.data.streaming.stream_state import StreamState
@@ -366,7 +365,7 @@ class CheckpointWriter:
         run: dict[str, Any],
     ) -> None:
         """Commits the checkpoint once all processes have written their files; on rank 0."""
-        writers = sum(runs_the_loop(process.role) for process in self._plan.processes)
+        writers = sum(process.has_session for process in self._plan.processes)
         step = trainer_state.step
         saved = folder.commit(
             step,

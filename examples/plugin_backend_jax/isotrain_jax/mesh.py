@@ -61,7 +61,7 @@ def join(spec: TrainingSpec, backend_config: BackendConfig, context: ProcessCont
         heartbeat_timeout_seconds=_HEARTBEAT_SECONDS,
         shutdown_timeout_seconds=_SHUTDOWN_SECONDS,
     )
-    with private.gloo_listening_on(context.local_peer.address):
+    with private.gloo_listening_on(context.address[0]):
         jax.devices()  # connects everybody
 
 

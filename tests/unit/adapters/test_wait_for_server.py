@@ -6,7 +6,7 @@ import socket
 import threading
 
 from isotrain.adapters.common.wait_for_server import wait_for_rank_zero
-from isotrain.core.contracts.process import LOCALHOST, Peer, ProcessContext
+from isotrain.core.contracts.process import LOCALHOST, ProcessContext, ProcessInfo
 
 LIMIT_SECONDS = 60.0
 MOMENT_SECONDS = 0.05
@@ -14,8 +14,8 @@ MOMENT_SECONDS = 0.05
 
 def context(rank: int, door: socket.socket) -> ProcessContext:
     port = door.getsockname()[1]
-    peers = tuple(Peer(each, "here", LOCALHOST, port + each, each, (each,)) for each in range(2))
-    return ProcessContext(rank, 2, "", peers)
+    processes = tuple(ProcessInfo(each, "here", each, (each,)) for each in range(2))
+    return ProcessContext(rank, 2, "", processes, ((LOCALHOST, port), (LOCALHOST, port + 1)))
 
 
 def test_all_but_rank_0_wait_until_it_listens() -> None:

@@ -8,8 +8,8 @@ import pytest
 
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.device_mesh import DATA, SHARD, STAGE, DeviceMesh
-from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout, ProcessRole
-from isotrain.core.contracts.process import Peer, ProcessContext, from_variables
+from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
+from isotrain.core.contracts.process import ProcessContext, ProcessInfo, from_variables
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.parameter_server.layout import ParameterServerLayout
@@ -49,7 +49,9 @@ def test_stages_are_parts_of_a_replica() -> None:
 
 def test_a_mesh_is_sent_with_the_process_context() -> None:
     mesh = DeviceMesh({DATA: 2, SHARD: 2})
-    context = ProcessContext(1, 4, "", (Peer(1, "h", "h", 1, 1, (1,)),), device_mesh=mesh)
+    context = ProcessContext(
+        1, 4, "", (ProcessInfo(1, "h", 1, (1,)),), (("h", 1),), device_mesh=mesh
+    )
     again = from_variables(context.to_variables())
     assert again == context
     assert again is not None
@@ -65,8 +67,8 @@ class Paired(ParallelLayout):
     def device_mesh(self, replicas: int) -> DeviceMesh:
         return DeviceMesh({STAGE: 2, DATA: replicas})
 
-    def process_roles(self, adapter: Any, replicas: int) -> tuple[ProcessRole, ...]:
-        return tuple(ProcessRole((replica,)) for _ in range(2) for replica in range(replicas))
+    def processes(self, adapter: Any, replicas: int) -> tuple[ProcessInfo, ...]:
+        return tuple(ProcessInfo(rank, replicas=(rank % replicas,)) for rank in range(2 * replicas))
 
     def open(self, adapter: Any, *given: Any) -> Any:
         return adapter.start_paired(*given)
@@ -122,7 +124,9 @@ def test_a_single_replica_needs_no_parameter_server() -> None:
     assert ParameterServerLayout().for_replicas(1) is REPLICATED
     served = ParameterServerLayout(servers=2)
     assert served.for_replicas(2) is served
-    roles = [seat.role for seat in served.process_roles(_Servers(), 2)]
+    processes = served.processes(_Servers(), 2)
+    assert [process.rank for process in processes] == [0, 1, 2, 3, 4]
+    roles = [process.role for process in processes]
     assert roles == ["coordinator", "worker", "worker", "server", "server"]
 
 

@@ -15,6 +15,7 @@ import psutil
 import pytest
 
 from isotrain.core.contracts.events import Event, Failed, Finished, Heartbeat
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Status
 from isotrain.core.launching.run_directory.pipes import LineReader
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus, evidence, run_failure
@@ -75,7 +76,7 @@ def at(rank: int, step: int | None, call: str) -> RankStatus:
         exit_code=-9,
         is_gone=True,
         is_stopped=False,
-        peer=SimpleNamespace(host="here", rank=rank, role="replica"),
+        info=ProcessInfo(rank, "here", role="replica"),
     )
     return RankStatus(process, last_heard=0.0, last_active=0.0)
 
@@ -119,7 +120,7 @@ def test_the_stack_of_a_slow_process_is_shown(tmp_path: Path) -> None:
     log.touch()
     reading, writing = os.pipe()
     process: Any = SimpleNamespace(
-        peer=SimpleNamespace(host="here", rank=0, role="replica"),
+        info=ProcessInfo(0, "here", role="replica"),
         events=reading,
         output=None,
         read_lines=LineReader(reading).read,
@@ -144,7 +145,7 @@ def test_finished_ranks_are_not_blamed_by_their_server() -> None:
     pipes = [os.pipe(), os.pipe()]
     processes: list[Any] = [
         SimpleNamespace(
-            peer=SimpleNamespace(host="here", rank=rank, role=role),
+            info=ProcessInfo(rank, "here", role=role),
             events=reading,
             output=None,
             read_lines=LineReader(reading).read,

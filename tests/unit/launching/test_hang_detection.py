@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from helpers.waiting import wait_until
 
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
 from isotrain.core.launching.supervision.failure_diagnosis import RankStatus
 from isotrain.core.launching.supervision.hang_detection import CpuStarvation, HangDetector
@@ -76,7 +77,7 @@ def judged(*processes: tuple[str, float, float], starved: tuple[float, ...]) -> 
     now = 1000.0
     found: list[Any] = [
         SimpleNamespace(
-            peer=SimpleNamespace(rank=rank, role="replica"),
+            info=ProcessInfo(rank),
             status=Status(int(step), now - took, call),
             is_gone=False,
             waits={},
@@ -125,7 +126,7 @@ def test_a_call_is_excused_while_the_launcher_was_stopped(seconds: float, is_los
     """The whole machine may have been stopped, and the rank in the call with it."""
     now = time.monotonic()
     process: Any = SimpleNamespace(
-        peer=SimpleNamespace(rank=0, role="replica"),
+        info=ProcessInfo(0),
         status=Status(3, now - 15, "step"),
         is_gone=False,
         waits={},

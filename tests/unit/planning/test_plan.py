@@ -15,9 +15,10 @@ from isotrain.core import api
 from isotrain.core.contracts import adapter as contract
 from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
-from isotrain.core.contracts.cluster_environment import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.plan import Plan, differences, split_backend
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import (
     BackendUnavailableError,
@@ -323,7 +324,7 @@ def test_assumptions_on_unknown_hosts_are_noted(
 
 def devices_there(host: PluginManager, backend: str, device: str, gpus: int | None) -> Devices:
     """What two processes on hosts elsewhere compute on, by a plan that is made here."""
-    layout = ClusterLayout("there", (ProcessSlot("a", 0), ProcessSlot("b", 0)), cores=1, gpus=gpus)
+    layout = ClusterLayout("there", (ProcessInfo(0, "a"), ProcessInfo(1, "b")), cores=1, gpus=gpus)
     cast = ResolvedSpec(spec(device=device), host)
     ground = ClusterResources(layout, options={})
     return ground.devices(cast.spec, host.backend(backend), cast.strategy, None)

@@ -23,7 +23,8 @@ from isotrain.core.contracts.events import (
     Warned,
     WorkerLost,
 )
-from isotrain.core.contracts.plan import Plan, ProcessPlan, StartMethod
+from isotrain.core.contracts.plan import Plan, StartMethod
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.reporting import progress as display
 
 
@@ -39,7 +40,7 @@ def plan(replicas: int = 2) -> Plan:
         device="cpu",
         replicas=replicas,
         threads=1,
-        processes=tuple(ProcessPlan(r, "127.0.0.1", r, (r,)) for r in range(replicas)),
+        processes=tuple(ProcessInfo(r, "127.0.0.1", r, (r,)) for r in range(replicas)),
         start_method=StartMethod(),
         environment_variables={},
         precision="float32",

@@ -10,8 +10,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.cluster_environment import ClusterLayout, ProcessSlot
+from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.plan import Plan
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.state import ModelBytes, StateBytes
 from isotrain.core.contracts.strategy import StrategyState
 from isotrain.core.data.batch import Batch, Slice
@@ -350,13 +351,13 @@ def on_hosts(
     host: PluginManager, hosts: str, options: dict[str, Any], backend: str = BACKEND, **changes: Any
 ) -> Plan:
     """A plan for processes that lie on these hosts, of one letter each."""
-    process_slots = [
-        ProcessSlot(name, hosts[:place].count(name)) for place, name in enumerate(hosts)
-    ]
+    processes = tuple(
+        ProcessInfo(rank, name, hosts[:rank].count(name)) for rank, name in enumerate(hosts)
+    )
     native = options.get("stage") == 3 and backend == BACKEND
     model = {"torch": dict} if native else dict
     cast = ResolvedSpec(spec("sharded", options, model=model, **changes), host)
-    layout = ClusterLayout("there", tuple(process_slots), cores=1, gpus=0)
+    layout = ClusterLayout("there", processes, cores=1, gpus=0)
     made = make_plan(cast, backend=backend, replicas=len(hosts), layout=layout)
     measures = ModelStats(100, 4 * 630, 4 * BYTES, 4 * SHAPES)
     return complete_plan(made, cast, measures)

@@ -25,7 +25,7 @@ from isotrain.core.contracts.events import (
     ProcessEvent,
     WorkerLost,
 )
-from isotrain.core.contracts.process import Peer
+from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Status
 from isotrain.core.errors import IsotrainError
 from isotrain.core.launching.run_directory.pipes import LineReader
@@ -97,8 +97,8 @@ def test_unread_events_do_not_keep_a_process_from_ending() -> None:
     line.reporter.emit(long)  # goes nowhere
 
 
-def peer(rank: int, role: Any = "worker") -> Peer:
-    return Peer(rank, f"n{rank}", "127.0.0.1", 0, 0, (rank - 1,), role)
+def process_info(rank: int, role: Any = "worker") -> ProcessInfo:
+    return ProcessInfo(rank, f"n{rank}", 0, (rank - 1,), role)
 
 
 def failed(rank: int, at: float, call: str = "step") -> Failed:
@@ -154,7 +154,7 @@ def test_modified_messages_are_rejected(ends: Ends) -> None:
 
 
 def test_parts_of_a_long_message_count_as_activity(ends: Ends, tmp_path: Path) -> None:
-    process = RemoteProcess(Channel(Connection(ends[0])), peer(1), tmp_path)
+    process = RemoteProcess(Channel(Connection(ends[0])), process_info(1), tmp_path)
     ends[1].sendall((1 << 20).to_bytes(8, "big") + b" " * 100_000)
     before, deadline = process.activity, time.monotonic() + LONG
     while process.activity < before + 0.1 and time.monotonic() < deadline:
@@ -164,7 +164,7 @@ def test_parts_of_a_long_message_count_as_activity(ends: Ends, tmp_path: Path) -
 
 def test_times_of_failures_are_by_the_clock_of_rank_0(ends: Ends, tmp_path: Path) -> None:
     """Clocks of hosts differ, and the first failure is most likely the cause."""
-    process = RemoteProcess(Channel(Connection(ends[0])), peer(1), tmp_path)
+    process = RemoteProcess(Channel(Connection(ends[0])), process_info(1), tmp_path)
     now, ahead = time.time(), 1000.0
     Channel(Connection(ends[1])).send(told(failed(1, now + ahead), now + ahead))
     (line,) = read_from(process)
@@ -185,8 +185,12 @@ def test_a_lost_process_is_suspected_by_the_time_of_its_loss(
     seconds: float, call: str, culprit: int
 ) -> None:
     """Nobody here knows how it ended: by a kill that failed calls of others, or by the failure of another."""
-    gone: Any = SimpleNamespace(peer=peer(2), exit_code=None, is_gone=True, is_stopped=False)
-    raised: Any = SimpleNamespace(peer=peer(1), exit_code=None, is_gone=False, is_stopped=False)
+    gone: Any = SimpleNamespace(
+        info=process_info(2), exit_code=None, is_gone=True, is_stopped=False
+    )
+    raised: Any = SimpleNamespace(
+        info=process_info(1), exit_code=None, is_gone=False, is_stopped=False
+    )
     found = [
         RankStatus(
             raised, last_heard=0.0, last_active=0.0, failure=failed(1, 100.0 + seconds, call)
@@ -200,7 +204,7 @@ def test_a_lost_worker_on_another_host_is_reported(ends: Ends, tmp_path: Path) -
     reading, writing = os.pipe()
     lines, events = LineReader(reading), list[Event]()
     first: Any = SimpleNamespace(
-        peer=peer(0, "coordinator"),
+        info=process_info(0, "coordinator"),
         events=reading,
         read_lines=lines.read,
         status=Status(None, time.monotonic(), "step"),
@@ -210,7 +214,7 @@ def test_a_lost_worker_on_another_host_is_reported(ends: Ends, tmp_path: Path) -
         is_stopped=False,
         activity=0.0,
     )
-    worker = RemoteProcess(Channel(Connection(ends[0])), peer(1), tmp_path)
+    worker = RemoteProcess(Channel(Connection(ends[0])), process_info(1), tmp_path)
     timeouts = {"silence": LONG, "start": LONG, "progress": LONG}
     supervisor = Supervisor([first, worker], timeouts, events.append)
     ends[1].close()
@@ -231,7 +235,7 @@ def test_one_event_does_not_poll_all_processes() -> None:
     reading, writing = os.pipe()
 
     class Counted:
-        peer, events, output = peer(0, "replica"), reading, None
+        info, events, output = process_info(0, "replica"), reading, None
         status = Status(None, time.monotonic(), "step")
         exit_code, is_stopped, activity = None, False, 0.0
         read_lines = staticmethod(LineReader(reading).read)

@@ -14,7 +14,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.process import Peer, ProcessContext, ServerConnection
+from isotrain.core.contracts.process import ProcessContext, ProcessInfo, ServerConnection
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.pytree import Weighted
 from isotrain.core.errors import PeerLostError
@@ -47,8 +47,8 @@ def service(
     address: tuple[str, int], rank: int = 1, key: bytes = KEY, patience: float = IN_TIME
 ) -> ServerConnection:
     """A worker's, which calls again for so many seconds."""
-    own = Peer(rank, "here", "127.0.0.1", 0, rank, (), "worker")
-    context = ProcessContext(rank, 4, "", (own,), (address,))
+    worker = ProcessInfo(rank, "here", rank, (), "worker")
+    context = ProcessContext(rank, 4, "", (worker,), (("127.0.0.1", 0),), (address,))
     return ServerConnection(context, key, patience, 1.0, Reporter())
 
 
