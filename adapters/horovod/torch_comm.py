@@ -59,7 +59,7 @@ class HorovodCommunicator(Communicator):
         self._accumulating = False
 
     def module(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Forward pass, with a scalar loss, whose gradients Horovod will all-reduce; outside of `no_sync`."""
+        """Forward pass (shapes: see `LossModule`); Horovod all-reduces its gradients outside `no_sync`."""
         if not self._accumulating:
             self._reducer.begin_backward()
         return self._forward(inputs, targets)
@@ -74,7 +74,7 @@ class HorovodCommunicator(Communicator):
             self._accumulating = False
 
     def all_reduce_mean_async(self, scalar: torch.Tensor) -> Wait:
-        """Starts the all-reduce of a scalar's mean. Collective.
+        """Starts the all-reduce of the mean of a scalar or a vector `[2]`. Collective.
 
         It is a sum: Horovod would fuse a mean with the gradients, and reorder their sums.
         """
@@ -82,7 +82,7 @@ class HorovodCommunicator(Communicator):
         return lambda: hvd.synchronize(handle).div_(self.replicas).to(scalar.dtype)
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """All-reduces the scalar loss with the gradients, unless groups would reorder it. Collective."""
+        """All-reduces the loss, scalar or `[2]`, with the gradients, unless groups reorder it. Collective."""
         return self._reducer.add_scalar(share) or self.all_reduce_mean_async(share)
 
     def wait_gradients(self) -> None:

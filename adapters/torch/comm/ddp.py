@@ -153,7 +153,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
         return wait
 
     def reduce_loss_async(self, share: torch.Tensor) -> Wait:
-        """Sends the scalar loss with the gradients (`LossInGradients`), or on its own. Collective."""
+        """Sends the loss, scalar or `[2]`, with the gradients (`LossInGradients`), or alone. Collective."""
         if not self._loss_in_gradients:
             return self.all_reduce_mean_async(share)
         scale = self._trainer.loss_scale()  # the update may change it

@@ -187,7 +187,7 @@ class GraphCache:
     def _compute_with_metrics(
         self, inputs: Any, targets: Any
     ) -> tuple[torch.Tensor, MeasuredPredictions]:
-        """Computes the loss, a scalar, and what the slice adds to the metrics."""
+        """Computes the loss (shapes: see `LossModule`), and what the slice adds to the metrics."""
         loss, predictions = self._compute(inputs, targets)
         return loss, self._metrics.increments(targets, predictions)
 

@@ -85,7 +85,7 @@ class TracedGraph:
         return replace(self, forward=compiled(self.graph, any_shape=False))
 
     def __call__(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        """Replays a step on batches `[samples, ...]`: returns the scalar loss and the predictions.
+        """Replays a step on batches `[samples, ...]`: loss (shapes: see `LossModule`) and predictions.
 
         It updates moving statistics and other variables that the step changed.
         """

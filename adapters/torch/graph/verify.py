@@ -109,7 +109,7 @@ class Outcome:
         others: Sequence[torch.Tensor],
         wrong_metrics: Callable[[Any, MeasuredPredictions], Sequence[str]],
     ) -> Outcome:
-        """Calls a computation, whose loss is a scalar, and restores the state that it changed.
+        """Calls a computation (shapes of the loss: see `LossModule`); restores the state that it changed.
 
         Args:
             compute: Computation to call.

@@ -241,7 +241,7 @@ class TorchReplicaGroup(ReplicaGroup):
         module: Callable[..., Any],
         before: torch.Tensor | None,
     ) -> torch.Tensor:
-        """Adds a slice's gradients to `.grad`; returns the scalar part of the mean loss up to this slice."""
+        """Adds a slice's gradients to `.grad`; returns the share of the mean loss so far, scalar or `[2]`."""
         loss, share = self._forward(slice_weights, index, module)
         self.trainer.backward(loss)
         return _add(before, share)

@@ -130,7 +130,7 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
     def _compute_gathered(
         self, compute: Compute, inputs: Any, targets: Any
     ) -> tuple[torch.Tensor, Any]:
-        """Computes the loss, a scalar, and the predictions with weights that are gathered on read."""
+        """Computes loss (shapes: see `LossModule`) and predictions with weights that are gathered on read."""
         with self._gather_on_read():
             return compute(inputs, targets)
 
