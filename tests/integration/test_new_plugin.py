@@ -12,7 +12,7 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import pytest
 from helpers.in_process import command
@@ -180,13 +180,17 @@ def test_the_guide_leads_to_a_strategy_under_every_backend(
 
 
 def test_the_page_has_the_code_of_a_new_backend(tmp_path: Path) -> None:
-    """Of which the tests pass: see above."""
+    """It has every required method, and what it imports is there; its own tests pass, see above."""
     folder = make_plugin("abacus", tmp_path, "backend")
     page = (ROOT / "docs" / "first-backend.md").read_text(encoding="utf-8")
     blocks = re.findall(r"^```python\n(.*?)^```", page, re.DOTALL | re.MULTILINE)
     modules = [folder / "isotrain_abacus" / name for name in ("adapter.py", "group.py")]
     assert blocks == [module.read_text(encoding="utf-8") for module in modules]
     assert sum(map(_lines_of_code, blocks)) < 150
+    for block, names in zip(blocks, (["Abacus"], ["AbacusReplica", "AbacusGroup"]), strict=True):
+        defined: dict[str, Any] = {"__name__": "abacus"}
+        exec(block, defined)
+        assert not [name for name in names if defined[name].__abstractmethods__]
     assert f"2 replicas: {len(backend.CHECKS) - 1} passed, 0 failed, 1 skipped" in page
 
 
