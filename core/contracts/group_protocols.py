@@ -64,7 +64,7 @@ class PipelineGroup(Protocol):
         """
 
     def gather_stages(self) -> None:
-        """All-gather of a pipeline's weights: every process gets the current weights of all stages."""
+        """All-gathers a pipeline's weights: every process gets the current ones of all stages. Collective."""
 
     def profile_layers(self, batch: Batch) -> ModelProfile:
         """Times the layers of all pipeline stages on a micro-batch. Local; called before the first step."""
@@ -129,7 +129,7 @@ class FullyShardedGroup(Protocol):
     """Replica group that holds a shard of each weight, as FSDP does (`unshard-weights`)."""
 
     def unshard_weights(self) -> None:
-        """All-gather of fully sharded weights: every process holds all of them until the next step."""
+        """All-gathers fully sharded weights, which every process has until the next step. Collective."""
 
 
 @runtime_checkable

@@ -86,7 +86,7 @@ class PipelineCommunicator(Communicator):
         return self._broadcast(tensor, ((source, *others),))
 
     def send(self, tensor: tf.Tensor, stage: int) -> tf.Tensor:
-        """Sends a tensor of any shape to another stage of this replica; returns a tensor to depend on."""
+        """Sends a tensor of any shape to another stage; returns one to depend on. Point-to-point."""
         return self._broadcast(tensor, ((self._rank, self._first_rank + stage),))
 
     def receive(self, like: tf.Tensor, stage: int) -> tf.Tensor:

@@ -308,7 +308,7 @@ class DDPCommunicator(ProcessGroupCommunicator):
             super().write_state(name, value)
 
     def warm_up(self) -> AbstractContextManager[Any] | None:
-        """Needed once where a resumed run had rebuilt buckets: in the first ones, sums round otherwise."""
+        """Context of a warm-up where a resumed run had rebuilt buckets, which round sums otherwise. Local."""
         if self._has_rebuilt_buckets or not self._restored_rebuilt_buckets:
             return None
         return nullcontext() if self._powersgd is None else self._powersgd.paused()
