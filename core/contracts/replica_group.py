@@ -114,7 +114,7 @@ class ReplicaGroup(GroupHooks, Contract):
         Returns:
             Name to array of the tensor's shape and dtype: weights under their path, other state under
             `KIND/...`. bfloat16, which NumPy lacks, is returned as float32. Of sharded state, this replica's
-            shard: State of which it is a shard; see `describe_state`.
+            shard: see `describe_state`.
         """
 
     @abstractmethod

@@ -235,9 +235,9 @@ class PluginManager:
                 return self.backends.get(name)()
             except PluginError as error:
                 owners = (p for p in self.loaded if name in p.registered.get("backends", ()))
-                raise PluginError(
-                    "".join(f"plugin {p.candidate.name!r}: " for p in owners) + str(error)
-                ) from error
+                names = "".join(f"plugin {p.candidate.name!r}: " for p in owners)
+                error.args = (names + str(error),)
+                raise
 
     def launcher(self, name: str, options: Mapping[str, Any] | None = None) -> Launcher:
         """New instance of a registered launcher.

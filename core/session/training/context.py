@@ -126,7 +126,8 @@ def open_group(
     try:
         group = layout.open(adapter, spec, config, context, server_connection)
     except PluginError as error:
-        raise PluginError(f"backend {plan.backend!r}: {error}") from error
+        error.args = (f"backend {plan.backend!r}: {error}",)
+        raise
     require_protocols(
         group,
         GROUP_PROTOCOLS,
