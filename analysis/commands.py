@@ -72,21 +72,21 @@ def _show(engine: ComparisonEngine, options: argparse.Namespace) -> None:
     _print(engine.comparison, engine.folder, engine.report, options.json)
 
 
-def _print(found: Comparison, folder: Path, report: Path | None, as_json: bool) -> None:
+def _print(comparison: Comparison, folder: Path, report: Path | None, as_json: bool) -> None:
     if as_json:
         paths = {"folder": str(folder), "report": None if report is None else str(report)}
-        print(json_page({**found.to_dict(), **paths}), flush=True)
+        print(json_page({**comparison.to_dict(), **paths}), flush=True)
         return
     from isotrain.analysis.compare import text
 
-    sys.stdout.write(text.result(found) + "\n" + text.result_paths(folder, report))
+    sys.stdout.write(text.result(comparison) + "\n" + text.result_paths(folder, report))
 
 
-def _exit_code(found: Comparison, margin: float | None) -> ExitCode:
-    statuses = [cell.status for cell in found.cells]
+def _exit_code(comparison: Comparison, margin: float | None) -> ExitCode:
+    statuses = [cell.status for cell in comparison.cells]
     if "failed" in statuses or "finished" not in statuses:
         return ExitCode.RUN_FAILED
-    if margin is not None and any(change.slower for change in found.changes):
+    if margin is not None and any(change.slower for change in comparison.changes):
         return ExitCode.SLOWER
     return ExitCode.OK
 

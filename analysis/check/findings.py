@@ -86,7 +86,7 @@ class CheckResult:
 
     def with_severity(self, severity: Severity) -> tuple[Finding, ...]:
         """The findings of one severity."""
-        return tuple(found for found in self.findings if found.severity == severity)
+        return tuple(finding for finding in self.findings if finding.severity == severity)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as plain JSON values."""
@@ -97,7 +97,7 @@ class CheckResult:
             "measured": self.measured,
             "counts": {str(severity): len(self.with_severity(severity)) for severity in Severity},
             "silenced": dict(self.silenced),
-            "findings": [found.to_dict() for found in self.findings],
+            "findings": [finding.to_dict() for finding in self.findings],
         }
 
     def to_json(self) -> str:
@@ -112,10 +112,10 @@ class CheckResult:
         return html_table(columns, map(_row, self.findings))
 
 
-def _row(found: Finding) -> tuple[str, ...]:
-    what = f"{found.title}: {found.case}"
-    where = ", ".join(found.targets)
-    return (found.code, found.severity, found.field, what, where, found.reason, found.fix)
+def _row(finding: Finding) -> tuple[str, ...]:
+    what = f"{finding.title}: {finding.case}"
+    where = ", ".join(finding.targets)
+    return (finding.code, finding.severity, finding.field, what, where, finding.reason, finding.fix)
 
 
 def merge_hits(hits: Iterable[Hit], targets: Sequence[str]) -> list[Finding]:
@@ -160,11 +160,11 @@ def split_silenced(
     codes = tuple(silenced)
     kept: list[Finding] = []
     counts: dict[str, int] = {}
-    for found in findings:
-        if is_silenced(found.code, codes):
-            counts[found.code] = counts.get(found.code, 0) + 1
+    for finding in findings:
+        if is_silenced(finding.code, codes):
+            counts[finding.code] = counts.get(finding.code, 0) + 1
         else:
-            kept.append(found)
+            kept.append(finding)
     return tuple(kept), dict(sorted(counts.items()))
 
 

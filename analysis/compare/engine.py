@@ -141,8 +141,7 @@ class ComparisonEngine:
     def _next(self) -> Cell | None:
         settings = self._settings
         order = RunOrder(settings.repeats, settings.seed, settings.time_budget_s)
-        runnable = [c for c in self._cells if self._targets[c.name].refusal is None]
-        name = order.next_cell(runnable, self.comparison.verdict.tied, settings.spent_s)
+        name = order.next_cell(self._runnable(), self.comparison.verdict.tied, settings.spent_s)
         return None if name is None else self.comparison.cell(name)
 
     def _measure(self, cell: Cell) -> None:
@@ -169,12 +168,12 @@ class ComparisonEngine:
             measured = summary.with_run(cell, raw, summary.RunTimes(self._made, began, seconds))
         self._note(measured, seconds)
 
-    def _note(self, found: Cell, seconds: float) -> None:
+    def _note(self, measured: Cell, seconds: float) -> None:
         self._made += 1
         self._settings = replace(self._settings, spent_s=self._settings.spent_s + seconds)
-        cells = [found if cell.name == found.name else cell for cell in self._cells]
+        cells = [measured if cell.name == measured.name else cell for cell in self._cells]
         self.comparison = replace(self.comparison, cells=cells, settings=asdict(self._settings))
-        self._say(f"{self._count()} {found.name}: {_outcome(found)} ({seconds:.1f} s)")
+        self._say(f"{self._count()} {measured.name}: {_outcome(measured)} ({seconds:.1f} s)")
 
     def _count(self) -> str:
         planned = self._settings.repeats * sum(t.refusal is None for t in self._targets.values())
@@ -200,11 +199,11 @@ class ComparisonEngine:
         """Sets `finished`, and the reason of cells that the time budget left without a run."""
         cells = [replace(c, reason=_NO_TIME) if c.reason == _NOT_RUN else c for c in self._cells]
         repeats = self._settings.repeats
-        complete = all(c.status == "failed" or len(c.repeats) >= repeats for c in self._alive())
+        complete = all(c.status == "failed" or len(c.repeats) >= repeats for c in self._runnable())
         self.comparison = replace(self.comparison, cells=cells, finished=complete)
         store.write(self.comparison, self.folder)
 
-    def _alive(self) -> list[Cell]:
+    def _runnable(self) -> list[Cell]:
         return [cell for cell in self._cells if self._targets[cell.name].refusal is None]
 
 

@@ -73,18 +73,24 @@ def from_dict(fields: Mapping[str, Any], where: str = "comparison") -> Compariso
     return comparison
 
 
-def _faults(found: Comparison) -> Iterator[tuple[str, str]]:
+def _faults(comparison: Comparison) -> Iterator[tuple[str, str]]:
     """Yields field and error of values that have the right type but are inconsistent."""
-    cells = {cell.name for cell in found.cells}
-    if len(cells) < len(found.cells):
+    cells = {cell.name for cell in comparison.cells}
+    if len(cells) < len(comparison.cells):
         yield "cells", "two of them have one name"
-    named = {"reference": found.reference, "verdict: pick": found.verdict.pick}
-    for field, name in [*named.items(), *(("verdict: tied", each) for each in found.verdict.tied)]:
+    named = {"reference": comparison.reference, "verdict: pick": comparison.verdict.pick}
+    for field, name in [
+        *named.items(),
+        *(("verdict: tied", each) for each in comparison.verdict.tied),
+    ]:
         if name is not None and name not in cells:
             yield field, f"there is no cell {name!r}"
-    if not 0 <= found.created < _LATEST:
-        yield "created", f"expected a time in seconds since 1970, received {found.created!r}"
-    held: dict[str, Sequence[Cell | Change]] = {"cells": found.cells, "changes": found.changes}
+    if not 0 <= comparison.created < _LATEST:
+        yield "created", f"expected a time in seconds since 1970, received {comparison.created!r}"
+    held: dict[str, Sequence[Cell | Change]] = {
+        "cells": comparison.cells,
+        "changes": comparison.changes,
+    }
     for kind, holders in held.items():
         for index, holder in enumerate(holders):
             for name, fault in _faults_of(holder):
@@ -114,8 +120,8 @@ def read_comparison(path: Path) -> Comparison:
             f"there is no comparison at {file}; `isotrain compare SPEC --output DIR` writes one."
         ) from None
     if not isinstance(fields, dict) or fields.get("format") != FORMAT:
-        found = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
-        raise IsotrainError(f"{file}: expected a comparison of format {FORMAT}, found {found!r}.")
+        version = fields.get("format") if isinstance(fields, dict) else type(fields).__name__
+        raise IsotrainError(f"{file}: expected a comparison of format {FORMAT}, found {version!r}.")
     return from_dict(fields, str(file))
 
 

@@ -133,8 +133,8 @@ def _timeline(ranks: Sequence[Mapping[str, Any]]) -> list[Span]:
     """The spans of a typical step of every process."""
     return [
         Span(f"rank {rank}", name, start, seconds)
-        for rank, found in enumerate(ranks)
-        for name, start, seconds in found["timeline"]
+        for rank, process in enumerate(ranks)
+        for name, start, seconds in process["timeline"]
     ]
 
 
@@ -213,9 +213,9 @@ def _all_reduce(
 
 def _notes(runs: Sequence[Repeat]) -> list[str]:
     unsteady = sum(not run.steady for run in runs)
-    found = [_NOT_STEADY.format(count=unsteady, runs=len(runs))] if unsteady else []
+    notes = [_NOT_STEADY.format(count=unsteady, runs=len(runs))] if unsteady else []
     few = _FEW_RUNS.format(runs=len(runs), least=MIN_RUNS)
-    return [*found, few] if len(runs) < MIN_RUNS else found
+    return [*notes, few] if len(runs) < MIN_RUNS else notes
 
 
 def _single(cell: Cell, cells: Sequence[Cell]) -> str | None:

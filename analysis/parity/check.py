@@ -92,7 +92,7 @@ def parity(
     for target in targets:
         tracer.plan(target, target.spec)
     with tracer.running():
-        result = _Check(loaded, host, targets, tracer).made()
+        result = _Check(loaded, host, targets, tracer).run()
     tracer.keep(PARITY_FILE, result.to_json())
     return result
 
@@ -104,25 +104,25 @@ class _Check:
         self,
         spec: TrainingSpec,
         host: PluginManager,
-        wanted: Sequence[ParityTarget],
+        targets: Sequence[ParityTarget],
         tracer: TraceRunner,
     ) -> None:
         self._spec = spec
         self._host = host
-        self._wanted = wanted
+        self._targets = targets
         self._trace = tracer.trace
         self._created = time.time()
         self._noise_records: list[NoiseRecord] = []
 
-    def made(self) -> Parity:
+    def run(self) -> Parity:
         """Makes all runs and returns their verdicts, causes and noise floor."""
-        first, *others = self._wanted
+        first, *others = self._targets
         self._reference = self._trace(first, first.spec, "the reference")
         self._other = self._noise(first, "other precision", _other_precision(first.spec))
         threads = self._noise(first, "other threads", self._other_threads(first.spec))
         floor = NoiseFloor(self._reference, _noises(self._reference, self._other, threads))
         runs = [self._reference_record(first, floor)]
-        runs += [self._judged(target, floor) for target in others]
+        runs += [self._compared(target, floor) for target in others]
         return Parity(
             name=self._spec.name,
             **_verdict(runs),
@@ -138,19 +138,19 @@ class _Check:
 
     def _packages(self) -> list[str]:
         """The packages of every backend that takes part."""
-        names = {split_backend(target.backend)[0]: None for target in self._wanted}
+        names = {split_backend(target.backend)[0]: None for target in self._targets}
         return [package for name in names for package in self._host.backend(name).packages]
 
     def _other_threads(self, spec: TrainingSpec) -> TrainingSpec:
         threads = self._reference.plan["threads"]
         return spec.replace(threads=1 if threads > 1 else 2)
 
-    def _noise(self, wanted: ParityTarget, source: str, spec: TrainingSpec) -> RunTrace | None:
+    def _noise(self, target: ParityTarget, source: str, spec: TrainingSpec) -> RunTrace | None:
         """Runs the reference with another precision or thread count; None, and a record, if that fails."""
         threads = f"{spec.threads} thread{'s' if spec.threads != 1 else ''}"
         about = spec.precision if source == "other precision" else threads
         try:
-            trace = self._trace(wanted, spec, f"the reference with {about}")
+            trace = self._trace(target, spec, f"the reference with {about}")
         except IsotrainError as error:
             self._noise_records.append(NoiseRecord(source, about, failed=str(error)))
             return None
@@ -159,29 +159,29 @@ class _Check:
         self._noise_records.append(NoiseRecord(source, about, largest))
         return trace
 
-    def _reference_record(self, wanted: ParityTarget, floor: NoiseFloor) -> RunRecord:
+    def _reference_record(self, target: ParityTarget, floor: NoiseFloor) -> RunRecord:
         return RunRecord(
-            name=wanted.name,
-            backend=wanted.backend,
-            replicas=wanted.replicas,
-            strategy=wanted.strategy,
+            name=target.name,
+            backend=target.backend,
+            replicas=target.replicas,
+            strategy=target.strategy,
             status="reference",
             reason="all others are compared with it.",
             steps=step_records(self._reference, self._reference, floor),
             plan=self._reference.plan,
         )
 
-    def _judged(self, wanted: ParityTarget, floor: NoiseFloor) -> RunRecord:
+    def _compared(self, target: ParityTarget, floor: NoiseFloor) -> RunRecord:
         common = {
-            name: getattr(wanted, name) for name in ("name", "backend", "replicas", "strategy")
+            name: getattr(target, name) for name in ("name", "backend", "replicas", "strategy")
         }
         try:
-            run = self._trace(wanted, wanted.spec, "")
+            run = self._trace(target, target.spec, "")
         except IsotrainError as error:
             return RunRecord(**common, status="failed", reason=str(error))
         notes: list[str] = []
-        rerun_in_float64 = functools.partial(self._clearer, wanted, notes)
-        verdict = judge(wanted.spec, run, self._reference, floor, self._other, rerun_in_float64)
+        rerun = functools.partial(self._rerun_in_float64, target, notes)
+        verdict = judge(target.spec, run, self._reference, floor, self._other, rerun)
         return RunRecord(
             **common,
             status=verdict.status,
@@ -193,30 +193,30 @@ class _Check:
             steps=step_records(run, self._reference, floor),
             notes=[
                 *notes,
-                *self._about_strategy(wanted, run),
+                *self._strategy_notes(target, run),
                 *_notes(run, self._reference, floor),
             ],
             plan=run.plan,
         )
 
-    def _clearer(
-        self, wanted: ParityTarget, notes: list[str]
+    def _rerun_in_float64(
+        self, target: ParityTarget, notes: list[str]
     ) -> tuple[RunTrace, RunTrace, NoiseFloor] | None:
         """Run, reference and noise floor in float64; None, and a note, if one of the runs is missing."""
         if self._other is None:
             notes.append("the reference has no float64 run to confirm the difference with.")
             return None
         try:
-            run = self._trace(wanted, _in_float64(wanted.spec), "in float64, to be sure")
+            run = self._trace(target, _in_float64(target.spec), "in float64, to be sure")
         except IsotrainError as error:
             notes.append(f"it could not be confirmed in float64: {error}")
             return None
         noises = _noises(self._other, self._reference)
         return run, self._other, NoiseFloor(self._other, noises)
 
-    def _about_strategy(self, wanted: ParityTarget, run: RunTrace) -> list[str]:
+    def _strategy_notes(self, target: ParityTarget, run: RunTrace) -> list[str]:
         """Notes on a strategy that differs from the reference's: non-equivalence, and how it takes steps."""
-        choices = (wanted.spec.strategy, self._wanted[0].spec.strategy)
+        choices = (target.spec.strategy, self._targets[0].spec.strategy)
         if choices[0] == choices[1]:
             return []
         not_equivalent = [
@@ -249,7 +249,8 @@ def _verdict(runs: Sequence[RunRecord]) -> dict[str, Any]:
     divergences = [run.name for run in others if run.status == "difference"]
     failed = [run.name for run in others if run.status == "failed"]
     if divergences:
-        summary = f"{_list(divergences)} {_does(divergences)} not train like {reference.name}."
+        verb = "does" if len(divergences) == 1 else "do"
+        summary = f"{_list(divergences)} {verb} not train like {reference.name}."
         return {"verdict": "difference", "summary": summary}
     if failed:
         return {"verdict": "failed", "summary": f"{_list(failed)} failed; see the reason."}
@@ -262,10 +263,6 @@ def _verdict(runs: Sequence[RunRecord]) -> dict[str, Any]:
 
 def _list(names: Sequence[str]) -> str:
     return " and ".join(filter(None, [", ".join(names[:-1]), names[-1]]))
-
-
-def _does(names: Sequence[str]) -> str:
-    return "does" if len(names) == 1 else "do"
 
 
 def _notes(run: RunTrace, reference: RunTrace, floor: NoiseFloor) -> list[str]:

@@ -41,8 +41,10 @@ class NoiseRun:
         for stage, tensors in other.tensors.items():
             for name, tensor in tensors.items():
                 if name in step.tensors[stage]:
-                    apart = tensor_sketch.distance(step.tensors[stage][name], tensor) * self.scale
-                    noise[stage, name] = _ratio(apart, tensor.norm)
+                    difference = (
+                        tensor_sketch.distance(step.tensors[stage][name], tensor) * self.scale
+                    )
+                    noise[stage, name] = _ratio(difference, tensor.norm)
         return noise
 
     run: RunTrace
@@ -104,10 +106,10 @@ def scale_between(noise: RunTrace, reference: RunTrace) -> float:
     return min(1.0, _UNITS[reference.precision] / _UNITS[noise.precision])
 
 
-def _ratio(apart: float, norm: float) -> float:
-    if not apart:
+def _ratio(difference: float, norm: float) -> float:
+    if not difference:
         return 0.0
-    return min(_LARGEST, apart / norm) if norm else _LARGEST
+    return min(_LARGEST, difference / norm) if norm else _LARGEST
 
 
 def _medians(seen: Differences) -> dict[Stage, float]:

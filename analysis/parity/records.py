@@ -10,12 +10,12 @@ from isotrain.core.json_format import json_page
 
 FORMAT = 1
 PARITY_FILE = "parity.json"
-Stage = Literal["gradient", "reduced", "weight", "slot", "state", "loss"]
+Stage = Literal["gradient", "reduced", "weight", "optimizer", "state", "loss"]
 STAGES: dict[Stage, str] = {
     "gradient": "gradient before reduction",
     "reduced": "gradient after reduction",
     "weight": "weight after the step",
-    "slot": "optimizer state",
+    "optimizer": "optimizer state",
     "state": "non-trainable state",
     "loss": "reported loss",
 }

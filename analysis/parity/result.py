@@ -56,22 +56,22 @@ def _row(run: RunRecord, step: StepRecord) -> dict[str, Any]:
     return {"run": run.name, "status": run.status, **fields, **flat}
 
 
-def _page(found: ParityRecord) -> str:
+def _page(record: ParityRecord) -> str:
     """The complete HTML page."""
-    title = escape(f"Parity of {found.name}")
+    title = escape(f"Parity of {record.name}")
     return (
         f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
         f'<meta name="viewport" content="width=device-width"><style>{_STYLE}</style></head>'
-        f"<body><h1>{title}</h1>{_body(found)}</body></html>\n"
+        f"<body><h1>{title}</h1>{_body(record)}</body></html>\n"
     )
 
 
-def _body(found: ParityRecord) -> str:
+def _body(record: ParityRecord) -> str:
     """The page's body, also shown in notebooks."""
-    headline = f"{text.HEADLINES[found.verdict]}: {found.summary}"
-    runs = "".join(_run_html(run) for run in found.runs if run.status != "reference")
-    table = html_table(text.COLUMNS, text.rows(found))
-    noise = _facts("Noise floor: the reference against itself", text.noise(found))
+    headline = f"{text.HEADLINES[record.verdict]}: {record.summary}"
+    runs = "".join(_run_html(run) for run in record.runs if run.status != "reference")
+    table = html_table(text.COLUMNS, text.rows(record))
+    noise = _facts("Noise floor: the reference against itself", text.noise(record))
     return f'<p><strong>{escape(headline)}</strong></p>{runs}<div class="wide">{table}</div>{noise}'
 
 

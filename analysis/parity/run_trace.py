@@ -16,7 +16,7 @@ Differences = dict[tuple[Stage, str], float]
 """Relative difference per stage and name."""
 
 _OF_REPLICAS: tuple[Stage, ...] = ("gradient", "reduced")
-_OF_PROCESSES: tuple[Stage, ...] = ("weight", "slot", "state")
+_OF_PROCESSES: tuple[Stage, ...] = ("weight", "optimizer", "state")
 
 
 @dataclass(frozen=True)
@@ -96,7 +96,9 @@ def assemble_trace(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace
         name=name,
         precision=main["plan"]["precision"],
         replicas=main["plan"]["replicas"],
-        steps=[_step([process["steps"][i] for process in returned]) for i in _indices(main)],
+        steps=[
+            _step([process["steps"][i] for process in returned]) for i in range(len(main["steps"]))
+        ],
         start={stage: _tensors(main["start"][stage]) for stage in _OF_PROCESSES},
         initializer_start={
             stage: _tensors(main["initializer_start"][stage]) for stage in _OF_PROCESSES
@@ -106,10 +108,6 @@ def assemble_trace(name: str, returned: Sequence[Mapping[str, Any]]) -> RunTrace
         plan=main["plan"],
         notes=main["notes"],
     )
-
-
-def _indices(returned: Mapping[str, Any]) -> range:
-    return range(len(returned["steps"]))
 
 
 def _step(parts: Sequence[Mapping[str, Any]]) -> StepTrace:
@@ -139,14 +137,14 @@ def _tensors(prints: Mapping[str, Any]) -> Tensors:
 
 def differences(run: StepTrace, reference: StepTrace) -> Differences:
     """The relative difference of each tensor and the loss to the reference, in the order of the stages."""
-    found: Differences = {}
+    by_tensor: Differences = {}
     for stage in (*_OF_REPLICAS, *_OF_PROCESSES):
         for name, tensor in run.tensors[stage].items():
             other = reference.tensors[stage].get(name)
             if other is not None:
-                found[stage, name] = tensor_sketch.difference(tensor, other)
-    found["loss", "loss"] = relative(run.loss, reference.loss)
-    return found
+                by_tensor[stage, name] = tensor_sketch.difference(tensor, other)
+    by_tensor["loss", "loss"] = relative(run.loss, reference.loss)
+    return by_tensor
 
 
 def relative(one: float, other: float) -> float:
@@ -159,20 +157,20 @@ def relative(one: float, other: float) -> float:
 
 def furthest_start(run: RunTrace, reference: RunTrace) -> tuple[str, float]:
     """The weight whose initialization differs most from the reference's, and its relative difference."""
-    found = {
+    differences_by_name = {
         name: tensor_sketch.difference(tensor, reference.start["weight"][name])
         for name, tensor in run.initializer_start["weight"].items()
         if name in reference.start["weight"]
     }
-    return max(found.items(), key=lambda pair: pair[1], default=("", 0.0))
+    return max(differences_by_name.items(), key=lambda pair: pair[1], default=("", 0.0))
 
 
 def not_compared(run: RunTrace, reference: RunTrace) -> dict[Stage, list[str]]:
     """Names of the tensors without a counterpart in the reference, by stage."""
     last, other = run.steps[-1], reference.steps[-1]
-    found: dict[Stage, list[str]] = {}
+    names_by_stage: dict[Stage, list[str]] = {}
     for stage in (*_OF_REPLICAS, *_OF_PROCESSES):
         alone = [name for name in last.tensors[stage] if name not in other.tensors[stage]]
         if alone:
-            found[stage] = alone
-    return found
+            names_by_stage[stage] = alone
+    return names_by_stage

@@ -119,8 +119,8 @@ def difference(one: Fingerprint, other: Fingerprint) -> float:
         A number from 0 to about 2; infinite where one has numbers that are not finite and the other has
         not, or where the sizes differ; 0 where neither is finite.
     """
-    apart = distance(one, other)
-    return apart / max(one.norm, other.norm) if math.isfinite(apart) and apart else apart
+    norm = distance(one, other)
+    return norm / max(one.norm, other.norm) if math.isfinite(norm) and norm else norm
 
 
 def combination(factors: Sequence[float], tensors: Sequence[Fingerprint]) -> Fingerprint:

@@ -19,14 +19,14 @@ HEADLINES = {"agree": "AGREE", "difference": "DIFFERENCE", "failed": "FAILED"}
 _TENSORS_SHOWN = 5
 
 
-def result(found: ParityRecord) -> str:
+def result(record: ParityRecord) -> str:
     """The whole text that `isotrain parity` prints."""
-    parts = [tables.paragraph(f"{HEADLINES[found.verdict]}: {found.summary}")]
-    for run in found.runs:
+    parts = [tables.paragraph(f"{HEADLINES[record.verdict]}: {record.summary}")]
+    for run in record.runs:
         if run.status != "reference":
             parts += _run(run)
-    parts.append(tables.table(COLUMNS, rows(found)))
-    parts.append(tables.facts("Noise floor: the reference against itself", noise(found)))
+    parts.append(tables.table(COLUMNS, rows(record)))
+    parts.append(tables.facts("Noise floor: the reference against itself", noise(record)))
     return "\n".join(parts)
 
 
@@ -67,9 +67,9 @@ def _cause(cause: Cause) -> Iterator[tuple[str, str]]:
 COLUMNS = ("run", "step", "samples", "loss", "reference", "difference", "floor", "beyond it")
 
 
-def rows(found: ParityRecord) -> Iterator[list[str]]:
+def rows(record: ParityRecord) -> Iterator[list[str]]:
     """A row per run and step: its loss, the reference's, and the stages that diverge."""
-    reference, *others = found.runs
+    reference, *others = record.runs
     for run in others:
         for step, other in zip(run.steps, reference.steps, strict=False):
             yield [run.name, str(step.step), str(step.samples), *_losses(step, other), _apart(step)]
@@ -94,15 +94,15 @@ _WORDS: dict[Stage, str] = {
     "gradient": "gradient",
     "reduced": "reduced gradient",
     "weight": "weight",
-    "slot": "optimizer state",
+    "optimizer": "optimizer state",
     "state": "state",
     "loss": "loss",
 }
 
 
-def noise(found: ParityRecord) -> Iterator[tuple[str, str]]:
+def noise(record: ParityRecord) -> Iterator[tuple[str, str]]:
     """The rows of the reruns from which the noise floor is estimated."""
-    for source in found.noise:
+    for source in record.noise:
         if source.failed is not None:
             yield f"with {source.about}", f"failed: {source.failed}"
             continue

@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 INITIAL_FILE = "initial.npz"
 _STATE: tuple[tuple[str, StateKind], ...] = (
     ("weight", "trainable"),
-    ("slot", "optimizer"),
+    ("optimizer", "optimizer"),
     ("state", "non-trainable"),
 )
 _STARTING: tuple[StateKind, ...] = ("trainable", "non-trainable")
@@ -42,8 +42,8 @@ class Trace(InternalWork):
         names: Map from the model's weight names to common names.
         initial: File with initial weights and non-trainable state by common name; None: the run starts
             from its own, and rank 0 writes them to its run directory.
-        asks: Whether to collect the replica group's notes on its steps.
-        seen: Marker file in the shared folder of `initial`, which every process must see; None: all
+        collects_notes: Whether to collect the replica group's notes on its steps.
+        marker: Marker file in the shared folder of `initial`, which every process must see; None: all
             processes run on this machine.
     """
 
@@ -51,8 +51,8 @@ class Trace(InternalWork):
     steps: int
     names: NameMap
     initial: str | None = None
-    asks: bool = False
-    seen: str | None = None
+    collects_notes: bool = False
+    marker: str | None = None
 
     def __call__(self, session: Session) -> dict[str, Any]:
         """Traces the run. Collective.
@@ -65,8 +65,8 @@ class Trace(InternalWork):
         Raises:
             PlanError: This process does not see the shared folder.
         """
-        if self.seen is not None and not Path(self.seen).is_file():
-            host, folder = socket.gethostname(), Path(self.seen).parent
+        if self.marker is not None and not Path(self.marker).is_file():
+            host, folder = socket.gethostname(), Path(self.marker).parent
             raise PlanError(
                 f"parity: {host} does not see {folder}, where every process reads the initial weights of the"
                 " reference. Give --output (output= in Python) a folder that all hosts share."
@@ -102,10 +102,10 @@ class _Tracer:
         self._session = session
         self._group = session.group
         self._names = request.names
-        self._asks = request.asks
+        self._collects_notes = request.collects_notes
         self._notes: list[str] = []
         self._steps = steps_to_trace(session.plan, request.steps)
-        self._own_start = self._state()
+        self._initializer_start = self._state()
         self._start_from(request.initial)
         self._weights = list(session.read_state(("trainable",)))
         self._gradient_keeper: GradientKeepingGroup | None = None
@@ -143,10 +143,10 @@ class _Tracer:
         return {
             "replicas": list(self._group.local_replicas),
             "kept": self._gradient_keeper is not None,
-            "initializer_start": self._own_start,
+            "initializer_start": self._initializer_start,
             "start": start,
             "steps": steps,
-            "probe": self._probed,
+            "probe": self._probe_results,
             "plan": self._session.plan.to_dict(),
             "notes": self._notes,
         }
@@ -168,7 +168,7 @@ class _Tracer:
             gradient = [self._gradients(tensors) for tensors in local]
             if batch.step == self._steps[0]:
                 self._probe(batch)
-                self._notes = self._group.step_notes(batch) if self._asks else []
+                self._notes = self._group.step_notes(batch) if self._collects_notes else []
         trained = self._session.step(batch)
         reduced = self._gradient_keeper.kept_gradients() if self._gradient_keeper else []
         return {
@@ -189,13 +189,13 @@ class _Tracer:
     def _probe(self, batch: Batch) -> None:
         """Measures whether the model draws random numbers, and its loss in evaluation mode.
 
-        Stores in `_probed` the gradients of the batch computed a second time, with the random streams
+        Stores in `_probe_results` the gradients of the batch computed a second time, with the random streams
         advanced by the first, and the batch's loss in evaluation mode.
         """
         again, _ = self._group.gradients(batch)
         self._group.evaluation_step(batch)
         evaluated = self._group.collect_metrics("evaluation")
-        self._probed = {
+        self._probe_results = {
             "again": [self._gradients(tensors) for tensors in again],
             "evaluation_loss": evaluated["loss"],
         }

@@ -30,7 +30,7 @@ Say = Callable[[str], None]
 _OUTPUT = "the output folder"
 NEEDED = (Capability.GRADIENTS, Capability.NAMED_STATE, Capability.SYNCHRONOUS_STEP)
 """Required capabilities; the synchronous step, because all optimizer state is compared."""
-_SEEN_FILE = "seen"
+_MARKER_FILE = "marker"
 """Marker file in the runs' folder, by which every process checks that it sees the initial weights there."""
 
 
@@ -57,20 +57,20 @@ class TraceRunner:
         self._launched = 0
         self._failed = False
 
-    def plan(self, wanted: ParityTarget, spec: TrainingSpec) -> Plan:
+    def plan(self, target: ParityTarget, spec: TrainingSpec) -> Plan:
         """Plans a run of the target with another spec.
 
         Raises:
             PlanError: The run cannot be planned, or the backend lacks a required capability.
         """
-        chosen = wanted.launcher
+        launcher = target.launcher
         plan = make_plan(
             ResolvedSpec(spec, self._host),
-            backend=wanted.backend,
-            replicas=wanted.replicas,
-            launcher=chosen,
+            backend=target.backend,
+            replicas=target.replicas,
+            launcher=launcher,
         )
-        require_submittable(self._host.launcher(chosen.name, chosen.options), spec, plan)
+        require_submittable(self._host.launcher(launcher.name, launcher.options), spec, plan)
         missing = (
             self._host.backend(plan.backend).capabilities_for(plan.parallel_layout).missing(NEEDED)
         )
@@ -85,14 +85,14 @@ class TraceRunner:
         """Context in which runs are made; deletes their directories on exit, unless a run failed."""
         if self._output is not None:
             make_folder(self._output, _OUTPUT)
-        self._folder = self._own_folder()
+        self._folder = self._make_folder()
         try:
             yield
         finally:
             if not self._failed:  # the logs of a failed run are there
                 shutil.rmtree(self._folder, ignore_errors=True)
 
-    def _own_folder(self) -> Path:
+    def _make_folder(self) -> Path:
         """Creates the folder of the run directories: temporary, or in the shared output folder.
 
         Raises:
@@ -103,7 +103,7 @@ class TraceRunner:
         shared = "Give --output (output= in Python) a folder that can be, and that all hosts share."
         folder = _new_folder(self._output or Path(), shared)
         try:
-            (folder / _SEEN_FILE).touch()
+            (folder / _MARKER_FILE).touch()
         except OSError as error:
             shutil.rmtree(folder, ignore_errors=True)
             raise _not_written(folder, error, shared) from error
@@ -113,22 +113,22 @@ class TraceRunner:
     def _is_local(self) -> bool:
         return self._reference.launcher.name == LOCAL
 
-    def trace(self, wanted: ParityTarget, spec: TrainingSpec, note: str) -> RunTrace:
+    def trace(self, target: ParityTarget, spec: TrainingSpec, note: str) -> RunTrace:
         """Makes one traced run in new processes; `note` says how it differs from the target.
 
         Raises:
             RunFailedError: The run failed.
         """
         self._launched += 1
-        label = f"{wanted.name}{f' ({note})' if note else ''}"
+        label = f"{target.name}{f' ({note})' if note else ''}"
         self._say(f"run {self._launched}: {label}")
-        plan = self.plan(wanted, spec)
+        plan = self.plan(target, spec)
         folder = self._folder / str(self._launched)
         folder.mkdir()
         names = map_of(self._maps, plan.backend, plan.framework)
-        asks = wanted.spec.strategy != self._reference.spec.strategy
-        seen = None if self._is_local else str(self._folder / _SEEN_FILE)
-        work = tracing.Trace(self._count, names, self._initial, asks, seen)
+        collects_notes = target.spec.strategy != self._reference.spec.strategy
+        marker = None if self._is_local else str(self._folder / _MARKER_FILE)
+        work = tracing.Trace(self._count, names, self._initial, collects_notes, marker)
         try:
             returned = run_job(work, spec, plan, self._host, RunDirectory(folder))
         except IsotrainError as error:
@@ -141,7 +141,7 @@ class TraceRunner:
         if self._output is not None:
             kept = RunDirectory(make_folder(self._output / "fingerprints", _OUTPUT))
             kept.write(f"{self._launched}-{_file_name(label)}.json", {"ranks": returned})
-        return assemble_trace(wanted.name, returned)
+        return assemble_trace(target.name, returned)
 
     def keep(self, file: str, text: str) -> None:
         """Writes a text file to the output folder, if there is one."""
@@ -156,8 +156,8 @@ class TraceRunner:
 
 def _new_folder(home: Path | None, instead: str) -> Path:
     try:
-        place = None if home is None else home.absolute()
-        return Path(tempfile.mkdtemp(prefix="isotrain-parity-", dir=place))
+        parent = None if home is None else home.absolute()
+        return Path(tempfile.mkdtemp(prefix="isotrain-parity-", dir=parent))
     except OSError as error:
         raise _not_written(home or "the folder of temporary files", error, instead) from error
 

@@ -109,7 +109,7 @@ def available_backends(host: PluginManager, interpreters: Mapping[str, str]) -> 
     """
     from isotrain.core.planning import listings
 
-    listed = [found["name"] for found in listings.backends(host) if found["available"]]
+    listed = [backend["name"] for backend in listings.backends(host) if backend["available"]]
     names = [name for name in host.backends.names() if name in listed or name in interpreters]
     if not names:
         raise PlanError(

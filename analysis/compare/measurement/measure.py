@@ -121,12 +121,12 @@ class _Feed:
 
     def batch(self) -> Batch:
         """The next batch."""
-        found = next(self._batches, None)
-        if found is None:
+        batch = next(self._batches, None)
+        if batch is None:
             self.session.seek(0)
             self._batches = self.session.batches()
-            found = next(self._batches)
-        return found
+            batch = next(self._batches)
+        return batch
 
     def step(self) -> tuple[int, Tensor]:
         """Trains on the next batch; returns its global batch size and its mean loss (scalar)."""

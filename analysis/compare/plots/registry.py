@@ -113,33 +113,28 @@ def _values(estimates: Sequence[Estimate]) -> list[float]:
 
 def _throughput(comparison: ComparisonRecord, cells: list[Cell]) -> Plot:
     title = "Throughput"
-    measured = {c.name: c.samples_per_s for c in cells if is_finite(c.samples_per_s)}
-    found = {name: rate for name, rate in measured.items() if rate is not None}
-    if not found:
+    rates = {c.name: rate for c in cells if (rate := c.samples_per_s) and is_finite(rate)}
+    if not rates:
         return _nothing("throughput", title, "No cell has a throughput to draw.")
-    ranked = sorted(found, key=lambda name: -found[name].value)
-    unit, looks, fastest = (
-        unit_of("rate", _values(list(found.values()))),
-        styles_of(cells),
-        ranked[0],
-    )
+    ranked = sorted(rates, key=lambda name: -rates[name].value)
+    unit, looks = unit_of("rate", _values(list(rates.values()))), styles_of(cells)
     drawn = [
-        dot_plots.Row(name, looks[name], unit.text(found[name].value), marks=((found[name], True),))
+        dot_plots.Row(name, looks[name], unit.text(rates[name].value), marks=((rates[name], True),))
         for name in ranked
     ]
     left_out = len(comparison.cells) - len(drawn)
     caption = _THROUGHPUT
     if left_out:
         caption += f" Without a throughput, and so not drawn: {_counted(left_out, 'cell')}."
-    descriptions = [_estimate_text(unit, name, found[name]) for name in ranked]
+    descriptions = [_estimate_text(unit, name, rates[name]) for name in ranked]
     return Plot(
         "throughput",
         title,
         caption,
         f"Throughput with 95 % intervals, highest first: {_ends(descriptions)}.",
         ("cell", "samples/s", "95 % interval"),
-        tuple((n, unit.text(found[n].value), interval(unit, found[n])) for n in ranked),
-        partial(dot_plots.draw_marks, drawn, unit, "samples per second", found[fastest]),
+        tuple((n, unit.text(rates[n].value), interval(unit, rates[n])) for n in ranked),
+        partial(dot_plots.draw_marks, drawn, unit, "samples per second", rates[ranked[0]]),
     )
 
 

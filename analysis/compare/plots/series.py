@@ -42,12 +42,12 @@ def series_of(cells: list[Cell]) -> list[Series]:
     """
     keys = list(dict.fromkeys(_key(cell, cells) for cell in cells))
     several = len({strategy for _, _, strategy in keys}) > 1
-    found = []
+    all_series = []
     for index, key in enumerate(keys):
         members = [cell for cell in cells if _belongs(cell, key)]
         backend, collective, strategy = key
         label = backend if collective == "none" else f"{backend}:{collective}"
-        found.append(
+        all_series.append(
             Series(
                 f"{label} {strategy}" if several else label,
                 sorted(members, key=lambda cell: cell.replicas),
@@ -58,19 +58,16 @@ def series_of(cells: list[Cell]) -> list[Series]:
                 ),
             )
         )
-    return found
+    return all_series
 
 
 def _key(cell: Cell, cells: Iterable[Cell]) -> tuple[str, str, str]:
     collective = cell.collective
     if cell.replicas == 1:
-        others = (c for c in cells if c.replicas > 1 and _same_backend(c, cell))
+        same = cell.backend, cell.strategy
+        others = (c for c in cells if c.replicas > 1 and (c.backend, c.strategy) == same)
         collective = next((other.collective for other in others), "none")
     return cell.backend, collective, cell.strategy
-
-
-def _same_backend(one: Cell, other: Cell) -> bool:
-    return (one.backend, one.strategy) == (other.backend, other.strategy)
 
 
 def _belongs(cell: Cell, key: tuple[str, str, str]) -> bool:

@@ -44,16 +44,16 @@ def seconds_by_name(cell: Cell) -> dict[str, float]:
 
 def lanes(spans: Sequence[Span]) -> list[list[Span]]:
     """Distributes spans over lanes so that spans in a lane do not overlap."""
-    found: list[list[Span]] = []
+    assigned: list[list[Span]] = []
     for span in sorted(spans, key=lambda span: (span.start_s, -span.seconds)):
         slack = 1e-6 * span.seconds
-        for lane in found:
+        for lane in assigned:
             if lane[-1].start_s + lane[-1].seconds <= span.start_s + slack:
                 lane.append(span)
                 break
         else:
-            found.append([span])
-    return found
+            assigned.append([span])
+    return assigned
 
 
 def _tracks(cell: Cell) -> dict[str, list[list[Span]]]:

@@ -33,7 +33,7 @@ _GENERAL = {
         "from the same gradients, the optimizer makes other updates",
         "compare the optimizer's form and hyperparameters, weight decay, clipping and learning rate.",
     ),
-    "slot": (
+    "optimizer": (
         "weights agree so far, and the optimizer's state does not",
         "compare the optimizer's form and hyperparameters.",
     ),

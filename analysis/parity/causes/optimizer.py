@@ -13,7 +13,7 @@ from isotrain.analysis.parity.run_trace import RunTrace, Tensors
 
 def epsilon(case: DivergenceCase) -> Cause | None:
     """Equal gradients whose updates differ by where the optimizer adds its epsilon."""
-    if case.first.stage not in ("weight", "slot"):
+    if case.first.stage not in ("weight", "optimizer"):
         return None
     ours, theirs = (epsilon_form(case.spec, run, case.index) for run in (case.run, case.reference))
     if ours is None or theirs is None or ours.formula == theirs.formula:

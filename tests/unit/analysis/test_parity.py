@@ -139,11 +139,11 @@ def test_the_first_smaller_batch_is_traced(samples: int, total: int, expected: l
 def traced(weight: np.ndarray, precision: str = "float32", loss: float = 1.0) -> RunTrace:
     """A run of one step in which only a weight and the loss can differ."""
     gradient = {"w": fingerprint(np.ones(80))}
-    tensors: Any = {"gradient": gradient, "reduced": gradient, "slot": {}, "state": {}}
+    tensors: Any = {"gradient": gradient, "reduced": gradient, "optimizer": {}, "state": {}}
     tensors["weight"] = {"w": fingerprint(weight)}
     copies = {stage: [own] for stage, own in tensors.items()}
     step = StepTrace(0, 8, [8], True, loss, 0.1, copies, tensors)
-    start: Any = {"weight": {"w": fingerprint(np.zeros(80))}, "slot": {}, "state": {}}
+    start: Any = {"weight": {"w": fingerprint(np.zeros(80))}, "optimizer": {}, "state": {}}
     plan = {"precision": precision}
     return RunTrace("run", precision, 1, [step], start, start, gradient, 1.0, plan)
 
