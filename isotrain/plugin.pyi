@@ -114,7 +114,7 @@ from isotrain.core.parameter_server.layout import (
     PARAMETER_SERVER_CAPABILITIES as PARAMETER_SERVER_CAPABILITIES,
 )
 from isotrain.core.parameter_server.layout import ParameterServerLayout as ParameterServerLayout
-from isotrain.core.parameter_server.tcp_adapter import TcpParameterServer as TcpParameterServer
+from isotrain.core.parameter_server.layout import TcpParameterServer as TcpParameterServer
 from isotrain.core.parameter_server.work_queue import WorkItem as WorkItem
 from isotrain.core.parameter_server.worker_pool import WorkerLiveness as WorkerLiveness
 from isotrain.core.parameter_server.worker_pool import WorkerPool as WorkerPool

@@ -1,18 +1,19 @@
-"""Parallel layout of parameter-server runs."""
+"""Parallel layout of parameter-server runs, and the adapter mixin for backends without own servers."""
 
 from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
+from isotrain.core.contracts.adapter import Adapter
 from isotrain.core.contracts.backend_protocols import ParameterServerBackend
 from isotrain.core.contracts.capabilities import Capabilities, Capability
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
 from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
 from isotrain.core.contracts.process import ProcessInfo, rank_of
 from isotrain.core.contracts.protocol_checks import require
+from isotrain.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.adapter import Adapter
     from isotrain.core.contracts.plan import BackendConfig
     from isotrain.core.contracts.process import ProcessContext, ServerConnection
     from isotrain.core.contracts.replica_group import ReplicaGroup
@@ -91,3 +92,46 @@ class ParameterServerLayout(ParallelLayout):
     ) -> None:
         """Runs a worker or a server."""
         require(adapter, ParameterServerBackend).serve(spec, backend_config, server_connection)
+
+
+class TcpParameterServer(Adapter):
+    """Adapter mixin: parameter-server runs over authenticated TCP.
+
+    The coordinator holds the parameters and sends them to the workers. Each process makes a group of one
+    replica by `start`.
+    """
+
+    parameter_server_transport = "tcp"
+
+    def servers(self, requested: int) -> int:
+        """Zero: rank 0 holds the parameters.
+
+        Raises:
+            UnsupportedError: More than one server is requested.
+        """
+        if requested > 1:
+            raise UnsupportedError(
+                f"backend {self.name!r} keeps the parameters of a parameter-server run in rank 0, and cannot"
+                f" spread them over {requested} servers."
+            )
+        return 0
+
+    def start_parameter_server(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> ReplicaGroup:
+        from isotrain.core.parameter_server.coordinator import tcp_coordinator_group
+
+        return tcp_coordinator_group(
+            server_connection,
+            lambda: self.start(spec, backend_config, server_connection.single_replica_context()),
+        )
+
+    def serve(
+        self, spec: TrainingSpec, backend_config: BackendConfig, server_connection: ServerConnection
+    ) -> None:
+        from isotrain.core.parameter_server.worker import serve
+
+        serve(
+            server_connection,
+            lambda: self.start(spec, backend_config, server_connection.single_replica_context()),
+        )
