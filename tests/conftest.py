@@ -28,54 +28,47 @@ from helpers.shared_results import FOLDER  # noqa: E402
 
 os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, [os.environ.get("PYTHONPATH")])])
 
-FORK_SERVERS.capacity = (
-    24  # every framework, portable and native, and small ones under other variables
-)
-_BESIDE: dict[str, tuple[str, ...]] = {}
+FORK_SERVERS.capacity = 24  # each framework, portable and native, and small ones by variables
+_PRELOADED_WITH: dict[str, tuple[str, ...]] = {}
 if find_spec("horovod") is not None:  # a fork server of a framework serves all of its backends
     horovod = "isotrain.adapters.horovod"
-    of_torch = ("isotrain.adapters.torch.comm.ddp", f"{horovod}.torch_comm")
-    _BESIDE = {
-        "isotrain.adapters.torch.replica.replica_group": (f"{horovod}.torch_adapter", *of_torch),
+    torch_comm = ("isotrain.adapters.torch.comm.ddp", f"{horovod}.torch_comm")
+    _PRELOADED_WITH = {
+        "isotrain.adapters.torch.replica.replica_group": (f"{horovod}.torch_adapter", *torch_comm),
         "isotrain.adapters.tensorflow.replica.replica_group": (
             f"{horovod}.tf_adapter",
             f"{horovod}.tf_comm",
         ),
     }
 share_fork_servers(
-    besides=(
-        "isotrain.testing.pytest_suite",
-        "numpy.random",
-        "helpers.infrequent_gc",
-    ),  # as most runs of tests do
-    beside=_BESIDE,
-    # Frameworks are told their number of threads, and NumPy's is set below; TensorFlow makes its
-    # allocator when it first computes.
-    unread=(
+    preloaded=("isotrain.testing.pytest_suite", "numpy.random", "helpers.infrequent_gc"),
+    preloaded_with=_PRELOADED_WITH,
+    # isotrain sets the number of threads of frameworks, and that of NumPy is set below. TensorFlow creates
+    # its allocator when it first computes.
+    unread_variables=(
         *("OMP_NUM_THREADS", "MKL_NUM_THREADS"),
         *("TF_NUM_INTRAOP_THREADS", "TF_NUM_INTEROP_THREADS", "TF_CPU_ALLOCATOR_USE_BFC"),
     ),
 )
 
-# In milliseconds: as often as Horovod has it, its threads would take much of the cores that tests share.
+# In milliseconds. With Horovod's default its threads would use much of the cores that tests share.
 os.environ.setdefault("HOROVOD_CYCLE_TIME", "5")
-# NumPy's other threads wait for work by turning, and so do torch's: they too would take of the cores that
-# tests share.
+# Idle threads of NumPy and torch spin, which uses the cores that tests share.
 os.environ.setdefault("OPENBLAS_NUM_THREADS", "1")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
-# On a busy machine an example may take long, and what tests say must not depend on luck: every run tries the
-# same examples. `--hypothesis-profile others` tries other ones.
+# An example may take long on a busy machine, and outcomes must be reproducible: every run has the same
+# examples. `--hypothesis-profile others` tries other ones.
 settings.register_profile("others", deadline=None, suppress_health_check=[HealthCheck.too_slow])
 settings.register_profile("same", settings.get_profile("others"), derandomize=True)
 settings.load_profile("same")
 
 if signal.getsignal(signal.SIGINT) == signal.SIG_IGN:
-    # Shells start jobs in the background so, and those hand it on to whatever tests start and interrupt.
+    # Shells start background jobs so, and programs that tests start and interrupt would inherit it.
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 OWNS_SHARED = FOLDER not in os.environ
-"""Whether this process is the one that started the tests, and not one of its test processes."""
+"""Whether this process started the tests, and is no worker of pytest-xdist."""
 
 if OWNS_SHARED:
     os.environ[FOLDER] = tempfile.mkdtemp(prefix="isotrain-tests-")
@@ -127,28 +120,28 @@ LONG = (
     "launchers/test_recorded_environments.py",
     "launchers/test_link_traffic.py",
 )
-"""The files that take longest, in that order: begun first, so that test processes end together."""
+"""The files that take longest, in that order: they run first, so that test processes end together."""
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Begins with the longest files."""
+    """Runs the longest files first."""
 
-    def place(item: pytest.Item) -> int:
+    def position(item: pytest.Item) -> int:
         name = "/".join(item.path.parts[-2:])
         return LONG.index(name) if name in LONG else len(LONG)
 
-    items.sort(key=place)
+    items.sort(key=position)
 
 
 def pytest_unconfigure(config: pytest.Config) -> None:
-    """Removes what test processes shared."""
+    """Removes the folder of shared results."""
     if OWNS_SHARED:
         shutil.rmtree(os.environ.pop(FOLDER), ignore_errors=True)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def variables_as_before() -> Iterator[None]:
-    """Takes back what imports and tests of a file have set: fork servers are shared where all is alike."""
+    """Restores environment variables after each file: runs share a fork server only with equal variables."""
     before = dict(os.environ)
     yield
     os.environ.clear()
@@ -156,20 +149,20 @@ def variables_as_before() -> Iterator[None]:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def no_keras_here() -> Iterator[None]:
-    """Keras runs on one framework per process: a file that imports it here decides what others can ask."""
-    was_there = "keras" in sys.modules
+def no_keras_imported() -> Iterator[None]:
+    """Checks that no test file imports Keras here, which would fix the framework for all other files."""
+    was_imported = "keras" in sys.modules
     yield
-    assert was_there or "keras" not in sys.modules, (
-        "imported here: let `isolated.run_isolated` do that"
+    assert was_imported or "keras" not in sys.modules, (
+        "a test imported keras: use `isolated.run_isolated`"
     )
 
 
 @pytest.fixture
 def digits_at_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """The digits of scikit-learn without all else of it, which takes each process a second to import.
+    """The digits of scikit-learn without the rest of it, which takes each process a second to import.
 
-    Gives the folder with what is imported instead.
+    Returns the folder of the package that is imported instead.
     """
     with in_place_of_sklearn("helpers/digits_only", monkeypatch) as folder:
         yield folder
@@ -177,36 +170,36 @@ def digits_at_hand(monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
 
 @pytest.fixture
 def few_digits(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """Some of them."""
+    """The first digits of scikit-learn, for which frameworks trace once."""
     with in_place_of_sklearn("helpers/few_digits", monkeypatch):
         yield
 
 
 @pytest.fixture
 def without_plots(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Has comparisons write reports without plots, which take seconds to draw."""
+    """Makes comparisons write reports without plots, which take seconds to draw."""
     monkeypatch.setattr(report, "plots_of", lambda comparison: [])
 
 
 @contextlib.contextmanager
 def in_place_of_sklearn(folder: str, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
-    """Has it imported from a folder here."""
-    standins = Path(TESTS) / folder
-    monkeypatch.syspath_prepend(standins)
+    """Makes `sklearn` be imported from a folder of the tests."""
+    packages = Path(TESTS) / folder
+    monkeypatch.syspath_prepend(packages)
     for name in modules_of("sklearn"):
         monkeypatch.delitem(sys.modules, name)
-    yield standins
+    yield packages
     for name in modules_of("sklearn"):
         del sys.modules[name]
 
 
 def modules_of(package: str) -> list[str]:
-    """Those of a package that are imported."""
+    """Names of a package's imported modules."""
     return [name for name in sys.modules if name.partition(".")[0] == package]
 
 
 @pytest.fixture(scope="module")
 def reference() -> Iterator[None]:
-    """Lets this process and the runs that it starts know the backend `reference`, for one file of tests."""
+    """Registers the backend `reference` in this process and in its runs, for one test file."""
     with selection.using(["isotrain.testing.reference"], []):
         yield

@@ -320,7 +320,7 @@ def sends_what_it_says(context: StrategyCheckContext) -> None:
 def sent_by_each(
     context: StrategyCheckContext, cases: Sequence[Sending], steps: int
 ) -> list[float]:
-    """Bytes on the wire in a step of each, which are as many as the plan says."""
+    """Bytes sent in a step of each strategy are as planned."""
     n, parameters = context.replicas, context.plan.parameters or 0
     batches = context.batches(UNEVEN, UNEVEN) * steps
     found = []
@@ -365,7 +365,7 @@ def only_the_first_of_a_host_sends_to_others(context: StrategyCheckContext) -> N
 
 
 def native_compression(context: StrategyCheckContext) -> None:
-    """Where the backend has one: the bytes on the wire fall, and training goes on; the last check.
+    """Native compression sends fewer bytes, and training continues; it is the last check.
 
     (A backend may be asked once.) fp16 for two replicas, PowerSGD where there are more.
     """

@@ -1,4 +1,4 @@
-"""What the conformance suites leave out of the everyday tier."""
+"""Marks conformance checks that are not in the everyday tier."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ LONG = {check.name for check in (backend.RESUMES, *backend.CRASH_CHECKS)}
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the checks that take runs of their own."""
+    """Marks the checks that start runs of their own as slow."""
     for item in items:
         callspec = getattr(item, "callspec", None)
         if callspec is not None and callspec.params.get("check") in LONG:

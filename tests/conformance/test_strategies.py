@@ -21,7 +21,7 @@ CELLS = {
 }
 """What strategies do is asked in NumPy and of one framework; of the others, what is theirs.
 
-With more than two replicas it needs no framework, but for what it costs on the wire.
+More than two replicas need a framework only for the bytes that are sent.
 """
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference")]

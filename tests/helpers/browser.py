@@ -1,4 +1,4 @@
-"""The Chromium that tests look at pages with; run as a program it says whether there is one."""
+"""The Chromium that tests open pages with; run as a program, it prints its path or what is missing."""
 
 from __future__ import annotations
 
@@ -7,24 +7,24 @@ import shutil
 import sys
 
 REQUIRED_VARIABLE = "ISOTRAIN_BROWSER_REQUIRED"
-"""Where it is set, having no browser fails the tests."""
+"""Variable that makes tests fail without a browser."""
 _NAMES = (
     *("chromium-headless-shell", "chromium", "chromium-browser"),
     *("google-chrome", "google-chrome-stable"),
 )
 MISSING = (
-    f"no Chromium found ({', '.join(_NAMES)}): the HTML report is not looked at. "
+    f"no Chromium found ({', '.join(_NAMES)}): the HTML report is not tested. "
     "Debian: 'sudo apt install chromium-headless-shell'"
 )
 
 
 def find() -> str | None:
-    """The path of a Chromium on this machine."""
+    """Path of a Chromium on this machine."""
     return next(filter(None, map(shutil.which, _NAMES)), None)
 
 
 def is_required() -> bool:
-    """Whether tests must fail where there is none."""
+    """Whether tests must fail without a browser."""
     return bool(os.environ.get(REQUIRED_VARIABLE))
 
 

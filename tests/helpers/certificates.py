@@ -1,4 +1,4 @@
-"""Certificates for tests, by an authority of their own."""
+"""Certificates for tests, and the authority that signs them."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ NAMES = ("ca.crt", "tls.crt", "tls.key")
 
 
 class Authority:
-    """Signs certificates."""
+    """Certificate authority."""
 
     def __init__(self) -> None:
         self._key = generate_private_key(SECP256R1())
@@ -36,13 +36,13 @@ class Authority:
         use: x509.ObjectIdentifier | None = None,
         password: bytes | None = None,
     ) -> str:
-        """A folder as ISOTRAIN_TLS names it, with a certificate of its own.
+        """Creates a folder for ISOTRAIN_TLS with a new certificate; returns its path.
 
         Args:
-            at: Where to make it.
-            days: Until it expires; negative: since when it has.
-            use: The one that it is for; None: any.
-            password: Of its key.
+            at: Path of the folder.
+            days: Days until the certificate expires; negative for an expired one.
+            use: Extended key usage; None for any.
+            password: Password of the key.
         """
         key = generate_private_key(SECP256R1())
         made = _begun(_named("a host"), key, self._name, days)

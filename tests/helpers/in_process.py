@@ -16,12 +16,12 @@ from isotrain.core.cli.main import main
 
 @dataclass(frozen=True)
 class Done:
-    """How it ended.
+    """Exit code and output of a command.
 
     Attributes:
-        returncode: Its exit code.
-        stdout: What it printed.
-        stderr: What it printed as errors.
+        returncode: Exit code.
+        stdout: Standard output.
+        stderr: Standard error.
     """
 
     returncode: int
@@ -33,15 +33,15 @@ def command(*arguments: str, folder: Path, path: Sequence[Path] = ()) -> Done:
     """Runs `isotrain` with arguments in a folder.
 
     Args:
-        arguments: Of the command line.
-        folder: To be in.
-        path: Where modules are found too.
+        arguments: Command-line arguments.
+        folder: Current folder of the command.
+        path: Folders to add to the module search path.
     """
     return _done(lambda: main(arguments), folder, ["isotrain", *arguments], path)
 
 
 def script(file: Path, *arguments: str, folder: Path) -> Done:
-    """Runs a script with arguments in a folder; what it raises is raised here."""
+    """Runs a script with arguments in a folder; raises its errors."""
 
     def run() -> int:
         try:

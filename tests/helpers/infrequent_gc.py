@@ -1,7 +1,7 @@
-"""Imported by templates of tests, so that processes of their runs look for cyclic garbage more rarely.
+"""Preloaded by the fork servers of tests, so that ranks collect cyclic garbage more rarely.
 
-They are short, and tracing a model makes so many objects that to go through them again and again takes a
-tenth of the time of a run under TensorFlow.
+Runs are short, and tracing a model makes many objects: collecting takes a tenth of the time of a run under
+TensorFlow.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Work with a session in a process of its own: what it imports stays out of the tests' own processes."""
+"""Runs work with a session in a process of its own, so that its imports stay out of the test process."""
 
 from __future__ import annotations
 
@@ -12,14 +12,14 @@ import isotrain
 def run_isolated(
     work: Callable[[isotrain.Session], Any], spec: dict[str, Any], backend: str, folder: Path
 ) -> Any:
-    """What work with a session of one replica returns; what it raises ends the test with its text.
+    """The return value of work with a session of one replica; its error fails the test with its text.
 
     Args:
-        work: Of a module, or a partial of one: it is pickled.
-        spec: Of the session; with one thread where it does not say how many, as replicas of most tests
-            have: a fork server is for one number.
-        backend: Its name.
-        folder: For the files of the run; must not be there yet.
+        work: Function of a module, or a partial of one: it is pickled.
+        spec: Spec of the session; one thread by default, as in most tests, so that they share a fork
+            server.
+        backend: Name of the backend.
+        folder: Run directory; must not exist yet.
     """
     (returned,) = isotrain.launch(
         work,

@@ -1,7 +1,7 @@
-"""Imported by fork servers of JAX, so that every rank keeps what it has compiled for its next session.
+"""Preloaded by fork servers of JAX, so that every rank caches compiled programs for its next session.
 
-In JAX rank 0 alone does, and finds it again: what others compile is for their own devices, not the same.
-Sessions that follow each other ask for much that those before them had.
+In JAX only rank 0 writes the cache, because other ranks compile for their own devices. Consecutive sessions
+compile much that earlier ones compiled.
 """
 
 from __future__ import annotations

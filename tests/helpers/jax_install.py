@@ -1,4 +1,4 @@
-"""JAX, which has a folder of its own: where it can be imported, Keras imports it on every framework."""
+"""JAX, installed in a folder of its own: where it is importable, Keras imports it on every framework."""
 
 from __future__ import annotations
 
@@ -12,11 +12,11 @@ QUICK_TO_COMPILE = (
     "--xla_cpu_use_fusion_emitters=false",
     "--xla_cpu_parallel_codegen_split_count=1",
 )
-"""Optimises nothing. There are many shapes, and little to compute: what XLA's own emitters make takes three
-times as long."""
+"""XLA flags that turn optimisation off: the tests have many shapes and little to compute, and XLA's fusion
+emitters take three times as long."""
 
 
 def folder() -> Path:
-    """Where it is; a fault where it is not installed."""
+    """The folder of JAX; fails where it is not installed."""
     assert JAX.is_dir(), f"{JAX} is missing: `make environment` installs JAX there"
     return JAX

@@ -12,7 +12,7 @@ from isotrain.core.launching.forkserver.pool import FORK_SERVERS
 
 @contextlib.contextmanager
 def no_leftover_processes() -> Iterator[None]:
-    """No process may be left behind: no child of this one, and none that a rank started."""
+    """Checks that the body leaves no child of this process behind, and none that a rank started."""
     before = set(psutil.Process().children(recursive=True))
     yield
     left = set(psutil.Process().children(recursive=True)) - before

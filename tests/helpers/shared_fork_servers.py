@@ -1,4 +1,4 @@
-"""Fork servers shared by more of the tests' runs than usual, because each takes seconds to start."""
+"""Shares fork servers between more runs than usual, because each takes seconds to start."""
 
 from __future__ import annotations
 
@@ -10,22 +10,22 @@ from isotrain.core.launching.forkserver.pool import FORK_SERVERS
 
 
 def share_fork_servers(
-    besides: Sequence[str] = (),
-    beside: Mapping[str, Sequence[str]] | None = None,
-    unread: Collection[str] = (),
+    preloaded: Sequence[str],
+    preloaded_with: Mapping[str, Sequence[str]] | None = None,
+    unread_variables: Collection[str] = (),
 ) -> None:
-    """Has more runs of this program share fork servers.
+    """Makes more runs of this program share fork servers.
 
     Args:
-        besides: Modules that all of them import too.
-        beside: By a module, those that whichever import it import too.
-        unread: Variables that no import reads: a fork server serves runs that differ in them.
+        preloaded: Modules that every fork server preloads in addition.
+        preloaded_with: Modules to preload in addition, by a module that is preloaded.
+        unread_variables: Environment variables that no import reads; fork servers do not depend on them.
     """
-    get, known = FORK_SERVERS.get, beside or {}
+    get, more_by_module = FORK_SERVERS.get, preloaded_with or {}
 
     def shared(imports: Sequence[str], variables: Mapping[str, str]) -> ForkServer:
-        more = itertools.chain.from_iterable(known.get(each, ()) for each in imports)
-        read = {name: text for name, text in variables.items() if name not in unread}
-        return get((*imports, *more, *besides), read)
+        more = itertools.chain.from_iterable(more_by_module.get(each, ()) for each in imports)
+        read = {name: text for name, text in variables.items() if name not in unread_variables}
+        return get((*imports, *more, *preloaded), read)
 
     FORK_SERVERS.get = shared  # type: ignore[method-assign]

@@ -1,4 +1,4 @@
-"""What several tests need and is dear to make: made once, and kept on disk for all test processes."""
+"""Expensive results that several test files need: computed once, and kept on disk for all test processes."""
 
 from __future__ import annotations
 
@@ -16,11 +16,11 @@ FOLDER = "ISOTRAIN_TESTS_SHARED"
 
 
 def once(name: str, make: Callable[[], Any]) -> Any:
-    """What `make` gave to the first test process that asked; one that fails does so once.
+    """Result of `make` in the first test process that calls; a failure is kept too.
 
     Args:
-        name: Of the result, in the whole test session.
-        make: Gives numbers, text, NumPy arrays, and lists or dicts of these.
+        name: Name of the result, unique in the test session.
+        make: Returns numbers, text, NumPy arrays, and lists or dicts of these.
     """
     found = _kept(name, make)
     assert "failure" not in found, found["failure"]

@@ -1,4 +1,4 @@
-"""How tests start programs that they interrupt."""
+"""Signal handling of programs that tests start and interrupt."""
 
 from __future__ import annotations
 
@@ -6,9 +6,9 @@ import signal
 
 
 def heed_signals() -> None:
-    """What a shell starts in the background, or with nohup, ignores SIGINT or SIGHUP, and hands that down.
+    """Restores the default handlers of SIGINT and SIGHUP; called in the new process, before its program.
 
-    Called in the new process, before its program.
+    Shells let background jobs ignore SIGINT, nohup lets them ignore SIGHUP, and children inherit it.
     """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     signal.signal(signal.SIGHUP, signal.SIG_DFL)

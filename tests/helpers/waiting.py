@@ -1,4 +1,4 @@
-"""Waiting for what happens elsewhere: in another process, or on another thread."""
+"""Waiting for other processes and threads."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LOOK_SECONDS = 0.05
 def wait_until(
     condition: Callable[[], T], seconds: float, what: str = "it did not happen in time"
 ) -> T:
-    """What a condition gives, once that is something; it is a failure when it takes longer."""
+    """Returns the first true value of a condition; fails after `seconds`."""
     patience = Deadline(seconds)
     while not (found := condition()):
         assert not patience.is_over, what

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from helpers.leftover_processes import no_leftover_processes
-from integration.scheduler_launchers import Engine, Far
+from integration.scheduler_launchers import Far, WrapperLauncher
 
 import isotrain
 from isotrain.core.plugins import selection
@@ -20,10 +20,10 @@ def no_processes_left() -> Iterator[None]:
 
 
 @pytest.fixture
-def engine() -> Iterator[None]:
-    """Registers the launchers `engine` and `far`."""
+def wrapper() -> Iterator[None]:
+    """Registers the launchers `wrapper` and `far`."""
     before = selection.current()
-    isotrain.register(Engine)
+    isotrain.register(WrapperLauncher)
     isotrain.register(Far)
     yield
     selection.set_current(before)

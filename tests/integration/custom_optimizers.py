@@ -99,7 +99,7 @@ def by_fit(given: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 
 def net() -> Any:
-    """Its weights are a matter of the seed that the caller has set."""
+    """A model whose weights depend on the seed that was set before."""
     from torch import nn
 
     return nn.Sequential(nn.Linear(3, 4), nn.Linear(4, 1))

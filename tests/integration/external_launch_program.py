@@ -48,7 +48,7 @@ def data() -> isotrain.DataSet:
 
 
 def spec(**changes: Any) -> dict[str, Any]:
-    fields: dict[str, Any] = {"name": "joined", "model": MODEL, "data": data, "threads": 1}
+    fields: dict[str, Any] = {"name": "rendezvous", "model": MODEL, "data": data, "threads": 1}
     fields |= {"loss": "mean_squared_error", "optimizer": {"name": "sgd", "lr": 0.125}}
     fields |= {"global_batch_size": 8, "epochs": 2, "precision": "float64"}
     return fields | {"plugins": ["isotrain.testing.reference"]} | changes

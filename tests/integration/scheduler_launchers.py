@@ -19,10 +19,10 @@ SPEC = {
 }
 
 
-class Engine(SchedulerLauncher):
+class WrapperLauncher(SchedulerLauncher):
     """Starts one rank here, by a program between."""
 
-    name = "engine"
+    name = "wrapper"
     summary = "for tests"
     program: ClassVar[tuple[str, ...]] = ("env",)
 

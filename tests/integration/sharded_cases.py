@@ -152,12 +152,12 @@ UNUSUAL_NATIVE: Mapping[str, Any] = {"model": {"torch": unusual_model}, **OF_MOD
 
 
 def unusual() -> dict[str, dict[str, Any]]:
-    """The spec of a run that goes on in parts; the last one, as others follow it."""
+    """The spec of a run that continues sharded; it is the last, as others follow it."""
     return {UNUSUAL: spec(PARALLEL, native(**UNUSUAL_NATIVE))}
 
 
 def trained_or_passed_on(session: Session, name: str, *, folder: str) -> dict[str, Any]:
-    """As `trained`; or of a native model, which goes on in parts and then as a whole again."""
+    """As `trained`; a native model continues sharded, and then data-parallel again."""
     if name != UNUSUAL:
         return trained(session, name)
     whole, parts = f"{folder}/whole", f"{folder}/parts"
@@ -168,7 +168,7 @@ def trained_or_passed_on(session: Session, name: str, *, folder: str) -> dict[st
     with next_session(session, "parts", spec(strategy, native(**UNUSUAL_NATIVE))) as session:
         restore_own(session, Path(whole))
         session.save(parts)
-        found["in parts"] = trained(session)
+        found["sharded"] = trained(session)
     with next_session(session, "whole", spec(PARALLEL, native(**UNUSUAL_NATIVE))) as session:
         found["whole again"] = gone_on(session, folder=parts)
     return found
@@ -249,7 +249,7 @@ def passed_on(
             found["modules"] = {**modules, "weights": list(modules["weights"].values())}
         found["by hand"] = of_tensorflow_by_hand()
         strategy = sharded(3, bucket_megabytes=8e-6 * WIDE * WIDE)
-        with next_session(session, "measured", spec(strategy, native(**PARTED))) as session:
+        with next_session(session, "measured", spec(strategy, native(**BRANCHED))) as session:
             found["measured"] = kept_and_sent_by_layers(session)
     return found
 
@@ -291,17 +291,17 @@ def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> 
 
 
 def trained_or_measured(session: Session, name: str) -> dict[str, Any]:
-    """As `trained`; or what it takes and sends: sizes of live tensors, bytes on the wire in a step."""
+    """As `trained`; or what it takes and sends: sizes of live tensors, bytes sent in a step."""
     if name.startswith(MEASURED):
         return {**live_bytes(session), **bytes_sent(session)}
     return trained(session)
 
 
-PARTED: Mapping[str, Any] = {
+BRANCHED: Mapping[str, Any] = {
     "model": branched_model,
     "data": wide_batches,
     "global_batch_size": 4,
     "clip": {"global_norm": 0.25},
     "epochs": 1,
 }
-"""Layers that are joined one after the other, and gradients that all wait for their norm."""
+"""Layers that are unsharded one after the other, and gradients that all wait for their norm."""

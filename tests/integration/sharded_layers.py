@@ -53,7 +53,7 @@ def unusual_model() -> Any:
 
 
 BLOCK_BYTES = 8 * (4 * 4 + 4 + 4)
-"""Of the largest layer that is joined as a whole though there are others inside."""
+"""Bytes of the largest layer that is unsharded as a whole though it has others inside."""
 
 
 class Twins(SingleReplicaCommunicator):
@@ -180,7 +180,7 @@ class Holding(keras.layers.Layer):  # type: ignore[misc]
 
 
 class Recurring(keras.layers.Layer):  # type: ignore[misc]
-    """Has a layer that loops, of which the cell alone would not be joined."""
+    """A layer that loops; its cell alone would not be unsharded."""
 
     def __init__(self) -> None:
         super().__init__(name="recurring")
@@ -220,7 +220,7 @@ AGAIN = ("reads outside, again",)
 
 
 def refusals(spec: TrainingSpec) -> dict[str, str]:
-    """What is said of layers that cannot be computed with weights that lie in parts; nothing of others."""
+    """Errors of layers that cannot be fully sharded; nothing for others."""
     found, again = {}, spec.replace(recompute="*")
     for name, make in TRIED.items():
         first = keras.layers.Dense(2, name="first")

@@ -70,7 +70,7 @@ def kept_and_sent_by_layers(session: Session) -> dict[str, Any]:
         ),  # what is sent may stay
         "planned": [state.weights, state.gradients, state.slots],
         **bytes_sent(session),
-        "predicted in parts": group.predict([second.slices[0][0].inputs])[0].numpy(),
+        "predicted sharded": group.predict([second.slices[0][0].inputs])[0].numpy(),
     }
     group.unshard_weights()
     found["gathered"] = described_bytes(session, ("trainable",))

@@ -178,7 +178,7 @@ class Looping(tf.Module):
 
 
 def refusals() -> dict[str, str]:
-    """What is said of modules that cannot be computed with weights that lie in parts."""
+    """Errors of modules that cannot be fully sharded."""
     found = {}
     for name, make in TRIED.items():
         try:

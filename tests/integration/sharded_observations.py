@@ -179,7 +179,7 @@ def _apart(session: Session) -> list[str]:
 
 
 def _taken_apart(session: Session, layer: Any) -> Any:
-    """The program of a model of one layer, each of whose weights is joined by itself."""
+    """Trainer of a model of one layer, each of whose weights is unsharded by itself."""
     import keras
 
     from isotrain.adapters.torch.sharded.keras import ShardedKerasTrainer
@@ -265,22 +265,22 @@ def _unusual() -> dict[str, bool]:
     weights = ShardedWeights(
         parameters, [[0], [1]], SingleReplicaCommunicator(), DeviceMesh({SHARD: 1})
     )
-    joined: list[Any] = []
+    unsharded: list[Any] = []
     join = weights.read
 
     def noted(place: int, dtype: Any) -> Any:
         whole = join(place, dtype)
-        joined.append(StorageWeakRef(whole.untyped_storage()))
+        unsharded.append(StorageWeakRef(whole.untyped_storage()))
         return whole
 
     weights.read = noted  # type: ignore[method-assign]
     found = {}
     for name, way in ways.items():
-        joined.clear()
+        unsharded.clear()
         with gather_on_read(weights, variables):
             result = way().sum()
         weights.free_gathered()
-        let_go = name == "view" or all(whole.expired() for whole in joined)
+        let_go = name == "view" or all(whole.expired() for whole in unsharded)
         equal = torch.equal(torch.autograd.grad(result, one.value)[0], expected[name][0])
         found[name] = let_go and equal
     return found

@@ -138,13 +138,15 @@ def test_strategies(name: str) -> None:
 
 def test_a_parameter_server() -> None:
     spec = resume_checks.strategy_resume_case("parameter-server", {}, "tf-multiworker")
-    (told,) = resume_checks.problems({"served": {**spec, **ONE_SIZE}}, "tf-multiworker").values()
+    (told,) = resume_checks.problems(
+        {"parameter-server": {**spec, **ONE_SIZE}}, "tf-multiworker"
+    ).values()
     assert not told, told
 
 
 def test_workers_continue_their_random_generators() -> None:
     spec = native_resume_models.spec(strategy="parameter-server", metrics=["mean_squared_error"])
-    (told,) = resume_checks.problems({"served": spec}, "torch-ddp").values()
+    (told,) = resume_checks.problems({"parameter-server": spec}, "torch-ddp").values()
     assert not told, told
 
 
@@ -170,7 +172,7 @@ def test_late_state_comes_back_from_a_checkpoint(tmp_path: Path) -> None:
 
     whole = run()
     shutil.rmtree(tmp_path / "run" / "checkpoints" / "step-000000008")
-    parted = run()
-    assert_same(dict(parted.weights), dict(whole.weights), "weights")
-    assert parted.metrics == whole.metrics
-    assert parted.history.loss == whole.history.loss
+    resumed = run()
+    assert_same(dict(resumed.weights), dict(whole.weights), "weights")
+    assert resumed.metrics == whole.metrics
+    assert resumed.history.loss == whole.history.loss

@@ -156,9 +156,9 @@ def test_builtin_strategies_keep_their_promises_on_the_backend(
 
 def test_parameter_server_runs_on_the_backend(found: dict[str, Any]) -> None:
     """A synchronous run equals data-parallel, metrics included."""
-    exchanged, served = found["epochs"]
+    exchanged, parameter_server = found["epochs"]
     assert "accuracy" in exchanged
-    assert served == pytest.approx(exchanged, rel=1e-12)
+    assert parameter_server == pytest.approx(exchanged, rel=1e-12)
 
 
 @pytest.mark.parametrize("other", ["torch-ddp", "tf-mirrored"])
@@ -206,9 +206,9 @@ def test_sharded_runs_equal_data_parallel(found: dict[str, Any], varied: dict[st
     """Stages 3 and 2 on 3 replicas, stage 3 on two hosts of 2, and resumed on torch."""
     expected = varied[WHOLE]
     rest = expected["losses"][sharded_cases.SAVED :]
-    parted = [each[kind] for each in found["sharded"] for kind in ("ended", "shares")]
+    sharded = [each[kind] for each in found["sharded"] for kind in ("ended", "shares")]
     whole = [varied[GONE_ON], varied[GONE_ON_FROM_SHARES]]
-    for ended in [*parted, *found["gone on"], *whole]:
+    for ended in [*sharded, *found["gone on"], *whole]:
         np.testing.assert_allclose(ended["losses"], rest, rtol=CLOSE, atol=CLOSE)
         for kind in ("weights", "evaluation"):
             for name in expected[kind]:

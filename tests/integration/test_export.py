@@ -314,7 +314,7 @@ def tied_weights_taken(session: isotrain.Session, module: Any) -> dict[str, str]
     second = {name: value for name, value in whole.items() if name != "first.weight"}
     folder = session.run_directory
     torch.save(whole, folder / "whole.pt")
-    torch.save({**whole, "second.weight": whole["second.weight"] + 1}, folder / "parted.pt")
+    torch.save({**whole, "second.weight": whole["second.weight"] + 1}, folder / "different.pt")
     safetensors.torch.save_file(second, folder / "second.safetensors")
     return {file.name: taken(file) for file in folder.iterdir() if file.suffix in SUFFIXES}
 
@@ -327,7 +327,7 @@ def test_tied_weights_of_torch_are_loaded_as_the_documentation_says(tmp_path: Pa
     keys, by_hand, inside, begun = run_isolated(work, own, "torch-ddp", tmp_path / "run")
     assert keys == {"missing": ["second.weight"], "unexpected": ["scale"]}
     np.testing.assert_array_equal(by_hand, inside)
-    refused = begun.pop("parted.pt")
+    refused = begun.pop("different.pt")
     assert "first.weight and second.weight are one weight of the model, and differ" in refused
     assert set(begun.values()) == {""}, begun
 

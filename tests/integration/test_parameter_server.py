@@ -57,7 +57,9 @@ def nothing_left() -> Iterator[None]:
         yield
 
 
-def served(staleness: int | None, backend: str = "reference", **changes: Any) -> dict[str, Any]:
+def parameter_server_spec(
+    staleness: int | None, backend: str = "reference", **changes: Any
+) -> dict[str, Any]:
     chosen = {"name": "parameter-server", "options": {"staleness": staleness}}
     adapter = plugin_manager().backend(backend)
     return reference_model.spec(adapter, strategy=chosen, threads=1, **changes)
@@ -122,7 +124,9 @@ def test_without_staleness_it_equals_data_parallel(backend: str, tmp_path: Path)
     """
     expected = by_data_parallelism()
     again = {"recompute": "*"} if backend == "horovod-tf" else {}
-    found = launch(train, served(0, backend, **ADAM, **again), backend, tmp_path / "run")
+    found = launch(
+        train, parameter_server_spec(0, backend, **ADAM, **again), backend, tmp_path / "run"
+    )
     np.testing.assert_allclose(found["loss"], expected["loss"], rtol=1e-10)
     for one, other in zip(found["metrics"], expected["metrics"], strict=True):
         assert one == pytest.approx(other, rel=1e-10)
@@ -178,7 +182,9 @@ def lost_in(folder: Path) -> list[int]:
 def test_each_sample_counts_once_though_a_worker_is_killed(backend: str, tmp_path: Path) -> None:
     """The gradient of `seen` is the same at any weights, so it shows which samples counted, and how much."""
     bound, epochs = 1, 6
-    spec = served(bound, backend, optimizer={"name": "sgd", "lr": RATE}, epochs=epochs)
+    spec = parameter_server_spec(
+        bound, backend, optimizer={"name": "sgd", "lr": RATE}, epochs=epochs
+    )
     found = launch(hit(signal.SIGKILL, 2), spec, backend, tmp_path / "run")
     moved = np.zeros(reference_model.SAMPLES)
     for epoch in range(epochs):
@@ -221,7 +227,7 @@ def lose_a_result(session: isotrain.Session) -> dict[str, Any]:
 
 @SLOW
 def test_a_slice_whose_result_was_lost_is_computed_again(tmp_path: Path) -> None:
-    spec = served(1, "tf-multiworker", epochs=2)
+    spec = parameter_server_spec(1, "tf-multiworker", epochs=2)
     report = launch(lose_a_result, spec, "tf-multiworker", tmp_path / "run")
     assert report["slices"] == report["updates"] == 2 * (3 * REPLICAS + 1)
 
@@ -256,7 +262,7 @@ def suspended(reference: None, tmp_path_factory: pytest.TempPathFactory) -> Susp
             hit(signal.SIGSTOP, 1),
             digits.spec(adapter=adapter, strategy=unbounded, timeouts=timeouts),
         ),
-        "one that goes on": (give_up_a_worker, served(0, timeouts=timeouts)),
+        "one that goes on": (give_up_a_worker, parameter_server_spec(0, timeouts=timeouts)),
     }
 
     def ended(name: str) -> tuple[dict[str, Any], list[int]]:
@@ -287,7 +293,7 @@ def test_a_worker_that_was_given_up_ends_before_the_run(suspended: Suspended) ->
 
 def test_the_run_ends_with_its_coordinator(tmp_path: Path) -> None:
     with pytest.raises(RunFailedError, match="rank 0 of 3 was ended by SIGKILL"):
-        launch(hit(signal.SIGKILL, 0), served(None), "reference", tmp_path / "run")
+        launch(hit(signal.SIGKILL, 0), parameter_server_spec(None), "reference", tmp_path / "run")
 
 
 def fail_on_a_worker(model: Any, batch: Any) -> Any:
@@ -302,7 +308,7 @@ def fail_on_a_worker(model: Any, batch: Any) -> Any:
 
 
 def test_a_model_that_fails_on_a_worker_fails_the_run(tmp_path: Path) -> None:
-    spec = served(None, objective=fail_on_a_worker, metrics=[])
+    spec = parameter_server_spec(None, objective=fail_on_a_worker, metrics=[])
     with pytest.raises(RunFailedError) as caught:
         launch(train, spec, "reference", tmp_path / "run")
     text = str(caught.value)
@@ -314,4 +320,9 @@ def test_a_model_that_fails_on_a_worker_fails_the_run(tmp_path: Path) -> None:
 @SLOW
 def test_metrics_that_cannot_be_added_up_are_refused(tmp_path: Path) -> None:
     with pytest.raises(isotrain.RunFailedError, match="r2_score makes its variables when it sees"):
-        launch(train, served(0, "torch-ddp", metrics=["r2_score"]), "torch-ddp", tmp_path / "run")
+        launch(
+            train,
+            parameter_server_spec(0, "torch-ddp", metrics=["r2_score"]),
+            "torch-ddp",
+            tmp_path / "run",
+        )

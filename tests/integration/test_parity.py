@@ -163,18 +163,18 @@ def test_runs_under_several_strategies_are_compared() -> None:
     found = isotrain.parity(
         spec, backends=["torch-ddp"], replicas=[2], strategies=strategies, steps=4
     )
-    reference, same, parted = found.runs
+    reference, same, diverging = found.runs
     assert (found.verdict, found.reference) == ("difference", "torch-ddp@2 data-parallel")
     assert reference.name == found.reference
     assert (same.name, same.strategy) == ("torch-ddp@2 hierarchical", "hierarchical")
     assert same.status in ("equal", "rounding")
     assert same.plan["strategy"] == "hierarchical"
-    assert parted.name == "torch-ddp@2 local-sgd,every=2,start=2"
-    assert parted.status == "difference"
-    assert parted.first is not None
-    assert parted.first.step == 2
+    assert diverging.name == "torch-ddp@2 local-sgd,every=2,start=2"
+    assert diverging.status == "difference"
+    assert diverging.first is not None
+    assert diverging.first.step == 2
     assert not any("not meant to train" in note for note in same.notes)
-    assert any("local-sgd,every=2,start=2 is not meant" in note for note in parted.notes)
+    assert any("local-sgd,every=2,start=2 is not meant" in note for note in diverging.notes)
 
 
 def classified_data() -> tuple[np.ndarray, np.ndarray]:
@@ -197,9 +197,11 @@ def test_a_note_says_which_means_are_those_of_slices() -> None:
     found = isotrain.parity(
         spec, backends=["torch-ddp"], replicas=[2], strategies=strategies, steps=1
     )
-    reference, served = found.runs
-    assert served.plan["strategy"] == "parameter-server"
-    assert any("on the workers of a parameter-server run" in note for note in served.notes)
+    reference, parameter_server = found.runs
+    assert parameter_server.plan["strategy"] == "parameter-server"
+    assert any(
+        "on the workers of a parameter-server run" in note for note in parameter_server.notes
+    )
     assert not any("targets have different weights" in note for note in reference.notes)
 
 

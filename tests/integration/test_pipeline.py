@@ -52,7 +52,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def staged(folder: Path) -> Sequence[dict[str, Any]]:
+def stage_results(folder: Path) -> Sequence[dict[str, Any]]:
     """Of each of two stages, by pipeline; and what was saved and gone on with, by case."""
     tasks: dict[str, Any] = {
         n: ({**BASE, **CASES[case], **under(o), "recompute": again(n)}, followed)
@@ -68,7 +68,7 @@ def staged(folder: Path) -> Sequence[dict[str, Any]]:
 
 
 @pytest.fixture(scope="module")
-def alone(folder: Path, staged: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def alone(folder: Path, stage_results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of one replica without stages, by case; and how it went on from what stages saved."""
     tasks: dict[str, Any] = {n: ({**BASE, **changes}, followed) for n, changes in CASES.items()}
     dense = {**BASE, **CASES["sequential"]}
@@ -95,22 +95,22 @@ def assert_equal(ours: Mapping[str, Any], theirs: Mapping[str, Any]) -> None:
 
 @pytest.mark.parametrize("name", PIPELINES)
 def test_stages_train_as_one_replica(
-    alone: dict[str, Any], staged: Sequence[dict[str, Any]], name: str
+    alone: dict[str, Any], stage_results: Sequence[dict[str, Any]], name: str
 ) -> None:
     """Dropout, batch normalisation and clipping are the same; each stage has its own slots."""
     expected = alone[PIPELINES[name][0]]
-    for stage in staged:
+    for stage in stage_results:
         assert_equal(stage[name], expected)
-    slots = [set(stage[name]["slots"]) for stage in staged]
+    slots = [set(stage[name]["slots"]) for stage in stage_results]
     assert set.union(*slots) == set(expected["slots"])
     common = {each.rpartition("/")[2] for each in slots[0] & slots[1]}
     assert common <= {"iteration", "learning_rate"}
 
 
 def test_modules_are_timed_and_hold_and_send_what_the_plan_says(
-    staged: Sequence[dict[str, Any]],
+    stage_results: Sequence[dict[str, Any]],
 ) -> None:
-    for place in staged:
+    for place in stage_results:
         layers = place["profile"]["layers"]
         assert [layer["name"] for layer in layers] == ["0", "1", "2", "3", "4"]
         assert [layer["chunk"] for layer in layers] == [0, 0, 1, 1, 1]
@@ -121,16 +121,16 @@ def test_modules_are_timed_and_hold_and_send_what_the_plan_says(
         ]
         as_many = 4 * layers[1]["activation_bytes"]
         assert place["profile"]["sent"] == as_many, "activations go forward, and gradients back"
-    for stage, place in enumerate(staged):
+    for stage, place in enumerate(stage_results):
         own = sum(e["weight_bytes"] for e in place["profile"]["layers"] if e["chunk"] == stage)
         assert place["profile"]["held"] == [own, own, 2 * own], "as the plan says, and no other's"
 
 
 def test_sent_activations_are_freed_when_their_gradients_arrive(
-    staged: Sequence[dict[str, Any]],
+    stage_results: Sequence[dict[str, Any]],
 ) -> None:
     """The first of two stages keeps all four micro-batches with gpipe, and two with 1f1b."""
-    assert {name: staged[0][name]["sending"] for name in ("gpipe", "1f1b")} == {
+    assert {name: stage_results[0][name]["sending"] for name in ("gpipe", "1f1b")} == {
         "gpipe": 4,
         "1f1b": 2,
     }
@@ -141,10 +141,10 @@ def test_sent_activations_are_freed_when_their_gradients_arrive(
     [("gpipe", 20), ("1f1b", 20), ("interleaved", 11), ("one micro-batch", 50)],
 )
 def test_a_comparison_reports_idle_time_and_its_prediction(
-    staged: Sequence[dict[str, Any]], name: str, predicted: int
+    stage_results: Sequence[dict[str, Any]], name: str, predicted: int
 ) -> None:
     """There are two stages and four micro-batches, with two chunks on each stage or one."""
-    assert_told([stage[name] for stage in staged], 1, predicted)
+    assert_told([stage[name] for stage in stage_results], 1, predicted)
 
 
 def assert_told(places: Sequence[dict[str, Any]], replicas: int, predicted: int) -> None:
@@ -161,9 +161,11 @@ def assert_told(places: Sequence[dict[str, Any]], replicas: int, predicted: int)
 
 
 @pytest.mark.parametrize("case", SAVED)
-def test_stages_resume_from_their_checkpoints(staged: Sequence[dict[str, Any]], case: str) -> None:
+def test_stages_resume_from_their_checkpoints(
+    stage_results: Sequence[dict[str, Any]], case: str
+) -> None:
     """They continue to the bit, also where they had all weights when they saved."""
-    for found in (stage[f"saved/{case}"] for stage in staged):
+    for found in (stage[f"saved/{case}"] for stage in stage_results):
         for part, kind in itertools.product(("again", "joined"), found["whole"]):
             ours, theirs = found[part][kind], found["whole"][kind]
             if kind in ("weights", "slots", "random"):
@@ -173,31 +175,36 @@ def test_stages_resume_from_their_checkpoints(staged: Sequence[dict[str, Any]], 
 
 
 def test_one_replica_resumes_from_checkpoints_of_stages(
-    alone: dict[str, Any], staged: Sequence[dict[str, Any]]
+    alone: dict[str, Any], stage_results: Sequence[dict[str, Any]]
 ) -> None:
     by_one = alone["saved/sequential"]
-    for found in (by_one["again"], *(stage["saved/sequential"]["whole"] for stage in staged)):
+    for found in (
+        by_one["again"],
+        *(stage["saved/sequential"]["whole"] for stage in stage_results),
+    ):
         assert_as(found, by_one["whole"])
 
 
-def test_each_stage_writes_its_own_state(folder: Path, staged: Sequence[dict[str, Any]]) -> None:
+def test_each_stage_writes_its_own_state(
+    folder: Path, stage_results: Sequence[dict[str, Any]]
+) -> None:
     """State that both have, such as the count of updates, is written by the first alone."""
     files = sorted((folder / "sequential").rglob("state-*.safetensors"))
     written = [set(SafetensorsFile(path).dtypes) for path in files]
     assert len(written) == 2
     assert not written[0] & written[1]
-    for stage, names in zip(staged, written, strict=True):
+    for stage, names in zip(stage_results, written, strict=True):
         slots = {n for n in stage["saved/sequential"]["whole"]["slots"] if "/sequential/" in n}
         assert slots <= names
         assert {name.partition("/")[0] for name in names} - {"optimizer"}
 
 
 def test_stages_keep_the_best_weights_and_end_early(
-    alone: dict[str, Any], staged: Sequence[dict[str, Any]]
+    alone: dict[str, Any], stage_results: Sequence[dict[str, Any]]
 ) -> None:
     expected = alone["fitted"]
     assert expected["best"] < expected["steps"] < 3 * FITTED["epochs"]
-    for found in (stage["fitted"] for stage in staged):
+    for found in (stage["fitted"] for stage in stage_results):
         assert (found["steps"], found["best"]) == (expected["steps"], expected["best"])
         assert found["metrics"] == pytest.approx(expected["metrics"], rel=1e-9)
         for name, value in expected["weights"].items():
@@ -214,7 +221,7 @@ SEVERAL = {
 
 
 @pytest.fixture(scope="module")
-def replicated(folder: Path, staged: Sequence[dict[str, Any]]) -> dict[str, Any]:
+def replicated(folder: Path, stage_results: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Of two replicas without stages, from the start, and from what stages saved."""
     dense, goes_on = {**BASE, **CASES["sequential"]}, partial(going_on, folder=folder)
     return done({"": (SEVERAL, followed), "saved/sequential": (dense, goes_on)}, 2)[0]
@@ -266,8 +273,8 @@ def saved_by_gpipe(
     dense: Mapping[str, Any], folder: Path, **options: Any
 ) -> tuple[dict[str, Any], Work]:
     """Saves, goes on, and is profiled."""
-    staged = {**dense, **under({"schedule": "gpipe", **options})}
-    return staged, partial(saving_and_profiled, folder=folder)
+    stage_results = {**dense, **under({"schedule": "gpipe", **options})}
+    return stage_results, partial(saving_and_profiled, folder=folder)
 
 
 def assert_saved(found: Mapping[str, Any], by_one: Mapping[str, Any], stage: int) -> None:

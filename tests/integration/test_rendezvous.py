@@ -1,4 +1,4 @@
-"""Processes that an engine has started take their places in one run, and end it together."""
+"""Processes that a launcher has started find each other, train in one run, and end it together."""
 
 from __future__ import annotations
 
@@ -51,24 +51,24 @@ def slurm(rank: int, size: int, job: str) -> dict[str, str]:
     return {**told, **step, **own, "SLURM_JOB_ID": job}
 
 
-ENGINES = {"torchrun": torchrun, "slurm": slurm}
+LAUNCHERS = {"torchrun": torchrun, "slurm": slurm}
 ALIKE = {"PYTHONUNBUFFERED": "", "ISOTRAIN_KEY": "of this test alone"}
-"""What all processes find set: the first as engines leave it."""
+"""What all processes find set: the first as launchers leave it."""
 
 
 class Started:
-    """The processes of a run, as an engine starts them.
+    """Processes of a run, started as a launcher starts them.
 
     Attributes:
         folder: With their files, and what each of them says.
         processes: By rank.
     """
 
-    def __init__(self, engine: str, size: int, command: Sequence[str], folder: Path) -> None:
+    def __init__(self, launcher: str, size: int, command: Sequence[str], folder: Path) -> None:
         job = f"{folder.name}-{time.time_ns()}"
         self.folder = folder
         self.processes = [
-            self._start(rank, command, ENGINES[engine](rank, size, job)) for rank in range(size)
+            self._start(rank, command, LAUNCHERS[launcher](rank, size, job)) for rank in range(size)
         ]
 
     def _start(
@@ -110,10 +110,10 @@ class Started:
         return (self.folder / f"out-{rank}").read_text()
 
 
-def script(engine: str, folder: Path, size: int = 2, **asked: Any) -> Started:
+def script(launcher: str, folder: Path, size: int = 2, **asked: Any) -> Started:
     asked = {"backend": "reference", "run": str(folder / "run"), **asked}
     asked["moment"] = str(folder / "moment")
-    return Started(engine, size, [str(PROGRAM), json.dumps(asked)], folder)
+    return Started(launcher, size, [str(PROGRAM), json.dumps(asked)], folder)
 
 
 def local(folder: Path, size: int = 2, backend: str = "reference", **spec: Any) -> dict[str, Any]:
@@ -138,14 +138,14 @@ def last_line(text: str) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(
-    ("engine", "size", "encrypts"), [("torchrun", 2, True), ("slurm", 3, False)]
+    ("launcher", "size", "encrypts"), [("torchrun", 2, True), ("slurm", 3, False)]
 )
 def test_an_externally_started_run_has_the_bits_of_a_local_one(
-    engine: str, size: int, encrypts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    launcher: str, size: int, encrypts: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     if encrypts:
         monkeypatch.setenv("ISOTRAIN_TLS", Authority().folder(tmp_path / "tls"))
-    started = script(engine, tmp_path, size)
+    started = script(launcher, tmp_path, size)
     codes = started.ended()
     assert codes == [0] * size, started.said(0) + started.said(1)
     expected = local(tmp_path, size)
@@ -157,9 +157,9 @@ def test_an_externally_started_run_has_the_bits_of_a_local_one(
         assert sorted(e["rank"] for e in events if e["event"] == kind) == list(range(size))
     assert f"printed by rank {size - 1}" in (run / f"rank-{size - 1}.log").read_text()
     plan = json.loads((run / "plan.json").read_text())
-    assert (plan["launcher"], plan["replicas"]) == (engine, size)
+    assert (plan["launcher"], plan["replicas"]) == (launcher, size)
     assert any("travel encrypted" in each for each in plan["notes"]) is encrypts
-    assert len({each["host"] for each in plan["processes"]}) == (1 if engine == "torchrun" else 3)
+    assert len({each["host"] for each in plan["processes"]}) == (1 if launcher == "torchrun" else 3)
 
 
 def test_all_say_that_rank_0_cannot_encrypt(
@@ -170,7 +170,7 @@ def test_all_say_that_rank_0_cannot_encrypt(
     def told(rank: int, size: int, job: str) -> dict[str, str]:
         return {**torchrun(rank, size, job), "ISOTRAIN_TLS": folders[rank]}
 
-    monkeypatch.setitem(ENGINES, "torchrun", told)
+    monkeypatch.setitem(LAUNCHERS, "torchrun", told)
     started = script("torchrun", tmp_path)
     assert started.ended() == [1, 1]
     for rank in range(2):
@@ -269,7 +269,7 @@ def test_a_rank_with_more_data_is_named_before_the_first_step(tmp_path: Path) ->
 
 
 FIELDS: dict[str, Any] = {
-    "name": "joined",
+    "name": "rendezvous",
     "model": {"reference": f"{PROGRAM}:network"},
     "data": f"{PROGRAM}:data",
     "loss": "mean_squared_error",

@@ -32,7 +32,7 @@ def test_other_numbers_of_replicas_continue_the_same_curve(tmp_path: Path) -> No
     """Without dropout, whose masks depend on the replica, the curve is that of any number of replicas."""
     changes = {"model": {"reference": plain}}
     whole = run(tmp_path / "whole", 1, changes=changes | {"checkpoint": None})
-    folder = tmp_path / "parted"
+    folder = tmp_path / "resumed"
     for steps, replicas in ((4, 2), (9, 3), (STEPS, 1)):
         changes["steps"] = steps
         found = run(folder, replicas, resume="auto", changes=changes)
@@ -146,8 +146,8 @@ def test_a_stream_with_a_state_is_not_read_from_its_start(tmp_path: Path) -> Non
         return {"data": sources.stream(Told(tmp_path / name), 30), "model": {"reference": plain}}
 
     whole = run(tmp_path / "whole", 1, changes=of("all"))
-    run(tmp_path / "parted", 1, changes=of("first") | {"steps": 7})
-    found = run(tmp_path / "parted", 1, resume="auto", changes=of("rest"))
+    run(tmp_path / "resumed", 1, changes=of("first") | {"steps": 7})
+    found = run(tmp_path / "resumed", 1, resume="auto", changes=of("rest"))
     assert found.history.loss == whole.history.loss
     assert all(np.array_equal(found.weights[n], weight) for n, weight in whole.weights.items())
     every, rest = ((tmp_path / name).read_text().split() for name in ("all", "rest"))

@@ -208,14 +208,14 @@ def steps(session: isotrain.Session, most: int) -> Any:
 
 def test_a_run_that_changes_its_framework_has_one_history(tmp_path: Path) -> None:
     options = {"resume": "auto", "on_event": lambda event: None}
-    whole, parted = tmp_path / "whole", tmp_path / "parted"
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
     given = spec(precision="float64", capture=False)
     isotrain.launch(finished, given, backend="torch-ddp", run_directory=whole, **options)
-    isotrain.launch(begun, given, backend="torch-ddp", replicas=2, run_directory=parted, **options)
+    isotrain.launch(begun, given, backend="torch-ddp", replicas=2, run_directory=resumed, **options)
     isotrain.launch(
-        finished, given, backend="tf-mirrored", replicas=3, run_directory=parted, **options
+        finished, given, backend="tf-mirrored", replicas=3, run_directory=resumed, **options
     )
-    expected, history = read_history(whole), read_history(parted)
+    expected, history = read_history(whole), read_history(resumed)
     assert history.loss == pytest.approx(expected.loss, rel=0, abs=1e-12)
     assert history.epochs == [pytest.approx(epoch, abs=1e-12) for epoch in expected.epochs]
 

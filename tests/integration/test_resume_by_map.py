@@ -164,15 +164,15 @@ def end(session: isotrain.Session) -> Any:
 def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict[str, Any]]:
     """By backend, how its runs ended; and how those ended that it went on with, with other replicas."""
     folder = tmp_path_factory.mktemp("by-map")
-    whole, parted = {}, {}
+    whole, resumed = {}, {}
     for backend in BACKENDS:
         work = functools.partial(first, folder=folder / backend)
         whole[backend], *_ = launched_in_turn(specs(), work, backend, REPLICAS[backend])
     for other, backend in BACKENDS.items():
         work = functools.partial(rest, folder=folder / other)
         tried = specs() | (wrong_specs() if backend == "tf-mirrored" else {})
-        parted[backend], *_ = launched_in_turn(tried, work, backend, REPLICAS[backend])
-    return whole, parted
+        resumed[backend], *_ = launched_in_turn(tried, work, backend, REPLICAS[backend])
+    return whole, resumed
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -180,8 +180,8 @@ def ends(tmp_path_factory: pytest.TempPathFactory) -> tuple[dict[str, Any], dict
 def test_a_native_model_resumes_in_another_framework(
     ends: tuple[dict[str, Any], dict[str, Any]], backend: str, name: str
 ) -> None:
-    whole, parted = ends
-    expected, found = whole[backend][name], parted[BACKENDS[backend]][name]
+    whole, resumed = ends
+    expected, found = whole[backend][name], resumed[BACKENDS[backend]][name]
     np.testing.assert_allclose(found["losses"], expected["losses"], rtol=0, atol=1e-12)
     assert found["largest"] <= MOST_BYTES
     for one, other in zip(*map(in_one_order, (found, expected)), strict=True):

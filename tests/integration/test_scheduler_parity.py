@@ -16,7 +16,7 @@ from isotrain.analysis.parity.trace_runner import TraceRunner
 from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.plugins.manager import plugin_manager
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "wrapper")]
 
 WANTED = ParityTarget(
     "reference",
@@ -24,7 +24,7 @@ WANTED = ParityTarget(
     "data-parallel",
     "reference@1",
     isotrain.load_spec(SPEC),
-    LauncherChoice("engine"),
+    LauncherChoice("wrapper"),
 )
 
 
@@ -38,7 +38,7 @@ def test_parity_runs_use_a_launcher(tmp_path: Path) -> None:
     with tracer.running():
         first = tracer.trace(WANTED, spec.replace(precision="float32"), "the reference")
         second = tracer.trace(WANTED, spec, "again")
-    assert first.plan["launcher"] == second.plan["launcher"] == "engine"
+    assert first.plan["launcher"] == second.plan["launcher"] == "wrapper"
     assert second.start == first.start != second.initializer_start
     assert [step.loss for step in second.steps] == pytest.approx(
         [step.loss for step in first.steps], rel=1e-5

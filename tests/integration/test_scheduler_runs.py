@@ -1,4 +1,4 @@
-"""A run that an engine starts is followed from here: its events, its result, its errors, and its end."""
+"""Events, result, errors and end of a run that a launcher's program starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ import psutil
 import pytest
 from helpers.waiting import wait_until
 from integration import scheduler_job
-from integration.scheduler_launchers import SPEC, Engine, Far
+from integration.scheduler_launchers import SPEC, Far, WrapperLauncher
 
 import isotrain
 from isotrain.analysis.compare import store, text
@@ -32,7 +32,7 @@ from isotrain.core.launching.scheduler.scheduler_run import WORK
 from isotrain.core.spec.weight_name_map import MappedTensor, NameMap
 from isotrain.plugin import RankCommand, Submission
 
-pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "engine")]
+pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("reference", "wrapper")]
 
 HEEDFUL = """
 import pathlib, signal, sys
@@ -55,9 +55,9 @@ import os, signal, subprocess, sys, time
 from isotrain.core.launching.processes.orphan_guard import OrphanGuard
 program, folder, seconds = sys.argv[1:]
 command = [sys.executable, "-I", "-S", "-c", program, folder]
-engine = subprocess.Popen(command, start_new_session=True)
+wrapper = subprocess.Popen(command, start_new_session=True)
 guard = OrphanGuard(float(seconds), [["touch", folder + "/last"]])
-guard.watch(engine.pid)
+guard.watch(wrapper.pid)
 while not os.path.exists(folder + "/waits"):
     time.sleep(0.01)
 os.kill(os.getpid(), signal.SIGKILL)
@@ -65,7 +65,7 @@ os.kill(os.getpid(), signal.SIGKILL)
 """A process that starts such a command, and is killed."""
 
 
-def run(folder: Path, launcher: str = "engine", **changes: Any) -> isotrain.RunResult:
+def run(folder: Path, launcher: str = "wrapper", **changes: Any) -> isotrain.RunResult:
     events = changes.pop("events", [])
     return isotrain.run(
         {**SPEC, **changes},
@@ -84,11 +84,11 @@ def test_the_result_and_the_files_are_those_of_a_local_run(tmp_path: Path) -> No
     assert driven.history.loss == local.history.loss
     for name, weights in local.weights.items():
         np.testing.assert_array_equal(driven.weights[name], weights)
-    left = [{file.name for file in (tmp_path / each).iterdir()} for each in ("local", "engine")]
+    left = [{file.name for file in (tmp_path / each).iterdir()} for each in ("local", "wrapper")]
     assert left[1] - left[0] == {"launcher"}
     assert left[0] - left[1] == set()
     assert {"started", "ready", "steps", "finished"} <= {event["event"] for event in events}
-    given = tmp_path / "engine" / "launcher"
+    given = tmp_path / "wrapper" / "launcher"
     assert (given / "seen.txt").read_text().startswith("isotrain-driven-run-")
     assert (given / "seen.txt").stat().st_mode & 0o077 == 0
 
@@ -156,9 +156,9 @@ def test_a_run_is_restarted_from_its_checkpoint(
         spec,
         backend="reference",
         replicas=1,
-        launcher="engine",
+        launcher="wrapper",
         max_restarts=1,
-        run_directory=tmp_path / "engine",
+        run_directory=tmp_path / "wrapper",
         on_event=events.append,
     )
     assert (tmp_path / "mark").exists()
@@ -170,9 +170,9 @@ def test_a_run_is_restarted_from_its_checkpoint(
 def test_a_launcher_program_that_ends_is_reported(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(Engine, "program", ("ls",))
+    monkeypatch.setattr(WrapperLauncher, "program", ("ls",))
     with pytest.raises(
-        isotrain.RunFailedError, match=r"engine ended with exit code 2(.|\n)*unrecognized option"
+        isotrain.RunFailedError, match=r"wrapper ended with exit code 2(.|\n)*unrecognized option"
     ):
         run(tmp_path)
 
@@ -186,7 +186,7 @@ def test_a_launcher_program_that_never_ends_is_ended(
         "import sys, time; mark = sys.argv[sys.argv.index('--line-prefix') + 1];"
         f" print('[0]<stdout>:' + mark, {json.dumps(told)!r}, flush=True); time.sleep(1000)"
     )
-    monkeypatch.setattr(Engine, "program", (sys.executable, "-c", text))
+    monkeypatch.setattr(WrapperLauncher, "program", (sys.executable, "-c", text))
     monkeypatch.setattr(scheduler_process, "END_SECONDS", 1.0)
     with pytest.raises(isotrain.RunFailedError, match=lost):
         run(tmp_path)
@@ -207,13 +207,13 @@ def test_a_submission_ends_when_one_command_fails(
 ) -> None:
     """The other commands wait for it, and the cleanup command fails too."""
 
-    def submission(self: Engine, command: RankCommand) -> Submission:
+    def submission(self: WrapperLauncher, command: RankCommand) -> Submission:
         waiting = (sys.executable, "-c", "import time; time.sleep(1000)")
         return Submission((("false",), waiting), cleanup_commands=(("no-such-program",),))
 
-    monkeypatch.setattr(Engine, "submission", submission)
+    monkeypatch.setattr(WrapperLauncher, "submission", submission)
     monkeypatch.setattr(scheduler_process, "END_SECONDS", 1.0)
-    with pytest.raises(isotrain.RunFailedError, match="engine ended with exit code 1"):
+    with pytest.raises(isotrain.RunFailedError, match="wrapper ended with exit code 1"):
         run(tmp_path)
     running = [child.cmdline() for child in psutil.Process().children(recursive=True)]
     assert not [command for command in running if "import time; time.sleep(1000)" in command]
@@ -224,13 +224,13 @@ def test_cleanup_follows_a_killed_launcher_program(
 ) -> None:
     ended = tmp_path / "ended"
 
-    def submission(self: Engine, command: RankCommand) -> Submission:
+    def submission(self: WrapperLauncher, command: RankCommand) -> Submission:
         return Submission(
             (("sh", "-c", "kill -KILL $$"),), cleanup_commands=(("touch", str(ended)),)
         )
 
-    monkeypatch.setattr(Engine, "submission", submission)
-    with pytest.raises(isotrain.RunFailedError, match="engine ended by signal 9"):
+    monkeypatch.setattr(WrapperLauncher, "submission", submission)
+    with pytest.raises(isotrain.RunFailedError, match="wrapper ended by signal 9"):
         run(tmp_path)
     assert ended.exists()
 
@@ -263,7 +263,7 @@ def test_objects_in_a_spec_are_refused(tmp_path: Path) -> None:
     assert not (tmp_path / "b").exists()
     with pytest.raises(isotrain.PlanError, match="your own loop"):
         isotrain.launch(
-            print, SPEC, backend="reference", launcher="engine", run_directory=tmp_path / "a"
+            print, SPEC, backend="reference", launcher="wrapper", run_directory=tmp_path / "a"
         )
     names = NameMap({f"dense-{number}": MappedTensor(f"fc{number}") for number in range(4000)})
     with pytest.raises(isotrain.PlanError, match=r"work 'trace' has \d{6} bytes .* at most 120000"):
@@ -271,7 +271,7 @@ def test_objects_in_a_spec_are_refused(tmp_path: Path) -> None:
             Trace(2, names),
             SPEC,
             backend="reference",
-            launcher="engine",
+            launcher="wrapper",
             run_directory=tmp_path / "c",
         )
 
@@ -281,7 +281,7 @@ def test_an_interrupt_ends_the_launcher_program(
 ) -> None:
     """It comes after the program's first output: before, there may be nothing to end."""
     program = (sys.executable, "-uc", "import time; print('here'); time.sleep(1000)")
-    monkeypatch.setattr(Engine, "program", program)
+    monkeypatch.setattr(WrapperLauncher, "program", program)
     interrupting = SimpleNamespace(append=lambda event: signal.raise_signal(signal.SIGINT))
     with pytest.raises(KeyboardInterrupt):
         run(tmp_path, events=interrupting)
@@ -337,7 +337,7 @@ def test_the_clock_of_another_host_does_not_count(
     monkeypatch.setattr(runner, "run_job", run_job)
     measurement = Measurement(steps=1, evaluate=False, blocks=1, block_seconds=0.1, seconds=0.1)
     began = time.monotonic()
-    spec, chosen = isotrain.load_spec(SPEC), LauncherChoice("engine")
+    spec, chosen = isotrain.load_spec(SPEC), LauncherChoice("wrapper")
     raw = Runner({}, chosen).run(spec, "reference", 1, measurement, tmp_path / "run")
     passed = time.monotonic() - began
     for rank in raw["ranks"]:
@@ -351,25 +351,25 @@ def test_the_clock_of_another_host_does_not_count(
 def test_options_that_exclude_a_launcher_are_refused_first(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(isotrain.PlanError, match=r"--python .*launcher 'engine'"):
-        isotrain.compare(SPEC, interpreters={"reference": sys.executable}, launcher="engine")
-    with pytest.raises(isotrain.IsotrainError, match="unknown launcher 'engin'"):
-        isotrain.compare(SPEC, backends=["reference"], launcher="engin")
-    unlike = {"backends": ["reference"], "replicas": [2, 3], "launcher": "engine"}
-    with pytest.raises(isotrain.PlanError, match="2 were requested, and engine has started 1"):
+    with pytest.raises(isotrain.PlanError, match=r"--python .*launcher 'wrapper'"):
+        isotrain.compare(SPEC, interpreters={"reference": sys.executable}, launcher="wrapper")
+    with pytest.raises(isotrain.IsotrainError, match="unknown launcher 'wrappe'"):
+        isotrain.compare(SPEC, backends=["reference"], launcher="wrappe")
+    unlike = {"backends": ["reference"], "replicas": [2, 3], "launcher": "wrapper"}
+    with pytest.raises(isotrain.PlanError, match="2 were requested, and wrapper has started 1"):
         isotrain.parity(SPEC, **unlike)
     strategies = {"backends": ["reference"], "strategies": ["data-parallel", "gossip"]}
 
-    def refuse(self: Engine, command: RankCommand) -> Submission:
+    def refuse(self: WrapperLauncher, command: RankCommand) -> Submission:
         raise isotrain.PlanError("hosts are not alike")
 
-    monkeypatch.setattr(Engine, "submission", refuse)
+    monkeypatch.setattr(WrapperLauncher, "submission", refuse)
     with pytest.raises(isotrain.PlanError, match="not alike"):
-        isotrain.parity(SPEC, **strategies, launcher="engine", output=tmp_path / "refused")
-    monkeypatch.setattr(Engine, "starts", False)
+        isotrain.parity(SPEC, **strategies, launcher="wrapper", output=tmp_path / "refused")
+    monkeypatch.setattr(WrapperLauncher, "starts", False)
     for command in (isotrain.parity, isotrain.compare):
         with pytest.raises(isotrain.PlanError, match="starts nothing"):
-            command(SPEC, **strategies, launcher="engine", output=tmp_path / "refused")
+            command(SPEC, **strategies, launcher="wrapper", output=tmp_path / "refused")
     assert not (tmp_path / "refused").exists()
 
 

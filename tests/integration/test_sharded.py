@@ -1,4 +1,4 @@
-"""Sharded runs: equal to data-parallel ones, saved in parts, and gone on with in other ways."""
+"""Sharded runs equal data-parallel ones, save shards, and resume in other layouts."""
 
 from __future__ import annotations
 
@@ -154,7 +154,7 @@ def test_optimizer_sharding_equals_data_parallel(
 def assert_natively_as_parallel(
     processes: Sequence[Mapping[str, Any]], kinds: Sequence[str]
 ) -> None:
-    """They keep and send what is planned, and have state by the same names with weights in parts."""
+    """Memory and traffic are as planned, and sharded state has the same names."""
     for kind in kinds:
         whole = processes[0][f"{cases.NATIVE}: parallel"]
         assert_sent(processes, f"{cases.NATIVE}: {kind}")
@@ -255,8 +255,8 @@ def test_sharded_weights_are_saved_and_resumed(tmp_path: Path) -> None:
     expected = run.returned[0]["parallel"]
     work = functools.partial(cases.gone_on, folder=folder)
     others = {
-        3: {"in parts": cases.sharded(3)},
-        2: {"whole": cases.PARALLEL, "in parts": cases.sharded(3)},
+        3: {"sharded": cases.sharded(3)},
+        2: {"whole": cases.PARALLEL, "sharded": cases.sharded(3)},
     }
     for replicas, strategies in others.items():
         specs = {name: {**fields, "strategy": each} for name, each in strategies.items()}
@@ -341,7 +341,7 @@ def assert_joined_by_layers(processes: Sequence[Mapping[str, Any]]) -> None:
         assert found["to be sent"] == 1.5 * whole, "weights twice, and gradients where they belong"
         assert found["sent"] == pytest.approx(1.5 * whole, rel=0.1)
         assert found["gathered"] == whole
-        np.testing.assert_allclose(found["predicted in parts"], found["predicted"], rtol=CLOSE)
+        np.testing.assert_allclose(found["predicted sharded"], found["predicted"], rtol=CLOSE)
         np.testing.assert_allclose(found["set"], 1, rtol=CLOSE)
     unusual, refusals = processes[0]["unusual"], processes[0]["refusals"]
     assert unusual["far"] < CLOSE
@@ -385,7 +385,7 @@ def test_memory_and_traffic_of_full_sharding_are_as_planned() -> None:
     specs = {"portable": cases.spec(strategies["parts"], portable), **specs}
     for turns in launched_in_turn(specs, trained_and_sent, "torch-ddp", 2):
         found = turns["parts"]
-        assert_equal(found, turns["parallel"], "in parts")
+        assert_equal(found, turns["parallel"], "sharded")
         assert found["held"] == whole / 2
         assert found["to be sent"] == 2 * whole, "weights twice, and gradients as in an all-reduce"
         np.testing.assert_allclose(found["sent"], 2 * whole, rtol=0.1)

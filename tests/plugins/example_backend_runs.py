@@ -199,7 +199,7 @@ def in_turn(session: isotrain.Session) -> dict[str, Any]:
     return found
 
 
-def served_epoch(backend: str, folder: Path) -> dict[str, float]:
+def parameter_server_epoch(backend: str, folder: Path) -> dict[str, float]:
     """Loss and metrics of the same epoch by a parameter server."""
     spec = {**EPOCH, "strategy": "parameter-server"}
     found = isotrain.run(
@@ -210,7 +210,7 @@ def served_epoch(backend: str, folder: Path) -> dict[str, float]:
 
 def main() -> None:
     """Makes all of them."""
-    share_fork_servers(besides=("helpers.infrequent_gc", "helpers.jax_compilation_cache"))
+    share_fork_servers(preloaded=("helpers.infrequent_gc", "helpers.jax_compilation_cache"))
     backend, folder = sys.argv[1], Path(sys.argv[2])
     found: dict[str, Any] = {
         "threads of imports": threads_of_imports(backend),
@@ -237,7 +237,7 @@ def main() -> None:
     np.savez(folder / "weights.npz", **first["case"]["weights"])
     found["own losses"] = [loss_and_expectation(backend, penalty) for penalty in PENALTIES]
     found["traits"] = first["traits"]
-    found["epochs"] = [first["epoch"], served_epoch(backend, folder / "served")]
+    found["epochs"] = [first["epoch"], parameter_server_epoch(backend, folder / "parameter-server")]
     save_varied(backend, folder)
     samples = np.load(folder / SAMPLES)
     opened = exported_models.by_keras, exported_models.by_keras_weights

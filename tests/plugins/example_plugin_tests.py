@@ -1,4 +1,4 @@
-"""Makes the tests that packages have, all in this process: their runs are forked from the same templates.
+"""Makes the tests that packages have, all in this process: their runs are forked from the same fork servers.
 
 Run as `python -m plugins.example_plugin_tests FOLDER...`; it prints pytest's results as a JSON list. The
 backend `reference` is known, and the test of slow momentum with numbers, whose model is of Keras, left out.
@@ -33,6 +33,6 @@ def said(folder: Path, *options: str) -> str:
 
 
 if __name__ == "__main__":
-    share_fork_servers(besides=("helpers.infrequent_gc",))
+    share_fork_servers(preloaded=("helpers.infrequent_gc",))
     with selection.using(["isotrain.testing.reference"], []):
         print(json.dumps([said(Path(each), "-k", "not is_momentum") for each in sys.argv[1:]]))

@@ -1,4 +1,4 @@
-"""Sharded runs on the backend that is given: saved in parts, and gone on with in other ways."""
+"""Sharded runs on a backend: saved as shards, and resumed in other layouts."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from isotrain.testing.launching import try_run
 REPLICAS = 3
 WIDTH = 255
 SHARES = "-shares"
-"""What the folder of the checkpoint is called besides where weights are not in parts."""
+"""Suffix of the checkpoint folder where weights are not sharded."""
 IN_SHARES = cases.sharded(2, bucket_megabytes=0.009)
 """With a bucket for the largest weight, and one for the others."""
 SAMPLES, GLOBAL_BATCH = 20, 6

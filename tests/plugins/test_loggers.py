@@ -195,7 +195,7 @@ def steps_and_epoch(logger: Logger, first: int, epoch: int) -> None:
 
 def test_a_resumed_run_appends_to_its_files(tmp_path: Path) -> None:
     for kind in (CsvLogger, JsonLinesLogger):
-        for name, resumes in (("whole", False), ("parted", True)):
+        for name, resumes in (("whole", False), ("resumed", True)):
             folder = tmp_path / name
             folder.mkdir(exist_ok=True)
             logger: Logger = kind()
@@ -210,7 +210,7 @@ def test_a_resumed_run_appends_to_its_files(tmp_path: Path) -> None:
     files = sorted(path.name for path in (tmp_path / "whole").iterdir())
     assert files == ["epochs.csv", "metrics.jsonl", "steps.csv"]
     for file in files:
-        assert (tmp_path / "parted" / file).read_text() == (tmp_path / "whole" / file).read_text()
+        assert (tmp_path / "resumed" / file).read_text() == (tmp_path / "whole" / file).read_text()
 
 
 def affine() -> Any:

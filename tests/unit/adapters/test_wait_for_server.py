@@ -12,22 +12,22 @@ LIMIT_SECONDS = 60.0
 MOMENT_SECONDS = 0.05
 
 
-def context(rank: int, door: socket.socket) -> ProcessContext:
-    port = door.getsockname()[1]
+def context(rank: int, server: socket.socket) -> ProcessContext:
+    port = server.getsockname()[1]
     processes = tuple(ProcessInfo(each, "here", each, (each,)) for each in range(2))
     return ProcessContext(rank, 2, "", processes, ((LOCALHOST, port), (LOCALHOST, port + 1)))
 
 
 def test_all_but_rank_0_wait_until_it_listens() -> None:
-    with socket.socket() as door:
-        door.bind((LOCALHOST, 0))  # nobody else gets the port, and connections are refused
-        wait_for_rank_zero(context(0, door))
+    with socket.socket() as server:
+        server.bind((LOCALHOST, 0))  # nobody else gets the port, and connections are refused
+        wait_for_rank_zero(context(0, server))
         waiting = threading.Thread(
-            target=wait_for_rank_zero, args=(context(1, door), 2 * LIMIT_SECONDS)
+            target=wait_for_rank_zero, args=(context(1, server), 2 * LIMIT_SECONDS)
         )
         waiting.start()
         waiting.join(MOMENT_SECONDS)
         assert waiting.is_alive()
-        door.listen()
+        server.listen()
         waiting.join(LIMIT_SECONDS)
         assert not waiting.is_alive()

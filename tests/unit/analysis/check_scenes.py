@@ -102,8 +102,8 @@ class WithGPUs(First):
         return ["weights are joined early"] if parallel_layout == "fully-sharded" else []
 
 
-class Remarking(First):
-    name = "remarking"
+class Noting(First):
+    name = "noting"
 
     def check(self, spec: Any, options: Any, *, replicas: int) -> list[str]:
         return ["it rounds"]
@@ -268,6 +268,6 @@ CASES: dict[str, tuple[Scene, Scene]] = {
     "ISO407": (Scene(weights=(10, 10)), Scene(weights=(10, 10), replicas=(1,))),
     "ISO501": (Scene({"strategy": "demanding"}), Scene()),
     "ISO502": (Scene(fails=True), Scene()),
-    "ISO503": (Scene(backends=("remarking",)), Scene()),
+    "ISO503": (Scene(backends=("noting",)), Scene()),
     "ISO504": (Scene(fault="the loss returned None"), Scene()),
 }

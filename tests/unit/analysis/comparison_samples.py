@@ -1,4 +1,4 @@
-"""Comparisons as an engine would leave them: made up, but with the spread and the gaps of real ones."""
+"""Made-up comparisons with the spread and the gaps of real ones."""
 
 from __future__ import annotations
 

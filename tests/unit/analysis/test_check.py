@@ -21,7 +21,7 @@ from unit.analysis.check_scenes import (
     Check,
     First,
     Missing,
-    Remarking,
+    Noting,
     Scene,
     Second,
     Synchronising,
@@ -59,7 +59,7 @@ PAGE = Path(__file__).parents[3] / "docs" / "check.md"
 def checked(monkeypatch: pytest.MonkeyPatch) -> Check:
     """Checks a scene under adapters that never start."""
     host = PluginManager(entry_points=False)
-    for adapter in (First, Synchronising, Second, Missing, WithGPUs, Remarking):
+    for adapter in (First, Synchronising, Second, Missing, WithGPUs, Noting):
         host.backends.add(adapter)
     host.models.add(TABLE, name="registered")
     for strategy in (_Local, _Agreeing, _Rounding, _Demanding):

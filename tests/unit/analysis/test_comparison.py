@@ -75,11 +75,11 @@ def test_a_time_line_shows_idle_time_of_stages() -> None:
     spans = [Span(f"rank {stage}", "input", 0.0, 2.0) for stage in range(2)]
     spans += row("rank 0", 2.0, [*first, ("send", 0.25), ("wait", 0.75), ("backward", 1.5)])
     spans += row("rank 1", 2.0, [*second, ("backward", 1.0), ("update", 0.5)])
-    staged = cell("a@1", 100, 100, 100, timeline=spans)
-    (told,) = summarize([staged], None, 0)[0].notes
+    pipeline_cell = cell("a@1", 100, 100, 100, timeline=spans)
+    (told,) = summarize([pipeline_cell], None, 0)[0].notes
     assert "compute no pass for 31% of the time" in told
     assert "predicts 25%" in told
-    plain = replace(staged, timeline=[Span("rank 0", "step", 0.0, 4.0)])
+    plain = replace(pipeline_cell, timeline=[Span("rank 0", "step", 0.0, 4.0)])
     assert not summarize([plain], None, 0)[0].notes
 
 

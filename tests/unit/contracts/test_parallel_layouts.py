@@ -1,4 +1,4 @@
-"""How the state of a run lies over its processes: meshes, placements, and one of a third party."""
+"""Parallel layouts: device meshes, process roles, and a layout of a plugin."""
 
 from __future__ import annotations
 
@@ -122,9 +122,9 @@ def test_a_plugin_may_have_its_own_parallel_layout(host: PluginManager) -> None:
 
 def test_a_single_replica_needs_no_parameter_server() -> None:
     assert ParameterServerLayout().for_replicas(1) is REPLICATED
-    served = ParameterServerLayout(servers=2)
-    assert served.for_replicas(2) is served
-    processes = served.processes(_Servers(), 2)
+    layout = ParameterServerLayout(servers=2)
+    assert layout.for_replicas(2) is layout
+    processes = layout.processes(_Servers(), 2)
     assert [process.rank for process in processes] == [0, 1, 2, 3, 4]
     roles = [process.role for process in processes]
     assert roles == ["coordinator", "worker", "worker", "server", "server"]

@@ -1,4 +1,4 @@
-"""Variables as engines set them, by their documentation, and the places that they tell.
+"""Variables as launchers document them, and the cluster info that they give.
 
 What SLURM, Open MPI, Hydra, torchrun, horovodrun and Ray really set is in `tests/launchers/recorded`.
 """
@@ -12,8 +12,8 @@ from typing import Any
 from isotrain.core.contracts.cluster_environment import ClusterInfo
 
 
-def at(engine: str, rank: int, world_size: int, job: str, **others: Any) -> ClusterInfo:
-    return ClusterInfo(engine, (), rank, world_size, job, **others)
+def at(launcher: str, rank: int, world_size: int, job: str, **others: Any) -> ClusterInfo:
+    return ClusterInfo(launcher, (), rank, world_size, job, **others)
 
 
 def of_tf(cluster: dict[str, list[str]], kind: str, index: int) -> dict[str, str]:
@@ -329,7 +329,7 @@ CASES: dict[str, tuple[dict[str, str], ClusterInfo | None]] = {
     ),
     "a training job of SageMaker": (SAGEMAKER, AT_SAGEMAKER),
     "mpirun in a training job of SageMaker": ({**SAGEMAKER, **MPIRUN}, AT_MPIRUN),
-    "an engine that only speaks PMI": (PMI, at("pmi", 1, 2, "pmi")),
+    "a launcher with PMI alone": (PMI, at("pmi", 1, 2, "pmi")),
     "what a person says of the coordinator and the job": (
         {**HYDRA, "ISOTRAIN_COORDINATOR": "n01", "ISOTRAIN_JOB": "mine"},
         replace(AT_HYDRA, coordinator="n01", job="mine"),
@@ -371,7 +371,7 @@ HALVES: dict[str, tuple[dict[str, str], list[str]]] = {
     "sagemaker": (SAGEMAKER, ["SM_HOSTS", "SM_CURRENT_HOST"]),
     "pmi": (PMI, ["PMI_RANK", "PMI_SIZE"]),
 }
-"""By engine: variables, and which of them it never leaves out. `TF_CONFIG` is a variable alone."""
+"""By launcher: variables, and those that it always sets. `TF_CONFIG` is a variable alone."""
 WRONG: dict[str, tuple[dict[str, str], str]] = {
     "elastic horovodrun": ({**HOROVOD, "HOROVOD_ELASTIC": "1"}, "HOROVOD_ELASTIC is set"),
     "PMIx alone": ({"PMIX_RANK": "0", "PMIX_NAMESPACE": "x"}, "PMIX_RANK is set, but not PMI_RANK"),

@@ -1,4 +1,4 @@
-"""The environments that come with isotrain: variables as the engines set them, and the places they tell."""
+"""Built-in cluster environments: variables as launchers set them, and the cluster info from them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from isotrain.core.plugins.manager import PluginManager
 HOST = PluginManager(entry_points=False)
 RECORDED = sorted((Path(__file__).parents[2] / "launchers" / "recorded").glob("*.json"))
 _FIRST = ("node1", "10.77.0.1")
-ENGINES: dict[str, tuple[str | None, ...]] = {
+RECORDED_LAUNCHERS: dict[str, tuple[str | None, ...]] = {
     **dict.fromkeys(("srun", "sbatch", "srun-heterogeneous"), ("slurm", *_FIRST)),
     **dict.fromkeys(("torchrun", "torchrun-under-srun", "ray"), ("torchrun", *_FIRST)),
     **dict.fromkeys(("mpirun", "mpirun-in-sbatch", "horovodrun-mpi"), ("openmpi", *_FIRST)),
@@ -46,23 +46,25 @@ def test_cluster_info_is_as_the_variables_say(case: str) -> None:
 @pytest.mark.parametrize("file", RECORDED, ids=lambda file: file.stem)
 def test_every_rank_of_a_recorded_launcher_gets_its_cluster_info(file: Path) -> None:
     ranks = json.loads(file.read_text(encoding="utf-8"))
-    places = [cluster_info_of(rank["variables"], HOST) for rank in ranks]
+    infos = [cluster_info_of(rank["variables"], HOST) for rank in ranks]
     if file.stem == "sbatch-script":
-        assert places == [None]
+        assert infos == [None]
         return
     hosts = [rank["host"] for rank in ranks]
-    for index, (place, host) in enumerate(zip(places, hosts, strict=True)):
-        assert place is not None
-        assert (place.rank, place.world_size) == (index, len(ranks))
-        assert (place.local_rank, place.local_world_size) == (
+    for index, (cluster_info, host) in enumerate(zip(infos, hosts, strict=True)):
+        assert cluster_info is not None
+        assert (cluster_info.rank, cluster_info.world_size) == (index, len(ranks))
+        assert (cluster_info.local_rank, cluster_info.local_world_size) == (
             hosts[:index].count(host),
             hosts.count(host),
         )
-        assert place.host in (None, host)
-        assert place.node_rank in (None, sorted(set(hosts)).index(host))
-        assert place.coordinator in ENGINES[file.stem][1:]
-    assert {place and place.environment for place in places} == {ENGINES[file.stem][0]}
-    assert len({place and place.job for place in places}) == 1
+        assert cluster_info.host in (None, host)
+        assert cluster_info.node_rank in (None, sorted(set(hosts)).index(host))
+        assert cluster_info.coordinator in RECORDED_LAUNCHERS[file.stem][1:]
+    assert {cluster_info and cluster_info.environment for cluster_info in infos} == {
+        RECORDED_LAUNCHERS[file.stem][0]
+    }
+    assert len({cluster_info and cluster_info.job for cluster_info in infos}) == 1
 
 
 def test_ranks_of_open_mpi_share_a_secret() -> None:
@@ -73,17 +75,17 @@ def test_ranks_of_open_mpi_share_a_secret() -> None:
 
 
 def test_every_recorded_launcher_has_an_environment() -> None:
-    assert {file.stem for file in RECORDED} == {*ENGINES, "sbatch-script"}
+    assert {file.stem for file in RECORDED} == {*RECORDED_LAUNCHERS, "sbatch-script"}
 
 
 @pytest.mark.parametrize(
-    ("engine", "missing"),
-    [(engine, name) for engine, (_, names) in HALVES.items() for name in names],
+    ("launcher", "missing"),
+    [(launcher, name) for launcher, (_, names) in HALVES.items() for name in names],
 )
-def test_a_missing_required_variable_is_named(engine: str, missing: str) -> None:
-    variables = {name: text for name, text in HALVES[engine][0].items() if name != missing}
-    with pytest.raises(ClusterInfoError, match=rf"^{engine}: .* set, but not .*\b{missing}\b.*;"):
-        HOST.environment(engine).cluster_info(variables)
+def test_a_missing_required_variable_is_named(launcher: str, missing: str) -> None:
+    variables = {name: text for name, text in HALVES[launcher][0].items() if name != missing}
+    with pytest.raises(ClusterInfoError, match=rf"^{launcher}: .* set, but not .*\b{missing}\b.*;"):
+        HOST.environment(launcher).cluster_info(variables)
     with pytest.raises(ClusterInfoError, match=rf"\b{missing}\b"):
         cluster_info_of(variables, HOST)
 
@@ -93,7 +95,9 @@ def test_every_environment_has_half_set_variables_here() -> None:
 
 
 def test_every_environment_claims_a_process_here() -> None:
-    found = {place.environment for _, place in CASES.values() if place is not None}
+    found = {
+        cluster_info.environment for _, cluster_info in CASES.values() if cluster_info is not None
+    }
     assert found == set(HOST.environments.names())
 
 
@@ -112,17 +116,17 @@ def test_any_variables_give_cluster_info_or_its_error(data: some.DataObject) -> 
     for name in data.draw(some.lists(some.sampled_from(sorted(variables)), max_size=3)):
         wrong = data.draw(some.sampled_from(["", "-1", "x", "7", "n[", '{"cluster": 1}', '["a"]']))
         variables[name] = wrong
-    place, fault = None, ""
+    cluster_info, fault = None, ""
     try:
-        place = cluster_info_of(variables, HOST)
+        cluster_info = cluster_info_of(variables, HOST)
     except ClusterInfoError as error:
         fault = str(error)
-    assert place is None or 0 <= place.rank < place.world_size
+    assert cluster_info is None or 0 <= cluster_info.rank < cluster_info.world_size
     assert not fault or any(name in fault for name in variables)
 
 
 def answer(environment: ClusterEnvironment, variables: dict[str, str]) -> ClusterInfo | None:
-    """An engine that says a part may be one that another has started."""
+    """A launcher that sets only some variables may run inside of another."""
     try:
         return environment.cluster_info(variables)
     except ClusterInfoError:
@@ -147,4 +151,6 @@ def test_environments_read_nothing_but_the_variables(monkeypatch: pytest.MonkeyP
             blocked.setattr(module, name, refuse)
         asked = [(each, variables) for each in environments for variables, _ in CASES.values()]
         found = [answer(each, variables) for each, variables in asked]
-    assert {place.environment for place in found if place} == {each.name for each in environments}
+    assert {cluster_info.environment for cluster_info in found if cluster_info} == {
+        each.name for each in environments
+    }

@@ -1,4 +1,4 @@
-"""What each launcher gives its engine: pure functions of options, variables and the command of a rank."""
+"""What each launcher gives its program: pure functions of options, variables and the command of a rank."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from isotrain.launchers.slurm import SlurmLauncher
 from isotrain.launchers.torchrun import TorchrunLauncher
 from isotrain.plugin import HostSlots, RankCommand, SchedulerLauncher
 
-ENGINES = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes")
+LAUNCHERS = ("slurm", "mpi", "torchrun", "horovodrun", "ray", "kubernetes")
 
 
 def test_every_rank_gets_the_same_command() -> None:
@@ -35,7 +35,7 @@ def test_every_rank_gets_the_same_command() -> None:
     )
 
 
-@pytest.mark.parametrize("name", ENGINES)
+@pytest.mark.parametrize("name", LAUNCHERS)
 def test_launchers_are_registered_and_refuse_single_process_backends(name: str) -> None:
     host = plugin_manager()
     launcher = host.launcher(name)

@@ -27,7 +27,7 @@ WARNING = """/venv/torch/nn/parallel/distributed.py:799: FutureWarning: broadcas
   warnings.warn(
 
 """
-REMARKS = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
+ROUTINE_OUTPUT = """WARNING: All log messages before absl::InitializeLog() is called are written to STDERR
 I0000 00:00:1795311387.036603   21687 port.cc:153] oneDNN custom operations are on.
 2026-11-22 01:34:00.1: I tensorflow/core/platform/cpu_feature_guard.cc:210] This TensorFlow binary
 To enable the following instructions: AVX2 AVX512F, in other operations, rebuild TensorFlow
@@ -45,14 +45,14 @@ def evidence_of(folder: Path, text: str, backend: str = "tf-multiworker") -> str
 
 
 @pytest.mark.parametrize("backend", ["tf-mirrored", "tf-multiworker", "horovod-tf"])
-@pytest.mark.parametrize("text", ["", WARNING + REMARKS])
+@pytest.mark.parametrize("text", ["", WARNING + ROUTINE_OUTPUT])
 def test_routine_library_output_is_no_evidence(tmp_path: Path, text: str, backend: str) -> None:
     assert evidence_of(tmp_path, text, backend) == ""
 
 
 def test_output_of_another_backends_libraries_is_evidence(tmp_path: Path) -> None:
     assert evidence_of(tmp_path, WARNING, "torch-ddp") == ""
-    assert REMARKS.strip() in evidence_of(tmp_path, WARNING + REMARKS, "torch-ddp")
+    assert ROUTINE_OUTPUT.strip() in evidence_of(tmp_path, WARNING + ROUTINE_OUTPUT, "torch-ddp")
 
 
 @pytest.mark.parametrize(
@@ -65,7 +65,10 @@ def test_output_of_another_backends_libraries_is_evidence(tmp_path: Path) -> Non
     ],
 )
 def test_output_of_the_process_is_evidence(tmp_path: Path, line: str) -> None:
-    assert evidence_of(tmp_path, WARNING + REMARKS + line + "\n") == f"the end of its log:\n{line}"
+    assert (
+        evidence_of(tmp_path, WARNING + ROUTINE_OUTPUT + line + "\n")
+        == f"the end of its log:\n{line}"
+    )
 
 
 def at(rank: int, step: int | None, call: str) -> RankStatus:

@@ -28,10 +28,10 @@ from isotrain.core.system import hardware
 SPEC = {"loss": "mse", "optimizer": {"name": "sgd", "lr": 0.1}, "global_batch_size": 4, "steps": 1}
 
 
-class Joining(Launcher):
-    """Has an engine start the same command on every rank."""
+class External(Launcher):
+    """Starts the same command on every rank."""
 
-    name = "joining"
+    name = "external"
     summary = "for tests"
 
     def __init__(self, slots: int = 2) -> None:
@@ -50,18 +50,20 @@ class Joining(Launcher):
 @pytest.fixture
 def host() -> PluginManager:
     host = PluginManager(entry_points=False)
-    host.launchers.add(Joining)
+    host.launchers.add(External)
     return host
 
 
 def test_a_single_process_backend_is_refused_by_launchers(host: PluginManager) -> None:
     listed = {each["name"]: each["backends"] for each in launcher_support.launchers(host)}
-    engines = {each["name"]: each["backends"] for each in launcher_support.environments(host)}
-    assert list(engines) == host.environments.names()
+    environments_by_name = {
+        each["name"]: each["backends"] for each in launcher_support.environments(host)
+    }
+    assert list(environments_by_name) == host.environments.names()
     for name in host.backends.names():
         alone = host.backend(name).replicas_per_process == "all"
         assert listed["local"][name] == {"supported": True, "alone": True, "reason": None}
-        for pairs in (listed["joining"], *engines.values()):
+        for pairs in (listed["external"], *environments_by_name.values()):
             assert pairs[name]["supported"] is not alone
             assert pairs[name]["alone"]
             assert ("in one process" in str(pairs[name]["reason"])) is alone
@@ -73,8 +75,8 @@ def test_a_plan_refuses_what_a_launcher_refuses(host: PluginManager) -> None:
     spec = TrainingSpec.model_validate({**SPEC, "model": "a:b", "data": "a:c"})
     plan = functools.partial(make_plan, ResolvedSpec(spec, host), backend=alone.name, replicas=2)
     assert len(plan(launcher=LauncherChoice("local")).processes) == 1
-    with pytest.raises(UnsupportedError, match=f"'joining' does not start backend '{alone.name}'"):
-        plan(launcher=LauncherChoice("joining"))
+    with pytest.raises(UnsupportedError, match=f"'external' does not start backend '{alone.name}'"):
+        plan(launcher=LauncherChoice("external"))
 
 
 def test_one_external_process_may_have_all_replicas(host: PluginManager) -> None:
@@ -86,7 +88,7 @@ def test_one_external_process_may_have_all_replicas(host: PluginManager) -> None
             ResolvedSpec(spec.replace(device=device), host),
             backend=alone.name,
             replicas=asked,
-            launcher=LauncherChoice("joining", {"slots": 1}),
+            launcher=LauncherChoice("external", {"slots": 1}),
         )
         ((replicas, where),) = ((each.replicas, each.host) for each in plan.processes)
         assert (replicas, where) == (tuple(range(found)), "there")

@@ -1,4 +1,4 @@
-"""What an engine is given to start on every rank, and how its commands are followed."""
+"""What a launcher program gets to start on every rank, and how its commands are followed."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_event_lines_have_the_prefix_with_and_without_plugins(
     assert command.name.startswith("isotrain-a-run-")
     assert command.options[command.options.index("--line-prefix") + 1] == command.name
     assert command.options[-4:] == ("--block-plugin", "one", "--block-plugin", "two")
-    assert "--replicas" not in command.options  # they are as many as the engine starts
+    assert "--replicas" not in command.options  # they are as many as the launcher starts
     told = rank_command(spec(), plan, PluginChoice(), tmp_path, None, "ib0").options
     assert told[-2:] == ("--interface", "ib0")
 
@@ -170,15 +170,15 @@ def test_a_silent_command_does_not_hide_a_failed_one(
     monkeypatch.setattr(scheduler_process, "END_SECONDS", 0.3)
     commands = ("exec >&-; exec sleep 1000", "echo said; sleep 0.5; exit 3")
     submission = Submission(tuple(("sh", "-c", command) for command in commands))
-    with SchedulerProcess(submission, tmp_path / "log", os.environ) as engine:
-        assert list(engine.lines()) == ["said\n"]
-        assert engine.status() == 3
+    with SchedulerProcess(submission, tmp_path / "log", os.environ) as process:
+        assert list(process.lines()) == ["said\n"]
+        assert process.status() == 3
 
 
 def test_an_ended_command_is_reaped_after_the_last_signal(tmp_path: Path) -> None:
     submission = Submission((("sh", "-c", "echo $$; exit 3"),))
-    with SchedulerProcess(submission, tmp_path / "log", os.environ) as engine:
-        (pid,) = map(int, engine.lines())
-        assert engine.status() == 3
+    with SchedulerProcess(submission, tmp_path / "log", os.environ) as process:
+        (pid,) = map(int, process.lines())
+        assert process.status() == 3
         assert psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
     assert not psutil.pid_exists(pid)

@@ -33,7 +33,7 @@ def unit(step: int, replica: int, staleness: int | None = 0) -> WorkItem:
     return WorkItem(step, replica, (Slice(None, None, 4, 1.0),), staleness)
 
 
-def ledger(steps: int, replicas: int, staleness: int | None) -> WorkQueue:
+def work_queue(steps: int, replicas: int, staleness: int | None) -> WorkQueue:
     made = WorkQueue()
     for step in range(steps):
         made.add([unit(step, replica, staleness) for replica in range(replicas)])
@@ -45,25 +45,25 @@ def names(given: list[tuple[int, WorkItem]]) -> list[tuple[int, int, int]]:
 
 
 def test_each_slice_goes_to_its_preferred_worker_if_free() -> None:
-    assert names(ledger(1, 3, 0).assign([2, 0, 1])) == [(0, 0, 0), (1, 0, 1), (2, 0, 2)]
-    assert names(ledger(1, 3, 0).assign([0, 2])) == [(0, 0, 0), (2, 0, 2)]
+    assert names(work_queue(1, 3, 0).assign([2, 0, 1])) == [(0, 0, 0), (1, 0, 1), (2, 0, 2)]
+    assert names(work_queue(1, 3, 0).assign([0, 2])) == [(0, 0, 0), (2, 0, 2)]
 
 
 def test_a_slice_whose_worker_is_busy_goes_to_another() -> None:
-    made = ledger(1, 3, 0)
+    made = work_queue(1, 3, 0)
     assert names(made.assign([2])) == [(2, 0, 2)]
     assert names(made.assign([2])) == [(2, 0, 0)]
     assert made.waiting == 1
 
 
 def test_an_earlier_step_has_priority() -> None:
-    made = ledger(2, 2, None)
+    made = work_queue(2, 2, None)
     assert names(made.assign([0])) == [(0, 0, 0)]
     assert names(made.assign([0])) == [(0, 0, 1)]
 
 
 def test_synchronous_steps_wait_for_all_of_the_step_before() -> None:
-    made = ledger(2, 2, 0)
+    made = work_queue(2, 2, 0)
     first = [each for _, each in made.assign([0, 1])]
     made.applied(first[0])
     assert made.assign([0, 1]) == []
@@ -72,11 +72,11 @@ def test_synchronous_steps_wait_for_all_of_the_step_before() -> None:
 
 
 def test_every_wait_has_a_bound() -> None:
-    assert len(ledger(5, 2, None).assign(range(10))) == 10
+    assert len(work_queue(5, 2, None).assign(range(10))) == 10
 
 
 def test_work_of_a_lost_worker_comes_first() -> None:
-    made = ledger(2, 2, None)
+    made = work_queue(2, 2, None)
     lost = dict(made.assign([0, 1]))[0]
     made.requeue(lost)
     assert names(made.assign([1])) == [(1, 0, 0)]
@@ -87,7 +87,7 @@ def test_every_slice_is_applied_once_and_none_too_early(
     seed: int, replicas: int, staleness: int | None
 ) -> None:
     """It holds for any order of answers, and however often workers are lost."""
-    made, steps, chance = ledger(6, replicas, staleness), 6, Random(seed)
+    made, steps, chance = work_queue(6, replicas, staleness), 6, Random(seed)
     applied: Counter[tuple[int, int]] = Counter()
     busy: dict[int, WorkItem] = {}
     while not made.is_empty:

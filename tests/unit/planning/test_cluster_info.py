@@ -17,29 +17,31 @@ from isotrain.core.plugins.manager import PluginManager
 from isotrain.plugin import EnvReader
 
 
-def environment(engine: str, *, inside: frozenset[str] = frozenset()) -> type[ClusterEnvironment]:
-    """One that claims a process whose variable `ENGINE_RANK` is set."""
+def environment(launcher: str, *, inside: frozenset[str] = frozenset()) -> type[ClusterEnvironment]:
+    """One that claims a process whose variable `LAUNCHER_RANK` is set."""
 
     class Named(ClusterEnvironment):
-        name = engine
+        name = launcher
         summary = "for tests"
 
         def cluster_info(self, variables: Mapping[str, str]) -> ClusterInfo | None:
-            told = EnvReader(engine, variables)
-            if not told.all_set(f"{engine}_RANK", f"{engine}_SIZE"):
+            told = EnvReader(launcher, variables)
+            if not told.all_set(f"{launcher}_RANK", f"{launcher}_SIZE"):
                 return None
             rank, size = (
-                told.required_number(f"{engine}_RANK"),
-                told.required_number(f"{engine}_SIZE"),
+                told.required_number(f"{launcher}_RANK"),
+                told.required_number(f"{launcher}_SIZE"),
             )
-            return ClusterInfo(engine, told.variables_read, rank, size, "job")
+            return ClusterInfo(launcher, told.variables_read, rank, size, "job")
 
     Named.nested_in = inside
     return Named
 
 
-def set_by(*engines: str) -> dict[str, str]:
-    return {f"{e}_{what}": value for e in engines for what, value in (("RANK", "1"), ("SIZE", "4"))}
+def set_by(*launchers: str) -> dict[str, str]:
+    return {
+        f"{e}_{what}": value for e in launchers for what, value in (("RANK", "1"), ("SIZE", "4"))
+    }
 
 
 @pytest.fixture
@@ -58,27 +60,31 @@ def host() -> PluginManager:
 
 
 @pytest.mark.parametrize(
-    ("engines", "innermost"),
+    ("launchers", "innermost"),
     [("A", "A"), ("B", "B"), ("AB", "B"), ("AC", "C"), ("ABC", "C"), ("D", "D")],
 )
-def test_the_innermost_launcher_wins(host: PluginManager, engines: str, innermost: str) -> None:
-    place = cluster_info_of(set_by(*engines), host)
-    assert place is not None
-    assert (place.environment, place.rank, place.world_size) == (innermost, 1, 4)
+def test_the_innermost_launcher_wins(host: PluginManager, launchers: str, innermost: str) -> None:
+    cluster_info = cluster_info_of(set_by(*launchers), host)
+    assert cluster_info is not None
+    assert (cluster_info.environment, cluster_info.rank, cluster_info.world_size) == (
+        innermost,
+        1,
+        4,
+    )
 
 
 def test_an_ordinary_shell_has_no_cluster_info(host: PluginManager) -> None:
     assert cluster_info_of({"HOME": "/root", "A_RANK": "", "A_SIZE": " "}, host) is None
 
 
-@pytest.mark.parametrize("engines", ["AD", "BD", "ABD"])
+@pytest.mark.parametrize("launchers", ["AD", "BD", "ABD"])
 def test_two_matching_environments_are_an_error_that_names_both(
-    host: PluginManager, engines: str
+    host: PluginManager, launchers: str
 ) -> None:
     with pytest.raises(ClusterInfoError) as caught:
-        cluster_info_of(set_by(*engines), host)
-    for engine in engines:
-        assert f"{engine} by {engine}_RANK, {engine}_SIZE" in str(caught.value)
+        cluster_info_of(set_by(*launchers), host)
+    for launcher in launchers:
+        assert f"{launcher} by {launcher}_RANK, {launcher}_SIZE" in str(caught.value)
 
 
 def test_a_chosen_environment_is_used(host: PluginManager) -> None:
@@ -97,9 +103,9 @@ def test_a_chosen_environment_is_used(host: PluginManager) -> None:
 def test_the_coordinator_can_be_given(
     host: PluginManager, said: str, expected: tuple[str | None, int | None]
 ) -> None:
-    place = cluster_info_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
-    assert place is not None
-    assert (place.coordinator, place.port) == expected
+    cluster_info = cluster_info_of({**set_by("A"), COORDINATOR_VARIABLE: said}, host)
+    assert cluster_info is not None
+    assert (cluster_info.coordinator, cluster_info.port) == expected
 
 
 @pytest.mark.parametrize("said", ["n1:abc", "n1:", ":5", "n1:0", "n1:70000", "a b"])

@@ -1,4 +1,4 @@
-"""What is done once for a run is not done by every process that an engine has started."""
+"""Work of a whole run is not repeated by every process that a launcher has started."""
 
 from __future__ import annotations
 

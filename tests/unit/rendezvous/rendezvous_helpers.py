@@ -1,4 +1,4 @@
-"""Meetings of a joined run's processes, which are threads here."""
+"""Rendezvous of processes that are threads here."""
 
 from __future__ import annotations
 
@@ -43,27 +43,29 @@ def meet(
     seconds: float = LONG,
     folders: Mapping[int, str] | None = None,
 ) -> dict[int, Any]:
-    """What came of each rank's part, an error too; each on a thread.
+    """Results or errors of every rank, each on a thread.
 
     Args:
-        parts: By rank; those without one never come.
-        size: Of the run.
-        seconds: That each step may take.
-        folders: By rank, with what it encrypts by; those without one do not.
+        parts: Function of each rank; ranks without one never connect.
+        size: World size of the run.
+        seconds: Time limit of each step.
+        folders: Certificate folder of each rank that encrypts.
     """
     found: dict[int, Any] = {}
-    terms = {rank: EncryptionOffer.from_folder((folders or {}).get(rank, "")) for rank in parts}
+    offers = {rank: EncryptionOffer.from_folder((folders or {}).get(rank, "")) for rank in parts}
 
-    def attend(rank: int, port: int) -> None:
+    def run_rank(rank: int, port: int) -> None:
         own = key()
         try:
-            with contextlib.closing(opened(rank, size, own, port, seconds, terms[rank])) as meeting:
-                found[rank] = parts[rank](meeting)
+            with contextlib.closing(
+                opened(rank, size, own, port, seconds, offers[rank])
+            ) as rendezvous:
+                found[rank] = parts[rank](rendezvous)
         except IsotrainError as error:
             found[rank] = error
 
     with free_port() as port:
-        threads = [threading.Thread(target=attend, args=(rank, port)) for rank in parts]
+        threads = [threading.Thread(target=run_rank, args=(rank, port)) for rank in parts]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -72,20 +74,20 @@ def meet(
 
 
 def opened(
-    rank: int, size: int, own: RunKey, port: int, seconds: float, terms: EncryptionOffer = PLAIN
+    rank: int, size: int, own: RunKey, port: int, seconds: float, offer: EncryptionOffer = PLAIN
 ) -> Rendezvous:
     if rank == 0:
         return RendezvousHost(
-            place(0, size), own, seconds, RankZeroServer(LOCAL, [port], own.secret, terms)
+            place(0, size), own, seconds, RankZeroServer(LOCAL, [port], own.secret, offer)
         )
-    wire = connect_to_rank_zero(LOCAL, [port], own.secret, rank, seconds, terms)
-    return RendezvousClient(place(rank, size), own, seconds, Channel(wire))
+    connection = connect_to_rank_zero(LOCAL, [port], own.secret, rank, seconds, offer)
+    return RendezvousClient(place(rank, size), own, seconds, Channel(connection))
 
 
 def settling(judge: Any = lambda told: {"ranks": [each["rank"] for each in told]}) -> Part:
-    def part(meeting: Rendezvous) -> Any:
-        with meeting.broadcasting_errors():
-            rank = meeting.cluster_info.rank
-            return meeting.agree({"rank": rank, "host": f"n{rank}"}, judge)
+    def part(rendezvous: Rendezvous) -> Any:
+        with rendezvous.broadcasting_errors():
+            rank = rendezvous.cluster_info.rank
+            return rendezvous.agree({"rank": rank, "host": f"n{rank}"}, judge)
 
     return part

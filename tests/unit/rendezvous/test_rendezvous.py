@@ -1,4 +1,4 @@
-"""How the processes of a joined run meet: who is let in, what they agree on, and what they are told."""
+"""Rendezvous: which processes are accepted, what they agree on, and which errors they raise."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from unit.rendezvous.rendezvous_helpers import LOCAL, LONG, free_port, key, meet
 from isotrain.core.contracts.cluster_environment import ClusterInfo
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError, UnsupportedError
 from isotrain.core.plugins.manager import plugin_manager
-from isotrain.core.rendezvous import rendezvous as meeting_module
+from isotrain.core.rendezvous import rendezvous as rendezvous_module
 from isotrain.core.rendezvous import worker_group
 from isotrain.core.rendezvous.consistency import (
     Facts,
@@ -34,7 +34,7 @@ from isotrain.core.rendezvous.consistency import (
 from isotrain.core.rendezvous.rendezvous import Rendezvous, RendezvousClient, RendezvousHost
 from isotrain.core.spec.loading import load_spec
 from isotrain.core.transport import auth
-from isotrain.core.transport import rank_zero_server as welcome_module
+from isotrain.core.transport import rank_zero_server as server_module
 from isotrain.core.transport.connection import Connection
 from isotrain.core.transport.rank_zero_server import RankZeroServer, connect_to_rank_zero
 
@@ -54,15 +54,15 @@ def test_all_ranks_raise_the_error_of_rank_0() -> None:
 
 
 def test_a_rank_that_fails_early_is_named_by_all_with_its_host() -> None:
-    def broken(meeting: Rendezvous) -> Any:
-        meeting.agree({"host": "n2"}, dict)
-        with meeting.broadcasting_errors():
+    def broken(rendezvous: Rendezvous) -> Any:
+        rendezvous.agree({"host": "n2"}, dict)
+        with rendezvous.broadcasting_errors():
             raise UnsupportedError("there is no such thing here")
 
-    def twice(meeting: Rendezvous) -> Any:
-        with meeting.broadcasting_errors():
-            meeting.agree({"host": "n"}, lambda told: {})
-            return meeting.agree({}, lambda told: {})
+    def twice(rendezvous: Rendezvous) -> Any:
+        with rendezvous.broadcasting_errors():
+            rendezvous.agree({"host": "n"}, lambda told: {})
+            return rendezvous.agree({}, lambda told: {})
 
     found = meet({0: twice, 1: twice, 2: broken}, 3)
     for rank in (0, 1):
@@ -72,9 +72,9 @@ def test_a_rank_that_fails_early_is_named_by_all_with_its_host() -> None:
 
 @pytest.mark.slow
 def test_a_rank_that_leaves_early_is_named() -> None:
-    def leave(meeting: Rendezvous) -> Any:
-        assert isinstance(meeting, RendezvousClient)
-        meeting.channel.close()
+    def leave(rendezvous: Rendezvous) -> Any:
+        assert isinstance(rendezvous, RendezvousClient)
+        rendezvous.channel.close()
 
     found = meet({0: settling(), 1: leave, 2: settling()}, 3)
     for rank in (0, 2):
@@ -84,16 +84,16 @@ def test_a_rank_that_leaves_early_is_named() -> None:
 def test_a_missing_rank_is_named_after_the_start_timeout() -> None:
     has_come = threading.Event()
 
-    def come(meeting: Rendezvous) -> Any:
-        assert isinstance(meeting, RendezvousClient)
-        meeting.channel.send({"facts": {"host": "n1"}})
+    def come(rendezvous: Rendezvous) -> Any:
+        assert isinstance(rendezvous, RendezvousClient)
+        rendezvous.channel.send({"facts": {"host": "n1"}})
         has_come.set()
-        return settling()(meeting)
+        return settling()(rendezvous)
 
-    def wait_for_the_others(meeting: Rendezvous) -> Any:
+    def wait_for_the_others(rendezvous: Rendezvous) -> Any:
         assert has_come.wait(LONG)
-        meeting.timeout = 0.5
-        return settling()(meeting)
+        rendezvous.timeout = 0.5
+        return settling()(rendezvous)
 
     found = meet({0: wait_for_the_others, 1: come}, 4)
     for error in found.values():
@@ -114,7 +114,7 @@ WAY_OUT = r"Rank 0 of \d is what RANK say \(torchrun\)\. .* ISOTRAIN_ENVIRONMENT
 def test_a_waiting_rank_says_for_whom_and_why(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    for module in (meeting_module, welcome_module):
+    for module in (rendezvous_module, server_module):
         monkeypatch.setattr(module, "LONG_WAIT_SECONDS", 0.0)
     found = meet({0: settling(), 1: settling()}, 3, seconds=1.0)
     said = capsys.readouterr().err
@@ -129,7 +129,7 @@ def test_replicas_that_are_not_those_of_the_processes_are_refused_at_once(
 ) -> None:
     """In the shell of `srun -n4 --pty`, no other process would come."""
     monkeypatch.setenv("ISOTRAIN_KEY", "of this test alone")
-    monkeypatch.setattr(meeting_module, "LATE_SECONDS", 0.1)
+    monkeypatch.setattr(rendezvous_module, "LATE_SECONDS", 0.1)
     monkeypatch.setattr(worker_group, "REFUSED_SECONDS", 0.1)
     spec = load_spec(SPEC)
     for rank in (0, 1):
@@ -166,25 +166,25 @@ def test_clients_connect_to_the_requested_port_or_that_of_the_coordinator(
 def test_a_client_with_another_key_is_rejected_and_both_say_so(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(welcome_module, "LAST_SECONDS", LONG)
+    monkeypatch.setattr(server_module, "LAST_SECONDS", LONG)
     with (
         free_port() as port,
-        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret)) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret)) as server,
     ):
         with pytest.raises(PeerLostError, match="the server there rejected this process"):
             connect_to_rank_zero(LOCAL, [port], key(own=b"other").secret, 1, seconds=0.0)
-        assert welcome.rejected_clients
-        assert not welcome.arrivals()
+        assert server.rejected_clients
+        assert not server.arrivals()
 
 
 def test_a_server_that_trickles_bytes_cannot_hold_a_client() -> None:
     said: list[int] = []
 
     def trickle(listener: socket.socket) -> None:
-        caller, _ = listener.accept()
-        with caller, contextlib.suppress(OSError):
+        connection, _ = listener.accept()
+        with connection, contextlib.suppress(OSError):
             for number in range(auth.CHALLENGE_BYTES):
-                caller.sendall(b"x")
+                connection.sendall(b"x")
                 said.append(number)
                 time.sleep(0.5)
 
@@ -201,17 +201,20 @@ def test_foreign_connections_do_not_disturb() -> None:
 
     def call(port: int) -> None:
         for bomb in bombs:
-            with socket.create_connection((LOCAL, port)) as stranger, contextlib.suppress(OSError):
-                stranger.sendall(bomb)
+            with (
+                socket.create_connection((LOCAL, port)) as connection,
+                contextlib.suppress(OSError),
+            ):
+                connection.sendall(bomb)
 
     own = key()
     with free_port() as port:
-        chair = opened(0, 2, own, port, LONG)
+        rank_0 = opened(0, 2, own, port, LONG)
         call(port)
-        member = opened(1, 2, own, port, LONG)
-        with both(chair, lambda: member):
+        client = opened(1, 2, own, port, LONG)
+        with both(rank_0, lambda: client):
             call(port)
-            assert settling()(chair) == {"ranks": [0, 1]}
+            assert settling()(rank_0) == {"ranks": [0, 1]}
 
 
 @pytest.mark.slow
@@ -229,14 +232,14 @@ def test_duplicate_ranks_are_an_error_on_all_ranks(
     arrivals = RankZeroServer.arrivals
     monkeypatch.setattr(RankZeroServer, "arrivals", all_at_once)
     with free_port() as port:
-        chair = opened(0, 3, own, port, LONG)
+        rank_0 = opened(0, 3, own, port, LONG)
         first, second, other = (opened(rank, 3, own, port, LONG) for rank in (1, 1, 2))
         with pytest.raises(IsotrainError, match="two processes say that they are rank 1"):
-            settling()(chair)
-        chair.close()
-        for member in (first, other):
-            with contextlib.closing(member), pytest.raises(IsotrainError, match="are rank 1"):
-                settling()(member)
+            settling()(rank_0)
+        rank_0.close()
+        for client in (first, other):
+            with contextlib.closing(client), pytest.raises(IsotrainError, match="are rank 1"):
+                settling()(client)
         second.close()
 
 
@@ -244,17 +247,17 @@ def test_a_failed_rendezvous_ends_when_rank_0_closes() -> None:
     """The others wait for rank 0 to close, which it otherwise does at the end of its program."""
     own = key()
     with free_port() as port:
-        chair = opened(0, 2, own, port, LONG)
-        member = opened(1, 2, own, port, LONG)
-        assert isinstance(member, RendezvousClient)
-        member.channel.send({"facts": {}})
+        rank_0 = opened(0, 2, own, port, LONG)
+        client = opened(1, 2, own, port, LONG)
+        assert isinstance(client, RendezvousClient)
+        client.channel.send({"facts": {}})
         with pytest.raises(PlanError, match="no"):
-            settling(refusing)(chair)
-        assert member.channel.wait(LONG) is not None
-        assert not member.channel.has_gone(0.0)
+            settling(refusing)(rank_0)
+        assert client.channel.wait(LONG) is not None
+        assert not client.channel.has_gone(0.0)
         RendezvousHost.close_previous()
-        assert member.channel.has_gone(LONG)
-        member.close()
+        assert client.channel.has_gone(LONG)
+        client.close()
 
 
 def refusing(told: Sequence[Facts]) -> dict[str, Any]:
@@ -264,25 +267,25 @@ def refusing(told: Sequence[Facts]) -> dict[str, Any]:
 def test_a_client_that_reconnects_is_one_process(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meeting_module, "RECONNECT_SECONDS", LONG)
+    monkeypatch.setattr(rendezvous_module, "RECONNECT_SECONDS", LONG)
     own = key()
     with free_port() as port:
-        chair = opened(0, 2, own, port, LONG)
+        rank_0 = opened(0, 2, own, port, LONG)
         connect_to_rank_zero(LOCAL, [port], own.secret, 1, LONG).close()  # it had hung up by then
-        with both(chair, lambda: opened(1, 2, own, port, LONG)):
-            assert settling()(chair) == {"ranks": [0, 1]}
+        with both(rank_0, lambda: opened(1, 2, own, port, LONG)):
+            assert settling()(rank_0) == {"ranks": [0, 1]}
 
 
 @contextlib.contextmanager
-def both(chair: Rendezvous, come: Callable[[], Rendezvous]) -> Iterator[None]:
+def both(rank_0: Rendezvous, come: Callable[[], Rendezvous]) -> Iterator[None]:
     """Within it, the other one comes and settles too, a little later; both end at once."""
 
     def part() -> None:
         time.sleep(0.2)
-        with contextlib.closing(come()) as member:
-            settling()(member)
+        with contextlib.closing(come()) as client:
+            settling()(client)
 
-    with contextlib.closing(chair):
+    with contextlib.closing(rank_0):
         thread = threading.Thread(target=part)
         thread.start()
         yield
@@ -290,11 +293,11 @@ def both(chair: Rendezvous, come: Callable[[], Rendezvous]) -> Iterator[None]:
 
 
 def test_differences_are_named_with_their_rank() -> None:
-    def compare(meeting: Rendezvous) -> None:
-        rate = 0.5 if meeting.cluster_info.rank == 2 else 0.25
+    def compare(rendezvous: Rendezvous) -> None:
+        rate = 0.5 if rendezvous.cluster_info.rank == 2 else 0.25
         parts = {"spec": {"optimizer": {"lr": rate}, "data": [1, 2]}, "versions": {"numpy": "2"}}
-        with meeting.broadcasting_errors():
-            require_equal(meeting, parts)
+        with rendezvous.broadcasting_errors():
+            require_equal(rendezvous, parts)
 
     for error in meet(dict.fromkeys(range(3), compare), 3).values():
         assert isinstance(error, PlanError)

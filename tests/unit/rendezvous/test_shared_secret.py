@@ -59,16 +59,16 @@ def test_a_secret_comes_from_the_user_or_the_launcher_or_certificates(
 ) -> None:
     monkeypatch.setattr(key_module, "FILE", tmp_path / "none")
     named = tmp_path / "named"
-    assert secret(ON_TWO_HOSTS, "the engine's") == b"the engine's"
-    assert secret(ON_TWO_HOSTS, "the engine's", ISOTRAIN_KEY="mine") == b"mine"
+    assert secret(ON_TWO_HOSTS, "the launcher's") == b"the launcher's"
+    assert secret(ON_TWO_HOSTS, "the launcher's", ISOTRAIN_KEY="mine") == b"mine"
     with pytest.raises(PlanError, match=f"does not see {named}, which has the key of this run"):
-        secret(ON_TWO_HOSTS, "the engine's", ISOTRAIN_KEY_FILE=str(named))
+        secret(ON_TWO_HOSTS, "the launcher's", ISOTRAIN_KEY_FILE=str(named))
     named.touch(0o600)
     named.write_text("of a file\n")
     assert secret(ON_TWO_HOSTS, ISOTRAIN_KEY_FILE=str(named)) == b"of a file"
     assert secret(ON_TWO_HOSTS, is_certified=True)
     monkeypatch.setattr(key_module, "FILE", named)  # which other hosts may not have
-    assert secret(ON_TWO_HOSTS, "the engine's") == b"the engine's"
+    assert secret(ON_TWO_HOSTS, "the launcher's") == b"the launcher's"
     assert [each.name for each in tmp_path.iterdir()] == ["named"]
 
 

@@ -22,7 +22,7 @@ def facts(host: str, address: str, local: int | None = None, cpus: Sequence[int]
     return {**own, "gpus": 0}
 
 
-def seats(*told: Facts) -> list[tuple[Any, ...]]:
+def resources(*told: Facts) -> list[tuple[Any, ...]]:
     found = LocalRankAssignment(lambda told: "10.0.0.1")(told)["processes"]
     return [(each["host"], each["local_rank"], each["address"]) for each in found]
 
@@ -30,7 +30,7 @@ def seats(*told: Facts) -> list[tuple[Any, ...]]:
 def test_every_process_gets_an_address_that_all_can_reach() -> None:
     """A client on rank 0's host may have connected by the loopback address."""
     told = (facts("a", ""), facts("a", "127.0.0.1"), facts("b", "10.0.0.2"), facts("b", "10.0.0.2"))
-    assert seats(*told) == [
+    assert resources(*told) == [
         ("a", 0, "10.0.0.1"),
         ("a", 1, "10.0.0.1"),
         ("b", 0, "10.0.0.2"),
@@ -39,8 +39,8 @@ def test_every_process_gets_an_address_that_all_can_reach() -> None:
 
 
 def test_local_ranks_are_the_launchers_where_consistent() -> None:
-    assert [s[1] for s in seats(facts("a", "", 1), facts("a", "", 0))] == [1, 0]
-    assert [s[1] for s in seats(facts("a", "", 0), facts("a", "", 0))] == [0, 1]
+    assert [s[1] for s in resources(facts("a", "", 1), facts("a", "", 0))] == [1, 0]
+    assert [s[1] for s in resources(facts("a", "", 0), facts("a", "", 0))] == [0, 1]
 
 
 def test_cores_are_divided_among_the_processes_of_a_host() -> None:

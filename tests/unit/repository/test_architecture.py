@@ -74,11 +74,11 @@ def test_private_api_of_libraries_is_used_in_one_place_each() -> None:
 
 def test_example_plugins_import_isotrain_plugin_alone() -> None:
     """Authors copy them, so what they import of isotrain is public."""
-    doors = r"isotrain(\.(plugin|testing)\b.*)?$"
+    public = r"isotrain(\.(plugin|testing)\b.*)?$"
     for folder in sorted((ROOT / "examples").glob("plugin_*")):
         for path in modules(f"examples/{folder.name}"):
             names = {name for name in imported(path) if re.match(r"isotrain(\.|$)", name)}
-            behind = {name for name in names if not re.match(doors, name)} - exported()
+            behind = {name for name in names if not re.match(public, name)} - exported()
             assert not behind, f"{path}: {behind}"
         page = (folder / "README.md").read_text(encoding="utf-8")
         assert not re.search(r"isotrain\.(core|adapters)\b", page), folder
@@ -178,10 +178,10 @@ def test_the_search_finds_private_attributes(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("folder", ["strategies", "environments", "launchers"])
 def test_exports_for_adapters_are_used_by_adapters_alone(folder: str) -> None:
-    door = ast.parse((ROOT / "isotrain/plugin.pyi").read_text(encoding="utf-8"))
+    stub = ast.parse((ROOT / "isotrain/plugin.pyi").read_text(encoding="utf-8"))
     of_adapters = {
         f"isotrain.plugin.{(alias.asname or alias.name).lstrip('_')}"
-        for node in door.body
+        for node in stub.body
         if isinstance(node, ast.ImportFrom) and f"{node.module}.".startswith("isotrain.adapters.")
         for alias in node.names
     }

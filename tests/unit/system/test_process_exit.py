@@ -1,4 +1,4 @@
-"""How a process ends whose joined run has failed."""
+"""How a process ends whose run has failed, where a launcher has started it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The line between rank 0 and another process of a joined run: what goes over it, and what is made of it."""
+"""The channel between rank 0 and another process: what is sent over it, and how it is read."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ from isotrain.core.launching.supervision.failure_diagnosis import RankStatus, su
 from isotrain.core.launching.supervision.supervisor import Supervisor
 from isotrain.core.rendezvous.local_reporter import LocalReporter
 from isotrain.core.rendezvous.remote_process import RemoteProcess
-from isotrain.core.transport import connection as wire_module
+from isotrain.core.transport import connection as connection_module
 from isotrain.core.transport.channel import Channel
 from isotrain.core.transport.connection import Connection
 from isotrain.core.transport.message_auth import MacPair
@@ -54,9 +54,9 @@ def ends() -> Iterator[Ends]:
 def test_a_half_message_is_not_completed_by_another(ends: Ends) -> None:
     one, other = ends
     other.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, 1 << 12)
-    wire = Connection(other)
-    channel = Channel(wire)
-    wire.limit_sending(0.05)
+    connection = Connection(other)
+    channel = Channel(connection)
+    connection.limit_sending(0.05)
     channel.send({"long": "x" * (1 << 24)})  # nobody reads: it gives up halfway
     whole_length = len(drained(one))
     channel.send({"short": 1})
@@ -77,7 +77,7 @@ def drained(end: socket.socket) -> bytes:
 
 
 def test_oversized_messages_are_not_sent(ends: Ends, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(wire_module, "UNAUTHENTICATED_LIMIT", 100)
+    monkeypatch.setattr(connection_module, "UNAUTHENTICATED_LIMIT", 100)
     one, other = ends
     channel = Channel(Connection(other))
     with pytest.raises(IsotrainError, match=r"a message of 1[0-9]+ bytes cannot be sent"):

@@ -37,7 +37,7 @@ WORKERS = 4
 
 
 @contextlib.contextmanager
-def door(patience: float = LONG, places: int = 256) -> Iterator[AuthenticatedServer]:
+def listening(patience: float = LONG, places: int = 256) -> Iterator[AuthenticatedServer]:
     made = AuthenticatedServer(LOOPBACK, KEY, patience, places)
     yield made
     made.close()
@@ -80,7 +80,7 @@ def require_entry(at: AuthenticatedServer) -> None:
             inside[rank].close()
 
 
-def stranger(at: AuthenticatedServer) -> socket.socket:
+def raw_connection(at: AuthenticatedServer) -> socket.socket:
     return socket.create_connection(at.address, timeout=IN_TIME)
 
 
@@ -95,10 +95,10 @@ def is_dropped(one: socket.socket) -> bool:
 
 
 def test_workers_connect_beside_many_silent_connections() -> None:
-    with door() as at:
-        strangers = [stranger(at) for _ in range(100)]
+    with listening() as at:
+        connections = [raw_connection(at) for _ in range(100)]
         require_entry(at)
-        for one in strangers:
+        for one in connections:
             one.close()
 
 
@@ -116,8 +116,8 @@ def drip(one: socket.socket, text: bytes) -> int:
 
 
 def test_a_trickling_client_is_dropped_and_delays_nobody() -> None:
-    with door(patience=0.5) as at, ThreadPoolExecutor(1) as pool:
-        one = stranger(at)
+    with listening(patience=0.5) as at, ThreadPoolExecutor(1) as pool:
+        one = raw_connection(at)
         one.settimeout(0.05)
         begun = auth.answer_challenge(bytes(32), KEY, 1)  # each byte may be that of a worker
         dripping = pool.submit(drip, one, begun)
@@ -127,8 +127,8 @@ def test_a_trickling_client_is_dropped_and_delays_nobody() -> None:
 
 
 def test_a_silent_connection_is_dropped_without_others() -> None:
-    with door(patience=0.1) as at:
-        assert is_dropped(stranger(at))
+    with listening(patience=0.1) as at:
+        assert is_dropped(raw_connection(at))
 
 
 @pytest.mark.parametrize(
@@ -142,8 +142,8 @@ def test_a_silent_connection_is_dropped_without_others() -> None:
     ],
 )
 def test_a_foreign_client_is_dropped_at_once(said: bytes) -> None:
-    with door() as at:
-        one = stranger(at)
+    with listening() as at:
+        one = raw_connection(at)
         with contextlib.suppress(OSError):  # dropped before all of it is sent
             one.sendall(said)
         assert is_dropped(one)
@@ -153,16 +153,16 @@ def test_a_foreign_client_is_dropped_at_once(said: bytes) -> None:
 
 def test_a_client_that_leaves_is_forgotten() -> None:
     """Its place is free again."""
-    with door(places=1) as at:
-        stranger(at).close()
+    with listening(places=1) as at:
+        raw_connection(at).close()
         require_entry(at)
 
 
 def test_more_connections_than_places_only_delay() -> None:
-    with door(patience=0.1, places=4) as at:
-        strangers = [stranger(at) for _ in range(40)]
+    with listening(patience=0.1, places=4) as at:
+        connections = [raw_connection(at) for _ in range(40)]
         require_entry(at)
-        assert all(is_dropped(one) for one in strangers)
+        assert all(is_dropped(one) for one in connections)
 
 
 def overheard(at: AuthenticatedServer) -> tuple[bytes, bytes]:
@@ -170,12 +170,12 @@ def overheard(at: AuthenticatedServer) -> tuple[bytes, bytes]:
     with socket.create_server(LOOPBACK) as between, ThreadPoolExecutor(1) as pool:
         calling = pool.submit(call, between.getsockname())
         worker, _ = between.accept()
-        with worker, stranger(at) as towards_door:
-            greeting = receive(towards_door, auth.CHALLENGE_BYTES)
+        with worker, raw_connection(at) as to_server:
+            greeting = receive(to_server, auth.CHALLENGE_BYTES)
             worker.sendall(greeting)
             answer = receive(worker, auth.ANSWER_BYTES)
-            towards_door.sendall(answer)
-            confirmation = receive(towards_door, auth.CONFIRMATION_BYTES)
+            to_server.sendall(answer)
+            confirmation = receive(to_server, auth.CONFIRMATION_BYTES)
             worker.sendall(confirmation)
             calling.result(IN_TIME).close()
     return greeting + confirmation, answer
@@ -192,7 +192,7 @@ def receive(connection: socket.socket, length: int) -> bytes:
 
 
 def test_the_key_never_travels() -> None:
-    with door() as at:
+    with listening() as at:
         for said in overheard(at):
             for cut in range(len(KEY) - 7):
                 assert KEY[cut : cut + 8] not in said
@@ -200,18 +200,18 @@ def test_the_key_never_travels() -> None:
 
 
 def test_a_replayed_handshake_is_rejected() -> None:
-    with door() as at:
+    with listening() as at:
         _, answer = overheard(at)
-        for _, wire in arrived(at, 1).items():
-            wire.close()
-        with stranger(at) as later:
+        for _, connection in arrived(at, 1).items():
+            connection.close()
+        with raw_connection(at) as later:
             later.sendall(answer)
             assert is_dropped(later)
         assert at.arrivals() == []
 
 
 def test_a_client_with_another_key_is_rejected() -> None:
-    with door() as at:
+    with listening() as at:
         with pytest.raises(ConnectionLostError, match="belongs to another run"):
             connect(service(at.address, key=b"a guess", patience=0.2))
         assert at.arrivals() == []
@@ -226,7 +226,7 @@ def test_a_dropped_worker_reconnects(monkeypatch: pytest.MonkeyPatch) -> None:
         return prompt(*asked)
 
     monkeypatch.setattr(auth, "answer_challenge", answer_to)
-    with door(patience=0.1) as at:
+    with listening(patience=0.1) as at:
         outside = call(at.address, rank=3)
         (inside,) = arrived(at, 1).items()
         assert inside[0] == 3
@@ -278,8 +278,8 @@ def test_a_client_cannot_take_another_rank() -> None:
 def test_an_unexpected_message_rejects_no_other_client(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    with door() as at:
-        with monkeypatch.context() as patched, stranger(at) as one:
+    with listening() as at:
+        with monkeypatch.context() as patched, raw_connection(at) as one:
             patched.setattr(auth, "is_answer_prefix", lambda received: 1 / 0)
             one.sendall(b"x")
             assert is_dropped(one)
@@ -289,19 +289,19 @@ def test_an_unexpected_message_rejects_no_other_client(
 def test_a_client_that_reads_nothing_is_dropped() -> None:
     here, there = socket.socketpair()
     with here, there:
-        caller = PendingConnection(here, time.monotonic() + LONG, KEY, None)
+        pending = PendingConnection(here, time.monotonic() + LONG, KEY, None)
         greeting = there.recv(auth.CHALLENGE_BYTES)
         with contextlib.suppress(BlockingIOError):
             while here.send(b"x" * 4096):
                 pass
         there.sendall(auth.answer_challenge(greeting, KEY, 1))
         with pytest.raises(ConnectionRejectedError):
-            caller.on_readable()
+            pending.on_readable()
 
 
 def test_a_closed_server_accepts_nobody() -> None:
-    with door() as at:
-        waiting = stranger(at)
+    with listening() as at:
+        waiting = raw_connection(at)
     assert is_dropped(waiting)
     with pytest.raises(ConnectionRefusedError):
         socket.create_connection(at.address)

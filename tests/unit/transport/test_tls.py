@@ -1,4 +1,4 @@
-"""Joined runs that encrypt what their processes tell each other: what goes over, and who is let in."""
+"""Encrypted connections between the processes of a run: what is sent, and which clients are accepted."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ from unit.rendezvous.rendezvous_helpers import LOCAL, LONG, free_port, key, meet
 
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
 from isotrain.core.transport import auth, tls
-from isotrain.core.transport import rank_zero_server as welcome_module
+from isotrain.core.transport import rank_zero_server as server_module
 from isotrain.core.transport.channel import Channel
 from isotrain.core.transport.connection import authenticate
 from isotrain.core.transport.encryption import EncryptionOffer
@@ -38,7 +38,7 @@ AUTHORITY = Authority()
 @pytest.fixture(autouse=True)
 def calls_may_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
     """The one that is made where there is no time for a second one, too."""
-    monkeypatch.setattr(welcome_module, "LAST_SECONDS", LONG)
+    monkeypatch.setattr(server_module, "LAST_SECONDS", LONG)
 
 
 @pytest.fixture(scope="module")
@@ -57,8 +57,8 @@ class Between:
         """Stands between.
 
         Args:
-            port: Of the door.
-            pauses: Seconds between the pieces of what the caller and what the door say.
+            port: Port of the server.
+            pauses: Seconds between pieces of the client's and of the server's bytes.
             piece: Bytes that it passes on at once.
         """
         self._pauses = pauses
@@ -67,7 +67,7 @@ class Between:
         self._towards = port
         self.port = self._listener.getsockname()[1]
         self.heard = [bytearray(), bytearray()]
-        """What the caller and what the door have said."""
+        """Bytes of the client and of the server."""
         self.most = 1 << 40
         """Bytes of an end after which it is killed."""
         self.ends: list[socket.socket] = []
@@ -106,22 +106,28 @@ class Between:
 
 @contextlib.contextmanager
 def line(
-    caller: EncryptionOffer, door: EncryptionOffer
+    client_offer: EncryptionOffer, server_offer: EncryptionOffer
 ) -> Iterator[tuple[Channel, Channel, Between]]:
     """Both ends of a connection that has been made, and who listens in between."""
     secret = key().secret
     with contextlib.ExitStack() as stack:
         port = stack.enter_context(free_port())
-        welcome = stack.enter_context(
-            contextlib.closing(RankZeroServer(LOCAL, [port], secret, door))
+        server = stack.enter_context(
+            contextlib.closing(RankZeroServer(LOCAL, [port], secret, server_offer))
         )
         between = stack.enter_context(contextlib.closing(Between(port)))
         calling = stack.enter_context(
-            contextlib.closing(connect_to_rank_zero(LOCAL, [between.port], secret, 1, LONG, caller))
+            contextlib.closing(
+                connect_to_rank_zero(LOCAL, [between.port], secret, 1, LONG, client_offer)
+            )
         )
-        ((rank, wire),) = wait_until(welcome.arrivals, LONG)
+        ((rank, connection),) = wait_until(server.arrivals, LONG)
         assert rank == 1
-        yield Channel(calling), stack.enter_context(contextlib.closing(Channel(wire))), between
+        yield (
+            Channel(calling),
+            stack.enter_context(contextlib.closing(Channel(connection))),
+            between,
+        )
 
 
 def taken(channel: Channel, count: int) -> list[Any]:
@@ -221,24 +227,24 @@ def test_a_message_sent_with_the_handshake_is_read(
     hosts = [EncryptionOffer.from_folder(AUTHORITY.folder(tmp_path / name)) for name in "ab"]
     secret = key().secret
 
-    def greet(welcome: RankZeroServer) -> Channel:
-        ((_, wire),) = wait_until(welcome.arrivals, LONG)
-        channel = Channel(wire)
+    def greet(server: RankZeroServer) -> Channel:
+        ((_, connection),) = wait_until(server.arrivals, LONG)
+        channel = Channel(connection)
         channel.send({"at": "once"})
         return channel
 
     assert {context.maximum_version for context in made} == {newest}
     with (
         free_port() as port,
-        contextlib.closing(RankZeroServer(LOCAL, [port], secret, hosts[0])) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], secret, hosts[0])) as server,
         contextlib.closing(Between(port, pauses=(0.0, 0.1))) as between,
         ThreadPoolExecutor(1) as pool,
     ):
-        greeting = pool.submit(greet, welcome)
+        greeting = pool.submit(greet, server)
         with contextlib.closing(
             connect_to_rank_zero(LOCAL, [between.port], secret, 1, LONG, hosts[1])
-        ) as wire:
-            assert taken(Channel(wire), 1) == [({"at": "once"}, [])]
+        ) as connection:
+            assert taken(Channel(connection), 1) == [({"at": "once"}, [])]
         greeting.result().close()
 
 
@@ -248,7 +254,7 @@ def test_a_client_without_a_certificate_is_rejected(hosts: list[EncryptionOffer]
     end = TlsEndpoint(anybody, b"", is_client=True)
     with (
         free_port() as port,
-        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as server,
     ):
         with socket.create_connection((LOCAL, port), LONG) as calling:
             assert authenticate(calling, key().secret, 1, hosts[1])
@@ -257,9 +263,9 @@ def test_a_client_without_a_certificate_is_rejected(hosts: list[EncryptionOffer]
                 calling.sendall(end.do_handshake(heard(calling)))
             with pytest.raises(OSError, match="certificate"):
                 end.decrypted(heard(calling))
-        wait_until(lambda: welcome.rejected, LONG)
-        assert "peer did not return a certificate" in welcome.rejected[1]
-        assert not welcome.arrivals()
+        wait_until(lambda: server.rejected, LONG)
+        assert "peer did not return a certificate" in server.rejected[1]
+        assert not server.arrivals()
 
 
 def test_a_rejected_client_gets_the_reason_while_it_still_sends(
@@ -271,7 +277,7 @@ def test_a_rejected_client_gets_the_reason_while_it_still_sends(
         known.write((Path(hosts[0].folder) / "ca.crt").read_bytes())
     with (
         free_port() as port,
-        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as server,
         contextlib.closing(Between(port, pauses=(0.02, 0.0), piece=400)) as between,
     ):
         with pytest.raises(PlanError, match="the other end gave up: tlsv1 alert"):
@@ -284,8 +290,8 @@ def test_a_rejected_client_gets_the_reason_while_it_still_sends(
                 EncryptionOffer.from_folder(str(foreign)),
             )
         between.close()
-        wait_until(lambda: welcome.rejected, LONG)
-        assert "the certificate is not accepted" in welcome.rejected[1]
+        wait_until(lambda: server.rejected, LONG)
+        assert "the certificate is not accepted" in server.rejected[1]
 
 
 def test_a_man_in_the_middle_with_a_valid_certificate_is_noticed(
@@ -303,20 +309,20 @@ def test_a_man_in_the_middle_with_a_valid_certificate_is_noticed(
             calling.sendall(exactly(called, auth.CHALLENGE_BYTES))
             called.sendall(exactly(calling, auth.ANSWER_BYTES))
             calling.sendall(exactly(called, auth.CONFIRMATION_BYTES))
-            towards_door, towards_caller = (
+            to_server, to_client = (
                 own.new_endpoint(is_client=True),
                 own.new_endpoint(is_client=False),
             )
             said = b""
-            while not towards_door.is_ready:
-                called.sendall(towards_door.do_handshake(said))
-                said = b"" if towards_door.is_ready else heard(called)
-            while not towards_caller.is_ready:
-                calling.sendall(towards_caller.do_handshake(heard(calling)))
-            welcomed = b""
-            while not welcomed:
-                welcomed = towards_door.decrypted(heard(called))
-            calling.sendall(b"".join(towards_caller.encrypted(welcomed)))
+            while not to_server.is_ready:
+                called.sendall(to_server.do_handshake(said))
+                said = b"" if to_server.is_ready else heard(called)
+            while not to_client.is_ready:
+                calling.sendall(to_client.do_handshake(heard(calling)))
+            plain = b""
+            while not plain:
+                plain = to_server.decrypted(heard(called))
+            calling.sendall(b"".join(to_client.encrypted(plain)))
             calling.recv(1)
 
     with (
@@ -427,12 +433,12 @@ def test_a_client_with_another_key_learns_nothing_of_certificates(
 ) -> None:
     with (
         free_port() as port,
-        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as welcome,
+        contextlib.closing(RankZeroServer(LOCAL, [port], key().secret, hosts[0])) as server,
     ):
         with pytest.raises(PeerLostError, match="rejected this process"):
             connect_to_rank_zero(LOCAL, [port], b"another", 1, 0.0, hosts[1])
-        assert not welcome.rejected
-        assert welcome.rejected_clients
+        assert not server.rejected
+        assert server.rejected_clients
 
 
 @pytest.mark.parametrize(
@@ -474,11 +480,11 @@ def test_unusable_certificate_files_are_named(damage: str, expected: str, tmp_pa
         shutil.copy(other / "ca.crt", made)
     elif damage == "no PEM":
         (made / "ca.crt").write_text("nothing")
-    terms = EncryptionOffer.from_folder(str(made))
-    assert terms.tls is None
-    assert expected in terms.problem
+    offer = EncryptionOffer.from_folder(str(made))
+    assert offer.tls is None
+    assert expected in offer.problem
     with pytest.raises(IsotrainError, match="ISOTRAIN_TLS: "):
-        terms.require_available()
+        offer.require_available()
 
 
 @pytest.mark.skipif(shutil.which("openssl") is None, reason="there is no openssl")

@@ -1,4 +1,4 @@
-"""The digits of the real package, from the file that its function reads."""
+"""The digits of scikit-learn, read from its file without importing the package."""
 
 from __future__ import annotations
 

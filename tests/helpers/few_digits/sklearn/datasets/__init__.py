@@ -1,4 +1,4 @@
-"""So few digits that frameworks trace once: two whole global batches of the examples, and one to evaluate."""
+"""Digits for two full global batches of the examples and one to evaluate, for which frameworks trace once."""
 
 from __future__ import annotations
 
