@@ -63,7 +63,7 @@ class Job:
         work: Function to call with the session.
         spec: Training spec.
         plan: Plan of the run.
-        key: Secret by which the run's processes authenticate each other.
+        key: Secret by which the processes of a parameter-server run authenticate each other; empty in others.
         plugins: Plugins of the launching process.
         resume: Folder or URL of the checkpoint to resume from; None to start anew.
         ignored_log_lines: Log lines that explain no failure; see `Adapter`.

@@ -98,7 +98,7 @@ class ParallelLayout(ABC):
             spec: Training spec.
             backend_config: Backend settings that the plan resolved.
             context: Process context of this process.
-            server_connection: Key and timeouts of a parameter-server run; None in a session without launcher.
+            server_connection: Key and timeouts of a parameter-server run; None in other runs.
         """
         return adapter.start(spec, backend_config, context)
 

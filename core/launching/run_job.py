@@ -85,7 +85,7 @@ def run_job(
         work,
         spec,
         plan,
-        secrets.token_bytes(_KEY_BYTES),
+        secrets.token_bytes(_KEY_BYTES) if plan.uses_parameter_server else b"",
         plugins,
         resume,
         ignored_log_lines,

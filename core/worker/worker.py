@@ -15,7 +15,7 @@ from types import FrameType
 from typing import TYPE_CHECKING, Any
 
 from isotrain.core.contracts.events import Failed, Finished, Ready, Started, Warned
-from isotrain.core.contracts.process import ProcessContext, from_variables
+from isotrain.core.contracts.process import ProcessContext, ServerConnection, from_variables
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.system.process import exit_process
 from isotrain.core.system.standard_streams import line_buffered
@@ -160,21 +160,22 @@ def run_job_in_worker(
     Returns:
         The return value of the job's function; None in a process that has no session.
     """
-    from isotrain.core.contracts.process import ServerConnection
     from isotrain.core.json_format import json_page
     from isotrain.core.session.session import Session
     from isotrain.core.session.weights.initial_weights import REPORT_FILE
     from isotrain.core.system.files import atomic_write
 
     forward_warnings(reporter)
-    server_connection = ServerConnection.of(context, job.key, job.plan.timeouts, reporter)
-    if not context.has_session:
-        reporter.enter("build model")
-        adapter = resolved_spec.plugins.backend(job.plan.backend)
-        resolved_spec.strategy.parallel_layout.serve(
-            adapter, resolved_spec.spec_with_model, job.plan.backend_config, server_connection
-        )
-        return None
+    server_connection = None
+    if context.role != "replica":
+        server_connection = ServerConnection.of(context, job.key, job.plan.timeouts, reporter)
+        if not context.has_session:
+            reporter.enter("build model")
+            adapter = resolved_spec.plugins.backend(job.plan.backend)
+            resolved_spec.strategy.parallel_layout.serve(
+                adapter, resolved_spec.spec_with_model, job.plan.backend_config, server_connection
+            )
+            return None
     resumes = job.resume is not None
     session = Session(
         resolved_spec, job.plan, context, reporter, server_connection, resumes=resumes
