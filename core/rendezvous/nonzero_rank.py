@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import codecs
 import contextlib
 import faulthandler
 import os
@@ -10,6 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,21 +22,47 @@ from isotrain.core.contracts.reporter import Status
 from isotrain.core.errors import IsotrainError, PeerLostError
 from isotrain.core.launching.supervision.checkpoint_on_signal import checkpoint_on_signals
 from isotrain.core.launching.supervision.failure_diagnosis import whereabouts
+from isotrain.core.rendezvous.crash_output import (
+    Dismiss,
+    faulthandler_enabled,
+    output_tail_on_crash,
+)
 from isotrain.core.rendezvous.heartbeat import HeartbeatInterval, sigterm_as_exception
 from isotrain.core.rendezvous.local_reporter import LocalReporter
-from isotrain.core.rendezvous.output_redirect import OutputTail, output_to_file
 from isotrain.core.rendezvous.rendezvous import RendezvousClient, remote_error
 from isotrain.core.rendezvous.worker_group import WorkerGroup
 from isotrain.core.rendezvous.worker_thread import END_SECONDS, WorkerThread
 from isotrain.core.system.process import environ_set, exit_after_failure
+from isotrain.core.system.standard_streams import line_buffered
 from isotrain.core.transport.channel import Channel
 from isotrain.core.transport.codec import decode_value, encode_value
 
 _POLL_SECONDS = 0.1
+_MAX_OUTPUT_BYTES = 1 << 16
 _HEARTBEAT = f'{{"event": "{Heartbeat.kind}"'.encode()
 _PAUSE_SECONDS = 1.0
 _STDERR = 2
 """The file descriptor, even if `sys.stderr` is something else."""
+
+
+class OutputTail:
+    """Reads a growing file of output, as `tail -f` does.
+
+    Attributes:
+        dismiss: Call it before this process ends on purpose: the tail is not shown then.
+    """
+
+    def __init__(self, descriptor: int, dismiss: Dismiss) -> None:
+        self.dismiss = dismiss
+        self._descriptor = descriptor
+        self._position = 0
+        self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
+
+    def read(self) -> str:
+        """The next new text, at most 64 KiB; empty: there is none."""
+        chunk = os.pread(self._descriptor, _MAX_OUTPUT_BYTES, self._position)
+        self._position += len(chunk)
+        return self._decoder.decode(chunk)
 
 
 class RankRelay:
@@ -226,3 +254,33 @@ def _send_failure(error: BaseException, channel: Channel, reporter: LocalReporte
     )
     channel.send({"event": failed.to_line().decode().strip(), **status_message(reporter)})
     sys.stderr.flush()
+
+
+@contextlib.contextmanager
+def output_to_file() -> Iterator[OutputTail]:
+    """Context in which file descriptors 1 and 2 go to a file, line by line, native output included.
+
+    If this process dies, the tail of the file goes to the original standard error.
+    """
+    with tempfile.TemporaryFile() as log, line_buffered():
+        _flush()
+        originals = [os.dup(number) for number in (1, 2)]
+        for number in (1, 2):
+            os.dup2(log.fileno(), number)
+        try:
+            with (
+                output_tail_on_crash(log.fileno(), originals[1]) as dismiss,
+                faulthandler_enabled(),
+            ):
+                yield OutputTail(log.fileno(), dismiss)
+        finally:
+            _flush()
+            for number, original in zip((1, 2), originals, strict=True):
+                os.dup2(original, number)
+                os.close(original)
+
+
+def _flush() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with contextlib.suppress(OSError, ValueError):
+            stream.flush()

@@ -15,7 +15,7 @@ from isotrain.core.contracts.cluster_environment import ClusterInfo, ClusterLayo
 from isotrain.core.contracts.plan import Plan, split_backend
 from isotrain.core.contracts.process import Address, ProcessContext, ProcessInfo
 from isotrain.core.errors import IsotrainError, PeerLostError, PlanError
-from isotrain.core.launching.processes.ports import PORTS, require_port
+from isotrain.core.launching.processes.ports import PORT_LEASES, PORTS, require_port
 from isotrain.core.planning.cluster_environment import explain_rank
 from isotrain.core.planning.cluster_resources import replicas_for
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
@@ -29,7 +29,6 @@ from isotrain.core.rendezvous.consistency import (
     plugins_of,
     require_equal,
 )
-from isotrain.core.rendezvous.port_leases import PORT_LEASES
 from isotrain.core.rendezvous.rendezvous import (
     Facts,
     Rendezvous,
@@ -37,7 +36,6 @@ from isotrain.core.rendezvous.rendezvous import (
     RendezvousHost,
     announce_wait,
 )
-from isotrain.core.rendezvous.rendezvous_address import RendezvousAddress
 from isotrain.core.rendezvous.shared_secret import RunKey, shared_secret
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.files import is_url, make_folder
@@ -235,7 +233,7 @@ def join_worker_group(
     )
     key = RunKey.of(cluster_info, secret, next(_run_numbers))
     requested = interfaces.requested_interface(interface, os.environ)
-    address = RendezvousAddress.of(cluster_info, requested)
+    address = interfaces.RendezvousAddress.of(cluster_info, requested)
     try:
         spec, host = load()
     except IsotrainError as error:
@@ -298,7 +296,7 @@ def _connect(
     cluster_info: ClusterInfo,
     key: RunKey,
     offer: EncryptionOffer,
-    address: RendezvousAddress,
+    address: interfaces.RendezvousAddress,
     timeout: float,
     port: int | None,
 ) -> Rendezvous:

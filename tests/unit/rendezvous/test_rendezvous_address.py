@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import contextlib
 import socket
+import subprocess
+import sys
 from typing import Any
 
 import pytest
@@ -11,10 +13,9 @@ from unit.rendezvous.rendezvous_helpers import LOCAL
 
 from isotrain.core.contracts.cluster_environment import ClusterInfo
 from isotrain.core.errors import PlanError
-from isotrain.core.launching.processes.ports import PORTS, Ports
-from isotrain.core.rendezvous import interfaces, rendezvous_address
-from isotrain.core.rendezvous.port_leases import PortLeases
-from isotrain.core.rendezvous.rendezvous_address import RendezvousAddress
+from isotrain.core.launching.processes.ports import PORTS, PortLeases, Ports
+from isotrain.core.rendezvous import interfaces
+from isotrain.core.rendezvous.interfaces import RendezvousAddress
 
 
 @pytest.mark.parametrize(
@@ -40,7 +41,7 @@ def test_rank_0_listens_where_the_others_connect(
             raise socket.gaierror("unknown")
         return found
 
-    monkeypatch.setattr(rendezvous_address.socket, "gethostbyname", resolve)
+    monkeypatch.setattr(interfaces.socket, "gethostbyname", resolve)
     there = ClusterInfo("torchrun", ("RANK",), 0, 2, "job", coordinator=coordinator)
     for interface in ("", "lo"):  # which is for what comes after the door
         assert RendezvousAddress.of(there, interface) == RendezvousAddress(coordinator, listening)
@@ -121,3 +122,15 @@ def free(ports: Ports, first: int) -> bool:
     except PlanError:
         return False
     return True
+
+
+def test_leases_of_this_process_are_closed_when_it_ends() -> None:
+    """The interpreter would warn of an unclosed socket."""
+    program = (
+        "from isotrain.core.launching.processes.ports import PORT_LEASES\n"
+        f"PORT_LEASES.backend('tf', '{LOCAL}', None)\n"
+        f"PORT_LEASES.extra_ports('{LOCAL}', 1, None)\n"
+    )
+    command = [sys.executable, "-W", "always", "-c", program]
+    ended = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert ended.stderr == ""
