@@ -95,6 +95,6 @@ def require_known(spec: TrainingSpec, framework: str) -> None:
         _require(metric, "metrics")
 
 
-def _require(given: Component, field: Field) -> None:
-    if not given.is_reference:
-        class_name(given.name, field)
+def _require(component: Component, field: Field) -> None:
+    if not component.is_reference:
+        class_name(component.name, field)

@@ -72,7 +72,7 @@ def _alike(first: Any, second: Any) -> bool:
 
 Loss = Callable[[Any, Any], Any]
 """`loss(targets, predictions)`: a scalar mean over the samples, or one value per sample."""
-_SIMPLY = (Component("metric"),)
+_UNWEIGHTED = (Component("metric"),)
 """Spec entry of a metric without options: it measures the model's whole output, unweighted."""
 _OF_SHAPES = (ValueError, TypeError, IndexError)
 """Exceptions that Keras and the frameworks raise for shapes that do not fit; torch also a RuntimeError."""
@@ -173,8 +173,8 @@ def update_metrics(
     metrics: Sequence[keras.metrics.Metric],
     targets: Any,
     predictions: Any,
-    given: Sequence[Component] = (),
-    names: OutputSelector | None = None,
+    components: Sequence[Component] = (),
+    outputs: OutputSelector | None = None,
 ) -> None:
     """Updates metrics with the samples of a batch.
 
@@ -182,16 +182,16 @@ def update_metrics(
         metrics: Metrics of the spec, or some of them.
         targets: Targets, first axis samples; with the sample weights, where the data have them.
         predictions: Predictions, first axis samples.
-        given: Spec entry of each metric: the output it measures, and whether sample weights apply; empty for
+        components: Spec entry of each metric: its output, and whether sample weights apply; empty for
             metrics of the whole output, unweighted.
-        names: Selects one output's targets and predictions.
+        outputs: Selects one output's targets and predictions.
 
     Raises:
         SpecError: There are metrics, and an objective that returned no predictions.
     """
     choices.require_predictions(metrics, predictions)
-    outputs = names or OutputSelector()
-    for metric, component in zip(metrics, given or _SIMPLY * len(metrics), strict=True):
+    outputs = outputs or OutputSelector()
+    for metric, component in zip(metrics, components or _UNWEIGHTED * len(metrics), strict=True):
         *pair, weights = outputs.sample(targets, predictions, component.output)
         is_weighted = component.weighted or isinstance(metric, OutputLossMetric)
         update_metric(metric, pair[0], pair[1], weights if is_weighted else None)
@@ -313,20 +313,20 @@ def inferred_accuracy(targets: Any, predictions: Any) -> Any:
     return keras.metrics.categorical_accuracy(targets, predictions)
 
 
-def _component(given: Any, framework: str, field: keras_names.Field) -> Any:
+def _component(entry: Any, framework: str, field: keras_names.Field) -> Any:
     """Makes a loss or metric from a Keras name, or from the user's function or class."""
-    chosen: Component = choices.resolve_for_framework(given, framework, field)
-    if not chosen.is_reference:
-        return _constructed(chosen, field)
-    custom = choices.build_custom(chosen, field)
+    component: Component = choices.resolve_for_framework(entry, framework, field)
+    if not component.is_reference:
+        return _constructed(component, field)
+    custom = choices.build_custom(component, field)
     if isinstance(custom, keras.losses.Loss | keras.metrics.Metric):
         return custom
-    return choices.as_function(custom, chosen, field)
+    return choices.as_function(custom, component, field)
 
 
-def _constructed(chosen: Component, field: keras_names.Field) -> Any:
-    cls = _named(chosen.name, field)
-    return choices.instantiate(cls, chosen, field, **choices.name_option(cls))
+def _constructed(component: Component, field: keras_names.Field) -> Any:
+    cls = _named(component.name, field)
+    return choices.instantiate(cls, component, field, **choices.name_option(cls))
 
 
 def _named(name: str, field: keras_names.Field) -> type:

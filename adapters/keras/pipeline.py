@@ -55,7 +55,7 @@ class Chunk(keras.layers.Layer):
         self.built = True
 
     def call(self, tensors: Mapping[Key, Any], training: bool | None = None) -> dict[Key, Any]:
-        """Computes the outputs of its layers; returns them together with the tensors it was given."""
+        """Computes the outputs of its layers; returns them together with its input tensors."""
         computed = dict(tensors)
         for node in self._nodes:
             args, kwargs = node.arguments.fill_in(computed)

@@ -93,13 +93,13 @@ def _recomputed(
 class LayerCall:
     """One call of a layer as a pure function of its trainable weights and its floating-point inputs."""
 
-    def __init__(self, layer: keras.Layer, call: Callable[..., Any], given: Any) -> None:
+    def __init__(self, layer: keras.Layer, call: Callable[..., Any], arguments: Any) -> None:
         """Keeps the arguments, their masks, and copies of the non-trainable variables.
 
         Args:
             layer: Layer that is called.
             call: The layer's original `call`.
-            given: Arguments of the call, `(args, kwargs)`.
+            arguments: Arguments of the call, `(args, kwargs)`.
         """
         self._layer = layer
         self._call = call
@@ -108,10 +108,10 @@ class LayerCall:
         self._others = list(layer.non_trainable_variables)
         with keras_private.uncast():
             self._before = [keras.ops.copy(v.value) for v in self._others]
-        self._given = given
-        self._leaves = keras.tree.flatten(given)
+        self._arguments = arguments
+        self._leaves = keras.tree.flatten(arguments)
         self._masks = [keras_private.mask_of(leaf) for leaf in self._leaves]
-        self._places = [i for i, leaf in enumerate(self._leaves) if _is_differentiable(leaf)]
+        self._input_indices = [i for i, leaf in enumerate(self._leaves) if _is_differentiable(leaf)]
         self._outputs: Any = None
         self._masked: list[int] = []
         self._moved: list[int] = []
@@ -123,7 +123,7 @@ class LayerCall:
 
     def inputs(self) -> list[Any]:
         """The floating-point tensors among the arguments: the other arguments of `run_flat`."""
-        return [self._leaves[i] for i in self._places]
+        return [self._leaves[i] for i in self._input_indices]
 
     def run_flat(self, tensors: Sequence[Any]) -> list[Any]:
         """Calls the layer on `[*weights(), *inputs()]`.
@@ -184,10 +184,10 @@ class LayerCall:
 
     def _filled(self, tensors: Sequence[Any]) -> Any:
         leaves = list(self._leaves)
-        for index, tensor in zip(self._places, tensors, strict=True):
+        for index, tensor in zip(self._input_indices, tensors, strict=True):
             leaves[index] = tensor
             keras_private.set_mask(tensor, self._masks[index])  # some layers remove it
-        return keras.tree.pack_sequence_as(self._given, leaves)
+        return keras.tree.pack_sequence_as(self._arguments, leaves)
 
 
 def _is_differentiable(leaf: Any) -> bool:

@@ -131,7 +131,7 @@ def _probe_hooks_of() -> None:
     layer = keras.layers.Dense(1)
     hooks = hooks_of([layer])
     require(not any(hooks), "no hooks on a new layer")
-    layer.register_forward_hook(lambda *given: None)
+    layer.register_forward_hook(lambda *arguments: None)
     require(any(hooks), "a hook in the layer's table")
 
 
