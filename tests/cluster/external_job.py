@@ -65,7 +65,7 @@ def losses(folder: Path, backend: str, replicas: int | None = None) -> list[floa
 def losses_by_launcher(
     folder: Path, backends: list[str], launchers: list[str]
 ) -> dict[str, list[float]]:
-    """The same by each launcher."""
+    """Losses of the same run under each launcher."""
     rank = int(os.environ["SLURM_PROCID"])
     for name in [name for name in os.environ if name.startswith("SLURM")]:
         del os.environ[name]

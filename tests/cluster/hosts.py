@@ -66,7 +66,7 @@ class Host:
 
     @property
     def path(self) -> str:
-        """Where programs are looked for there: first where the hosts have commands of their own."""
+        """The PATH of the host: commands of the hosts come first."""
         own = f"{self.folder}/bin:{Path(sys.executable).parent}"
         return f"{own}:/usr/local/bin:{os.defpath}:/usr/sbin:/sbin"
 
@@ -120,7 +120,7 @@ class Host:
         variables: Mapping[str, str] | None = None,
         seconds: float = 120,
     ) -> str:
-        """As `run`; what it said, where it ended well."""
+        """As `run`; returns the output, and fails with it."""
         done = self.run(command, variables, seconds)
         assert done.returncode == 0, f"{self.name}: {shlex.join(command)}: {done.stdout}"
         return done.stdout

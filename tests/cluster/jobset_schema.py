@@ -18,7 +18,7 @@ _FLAG = {"type": "boolean"}
 
 
 def _object(required: tuple[str, ...] = (), **properties: Any) -> dict[str, Any]:
-    """One that has no other properties than these."""
+    """Schema of an object with these properties and no others."""
     known = {"type": "object", "properties": properties, "additionalProperties": False}
     return {**known, "required": [*required]}
 

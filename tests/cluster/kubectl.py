@@ -134,7 +134,7 @@ def get(asked: argparse.Namespace) -> None:
 
 
 def as_pod(place: Path) -> dict[str, Any]:
-    """As Kubernetes shows it."""
+    """The pod as Kubernetes shows it."""
     status = place / "status"
     code = int(status.read_text()) if status.exists() else None
     phase = "Running" if code is None else "Failed" if code else "Succeeded"

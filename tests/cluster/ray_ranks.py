@@ -15,7 +15,7 @@ from ray.train.torch import TorchTrainer
 
 
 def work(config: dict[str, list[str]]) -> None:
-    """Of one worker."""
+    """What each worker runs."""
     subprocess.run(config["command"], check=True)
 
 

@@ -81,7 +81,7 @@ def form(ranks: list[dict[str, Any]]) -> list[dict[str, str]]:
 
 
 def hosts(ranks: list[dict[str, Any]]) -> list[int]:
-    """Which ranks are on one host: hosts are numbered as they come, for Ray begins with any."""
+    """Ranks of each host, numbered as they appear, for Ray begins with any."""
     names = [rank["host"] for rank in ranks]
     return [list(dict.fromkeys(names)).index(name) for name in names]
 

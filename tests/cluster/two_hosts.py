@@ -45,7 +45,7 @@ class TwoHostCluster:
 
     @property
     def folder(self) -> Path:
-        """That the hosts share."""
+        """The folder that the hosts share."""
         return self.network.folder
 
     @property
@@ -55,7 +55,7 @@ class TwoHostCluster:
 
     @property
     def bin(self) -> Path:
-        """Where the launchers of PyPI have their commands."""
+        """The folder with commands of launchers from PyPI."""
         return Path(self.python).parent
 
     @cached_property
@@ -66,7 +66,7 @@ class TwoHostCluster:
 
     @cached_property
     def slurm(self) -> Slurm:
-        """Of these hosts."""
+        """SLURM on these hosts."""
         return Slurm(self.network)
 
     @cached_property

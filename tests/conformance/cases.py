@@ -91,7 +91,7 @@ def portable_model() -> Any:
 
 
 def small_model() -> Any:
-    """As many inputs and outputs, and next to nothing between them."""
+    """A model with the same inputs and outputs, and few weights."""
     import keras
     from keras import layers
 

@@ -32,7 +32,7 @@ def apart(rows: np.ndarray) -> float:
 
 
 def equal_data_parallel(context: StrategyCheckContext) -> None:
-    """On uneven slices too, weights and moving statistics, every replica.
+    """On uneven slices too, weights and moving statistics equal data-parallel ones on every replica.
 
     Where nothing is traced, the last leaves replicas empty: that each backend takes, its own kit asks.
     """
@@ -125,7 +125,7 @@ def written_weights_are_gone_on_from(context: StrategyCheckContext) -> None:
 
 
 def gossip_mixes_by_its_matrix(context: StrategyCheckContext) -> None:
-    """Every graph of so many replicas: what each gets is its row of the matrix; the mean stays."""
+    """On every graph each replica gets its row of the mixing matrix, and the mean stays."""
     n = context.replicas
     found = []
     for graph in topologies.GRAPHS:
@@ -253,7 +253,7 @@ def short_types_round(context: StrategyCheckContext) -> None:
 
 
 def converge(context: StrategyCheckContext) -> None:
-    """Each ends within a stated margin of where data-parallel ends."""
+    """Each strategy ends within a stated margin of where data-parallel ends."""
     batches = context.batches(40, 8)
     given: dict[str, dict[str, Any]] = {
         "data-parallel": {},
@@ -304,13 +304,13 @@ OTHERS: tuple[Sending, ...] = (
 
 
 def exchanges_send_what_they_say(context: StrategyCheckContext) -> None:
-    """Each kind of exchange, in so many steps that Horovod's talk between them is little."""
+    """Each kind of exchange sends as many bytes as it says, over steps that outweigh Horovod's messages."""
     if context.is_on_the_wire:
         sent_by_each(context, EXCHANGES, 6)
 
 
 def sends_what_it_says(context: StrategyCheckContext) -> None:
-    """Every strategy, in so many steps that those which wait for several exchange as often as they say."""
+    """Every strategy sends as many bytes as planned, over enough steps for its interval of exchanges."""
     if context.is_on_the_wire:
         in_levels = ("hierarchical", {"host_size": context.replicas // 2})
         found = sent_by_each(context, (*EXCHANGES, *OTHERS, in_levels), 12)

@@ -51,7 +51,7 @@ def objective(model: Any, batch: Any) -> Any:
 
 
 def reference_model() -> Network:
-    """As `build_model`, of the reference backend."""
+    """The model of `build_model` for the reference backend."""
     first = Dense(4, IN_NUMPY, "tanh", name="first")
     hidden = [first, Dense(IN_NUMPY, IN_NUMPY, "tanh", name="second")]
     return Network(
@@ -63,7 +63,7 @@ def reference_model() -> Network:
 
 
 def reference_objective(network: Network, batch: Any) -> tuple[Any, Any, dict[str, Any]]:
-    """As `objective`, with the derivatives."""
+    """The objective with its derivatives, for the reference backend."""
     inputs, targets = batch
     outputs = network(inputs)
     losses, slopes = mean_squared_error(targets, outputs["prediction"])
@@ -169,7 +169,7 @@ class StrategyCheckContext:
         return np.stack(self.board.all_gather_rows(own))
 
     def evaluation_loss(self, strategy: Strategy) -> float:
-        """As the session evaluates."""
+        """The loss as the session evaluates it."""
         self.group.collect_metrics("evaluation")
         with strategy.evaluating(self.group):
             for batch in self.batches(SAMPLES, SAMPLES):

@@ -37,7 +37,7 @@ STRATEGIES: dict[str, Chosen] = {
 
 
 def specs(names: Sequence[str], backend: str, trials: Sequence[int]) -> dict[str, dict[str, Any]]:
-    """Of every trial that a strategy has to take, of every strategy, under `<trial>: <name>`."""
+    """Specs of every trial of every strategy, by `<trial>: <name>`."""
     host, found = plugin_manager(), {}
     adapter = host.backend(backend)
     for number in trials:

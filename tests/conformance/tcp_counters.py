@@ -17,7 +17,7 @@ _BYTES_SENT = 200
 
 
 def bytes_sent() -> int:
-    """All that this process sent over its open connections so far."""
+    """Bytes that this process has sent over its open connections so far."""
     return sum(int(sent) for _, _, sent in connections())
 
 

@@ -44,7 +44,7 @@ OF_THREE = [(backend, "crash") for backend in ("torch-ddp", "tf-multiworker", "h
 
 @functools.cache
 def outcomes(cases: tuple[tuple[str, str], ...]) -> dict[tuple[str, str], Outcome]:
-    """Of runs that go wrong: several at once, for most of the time they wait to be found hanging."""
+    """Outcomes of failing runs, several at once: most of the time they wait to be found hanging."""
 
     def outcome(case: tuple[str, str]) -> Outcome:
         backend, check = case

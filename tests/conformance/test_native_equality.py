@@ -30,7 +30,7 @@ OPTIMIZERS = {2: "adam", 3: "sgd"}
 
 
 def cells() -> list[object]:
-    """Every loop with 2 replicas; those of `torch-ddp`, which trace nothing, with 3 as well."""
+    """Every loop with 2 replicas; those of `torch-ddp`, which trace nothing, also with 3."""
     return [
         param(script, backend, f"{optimizer}-{model}", replicas)
         for script, backend, model in LOOPS

@@ -20,7 +20,7 @@ ROUGH_BOUNDS = {"float32": 1e-5, "bfloat16": 3e-2, "float16": 4e-3, "float16-cli
 
 @functools.cache
 def results(backend: str) -> dict[str, dict[str, np.ndarray]]:
-    """By spec and name, from one process that trains all specs."""
+    """Results by spec and name, from one process that trains all specs."""
     (found,) = launched_in_turn(spec_variety.SPECS, spec_variety.train, backend, 1)
     return found
 

@@ -95,7 +95,7 @@ Every case goes from each framework of the native backends to the other. JAX has
 
 
 def cases(backend: str, part: str) -> list[str]:
-    """Those in which a backend saves, goes on, or does both."""
+    """Cases in which a backend saves, resumes, or does both."""
     saved = {own[backend] for own in GOES_ON.values() if backend in own}
     met = set(GOES_ON[backend].values())
     wanted = {"first": saved, "rest": met, "both": saved | met}[part]

@@ -293,7 +293,7 @@ CALLS: list[str] = []
 
 
 def called_loss(y_true: Any, y_pred: Any) -> Any:
-    """It is noted how often it is computed."""
+    """A loss that counts its calls."""
     from keras import ops
 
     CALLS.append("")

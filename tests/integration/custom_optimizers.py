@@ -26,7 +26,7 @@ def model() -> Any:
 
 
 def optimizer(lr: float, kind: str, excluded: Any = None, **options: Any) -> Any:
-    """One of Keras', by its name."""
+    """An optimizer of Keras, by its name."""
     import keras
 
     made = getattr(keras.optimizers, kind)(lr, **options)

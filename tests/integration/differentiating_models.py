@@ -76,7 +76,7 @@ def penalised(model: Any, batch: Any) -> Any:
 
 
 def with_forces(model: Any, batch: Any) -> Any:
-    """As the loss `mse` of the forces."""
+    """The loss `mse` of the forces."""
     inputs, targets = batch
     predictions = model(inputs)
     return ((predictions - targets) ** 2).mean(1), predictions

@@ -38,7 +38,7 @@ MODEL = {"reference": network, "torch": portable, "tensorflow": portable}
 
 
 def data() -> isotrain.DataSet:
-    """As long as this rank was told: other lengths than the others' are a mistake that is to be noticed."""
+    """Data of the length that this rank was given: differing lengths must be noticed."""
     asked = json.loads(sys.argv[1]) if sys.argv[1:2] and sys.argv[1].startswith("{") else {}
     samples = asked.get("samples", {}).get(
         os.environ.get("RANK", os.environ.get("SLURM_PROCID")), 64

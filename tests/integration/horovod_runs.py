@@ -78,7 +78,7 @@ def model_with_unused_layers() -> Any:
 
 
 def tensorflow_module() -> Any:
-    """Likewise."""
+    """A module with other initial weights on every rank: only the broadcast makes them equal."""
     import tensorflow as tf
 
     class Linear(tf.Module):

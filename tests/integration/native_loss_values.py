@@ -213,7 +213,7 @@ def with_gradient(
 
 
 def losses() -> Iterator[list[Any]]:
-    """Of values that count alike, and of values with weights where there is one of each sample."""
+    """Losses of samples that count alike, and of samples with weights."""
     for kind, name, options in LOSSES:
         spec = spec_with(loss={"name": name, **options})
         ours, theirs = (
@@ -234,7 +234,7 @@ def losses() -> Iterator[list[Any]]:
 
 
 def metrics() -> Iterator[list[Any]]:
-    """Of samples that count alike, and of samples with weights; Keras takes whole ones for overlaps."""
+    """Metrics of samples that count alike, and of samples with weights; overlaps take whole labels."""
     for kind, name, options in METRICS:
         for weighted in (False, True):
             spec = spec_with(metrics=[{"name": name, **options}])
@@ -255,14 +255,14 @@ def metrics() -> Iterator[list[Any]]:
 
 
 def sample_weights(kind: str, name: str, targets: torch.Tensor) -> torch.Tensor:
-    """One for each sample, or for each place, where Keras takes no others."""
+    """Weights, one for each sample, or for each position where Keras takes no others."""
     weights = torch.arange(len(targets)) % 3 / (1.0 if name.endswith("io_u") else 2.0)
     in_places = kind.startswith("letters") or name == "binary_io_u"
     return weights[:, None].expand_as(targets) if in_places else weights
 
 
 def native_metrics() -> Iterator[Any]:
-    """Those that need no Keras."""
+    """Metrics that need no Keras."""
     for _, name, options in METRICS:
         spec = spec_with(metrics=[{"name": name, **options}])
         yield from registry.build_metrics(spec, torch.device("cpu"), None)
@@ -301,7 +301,7 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def numbers() -> dict[str, Any]:
-    """Of each name, what both give; and the names that there are."""
+    """Values of both sides by name, and the names that exist."""
     keras_model.configure_precision("float64")
     return {
         "functions": functions(),

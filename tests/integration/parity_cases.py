@@ -184,7 +184,7 @@ def others(session: Session) -> list[list[dict[str, Any]]]:
 
 
 def _traced(fields: dict[str, Any], backend: str, replicas: int) -> dict[str, Any]:
-    """One trace."""
+    """One traced run."""
     with isotrain.open_session(fields, backend=backend, replicas=replicas) as session:
         session.run_directory = Path(tempfile.mkdtemp())
         return trace_right(session)

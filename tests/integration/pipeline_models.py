@@ -105,7 +105,7 @@ def layers_by_name() -> dict[str, Any]:
 
 
 def layered() -> Any:
-    """They as a model of Keras that has no graph."""
+    """The layers of `sequential` as a model of Keras without a graph."""
     import keras
 
     class Net(keras.Model):  # type: ignore[misc]
@@ -121,7 +121,7 @@ def layered() -> Any:
 
 
 def module() -> Any:
-    """They as a tf.Module, which also draws what changes nothing, on its last stage."""
+    """The layers of `sequential` as a tf.Module, which also draws random numbers on its last stage."""
     import tensorflow as tf
 
     class Dense(tf.Module):

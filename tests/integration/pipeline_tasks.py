@@ -83,7 +83,7 @@ def again(name: str) -> str | None:
 
 
 def under_way(exchange: Any) -> list[int]:
-    """For how many micro-batches tensors were kept at each sending of a stage."""
+    """Numbers of micro-batches whose tensors were kept, at each send of a stage."""
     send, found = exchange.send, []
 
     def noting(*given: Any) -> None:
@@ -129,7 +129,7 @@ def saving(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, A
 
 
 def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
-    """And what is said of lists that are not the model; how large slots are before stages are known."""
+    """As `saving`; also errors for lists that are not the model, and slot sizes before stages are known."""
     from isotrain.adapters.tensorflow.pipeline.modules import PipelineModules
     from isotrain.adapters.tensorflow.pipeline.replica_group import PipelineTrainer
 
@@ -149,7 +149,7 @@ def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict
 
 
 def saving_and_profiled(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
-    """And what weights take here after one more step, when they have all been here."""
+    """As `saving`; also bytes of weights after one more step, when all of them were here."""
     found = saving(session, name, folder=folder) | {"profile": profiled(session, name)}
     session.step(next(session.batches()))
     return found | {"held": bytes_of_weights(session)}
@@ -185,7 +185,7 @@ def ended(session: isotrain.Session) -> dict[str, Any]:
 
 
 def first_loss(session: isotrain.Session, name: str) -> float:
-    """Of a step, in which activations and gradients go over a cut."""
+    """Loss of a step in which activations and gradients are sent between stages."""
     return float(session.step(next(session.batches())))
 
 

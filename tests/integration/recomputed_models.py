@@ -20,7 +20,7 @@ def data() -> Any:
 
 
 def portable() -> Any:
-    """With masks, dropout, also in attention, moved statistics, added losses, and layers inside others."""
+    """A model with masks, dropout, attention, moving statistics, added losses and nested layers."""
     from keras import Input, Model, Sequential, layers
 
     block = [
@@ -51,7 +51,7 @@ def drawing() -> Any:
 
 
 def of_torch() -> Any:
-    """The like in torch: dropout, moved statistics, a generator of a module's own, a list of blocks."""
+    """A torch model with dropout, moving statistics, its own generator and a list of blocks."""
     import torch
     from torch import nn
 
@@ -165,7 +165,7 @@ def most_bytes(work: Callable[[], object], besides: Sequence[Any]) -> int:
 
 
 def peak_of_tensorflow(session: isotrain.Session, batch: Any) -> int:
-    """By TensorFlow's own allocator, where the variable TF_CPU_ALLOCATOR_USE_BFC makes it count."""
+    """Peak bytes of TensorFlow's allocator, which counts with TF_CPU_ALLOCATOR_USE_BFC."""
     import tensorflow as tf
 
     before = tf.config.experimental.get_memory_info("CPU:0")["current"]

@@ -49,7 +49,7 @@ def run(folder: Path, replicas: int = 2, **options: Any) -> isotrain.RunResult:
 
 
 def killed(folder: Path, moments: Sequence[Moment], **options: Any) -> isotrain.RunResult:
-    """The same, with processes that are killed at each moment in turn, and all started again."""
+    """A run whose processes are killed at each moment in turn, and restarted."""
     killer = Killer.at(moments, folder.with_name(f"{folder.name}-kills"))
     changes = options.pop("changes", {}) | {"transform": killer}
     result = run(folder, max_restarts=len(moments), changes=changes, **options)
@@ -58,7 +58,7 @@ def killed(folder: Path, moments: Sequence[Moment], **options: Any) -> isotrain.
 
 
 def assert_same(found: isotrain.RunResult, expected: isotrain.RunResult) -> None:
-    """To the bit, with one history."""
+    """Checks that weights, history, loss and metrics are equal to the bit."""
     for name, weight in expected.weights.items():
         assert np.array_equal(found.weights[name], weight), name
     assert found.history == expected.history

@@ -20,7 +20,7 @@ STEPS, DISTURBED = 12, 5
 
 
 def _nothing(optimizer: Any, weights: list[Any]) -> None:
-    """All steps are alike."""
+    """Changes nothing: all steps are alike."""
 
 
 def _no_gradient(optimizer: Any, weights: list[Any]) -> None:
@@ -63,7 +63,7 @@ DISTURBANCES: list[tuple[str, Callable[..., None], dict[str, Any], int]] = [
 
 
 def seen(spec: isotrain.TrainingSpec) -> dict[str, tuple[bool, int, int]]:
-    """By case whether all bits are equal; how many updates the optimizer's `step` made, and should."""
+    """Whether all bits are equal, by case; and how often the optimizer's `step` ran, and should have."""
     import torch
 
     from isotrain.adapters.torch.optim.fused_sgd import native_update

@@ -102,7 +102,7 @@ def sharded(stage: int, **options: Any) -> dict[str, Any]:
 
 
 def spec(strategy: Mapping[str, Any], base: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """Of a run."""
+    """The spec of a run."""
     return {**base, "strategy": strategy, "timeouts": LONG_TIMEOUTS, **changes}
 
 
@@ -291,7 +291,7 @@ def saved_in_parts(session: Session, fields: Mapping[str, Any], folder: str) -> 
 
 
 def trained_or_measured(session: Session, name: str) -> dict[str, Any]:
-    """As `trained`; or what it takes and sends: sizes of live tensors, bytes sent in a step."""
+    """As `trained`; or bytes of live tensors, and bytes sent in a step."""
     if name.startswith(MEASURED):
         return {**live_bytes(session), **bytes_sent(session)}
     return trained(session)

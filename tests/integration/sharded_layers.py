@@ -23,7 +23,7 @@ TARGETS = tf.reshape(tf.range(8, dtype=tf.float64), (4, 2))
 
 
 class Adding(keras.layers.Layer):  # type: ignore[misc]
-    """Has a weight of its own, a layer inside, a regularizer, and a loss that it adds."""
+    """A layer with a weight, a layer inside, a regularizer, and a loss that it adds."""
 
     def __init__(self) -> None:
         super().__init__(name="adding")
@@ -166,7 +166,7 @@ def _skips(layer: Any, first: Any, inputs: Any) -> Any:
 
 
 class Holding(keras.layers.Layer):  # type: ignore[misc]
-    """Has a regularized layer that may not be called, or none."""
+    """A layer with a regularized layer inside that may not be called, or with none."""
 
     def __init__(self, way: Callable[..., Any], first: Any, regularized: bool) -> None:
         super().__init__(name="holding")

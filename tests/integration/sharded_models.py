@@ -22,7 +22,7 @@ def native_model() -> Any:
 
 
 def native_of_tensorflow(layers: int = LAYERS // 2) -> Any:
-    """The like of tf.Modules."""
+    """A sequence of tf.Modules of one size."""
     import tensorflow as tf
 
     class Layer(tf.Module):
@@ -73,7 +73,7 @@ def of_tensorflow_by_hand() -> dict[str, Any]:
 
 
 def portable_model() -> Any:
-    """The same of Keras."""
+    """A sequence of Keras layers of one size."""
     import keras
 
     layers = [
@@ -150,7 +150,7 @@ def full_batches() -> DataSet:
 
 
 def native_batches() -> DataSet:
-    """The like, of which all global batches have one size, for which TensorFlow traces once."""
+    """The data of `native_data` in full global batches, for which TensorFlow traces once."""
     (inputs, targets), evaluated = native_data().train, native_data().validation
     return DataSet((inputs[:21], targets[:21]), evaluated)
 
@@ -165,7 +165,7 @@ def wide_batches() -> DataSet:
 
 
 def branched_model() -> Any:
-    """Some of the layers beside each other."""
+    """Layers of one size, some of them in parallel."""
     import keras
 
     outputs = inputs = keras.Input((WIDE,))

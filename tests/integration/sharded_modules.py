@@ -67,7 +67,7 @@ class Rows(tf.Module):
 
 
 class Doubling(tf.Module):
-    """Has no weights."""
+    """A module without weights."""
 
     def __call__(self, inputs: Any) -> Any:
         return 2 * inputs
@@ -122,7 +122,7 @@ class Used(tf.Module):
 
 
 class Calling(tf.Module):
-    """Has a weight of its own, and computes in a way that is told."""
+    """A module with a weight, which computes in a given way."""
 
     def __init__(self, way: Callable[..., Any]) -> None:
         super().__init__()

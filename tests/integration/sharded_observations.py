@@ -13,7 +13,7 @@ from isotrain.core.session.session import Session
 
 
 def trained_and_sent(session: Session, name: str) -> dict[str, Any]:
-    """As `trained`; and what another step sends, and what a replica holds of the weights after it."""
+    """As `trained`; also bytes sent in another step, and bytes of weights held after it."""
     if name == "portable":
         return _portable_in_parts(session)
     found = trained(session)

@@ -56,7 +56,7 @@ def trained(session: isotrain.Session, specs: Mapping[str, Any], folder: Path) -
 
 
 def _is_over(folder: Path, name: str, processes: int) -> bool:
-    """Every process finds the same: none can end a run that another has not begun."""
+    """Whether the run is over, equal on every process: none can end a run that another has not begun."""
     return all((folder / f"{name}-{KILLED}-{rank}.json").exists() for rank in range(processes))
 
 
@@ -69,7 +69,7 @@ def _train_undisturbed(session: isotrain.Session, folder: Path, name: str) -> No
 
 
 def _end(session: isotrain.Session, *, saves: bool = True) -> dict[str, Any]:
-    """All state of this process's replicas, and what has gone into it."""
+    """State of this process's replicas, and what has gone into it."""
     metrics = []
     for batch in session.batches():
         session.step(batch)
@@ -83,7 +83,7 @@ def _end(session: isotrain.Session, *, saves: bool = True) -> dict[str, Any]:
 
 
 def difference(folder: Path, name: str, rank: int) -> str:
-    """In what the run with the kill ended otherwise than the undisturbed one; nothing where it did not."""
+    """Differences between the run with the kill and the undisturbed one; empty without any."""
     whole, killed = (load_value(folder, f"{name}-{part}-{rank}") for part in (WHOLE, KILLED))
     try:
         assert_same(killed.pop("state"), whole.pop("state"), f"{name}, rank {rank}")

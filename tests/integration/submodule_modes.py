@@ -104,7 +104,7 @@ def portable(drop: float, **changes: Any) -> dict[str, Any]:
 
 
 def trained(session: isotrain.Session, name: str) -> dict[str, Any]:
-    """Its state before and after; and what the plan says of the model."""
+    """State before and after training, and what the plan says of the model."""
     weights = ("trainable", "non-trainable")
     before = session.read_state(weights)
     for batch in session.batches():

@@ -192,7 +192,7 @@ def train_on_slices_of_all_lengths(group: Any, parts: int) -> Found:
 
 @check
 def slices_of_different_shapes_meet(run: Run) -> None:
-    """Each replica's slices have a length of their own, so that processes trace at other steps."""
+    """Slices of each replica have another length, so that processes trace at different steps."""
     work = functools.partial(train_on_slices_of_all_lengths, parts=run.session.replicas)
     found = run.together(work, model=any_length_model)
     run.assert_as_alone(found, work, 1e-12, model=any_length_model)
@@ -268,7 +268,7 @@ def masked_targets() -> Any:
 
 @check
 def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
-    """Nor does counting what a mask leaves: other workers may move the statistics meanwhile."""
+    """Neither gradients for other processes nor counting a mask assigns to variables, as others may do."""
     if run.session.rank > 0:
         return
     import tensorflow as tf

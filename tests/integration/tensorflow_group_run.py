@@ -33,7 +33,7 @@ def check(function: Check) -> Check:
 
 
 class Run:
-    """One process's share of a run, in which work is done on one group after the other.
+    """Part of one process in a run, in which work is done on one group after the other.
 
     Attributes:
         session: The newest.

@@ -203,7 +203,7 @@ def test_ratios_are_taken_within_a_round() -> None:
 def table_rows(
     steps: Mapping[str, list[float]], workload: str = "mlp-64", threads: Iterable[int] = (1,)
 ) -> list[table.Row]:
-    """Of contenders with such times of their steps, which take as many times as long as there are threads."""
+    """Rows of contenders with such step times, multiplied by the number of threads."""
     known = {contender.name: contender for contender in CONTENDERS}
     timed = {
         Cell(known[name], workload, 1, number): [
@@ -336,7 +336,7 @@ def test_every_way_to_save_loads_what_it_saved(name: str, tmp_path: Path, trying
 
 
 def require_figures(found: Mapping[str, float]) -> None:
-    """All of them; loading has compared the weights."""
+    """Checks that all figures are there; loading has compared the weights."""
     assert found.keys() == set(checkpoints.FIGURES)
     assert 0 < found["stall"] <= found["on disk"]
 

@@ -90,7 +90,7 @@ def no_net() -> Any:
 
 
 def layers(result: isotrain.CheckResult) -> dict[str, tuple[tuple[str, ...], tuple[str, ...]]]:
-    """Of findings about layers, the layers and the targets by code."""
+    """Layers and targets of findings about layers, by code."""
     return {found.code: (found.layers, found.targets) for found in result if found.layers}
 
 

@@ -23,7 +23,7 @@ def network() -> Any:
 
 
 def portable_network() -> Any:
-    """The same in Keras."""
+    """The same network in Keras."""
     import keras
 
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1, name="out")])

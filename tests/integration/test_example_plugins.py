@@ -56,7 +56,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Variables:
 
 @pytest.fixture(scope="module")
 def with_jax(installed: Variables, tmp_path_factory: pytest.TempPathFactory) -> Variables:
-    """The same with JAX, which keeps what it compiles for the next run."""
+    """Variables with JAX, which caches what it compiles for the next run."""
     kept = {
         "JAX_COMPILATION_CACHE_DIR": str(tmp_path_factory.mktemp("compiled")),
         "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
@@ -169,7 +169,7 @@ def test_frameworks_agree(found: dict[str, Any], other: str) -> None:
 
 
 def trained_on_torch(session: isotrain.Session, name: str, saved: str) -> dict[str, Any]:
-    """By a choice of a spec, or as a sharded run, or on from the checkpoint of one."""
+    """Trains by the choices of a spec, as a sharded run, or from the checkpoint of one."""
     if name in (GONE_ON, GONE_ON_FROM_SHARES):
         besides = example_sharded_runs.SHARES if name == GONE_ON_FROM_SHARES else ""
         return example_sharded_runs.gone_on(session, saved + besides)

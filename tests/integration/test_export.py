@@ -59,7 +59,7 @@ def spec(**changes: Any) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where exported models lie, beside the samples that are predicted for."""
+    """Folder of exported models and of the samples to predict."""
     found = tmp_path_factory.mktemp("exported")
     np.save(found / "samples.npy", IMAGES)
     return found

@@ -229,7 +229,7 @@ UPDATED: dict[str, dict[str, Any]] = {
 
 
 def train_all(session: isotrain.Session) -> dict[str, Any]:
-    """By case, with and without a record."""
+    """Trains every case, with and without a capture."""
     session.close()
     cases = {**RECORDED, **{name: {"model": model} for name, (model, _) in REFUSED.items()}}
     found = {
@@ -267,7 +267,7 @@ def train_all(session: isotrain.Session) -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """Of all trainings, in one process."""
+    """Results of all trainings, in one process."""
     return dict(run_isolated(train_all, BASE, "torch-ddp", tmp_path_factory.mktemp("runs") / "run"))
 
 

@@ -42,7 +42,7 @@ def made(kind: str, layout: str, rank: int) -> Any:
 
 
 def network() -> Any:
-    """Of each type and layout a frozen weight and a buffer; of some layouts a weight that is trained."""
+    """A network with a frozen weight and a buffer of each dtype and layout; some weights are trained."""
     import torch
     from torch import nn
 
@@ -127,7 +127,7 @@ def _require_first(name: str, model: Any, expected: Any) -> None:
 
 @functools.cache
 def results(backend: str, replicas: int) -> dict[str, dict[str, np.ndarray]]:
-    """By case: what every process of a run says alike."""
+    """By case, what every process of a run returns alike."""
     first, *others = launched_in_turn(RUNS[backend, replicas], trained, backend, replicas)
     for other in others:
         for name, weights in first.items():

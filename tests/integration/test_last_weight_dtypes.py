@@ -139,7 +139,7 @@ def test_unwritable_weights_lose_nothing_else(tmp_path: Path) -> None:
 
 
 def refuses_failures(directory: RunDirectory, event: Event) -> None:
-    """As where no room is left for an event that tells of a failure."""
+    """Refuses failure events, as where no room is left for one."""
     if isinstance(event, RunFailed):
         raise OSError(errno.ENOSPC, "No space left on device")
     append_event(directory, event)

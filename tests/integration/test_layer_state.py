@@ -115,7 +115,7 @@ def cases(model: Any, source: str, *others: str) -> dict[str, dict[str, Any]]:
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    """By backend and case, the losses of rank 0."""
+    """Losses of rank 0, by backend and case."""
     folder = tmp_path_factory.mktemp("carried")
     work = functools.partial(trained, folder=folder)
     on_tf = cases(carrying, "tf")

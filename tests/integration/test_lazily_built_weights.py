@@ -31,7 +31,7 @@ def adapted() -> Any:
 
 
 def quantized() -> Any:
-    """Its layer has no longer the kernel that it was built with."""
+    """A model whose layer no longer has the kernel that it was built with."""
     model = dense()
     model.get_layer("second").quantize("int8")
     model.get_layer("second").enable_lora(2)

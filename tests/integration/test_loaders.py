@@ -131,7 +131,7 @@ def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
 
 @functools.cache
 def results(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
-    """By kind of data: all that a backend is given, in one run."""
+    """Results of every kind of data, in one run."""
     specs = {data.__name__: spec(data) for data in (arrays, *CASES[backend, replicas])}
     return launched_in_turn(specs, fitted, backend, replicas)[0]
 

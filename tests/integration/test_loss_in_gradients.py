@@ -32,7 +32,7 @@ def network() -> Any:
 
 
 def samples() -> tuple[np.ndarray, np.ndarray]:
-    """So many that the last batch leaves a replica with fewer, and one with none."""
+    """Samples whose last batch leaves one replica with fewer, and one with none."""
     draw = np.random.default_rng(0)
     return draw.random((25, 4)).astype("f4"), draw.integers(3, size=25)
 
@@ -121,7 +121,7 @@ def cross_entropy(targets: Any, logits: Any) -> Any:
 
 
 def as_by_hand(session: isotrain.Session, name: str) -> tuple[list[float], int, bool]:
-    """As `trained`; and whether a loop by hand in the same processes comes to the same weights."""
+    """As `trained`; also whether a loop by hand in the same processes ends with the same weights."""
     import torch
     from torch.nn.parallel import DistributedDataParallel
 

@@ -291,7 +291,7 @@ def test_an_interrupt_ends_the_launcher_program(
 
 @pytest.fixture
 def no_report(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its plots take longer than a run."""
+    """Leaves out the report, whose plots take longer than a run."""
     monkeypatch.setattr(store, "REPORT_PACKAGES", ("no_such_package",))
 
 

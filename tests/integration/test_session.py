@@ -311,7 +311,7 @@ def test_weights_are_counted_without_a_copy(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 class Named:
-    """As a data set of Hugging Face that is not told which column is which."""
+    """A data set as Hugging Face has it, without names of input and target columns."""
 
     def __len__(self) -> int:
         return 8

@@ -435,7 +435,7 @@ def inapt(kind: str) -> Any:
 
 
 def nothing(session: Any) -> None:
-    """It never comes to that."""
+    """A function that is never called."""
 
 
 INAPT = {

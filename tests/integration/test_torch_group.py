@@ -97,7 +97,7 @@ def train(session: isotrain.Session) -> dict[str, Any]:
 
 
 def course_of_steps(session: isotrain.Session) -> list[str]:
-    """In order: Keras calls a layer (k), a bucket leaves (b), the first weight has a gradient (g)."""
+    """Events of each step: Keras calls a layer (k), a bucket is sent (b), the first gradient is ready (g)."""
     import keras
     from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_hook
 

@@ -23,7 +23,7 @@ def network() -> Any:
 
 
 def differentiating() -> Any:
-    """As `network`: what it adds to all classes alike changes no loss."""
+    """As `network`; what it adds to all classes alike changes no loss."""
     import torch
 
     class Differentiating(torch.nn.Linear):
@@ -106,7 +106,7 @@ def plain() -> Any:
 
 
 def sentences() -> isotrain.DataSet:
-    """Of lengths from 0 to 5, the rest of them 0."""
+    """Sentences of lengths from 0 to 5, padded with 0."""
     draw = np.random.default_rng(1)
     words = draw.integers(1, 9, size=(26, 5))
     words[np.arange(5) >= draw.integers(6, size=26)[:, None]] = 0
@@ -189,7 +189,7 @@ def trained(session: isotrain.Session, name: str) -> list[float]:
 
 @functools.cache
 def results(backend: str, replicas: int) -> dict[str, list[float]]:
-    """By case and slices: what every process of a run says alike."""
+    """By case and slices, what every process of a run returns alike."""
     specs = {f"{name}, {count}": spec(name, count) for name, count in RUNS[backend, replicas]}
     first, *others = launched_in_turn(specs, trained, backend, replicas)
     assert all(other == first for other in others)

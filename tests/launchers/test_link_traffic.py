@@ -14,7 +14,7 @@ HEADERS = 0.03
 
 @pytest.fixture(scope="module")
 def rows(bed: TwoHostCluster) -> dict[str, links.Row]:
-    """By strategy."""
+    """Measured traffic, by strategy."""
     bed.network.shape(MBIT)
     try:
         found = links.measured(bed.network, 2, links.STRATEGIES, links.Sizes(steps=8))

@@ -52,7 +52,7 @@ class Ended:
     log: str
 
     def of_kind(self, kind: str) -> list[dict[str, Any]]:
-        """Some of the events."""
+        """Events of one kind."""
         return [event for event in self.events if event["event"] == kind]
 
 
@@ -71,12 +71,12 @@ class Trial:
         self._spec.write_text(json.dumps(SPEC))
 
     def command(self, *options: str) -> list[str]:
-        """That trains."""
+        """The command that trains."""
         run = ["isotrain", "run", str(self._spec), "--backend", "reference", "--json"]
         return [*run, "--run-dir", str(self.bed.folder / "run"), *options]
 
     def events(self) -> list[dict[str, Any]]:
-        """Those that the run has told so far."""
+        """Events of the run so far."""
         file = self.bed.folder / "run" / "events.jsonl"
         return [*map(json.loads, file.read_text().splitlines())] if file.exists() else []
 
@@ -159,7 +159,7 @@ SCENARIOS: dict[str, Callable[[Trial], None]] = {
 
 @pytest.fixture(scope="module")
 def runs(bed: TwoHostCluster) -> Iterator[dict[str, Future[Ended]]]:
-    """All at once: they mostly wait."""
+    """All runs at once: they mostly wait."""
     with ThreadPoolExecutor() as pool:
         yield {name: pool.submit(on_hosts_of_its_own, each) for name, each in SCENARIOS.items()}
 

@@ -67,7 +67,7 @@ def lose(bed: TwoHostCluster) -> None:
 
 
 def lose_first(bed: TwoHostCluster) -> None:
-    """That of rank 0, and of what was typed."""
+    """Loses the host of rank 0, on which the command was typed."""
     bed.first.lose()
 
 
@@ -130,7 +130,7 @@ LOSSES = {
 
 @dataclass(frozen=True)
 class End:
-    """Of a run that has lost something.
+    """End of a run that has lost something.
 
     Attributes:
         errors: Seconds until each rank that is left had its error, by the clock that all hosts have.

@@ -55,16 +55,16 @@ class Driven:
 
     @property
     def host(self) -> Host:
-        """Where it is started."""
+        """The host on which the run is started."""
         return self.bed.network.hosts[1]
 
     @property
     def folder(self) -> str:
-        """Of the run: of the same name on every host, and on each another one."""
+        """Run directory: it has the same name on every host, and is another folder on each."""
         return f"/run/{self.name}-{self.how}"
 
     def command(self, *options: str, **changes: Any) -> list[str]:
-        """Has it started."""
+        """Starts the run."""
         bed = self.bed.with_ssh
         assert self.how != "ray" or bed.ray
         spec = bed.folder / f"{self.name}-{self.how}.json"
@@ -75,7 +75,7 @@ class Driven:
         return [*run, "--launcher", launcher, *asked, *options]
 
     def read(self, name: str) -> str:
-        """One of its files."""
+        """Text of one of its files."""
         return self.host.check(["cat", f"{self.folder}/{name}"])
 
 

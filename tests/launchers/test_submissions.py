@@ -28,7 +28,7 @@ ON_HOSTS = [name for name in LAUNCHERS if name != "kubernetes"]
 
 
 def a_command(folder: Path) -> ProgramCommand:
-    """Each rank writes down what it finds set."""
+    """A command by which each rank writes down its variables."""
     (folder / "ranks").mkdir()
     return program_command(folder, sys.executable, "-S", "-E", _RANK, str(folder / "ranks"))
 

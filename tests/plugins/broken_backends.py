@@ -43,7 +43,7 @@ class _Broken(Reference):
 
 
 def _with_slices(batch: Batch, **changes: Any) -> Batch:
-    """The same batch, every slice with these fields."""
+    """The same batch with these fields in every slice."""
 
     def changed(pieces: Sequence[Slice]) -> tuple[Slice, ...]:
         return tuple(replace(piece, **changes) for piece in pieces)

@@ -121,7 +121,7 @@ class DuplicatedPadding(Faulty):
 
 
 class PaddedSteps(DuplicatedPadding):
-    """The same, in the synchronised step alone."""
+    """Pads batches in the synchronous step alone."""
 
     name = "parting-padded-steps"
 
@@ -152,7 +152,7 @@ class EpsilonInside(Faulty):
             rate = 0.0
 
             def forget(self) -> None:
-                """Has nothing to forget."""
+                """Does nothing."""
 
             def __call__(self, gradients: Any) -> None:
                 if bound is not None:

@@ -79,7 +79,7 @@ def model_with_losses_of_its_own(penalty: float) -> Any:
 
 
 def own_losses(penalty: float) -> dict[str, Any]:
-    """That model's spec: one global batch of all samples in their order."""
+    """Losses of that model's spec: one global batch of all samples in order."""
     inputs, targets = reference_model.samples()
     return {
         "model": model_with_losses_of_its_own,
@@ -120,7 +120,7 @@ def save_varied(backend: str, folder: Path) -> None:
 
 
 def specs_of_trials(backend: str, replicas: int) -> dict[str, dict[str, Any]]:
-    """Of trials that the strategy has to take on the backend with so many replicas, by place in the kit."""
+    """Specs of the strategy's trials on the backend, by index in the kit."""
     host = plugin_manager()
     adapter, tried = host.backend(backend), host.strategy(*SLOW)
     return {
@@ -169,7 +169,7 @@ def outcomes_of_shares(backend: str, brought_back: list[Any]) -> dict[str, tuple
 
 
 def in_turn(session: isotrain.Session) -> dict[str, Any]:
-    """All that needs several replicas, one after the other in the processes of one run; its work.
+    """Everything that needs several replicas, one after the other in the processes of one run.
 
     Args:
         session: Of the run.

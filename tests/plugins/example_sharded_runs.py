@@ -64,7 +64,7 @@ SPEC: dict[str, Any] = {
 
 
 def spec(strategy: Mapping[str, Any], **changes: Any) -> dict[str, Any]:
-    """Of a run."""
+    """The spec of a run."""
     return cases.spec(strategy, SPEC, **changes)
 
 
@@ -93,7 +93,7 @@ def ended(session: Session) -> dict[str, Any]:
 
 
 def live_bytes() -> int:
-    """Of all arrays that this process's device has."""
+    """Bytes of all arrays on this process's device."""
     import jax
 
     gc.collect()  # of what no longer counts, cycles may still have some
@@ -103,7 +103,7 @@ def live_bytes() -> int:
 
 
 def described_bytes(session: Session) -> dict[str, int]:
-    """Of model and slots: on this replica, and all."""
+    """Bytes of model and slots: on this replica, and in all."""
     described = session.group.describe_state().values()
     return {
         "told": sum(info.nbytes for info in described),

@@ -46,7 +46,7 @@ def global_batches() -> Iterator[np.ndarray]:
 
 
 def local_batch(rows: np.ndarray, replica: int) -> tuple[np.ndarray, float]:
-    """One replica's samples, and the weight that makes the mean over replicas that over samples.
+    """The samples of one replica, and the weight that makes the mean over replicas one over samples.
 
     A replica without samples takes any one, and it weighs nothing.
     """

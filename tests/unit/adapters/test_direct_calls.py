@@ -71,7 +71,7 @@ GIVEN: dict[Any, tuple[Any, ...]] = {
 
 
 def arguments(operation: Any) -> tuple[Any, ...]:
-    """Some that it takes without names."""
+    """Arguments that the operation takes by position."""
     takes_one = len(private_api.schema_of(operation).arguments) == 1
     return GIVEN.get(operation, (of(2, 3),) if takes_one else PAIR)
 
@@ -83,7 +83,7 @@ CASES = [
 
 
 def copied(args: tuple[Any, ...]) -> list[Any]:
-    """Of their own: some are changed in place."""
+    """Copies of the arguments: some are changed in place."""
     return [each.clone() if isinstance(each, torch.Tensor) else each for each in args]
 
 

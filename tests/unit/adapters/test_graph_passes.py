@@ -33,7 +33,7 @@ def operations(module: GraphModule) -> list[str]:
 
 
 def mean_entropy(scores: torch.Tensor, classes: torch.Tensor) -> torch.Tensor:
-    """As Keras computes it: classes by way of numbers with a point, and a quotient that may be by 0."""
+    """Mean cross-entropy as Keras computes it: float classes, and a quotient that may be by 0."""
     values = functional.cross_entropy(scores, classes.float().long(), reduction="none")
     count = torch.as_tensor([len(values)]).prod().float()
     safe = torch.where(count == 0, torch.ones_like(count), count)
@@ -136,7 +136,7 @@ LARGE: dict[str, tuple[tuple[int, ...], tuple[int, ...]]] = {
 def convolution(
     rank: int, steps: tuple[Any, ...] = (), groups: int = 1
 ) -> Callable[..., torch.Tensor]:
-    """As Keras computes it: of images whose channels lie last, by a kernel that is copied before."""
+    """Convolution as Keras computes it: channels last, with a copied kernel."""
     convolve = (functional.conv1d, functional.conv2d, functional.conv3d)[rank - 1]
 
     def convolved(images: torch.Tensor, kernel: torch.Tensor, *bias: torch.Tensor) -> torch.Tensor:

@@ -18,7 +18,7 @@ from isotrain.analysis.compare.measurement.statistics import (
 
 
 def interval(values: np.ndarray, seed: int = 0) -> Any:
-    """Of the mean of runs that have one number each."""
+    """Interval of the mean of runs with one number each."""
     return Bootstrap.of_values(list(values), np.random.default_rng(seed)).estimate()
 
 

@@ -33,7 +33,7 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def folder(tmp_path: Path, whole: Path) -> Path:
-    """One of the same."""
+    """A copy of the sound checkpoint folder."""
     return shutil.copytree(whole, tmp_path / "run")
 
 

@@ -168,7 +168,7 @@ def own_spec() -> dict[str, Any]:
 
 @pytest.fixture(scope="module")
 def sound(tmp_path_factory: pytest.TempPathFactory) -> Checkpoint:
-    """Of a run between two averages of local SGD."""
+    """Checkpoint of a run between two averages of local SGD."""
     folder = tmp_path_factory.mktemp("sound") / "saved"
     with opened() as session:
         session.step(next(session.batches()))
@@ -204,7 +204,7 @@ def nested(depth: int) -> dict[str, Any]:
 
 
 def forged(checkpoint: Checkpoint, edit: Edit) -> Checkpoint:
-    """The same with another run.json, whose checksum is right."""
+    """The checkpoint with another run.json, whose checksum is right."""
     run = json.loads(json.dumps(checkpoint.run))
     edit(run)
     sections = {

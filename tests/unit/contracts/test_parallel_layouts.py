@@ -59,7 +59,7 @@ def test_a_mesh_is_sent_with_the_process_context() -> None:
 
 
 class Paired(ParallelLayout):
-    """Of a third party: every replica lives in two processes, a stage in each."""
+    """Layout of a plugin: every replica is in two processes, with a stage in each."""
 
     name = "paired"
     extra_ports = 2

@@ -42,14 +42,14 @@ def samples(batch: Batch) -> list[int]:
 
 
 def lists(batch: Batch) -> list:
-    """All slices in comparable form."""
+    """All slices of a batch, in comparable form."""
     return [
         (p.inputs.tolist(), p.targets.tolist(), p.count, p.weight) for s in batch.slices for p in s
     ]
 
 
 def facts(batch: Batch, slices: Callable[[Batch], list] = lists) -> tuple:
-    """All of a batch in comparable form."""
+    """All fields of a batch, in comparable form."""
     numbers = (batch.epoch, batch.index, batch.step, batch.size, batch.is_last_of_epoch, batch.even)
     return *numbers, slices(batch)
 

@@ -168,7 +168,7 @@ class Drawing(IterableDataset):
 
 
 class PyDataset:
-    """As Keras' class of this name: it shuffles at the end of each epoch."""
+    """A data set like Keras' class of this name: it shuffles at the end of each epoch."""
 
     def __init__(self) -> None:
         self.rows = np.arange(20)

@@ -116,7 +116,7 @@ class SampleBySample:
 
 
 def several_arrays(length: int, targets: bool) -> ArraySource:
-    """Of several types, one of them not contiguous; with and without targets and their weights."""
+    """Arrays of several dtypes, one of them not contiguous, with or without weighted targets."""
     values = np.arange(2.0 * length).reshape(length, 2)
     inputs = {"a": (values, values.astype(np.float32)), "b": np.arange(2 * length)[::2] % 3 == 0}
     rows = np.arange(length)
@@ -124,7 +124,7 @@ def several_arrays(length: int, targets: bool) -> ArraySource:
 
 
 def contents(batch: Batch) -> list:
-    """Of every slice its numbers, and of every array of it the place, type, shape and bytes."""
+    """Numbers of every slice; position, dtype, shape and bytes of every array in it."""
     return [
         (replica, piece.count, piece.weight, *(
             (path, array.dtype, array.shape, array.tobytes(), array.flags.writeable)

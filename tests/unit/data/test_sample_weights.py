@@ -20,7 +20,7 @@ W = np.arange(20) / 4
 
 
 class Samples:
-    """Some that are fetched one by one."""
+    """Samples that are fetched one by one."""
 
     def __len__(self) -> int:
         return 20

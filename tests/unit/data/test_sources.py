@@ -35,7 +35,7 @@ def check(source: Source) -> None:
 
 
 class Columns:
-    """As a Hugging Face data set: indexed by a list of positions, it gives a dict of lists."""
+    """A data set like Hugging Face's: a list of indices gives a dict of lists."""
 
     column_names = ("image", "label")
 
@@ -48,7 +48,7 @@ class Columns:
 
 
 class Formatted(Columns):
-    """The same with formats: only the NumPy one keeps float32."""
+    """The same data set with formats: only the NumPy one keeps float32."""
 
     def __init__(self, kind: str | None = None) -> None:
         self.format = {"type": kind}

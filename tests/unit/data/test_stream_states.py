@@ -50,7 +50,7 @@ class Shuffled:
 
 
 class Numbered:
-    """The same batches in each epoch, of an iterator that tells in bytes where it is, as Grain's do."""
+    """A stream of equal epochs whose iterator has a state of bytes, as Grain's do."""
 
     def __init__(self) -> None:
         self.read = 0

@@ -82,7 +82,7 @@ def test_a_torch_loader_with_a_custom_order_is_a_stream():
 
 
 def even_targets(samples: list[tuple]) -> object:
-    """As people leave out samples that are broken."""
+    """A collate function that drops samples, as users drop broken ones."""
     kept = [(inputs, target) for inputs, target in samples if target % 2 == 0]
     return default_collate(kept)
 

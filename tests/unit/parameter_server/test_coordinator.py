@@ -123,7 +123,7 @@ def test_a_pending_loss_waits_only_when_it_is_read() -> None:
 
 
 class OneWeight:
-    """As much of a group of one replica as a coordinator needs to apply what workers have computed."""
+    """A group of one replica, with what a coordinator needs to apply gradients."""
 
     def describe_state(self, kinds: Any) -> dict[str, StateInfo]:
         return {"trainable/w": StateInfo((1,), "float64", 8)} if "trainable" in kinds else {}

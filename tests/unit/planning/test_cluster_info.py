@@ -18,7 +18,7 @@ from isotrain.plugin import EnvReader
 
 
 def environment(launcher: str, *, inside: frozenset[str] = frozenset()) -> type[ClusterEnvironment]:
-    """One that claims a process whose variable `LAUNCHER_RANK` is set."""
+    """An environment that claims a process whose variable `LAUNCHER_RANK` is set."""
 
     class Named(ClusterEnvironment):
         name = launcher

@@ -65,7 +65,7 @@ def constants(module: Any) -> Iterator[str]:
 
 
 def signature(value: Any) -> str:
-    """As it is declared; defaults that are objects by type, so that no address is in it."""
+    """Signature as declared; default objects are shown by type, without addresses."""
     found = inspect.signature(value)
     shown = [
         p.replace(default=p.default)

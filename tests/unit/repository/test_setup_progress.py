@@ -117,7 +117,7 @@ def test_a_failure_is_shown_and_returned(tmp_path: Path) -> None:
 
 @pytest.fixture
 def heeds_interrupts() -> Iterator[None]:
-    """Also where these tests were started in the background, in which shells have interrupts ignored."""
+    """Restores the handler of SIGINT, which shells let background jobs ignore."""
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)

@@ -334,7 +334,7 @@ class Noting:
         return []
 
     def apply_gradients(self, gradients: Any, learning_rate: float) -> None:
-        """Has no weights."""
+        """Does nothing: there are no weights."""
 
 
 def test_hosts_are_those_of_the_plan(host: PluginManager) -> None:

@@ -36,7 +36,7 @@ def short(name: Name) -> str:
 
 
 def long(name: str) -> list[str]:
-    """All that it stands for: the first bracket is replaced by each of its numbers, and then the next."""
+    """Simple expansion: the first bracket is replaced by each of its numbers, and then the next."""
     before, bracket, after = re.fullmatch(r"([^\[]*)(?:\[([^\]]*)\])?(.*)", name).groups()  # type: ignore[union-attr]
     if bracket is None:
         return [before]

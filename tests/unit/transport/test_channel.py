@@ -44,7 +44,7 @@ Ends = tuple[socket.socket, socket.socket]
 
 @pytest.fixture
 def ends() -> Iterator[Ends]:
-    """Of one connection."""
+    """Both ends of one connection."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         calling = socket.create_connection(server.getsockname())
         with server.accept()[0] as one, calling as other:
@@ -117,7 +117,7 @@ def read_from(process: RemoteProcess) -> list[bytes]:
 
 
 def sealed(ends: Ends) -> tuple[Channel, socket.socket]:
-    """One end, and the other as somebody in between has it."""
+    """One end as a channel with a MAC, and the other as a raw socket."""
     return Channel(Connection(ends[1], MacPair.derive(b"session", is_client=True))), ends[0]
 
 
