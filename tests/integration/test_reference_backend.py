@@ -13,6 +13,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from integration.resume_runs import data
+from integration.resume_runs import plain as network
 
 import isotrain
 from isotrain.core.errors import PlanError, RunFailedError
@@ -24,22 +26,12 @@ pytestmark = pytest.mark.usefixtures("reference")
 FRAMEWORKS = {"torch", "tensorflow", "keras", "jax", "horovod"}
 
 
-def network() -> Network:
-    return Network([Dense(4, 8, "tanh", name="hidden"), Dense(8, 3, name="head")])
-
-
 def portable() -> Any:
     import keras
     from keras import layers
 
     hidden = layers.Dense(8, activation="tanh", name="hidden")
     return keras.Sequential([keras.Input((4,)), hidden, layers.Dense(3, name="head")])
-
-
-def data() -> isotrain.DataSet:
-    inputs = np.random.default_rng(2).standard_normal((30, 4))
-    labels = np.arange(30) % 3
-    return isotrain.DataSet((inputs, labels), (inputs[:11], labels[:11]))
 
 
 def spec(**changes: Any) -> dict[str, Any]:

@@ -10,17 +10,8 @@ import pytest
 from unit.checkpoints.recording_os import WatchedOs
 from unit.checkpoints.saving import newest, save
 
-from isotrain.core.checkpoints import local_storage
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.errors import CheckpointError
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> WatchedOs:
-    """The calls by which local folders are changed."""
-    watched = WatchedOs()
-    monkeypatch.setattr(local_storage, "os", watched)
-    return watched
 
 
 @pytest.mark.usefixtures("watched")

@@ -16,19 +16,10 @@ from unit.checkpoints import killed_writers
 from unit.checkpoints.recording_os import Disk, WatchedOs
 from unit.checkpoints.saving import newest, save
 
-from isotrain.core.checkpoints import local_storage
 from isotrain.core.errors import CheckpointError
 
 FIRST = (1, 1, "first")
 LATER, SAME_STEP = (2, 2, "second"), (1, 2, "second")
-
-
-@pytest.fixture
-def watched(monkeypatch: pytest.MonkeyPatch) -> WatchedOs:
-    """The calls by which local folders are changed, all but those that remove what was renamed before."""
-    watched = WatchedOs()
-    monkeypatch.setattr(local_storage, "os", watched)
-    return watched
 
 
 class Failing:

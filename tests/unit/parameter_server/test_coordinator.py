@@ -244,11 +244,6 @@ def test_the_group_refuses_exactly_the_undeclared_capabilities() -> None:
     )
 
 
-@pytest.fixture(scope="module")
-def host() -> PluginManager:
-    return PluginManager(entry_points=False)
-
-
 def roles(host: PluginManager, backend: str, replicas: int = 2, **options: Any) -> list[Any]:
     made = make_plan(ResolvedSpec(spec(**options), host), backend=backend, replicas=replicas)
     return [(process.role, process.replicas) for process in made.processes]

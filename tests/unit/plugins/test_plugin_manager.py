@@ -50,11 +50,6 @@ class Misspelled:
         raise AssertionError("never called")
 
 
-@pytest.fixture
-def host() -> PluginManager:
-    return PluginManager(entry_points=False)
-
-
 def test_builtins_and_third_parties_use_the_same_hook(host: PluginManager) -> None:
     host.add(GoodPlugin())
     assert {"data-parallel", "nothing"} < set(host.strategies.names())

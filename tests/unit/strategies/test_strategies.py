@@ -30,11 +30,6 @@ from isotrain.testing.reference.tensor_ops import NumpyTensorOps
 BACKEND = "torch-ddp"
 
 
-@pytest.fixture(scope="module")
-def host() -> PluginManager:
-    return PluginManager(entry_points=False)
-
-
 def spec(name: str, options: dict[str, Any], **fields: Any) -> TrainingSpec:
     return TrainingSpec(
         **{
