@@ -34,12 +34,6 @@ def scorecard_of(
 ) -> Scorecard:
     """Scorecard of the backend or strategy `name`; with a `backend`, of the strategy on it.
 
-    Args:
-        name: Backend (`NAME` or `NAME:COLLECTIVE`) or strategy.
-        backend: Backend to check the strategy on; None for the first that fits.
-        replicas: Number of replicas.
-        options: Options of the strategy.
-
     Raises:
         IsotrainError: The name is unknown, or a backend gets options.
     """

@@ -58,14 +58,7 @@ class Notes:
 
 
 def try_run(work: Callable[[Session], Any], spec: SpecFields, backend: str, replicas: int) -> Run:
-    """Launches a run that may fail; the run directory of a failed run stays until `Run.forget`.
-
-    Args:
-        work: Function that every rank runs.
-        spec: Spec of the run.
-        backend: Backend, `NAME` or `NAME:COLLECTIVE`.
-        replicas: Number of replicas.
-    """
+    """Launches a run that may fail; the run directory of a failed run stays until `Run.forget`."""
     folder = Path(tempfile.mkdtemp(prefix="isotrain-conformance-"))
     finished = time.time()
 

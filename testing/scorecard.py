@@ -103,12 +103,7 @@ class Scorecard:
 
 
 def outcome_of_processes(check: Check, problems: Sequence[str]) -> Outcome:
-    """Outcome of a check that every process made.
-
-    Args:
-        check: Check.
-        problems: Problem of each process, by rank; an empty text where the check passed.
-    """
+    """Outcome of a check by the problem of each process, by rank; an empty text where the check passed."""
     failures = [f"process {rank}: {text}" for rank, text in enumerate(problems) if text]
     return check.failed("\n".join(failures)) if failures else check.passed()
 

@@ -211,14 +211,7 @@ def fitting_backend(strategy: Strategy, host: PluginManager) -> str:
 def outcomes(
     trial: StrategyRun, strategy: Strategy, adapter: Adapter, start: Callable[[], Run]
 ) -> Iterator[Outcome]:
-    """Outcomes of the checks of one run.
-
-    Args:
-        trial: Run and its checks.
-        strategy: Strategy under test.
-        adapter: Adapter of the backend.
-        start: Function that makes the run; not called when no check applies.
-    """
+    """Outcomes of the checks of one run; `start` makes it, and is not called when no check applies."""
     run, can = None, adapter.capabilities_for(strategy.parallel_layout.name)
     for check, inapplicable in trial.checks.items():
         obstacle = inapplicable(strategy) or check.obstacle(can)

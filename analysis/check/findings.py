@@ -119,12 +119,7 @@ def _row(finding: Finding) -> tuple[str, ...]:
 
 
 def merge_hits(hits: Iterable[Hit], targets: Sequence[str]) -> list[Finding]:
-    """Merges hits that differ only in their targets into one finding each.
-
-    Args:
-        hits: Hits of all rules, in any order.
-        targets: Labels of all targets, in the order in which findings list them.
-    """
+    """Merges hits that differ only in their targets, which are listed in the order of `targets`."""
     groups: dict[tuple[Any, ...], set[str]] = {}
     for hit in hits:
         key = (hit.code, hit.field, hit.detail, hit.layers)

@@ -139,13 +139,7 @@ def _timeline(ranks: Sequence[Mapping[str, Any]]) -> list[Span]:
 
 
 def summarize(cells: Sequence[Cell], reference: str | None, seed: int) -> list[Cell]:
-    """Computes the estimates of finished cells, and clears those of all others.
-
-    Args:
-        cells: Cells with their runs.
-        reference: Name of the cell that losses and plans are compared with.
-        seed: Seed of the bootstrap.
-    """
+    """Computes the estimates of finished cells, also against the reference; clears those of all others."""
     rates = {c.name: throughput(c, seed) for c in cells if c.status == "finished"}
     known = next((c for c in cells if c.name == reference and c.status == "finished"), None)
     return [

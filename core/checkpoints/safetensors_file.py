@@ -103,13 +103,7 @@ class SafetensorsFile:
 
 
 def _parsed_entry(name: str, plain: Any, first: int, size: int) -> _Entry:
-    """Parses and validates the header entry of a tensor.
-
-    Args:
-        name: Name of the tensor.
-        plain: JSON value of the entry.
-        first: Byte offset of the first tensor in the file.
-        size: Size of the file in bytes.
+    """Parses and validates a tensor's header entry, with the first byte of tensors and the size of the file.
 
     Raises:
         ValueError: The entry is invalid.

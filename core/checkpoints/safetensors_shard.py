@@ -152,11 +152,6 @@ def read_blocks(
 ) -> Iterator[tuple[tuple[int, ...], np.ndarray]]:
     """Reads a stored shard block by block, each in a shape of its own and the dtype of `array_dtype`.
 
-    Args:
-        stream: Stream of the file, at any position.
-        part: Record of the shard.
-        where: Path of the file, for errors.
-
     Yields:
         Offset of each block in the shard, an index per axis, and the block.
 

@@ -262,13 +262,7 @@ class Loader:
     def _transform_and_check(
         self, parts: InputsAndTargets, epoch: int, indices: sampler.Indices
     ) -> InputsAndTargets:
-        """Applies the transform, and checks that all leaves have one row for each index.
-
-        Args:
-            parts: Inputs and targets, arrays of shape [batch, ...].
-            epoch: Index of the epoch.
-            indices: Sample indices, int64 [batch].
-        """
+        """Applies the transform to arrays `[batch, ...]`; checks that leaves have a row for each index."""
         made_by = "the data set"
         if self._transform is not None:
             parts = self._apply_transform(parts, epoch, indices)

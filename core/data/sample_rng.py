@@ -54,13 +54,7 @@ class SampleRandom:
     """
 
     def __init__(self, seed: int, epoch: int, indices: Indices) -> None:
-        """Starts at draw 0.
-
-        Args:
-            seed: The spec's seed.
-            epoch: Number of the epoch, from 0.
-            indices: int64 [batch], the samples' positions in the data set.
-        """
+        """Starts at draw 0 of these samples of an epoch: positions in the data set, int64 [batch]."""
         state = _absorbed(_absorbed(_word(0), _word(seed)), _word(epoch))
         self._keys = _absorbed(state, np.asarray(indices, dtype=np.int64).astype(np.uint64))
         self._drawn = 0

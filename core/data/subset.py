@@ -42,11 +42,7 @@ class _Range:
 
 
 def split(source: AnySource, fraction: float) -> tuple[Source, Source]:
-    """Splits a source in two, in its order: samples to train on, and the last ones to validate on.
-
-    Args:
-        source: A source of samples by index.
-        fraction: Fraction of the samples in the second part, as `validation_split` of Keras.
+    """Splits a source in two, in its order: the last fraction of its samples is to validate on.
 
     Raises:
         DataError: The source is a stream, or one of the parts would be empty.

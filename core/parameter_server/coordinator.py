@@ -137,13 +137,7 @@ class CoordinatorGroup(ReplicaGroup):
     """
 
     def __init__(self, group: ReplicaGroup, replicas: int, pool: WorkerPool) -> None:
-        """Makes the coordinator's group.
-
-        Args:
-            group: Group of one replica, which holds the parameters.
-            replicas: Number of replicas of the run.
-            pool: Workers, which compute the gradients.
-        """
+        """Makes the coordinator's group from that of one replica, which holds the parameters."""
         if carried := group.describe_state(("carry",)):
             raise UnsupportedError(
                 f"strategy parameter-server: layers carry {', '.join(carried)} from one call to the next, and"

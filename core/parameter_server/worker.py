@@ -27,12 +27,7 @@ _WEIGHTS_AND_STATISTICS = (*WEIGHTS, *STATISTICS)
 
 
 def serve(server_connection: ServerConnection, build: Any) -> None:
-    """Connects to the coordinator, builds the replica and computes; the group is never closed.
-
-    Args:
-        server_connection: Server connection of this worker.
-        build: Makes its group of one replica.
-    """
+    """Connects to the coordinator, builds the replica and computes; the group is never closed."""
     server_connection.reporter.enter("join")
     connection = connect(server_connection)
     try:

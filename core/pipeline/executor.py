@@ -78,14 +78,7 @@ def execute_stage(actions: Sequence[Action], stage: int, work: StageWork) -> lis
 
 
 def _execute(action: Action, stage: int, work: StageWork, inputs: dict[Pass, Tensors]) -> str:
-    """Executes one action; returns its name.
-
-    Args:
-        action: The action.
-        stage: Index of this stage.
-        work: Implementation of passes and transfers.
-        inputs: Tensors for passes to come, on this stage or another; updated.
-    """
+    """Executes one action; returns its name."""
     if isinstance(action, Transfer):
         receiver = Pass(action.direction, action.chunk, action.micro_batch)
         if action.source == stage:

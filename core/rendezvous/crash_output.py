@@ -29,10 +29,6 @@ def output_tail_on_crash(log: int, shown: int) -> Iterator[Dismiss]:
 
     If no process can be started, nothing is shown.
 
-    Args:
-        log: File descriptor of the log with the output.
-        shown: File descriptor to show it on.
-
     Yields:
         A function that ends the helper silently; call it before this process ends on purpose.
     """

@@ -76,15 +76,7 @@ class RankRelay:
         silence: float,
         processes: int,
     ) -> None:
-        """Starts with rank 0 alive and no status sent.
-
-        Args:
-            channel: Channel to rank 0.
-            reporter: Reporter of this process.
-            worker: Worker thread of this process.
-            silence: Seconds without a message from rank 0 after which it counts as lost.
-            processes: Number of processes of the run.
-        """
+        """Starts with rank 0 alive; it counts as lost after `silence` seconds without a message."""
         self._interval = HeartbeatInterval.of(processes, silence)
         self._sent_status: Status | None = None
         self._sent_at = 0.0

@@ -126,9 +126,6 @@ class TrainedModel:
     def spec(self, data: Any) -> TrainingSpec:
         """A spec that builds the model, for prediction or export.
 
-        Args:
-            data: Data field of the spec.
-
         Raises:
             SpecError: The model cannot be found by its name.
         """

@@ -312,12 +312,7 @@ def _submodules(locations: Iterable[str] | None) -> set[str]:
 
 
 def _find_module(name: str, loaded: bool = True) -> importlib.machinery.ModuleSpec | None:
-    """Finds a module's spec as the import system would, without importing its parent packages.
-
-    Args:
-        name: Dotted name.
-        loaded: Whether to use the spec of a module that is already imported.
-    """
+    """Finds a module's spec as the import system would, without importing its parent packages."""
     path: Sequence[str] | None = None
     spec = None
     parts = name.split(".")

@@ -170,12 +170,7 @@ def _sides(axes: str) -> tuple[list[str], list[str]]:
 def require_counterparts(
     names: Sequence[str], reference_names: Sequence[str], name_map: NameMap
 ) -> None:
-    """Checks that a model and a reference model have the same trainable weights.
-
-    Args:
-        names: Names of the model's trainable weights.
-        reference_names: Common names of the reference's trainable weights.
-        name_map: Map from the model's names to common names.
+    """Checks that a model and a reference model, with common names, have the same trainable weights.
 
     Raises:
         IsotrainError: Either has a weight that the other lacks.

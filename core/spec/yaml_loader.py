@@ -67,12 +67,7 @@ def _construct(loader: _Loader) -> Any:
 
 
 def _count_values(node: Any, counts: dict[int, int]) -> int:
-    """Number of values in a node, aliases expanded.
-
-    Args:
-        node: Node of the document.
-        counts: Node identity to its count; 0 while it is being counted.
-    """
+    """Number of values in a node, aliases expanded; `counts` has 0 for a node that is being counted."""
     if (count := counts.get(id(node))) is not None:
         if count:
             return count

@@ -56,11 +56,7 @@ class Connection:
         return self._socket.fileno()
 
     def send(self, header: Mapping[str, Any], arrays: Sequence[np.ndarray] = ()) -> None:
-        """Sends one message; blocks until the socket has taken all of it.
-
-        Args:
-            header: JSON values.
-            arrays: Arrays of any shapes and dtypes.
+        """Sends JSON values and arrays of any shapes and dtypes; blocks until the socket has taken all of it.
 
         Raises:
             ConnectionLostError: The other end is gone.

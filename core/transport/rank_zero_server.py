@@ -38,13 +38,7 @@ class RankZeroServer:
         key: bytes,
         offer: EncryptionOffer = _NO_ENCRYPTION,
     ) -> None:
-        """Listens.
-
-        Args:
-            address: Address to listen on; empty: all addresses of this host.
-            ports: Ports to try, in order.
-            key: Secret key of the run.
-            offer: Encryption offer of this process.
+        """Listens on an address (empty: all of this host), on the first free one of the ports.
 
         Raises:
             PlanError: None of the ports is free.
@@ -100,16 +94,7 @@ def connect_to_rank_zero(
     offer: EncryptionOffer = _NO_ENCRYPTION,
     on_long_wait: Callable[[], None] = _do_nothing,
 ) -> Connection:
-    """Connects to rank 0, and retries until it accepts this process.
-
-    Args:
-        host: Host of rank 0.
-        ports: Ports to try; rank 0 listens on one of them.
-        key: Secret key of the run.
-        rank: Rank of this process.
-        seconds: Time limit for retries.
-        offer: Encryption offer of this process; it also tells rank 0 if this process cannot encrypt.
-        on_long_wait: Called once, after 5 s.
+    """Connects to rank 0, and retries for so many seconds; `on_long_wait` is called once, after 5 s.
 
     Raises:
         PeerLostError: No server there accepted this process in time.

@@ -21,12 +21,7 @@ class Optimizer(ABC):
     """
 
     def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
-        """Initializes the optimizer state.
-
-        Args:
-            weights: Weights to update, by name.
-            settings: Optimizer settings of the spec.
-        """
+        """Initializes the optimizer state of weights by name."""
         self._weights = weights
         self._settings = settings
         self._steps = np.zeros((), np.int64)

@@ -42,11 +42,7 @@ class ReplicaTrainer:
     """
 
     def __init__(self, spec: TrainingSpec, replica: int) -> None:
-        """Builds the model, the objective and the optimizer.
-
-        Args:
-            spec: Training spec.
-            replica: Index of the replica, which seeds its random layers.
+        """Builds the model, the objective and the optimizer; the replica seeds the random layers.
 
         Raises:
             SpecError: The model function returned no `Network`, or a loss or metric is unknown.
@@ -149,13 +145,7 @@ class ReplicaTrainer:
         return self.network(inputs)
 
     def update(self, gradients: Sequence[Array], rate: float, norm: float | None = None) -> None:
-        """Clips reduced gradients and takes one optimizer step.
-
-        Args:
-            gradients: Gradients in the shapes of the updated weights.
-            rate: Learning rate.
-            norm: Global norm to clip by, a scalar; by default the norm of `gradients`.
-        """
+        """Clips reduced gradients, of the weights' shapes, by their norm or `norm`; takes one step."""
         self._optimizer.update(clipped(self._spec, gradients, norm), rate)
 
     def write(self, state: Mapping[str, Array]) -> None:

@@ -53,12 +53,6 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
     A data function that shuffles or splits without a fixed seed gives every process different samples at the
     same indices, so that some are trained on twice and others never. Streams are compared as they are read.
 
-    Args:
-        group: The replica group.
-        data: Data set of this process.
-        rank: Rank of this process.
-        plan: The plan, whose processes name ranks and hosts.
-
     Raises:
         DataError: The data sets differ.
     """
@@ -108,10 +102,6 @@ class Consensus:
         """Returns the requests of all processes, the same on each of them; none between two all-reduces.
 
         Collective: every process calls it after the same steps.
-
-        Args:
-            step: Number of steps done.
-            local: Requests that this process has received.
         """
         if self._is_single_process:
             return local

@@ -79,16 +79,7 @@ def build_session_context(
     *,
     resumes: bool,
 ) -> SessionContext:
-    """Builds the model, connects to the other processes and loads the data. Collective.
-
-    Args:
-        resolved_spec: The spec with its plugin references resolved.
-        plan: The plan of the run.
-        context: Rank, device mesh and run directory of this process.
-        reporter: Sends events to the launcher.
-        server_connection: Connection to the parameter server; None in other runs.
-        resumes: Whether a checkpoint is loaded next.
-    """
+    """Builds the model, connects to the other processes and loads the data, as `Session` says. Collective."""
     reporter.enter("build model")
     spec, adapter = resolved_spec.spec, resolved_spec.plugins.backend(plan.backend)
     with gc_paused():  # it imports the framework

@@ -79,13 +79,7 @@ class StepLogger:
         return cls(reporter, stopwatch, total_steps, nan_guard, is_silent=not reports)
 
     def add(self, batch: Batch, loss: Tensor, learning_rate: float) -> None:
-        """Records a step.
-
-        Args:
-            batch: Batch of the step.
-            loss: Mean loss of the batch, a scalar tensor, possibly not computed yet.
-            learning_rate: Learning rate of the step.
-        """
+        """Records a step, whose mean loss, a scalar tensor, may not be computed yet."""
         if self.is_silent:
             return
         if batch.step != self._first + len(self._losses):  # after a seek

@@ -66,15 +66,10 @@ class StateConverter:
     def between(
         cls, source: tuple[str, str], plan: Plan, spec: TrainingSpec
     ) -> StateConverter | None:
-        """The converter for a checkpoint; None where no conversion applies.
+        """The converter for a checkpoint of a backend and its framework; None where no conversion applies.
 
         None applies without `checkpoint.map`, within one framework, and if the spec has one model for all
         frameworks.
-
-        Args:
-            source: Backend and framework of the run that saved the checkpoint.
-            plan: Plan of this run.
-            spec: Spec of this run.
         """
         policy, optimizer = spec.checkpoint, spec.optimizer
         if policy is None or policy.map is None or source[1] == plan.framework:
@@ -115,13 +110,7 @@ class StateConverter:
         group: ReplicaGroup,
         rate: float,
     ) -> dict[str, StateSource] | None:
-        """Adds optimizer state and update counts to the sources of all weights.
-
-        Args:
-            sources: Sources of all weights, by weight name.
-            saved: Names of all saved state.
-            group: Replica group of this run.
-            rate: Learning rate of the next step.
+        """Adds optimizer state and update counts to the sources of all weights, by weight name.
 
         Returns:
             The sources; None where the saved optimizer state cannot be converted.
