@@ -119,9 +119,9 @@ def torch_by_hand(batches: list[Any], compression: str = "none", groups: int | N
     )
     hvd.broadcast_parameters(model.state_dict(), root_rank=0)
     for batch in batches:
-        (piece,) = batch.slices[0]
+        (micro_batch,) = batch.slices[0]
         optimizer.zero_grad()
-        torch.nn.functional.mse_loss(model(piece.inputs), piece.targets).backward()
+        torch.nn.functional.mse_loss(model(micro_batch.inputs), micro_batch.targets).backward()
         optimizer.step()
     return [parameter.detach().numpy() for parameter in model.parameters()]
 
@@ -137,11 +137,11 @@ def keras_torch_by_hand(batches: list[Any], groups: int | None = None) -> Any:
     optimizer = keras.optimizers.SGD(RATE, momentum=0.5)
     weights = [variable.value for variable in model.trainable_variables]
     for batch in batches:
-        (piece,) = batch.slices[0]
+        (micro_batch,) = batch.slices[0]
         for weight in weights:
             weight.grad = None
-        predictions = model(piece.inputs, training=True)
-        loss = keras.losses.MeanSquaredError()(piece.targets, predictions)
+        predictions = model(micro_batch.inputs, training=True)
+        loss = keras.losses.MeanSquaredError()(micro_batch.targets, predictions)
         (loss + sum(model.losses)).backward()
         gradients = hvd.grouped_allreduce([w.grad for w in weights], name="by_hand")
         with torch.no_grad():
@@ -175,8 +175,8 @@ def keras_tf_by_hand(
         return loss
 
     for batch in batches:
-        (piece,) = batch.slices[0]
-        step(piece.inputs, piece.targets)
+        (micro_batch,) = batch.slices[0]
+        step(micro_batch.inputs, micro_batch.targets)
     return [variable.numpy() for variable in model.trainable_variables]
 
 

@@ -13,6 +13,7 @@ from integration.checkpoint_reads import restore_own
 from integration.pipeline_models import data, even, modules, sequential, skipping, written
 
 import isotrain
+from isotrain.core.contracts.group_protocols import PipelineGroup
 from isotrain.core.contracts.state import StateKind
 from isotrain.core.pipeline.partition import PipelineSplit
 from isotrain.core.session.weights.weights_file import WEIGHTS
@@ -82,27 +83,30 @@ def again(name: str) -> str | None:
     return "*" if name in RECOMPUTED else None
 
 
-def under_way(exchange: Any) -> list[int]:
+def under_way(communicator: Any) -> list[int]:
     """Numbers of micro-batches whose tensors were kept, at each send of a stage."""
-    send, found = exchange.send, []
+    send, found = communicator.send, []
 
     def noting(*given: Any) -> None:
         send(*given)
-        found.append(len(exchange.pending_sends))
+        found.append(len(communicator.pending_sends))
 
-    exchange.send = noting
+    communicator.send = noting
     return found
 
 
 def followed(session: isotrain.Session, name: str = "") -> dict[str, Any]:
     """Trains and evaluates; what each process then has."""
-    session.group.enable_action_timing()
-    exchange = getattr(session.group, "communicator", None)
-    kept = under_way(exchange) if hasattr(exchange, "pending_sends") else []
+    group = session.group
+    if isinstance(group, PipelineGroup):
+        group.enable_action_timing()
+    communicator = getattr(group, "communicator", None)
+    kept = under_way(communicator) if hasattr(communicator, "pending_sends") else []
     found = train(session)
     evaluated, state = session.evaluate(), session.read_state(("optimizer",))
     found["sending"] = max(kept, default=0)
-    found["taken"] = [(each.name, each.begin, each.end) for each in session.group.last_actions()]
+    actions = group.last_actions() if isinstance(group, PipelineGroup) else ()
+    found["taken"] = [(each.name, each.begin, each.end) for each in actions]
     return {**found, "evaluated": evaluated, "train": session.metrics(), "slots": state}
 
 
@@ -138,11 +142,11 @@ def saving_listed(session: isotrain.Session, name: str, *, folder: Path) -> dict
     found["first slots"] = max(each.shape.num_elements() for each in slots)
     session.seek(0)
     given = next(session.batches()).slices[0][0].inputs
-    program: Any = session.group.trainer  # type: ignore[attr-defined]
+    trainer: Any = session.group.trainer  # type: ignore[attr-defined]
     for patterns in (("blocks.*", "noise"), ("blocks.*", "noise", "head")):
         try:
             cut = PipelineSplit(2, modules=patterns)
-            PipelineModules(program, session.spec, cut).check_equivalence(given)
+            PipelineModules(trainer, session.spec, cut).check_equivalence(given)
         except isotrain.SpecError as error:
             found[patterns[-1]] = str(error)
     return found
@@ -156,10 +160,10 @@ def saving_and_profiled(session: isotrain.Session, name: str, *, folder: Path) -
 
 
 def bytes_of_weights(session: isotrain.Session) -> int:
-    program: Any = session.group.trainer  # type: ignore[attr-defined]
+    trainer: Any = session.group.trainer  # type: ignore[attr-defined]
     if session.plan.framework == "torch":
-        return sum(each.untyped_storage().nbytes() for each in program.trainable.values())
-    return sum(each.read_value().numpy().nbytes for each in program.part("trainable"))
+        return sum(each.untyped_storage().nbytes() for each in trainer.trainable.values())
+    return sum(each.read_value().numpy().nbytes for each in trainer.part("trainable"))
 
 
 def going_on(session: isotrain.Session, name: str, *, folder: Path) -> dict[str, Any]:
@@ -199,24 +203,24 @@ def fitted(session: isotrain.Session, name: str) -> dict[str, Any]:
 def profiled_and_sent(session: isotrain.Session, name: str) -> dict[str, Any]:
     """The layers; and how many bytes of activations and their gradients this stage sends in a step."""
     found = {"layers": profiled(session, name)}
-    exchange: Any = session.group.communicator  # type: ignore[attr-defined]
-    send, sent = exchange.send, [0]
+    communicator: Any = session.group.communicator  # type: ignore[attr-defined]
+    send, sent = communicator.send, [0]
 
     def counting(tensor: Any, *given: Any) -> None:
         sent.append(tensor.nbytes if tensor.is_floating_point() else 0)  # whole numbers tell shapes
         send(tensor, *given)
 
-    exchange.send = counting
+    communicator.send = counting
     session.step(next(session.batches()))
     return {**found, "sent": sum(sent), "held": held(session)}
 
 
 def held(session: isotrain.Session) -> list[int]:
     """Bytes that weights, gradients and slots take on this stage after a step."""
-    program: Any = session.group.trainer  # type: ignore[attr-defined]
-    weights = list(program.trainable.values())
+    trainer: Any = session.group.trainer  # type: ignore[attr-defined]
+    weights = list(trainer.trainable.values())
     gradients = [weight.grad for weight in weights if weight.grad is not None]
-    slots = [s for own in program.optimizer.state.values() for s in own.values() if s.dim()]
+    slots = [s for own in trainer.optimizer.state.values() for s in own.values() if s.dim()]
     return [
         sum(t.untyped_storage().nbytes() for t in those) for those in (weights, gradients, slots)
     ]

@@ -85,10 +85,10 @@ def unusual(spec: TrainingSpec) -> dict[str, float]:
         clip={"norm": 0.25},
     )
 
-    def computed(program: ReplicaTrainer) -> tuple[list[np.ndarray], int]:
-        step = step_of(program, (WORDS, TARGETS)).get_concrete_function()
+    def computed(trainer: ReplicaTrainer) -> tuple[list[np.ndarray], int]:
+        step = step_of(trainer, (WORDS, TARGETS)).get_concrete_function()
         loss, gradients = step()
-        results = (loss, *gradients, *program.statistics, *program.part("trainable"))
+        results = (loss, *gradients, *trainer.statistics, *trainer.part("trainable"))
         draws = [each for each in step.graph.get_operations() if each.type == _DRAWN]
         return [each.numpy() for each in results], len(draws)
 
@@ -129,9 +129,9 @@ def in_bfloat16(spec: TrainingSpec) -> dict[str, Any]:
     spec = spec.replace(model=mixed_model, precision="bfloat16", clip=None)
     results, alone = [], Typed()
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": True})
-    for program in (ShardedTrainer(spec, alone, DeviceMesh({SHARD: 1}), 1), ReplicaTrainer(spec)):
-        loss, gradients = step_of(program, (TARGETS, TARGETS))()
-        results.append([loss, *gradients, *program.part("trainable")])
+    for trainer in (ShardedTrainer(spec, alone, DeviceMesh({SHARD: 1}), 1), ReplicaTrainer(spec)):
+        loss, gradients = step_of(trainer, (TARGETS, TARGETS))()
+        results.append([loss, *gradients, *trainer.part("trainable")])
     tf.config.optimizer.set_experimental_options({"disable_meta_optimizer": False})
     far = max(float(tf.reduce_max(tf.abs(a - b))) for a, b in zip(*results, strict=True))
     return {"far": far, "summed": sorted(alone.types)}
@@ -248,15 +248,15 @@ def _forward(model: Any, spec: TrainingSpec) -> Callable[[], Any]:
     return forward
 
 
-def step_of(program: ReplicaTrainer, piece: Any) -> Any:
+def step_of(trainer: ReplicaTrainer, micro_batch: Any) -> Any:
     """A step on a slice as a function of TensorFlow: it gives the loss and the gradients."""
 
     def trace() -> Any:
-        loss, gradients = program.contribution(
-            [piece], None, has_placeholders=False, total=tf.identity
+        loss, gradients = trainer.contribution(
+            [micro_batch], None, has_placeholders=False, total=tf.identity
         )
-        with program.update.learning_rate(tf.constant(0.125, tf.float64)):
-            program.update.apply(gradients)
+        with trainer.update.learning_rate(tf.constant(0.125, tf.float64)):
+            trainer.update.apply(gradients)
         return loss, gradients
 
     return tf.function(trace, autograph=False)

@@ -23,12 +23,12 @@ def live_bytes(session: Session) -> dict[str, Any]:
     from isotrain.strategies import sharded as module
 
     group, reduce = session.group, module.reduce_bucket
-    program: Any = group.trainer  # type: ignore[attr-defined]
+    trainer: Any = group.trainer  # type: ignore[attr-defined]
     kept: list[Any] = []
     peaks = []
 
     def noting(replica: Any, gradients: Any, *, static: Any) -> Any:
-        waiting = (weight.grad for weight in program.trainable.values())
+        waiting = (weight.grad for weight in trainer.trainable.values())
         held = [*gradients, *(gradient for gradient in waiting if gradient is not None)]
         held += [tensor for reference in kept if (tensor := reference()) is not None]
         peaks.append(bytes_of(held))
@@ -41,8 +41,8 @@ def live_bytes(session: Session) -> dict[str, Any]:
         session.step(next(session.batches()))
     finally:
         module.reduce_bucket = reduce
-    slots = [slot for own in program.optimizer.state.values() for slot in own.values()]
-    weights = [*program.trainable.values(), *program.frozen.values()]
+    slots = [slot for own in trainer.optimizer.state.values() for slot in own.values()]
+    weights = [*trainer.trainable.values(), *trainer.frozen.values()]
     assert session.plan.state_bytes is not None
     return {
         "found": [bytes_of(weights), max(peaks), bytes_of(slots)],
@@ -139,8 +139,8 @@ def _met_after_each_exchange(exchange: Any) -> Iterator[None]:
 
 def placeholder_bytes(session: Session) -> int:
     """What the model's own parameters take."""
-    program: Any = session.group.trainer  # type: ignore[attr-defined]
-    return bytes_of(list(program.trainable.values()))
+    trainer: Any = session.group.trainer  # type: ignore[attr-defined]
+    return bytes_of(list(trainer.trainable.values()))
 
 
 def bytes_sent(session: Session, steps: int = 3) -> dict[str, Any]:

@@ -99,9 +99,9 @@ def unusual(spec: TrainingSpec) -> float:
         optimizer={"name": "sgd", "lr": 0.125},
     )
 
-    def computed(program: ReplicaTrainer) -> list[np.ndarray]:
-        loss, gradients = step_of(program, (INPUTS, tf.sin(INPUTS)))()
-        results = (loss, *gradients, *program.statistics, *program.part("trainable"))
+    def computed(trainer: ReplicaTrainer) -> list[np.ndarray]:
+        loss, gradients = step_of(trainer, (INPUTS, tf.sin(INPUTS)))()
+        results = (loss, *gradients, *trainer.statistics, *trainer.part("trainable"))
         return [each.numpy() for each in results]
 
     found = computed(ShardedTrainer(spec, SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1))

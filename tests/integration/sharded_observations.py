@@ -75,10 +75,10 @@ def _refusals(session: Session) -> dict[str, str]:
     found = {}
     for name, layer in made.items():
         model = keras.Sequential([keras.Input((2,)), layer])
-        program = ShardedKerasTrainer(session.spec, model)
+        trainer = ShardedKerasTrainer(session.spec, model)
         try:
-            program.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
-            program.loss_module(torch.ones(1, 2), torch.ones(1, 2))
+            trainer.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
+            trainer.loss_module(torch.ones(1, 2), torch.ones(1, 2))
         except IsotrainError as error:
             found[name] = str(error)
     return found
@@ -123,11 +123,11 @@ def _refusals_of_native(session: Session) -> dict[str, str]:
     }
     found = {}
     for name, model in models.items():
-        program = ShardedNativeTrainer(session.spec, model, torch.device("cpu"))
+        trainer = ShardedNativeTrainer(session.spec, model, torch.device("cpu"))
         try:
-            program.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
-            program.loss_module(torch.ones(1, 2).double(), torch.ones(1, 2).double())
-            program.sharded_weights.free_gathered()
+            trainer.shard_weights(SingleReplicaCommunicator(), DeviceMesh({SHARD: 1}), 1)
+            trainer.loss_module(torch.ones(1, 2).double(), torch.ones(1, 2).double())
+            trainer.sharded_weights.free_gathered()
         except IsotrainError as error:
             found[name] = str(error)
     return found
@@ -166,10 +166,10 @@ def _apart(session: Session) -> list[str]:
     own = torch.full((1, 4), 1.0 - 2.0 * session.rank)
     found = []
     for layer in _choosing():
-        program = _taken_apart(session, layer)
-        found.append(_said(IsotrainError, partial(program.loss_module, own, own)))
-    weights = program.sharded_weights
-    replica = TorchReplica(program, session.group.communicator)  # type: ignore[attr-defined]
+        trainer = _taken_apart(session, layer)
+        found.append(_said(IsotrainError, partial(trainer.loss_module, own, own)))
+    weights = trainer.sharded_weights
+    replica = TorchReplica(trainer, session.group.communicator)  # type: ignore[attr-defined]
     (unit, _), gradients = weights.reduction.statics, [torch.ones(4, 4)]
     work = (
         lambda: weights.reduction.reduce(replica, gradients, static=unit),
@@ -186,9 +186,9 @@ def _taken_apart(session: Session, layer: Any) -> Any:
     from isotrain.plugin import SHARD, DeviceMesh
 
     group: Any = session.group
-    program = ShardedKerasTrainer(session.spec, keras.Sequential([keras.Input((4,)), layer]))
-    program.shard_weights(group.communicator, DeviceMesh({SHARD: session.replicas}), 1)
-    return program
+    trainer = ShardedKerasTrainer(session.spec, keras.Sequential([keras.Input((4,)), layer]))
+    trainer.shard_weights(group.communicator, DeviceMesh({SHARD: session.replicas}), 1)
+    return trainer
 
 
 def _departing(session: Session) -> dict[str, Any]:
@@ -202,8 +202,8 @@ def _departing(session: Session) -> dict[str, Any]:
     kernels = [np.arange(16.0).reshape(4, 4) + shift for shift in (0, 1)]
     for dense, kernel in zip((layer.one, layer.other), kernels, strict=True):
         dense.kernel.assign(kernel)
-    program = _taken_apart(session, layer)
-    weights, replica = program.sharded_weights, TorchReplica(program, session.group.communicator)  # type: ignore[attr-defined]
+    trainer = _taken_apart(session, layer)
+    weights, replica = trainer.sharded_weights, TorchReplica(trainer, session.group.communicator)  # type: ignore[attr-defined]
 
     def summed(unit: Any) -> float:
         gradients = [weights.local_shards[0].new_full((4, 4), 1.0 + session.rank)]
@@ -213,12 +213,12 @@ def _departing(session: Session) -> dict[str, Any]:
     far: list[float] = []
     for place in (0, 0, 1, 1):
         inputs = one * (1 - 2 * place)
-        outputs = program.loss_module(inputs, inputs)[1].detach().numpy()
+        outputs = trainer.loss_module(inputs, inputs)[1].detach().numpy()
         far += [float(abs(outputs - inputs.numpy() @ kernels[place]).max())]
         far += [summed(unit) - 1.5 for unit in weights.reduction.statics]
     own = one * (1 - 2 * session.rank)
-    said = [_said(IsotrainError, partial(program.loss_module, own, own))]
-    program.loss_module(-one, -one)
+    said = [_said(IsotrainError, partial(trainer.loss_module, own, own))]
+    trainer.loss_module(-one, -one)
     work = (
         lambda: summed(weights.reduction.statics[0]),
         lambda: weights.read(0, torch.float32),

@@ -278,14 +278,19 @@ def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
         model=masking_model, data=masked_targets, gradient_accumulation_steps=2, threads=threads
     )
     with isotrain.open_session(spec, backend=run.session.plan.backend, replicas=1) as alone:
-        pieces = [(piece.inputs, piece.targets) for piece in next(alone.batches()).slices[0]]
-        program = alone.group.trainer  # type: ignore[attr-defined]
+        micro_batches = [
+            (micro_batch.inputs, micro_batch.targets)
+            for micro_batch in next(alone.batches()).slices[0]
+        ]
+        trainer = alone.group.trainer  # type: ignore[attr-defined]
 
         def trace() -> Any:
             weights = tf.constant([0.5, 0.5], tf.float64)
-            return program.stateless_contribution(pieces, weights, tf.constant([0, 0], tf.int64))
+            return trainer.stateless_contribution(
+                micro_batches, weights, tf.constant([0, 0], tf.int64)
+            )
 
-        assert program.has_own_denominator(pieces[0])
+        assert trainer.has_own_denominator(micro_batches[0])
         graph = tf.function(trace, autograph=False).get_concrete_function().graph
         assert not [each.name for each in graph.get_operations() if "Assign" in each.type]
 

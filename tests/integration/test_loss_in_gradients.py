@@ -132,9 +132,11 @@ def as_by_hand(session: isotrain.Session, name: str) -> tuple[list[float], int, 
     batches = []
     losses, asked = trained(session, reads=True, seen=batches)
     for batch in batches:
-        ((piece,),) = batch.slices
+        ((micro_batch,),) = batch.slices
         optimizer.zero_grad()
-        (cross_entropy(piece.targets, model(piece.inputs)) * piece.weight).backward()
+        (
+            cross_entropy(micro_batch.targets, model(micro_batch.inputs)) * micro_batch.weight
+        ).backward()
         optimizer.step()
     pairs = zip(session.group.model.parameters(), model.parameters(), strict=True)
     return losses, asked, all(torch.equal(ours, theirs) for ours, theirs in pairs)

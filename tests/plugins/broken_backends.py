@@ -45,8 +45,8 @@ class _Broken(Reference):
 def _with_slices(batch: Batch, **changes: Any) -> Batch:
     """The same batch with these fields in every slice."""
 
-    def changed(pieces: Sequence[Slice]) -> tuple[Slice, ...]:
-        return tuple(replace(piece, **changes) for piece in pieces)
+    def changed(micro_batches: Sequence[Slice]) -> tuple[Slice, ...]:
+        return tuple(replace(micro_batch, **changes) for micro_batch in micro_batches)
 
     return replace(batch, slices=tuple(map(changed, batch.slices)))
 
@@ -117,7 +117,9 @@ class SilentBroadcast(_Broken):
 
 class _CountedPlaceholders(ReferenceGroup):
     def evaluation_step(self, batch: Batch) -> None:
-        counts = [piece.count for pieces in batch.slices for piece in pieces]
+        counts = [
+            micro_batch.count for micro_batches in batch.slices for micro_batch in micro_batches
+        ]
         super().evaluation_step(batch if all(counts) else _with_slices(batch, count=1))
 
 

@@ -101,16 +101,16 @@ class DuplicatedPadding(Faulty):
         from isotrain.core.data.pytree import map_tree
 
         def padded(batch: Any) -> Any:
-            (piece,) = batch.slices[0]
-            missing = -(-batch.size // group.replicas) - piece.count
+            (micro_batch,) = batch.slices[0]
+            missing = -(-batch.size // group.replicas) - micro_batch.count
 
             def longer(tensor: Any) -> Any:
                 return torch.cat([tensor, *([tensor[-1:]] * missing)])
 
             full = replace(
-                piece,
-                inputs=map_tree(longer, piece.inputs),
-                targets=map_tree(longer, piece.targets),
+                micro_batch,
+                inputs=map_tree(longer, micro_batch.inputs),
+                targets=map_tree(longer, micro_batch.targets),
                 weight=1.0,
             )
             return replace(batch, slices=((full,),))

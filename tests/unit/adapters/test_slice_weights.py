@@ -40,12 +40,12 @@ def torch_shares(local: bool) -> tuple[list[float], np.ndarray]:
         def loss_denominators(self, inputs, targets):  # type: ignore[no-untyped-def]
             return torch.tensor([float(targets)])
 
-    pieces = [Slice(None, c, n, w) for c, n, w in zip(COUNTED, (3, 1), WEIGHTS, strict=True)]
-    shares = of_torch.SliceWeights(pieces, Counting(), Two(), local)  # type: ignore[arg-type]
+    slices = [Slice(None, c, n, w) for c, n, w in zip(COUNTED, (3, 1), WEIGHTS, strict=True)]
+    slice_weights = of_torch.SliceWeights(slices, Counting(), Two(), local)  # type: ignore[arg-type]
     reported, gradients = [], []
     for index, means in enumerate(MEANS):
         loss = torch.tensor(np.array([means, [0.0, COUNTED[index]]]), requires_grad=True)
-        part, share = shares.of(index, loss)
+        part, share = slice_weights.of(index, loss)
         part.backward()
         assert loss.grad is not None
         gradients.append(loss.grad[0].numpy())
@@ -54,7 +54,7 @@ def torch_shares(local: bool) -> tuple[list[float], np.ndarray]:
 
 
 def tensorflow_shares(local: bool) -> tuple[list[float], np.ndarray]:
-    shares = of_tensorflow.SliceWeights(
+    slice_weights = of_tensorflow.SliceWeights(
         tf.constant(WEIGHTS),
         lambda: [tf.constant([each]) for each in COUNTED],
         lambda sums: sums + tf.constant(OTHER),
@@ -65,7 +65,7 @@ def tensorflow_shares(local: bool) -> tuple[list[float], np.ndarray]:
         loss = tf.constant([means, [0.0, COUNTED[index]]], tf.float64)
         with tf.GradientTape() as tape:
             tape.watch(loss)
-            part, share = shares.of(index, loss)
+            part, share = slice_weights.of(index, loss)
         gradients.append(tape.gradient(part, loss)[0].numpy())
         reported.append(float(share))
     return reported, np.array(gradients)

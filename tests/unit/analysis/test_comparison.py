@@ -83,10 +83,10 @@ def test_a_time_line_shows_idle_time_of_stages() -> None:
     assert not summarize([plain], None, 0)[0].notes
 
 
-def row(track: str, start: float, pieces: list[tuple[str, float]]) -> list[Span]:
+def row(track: str, start: float, phases: list[tuple[str, float]]) -> list[Span]:
     """Spans that follow each other."""
     found = []
-    for name, seconds in pieces:
+    for name, seconds in phases:
         found.append(Span(track, name, start, seconds))
         start += seconds
     return found

@@ -89,7 +89,10 @@ class First(ReplicaGroup):
 
     def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """The gradient of a slice with mean 1, 2, ... is that number."""
-        weighted = [sum(piece.weight * piece.inputs for piece in slices) for slices in batch.slices]
+        weighted = [
+            sum(micro_batch.weight * micro_batch.inputs for micro_batch in slices)
+            for slices in batch.slices
+        ]
         return [[np.array([each])] for each in weighted], np.mean(weighted)
 
     def apply_gradients(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:

@@ -33,12 +33,17 @@ def loader(length: int, **options) -> Loader:
     return Loader(chosen.pop("source", None) or source_of(length), **chosen)
 
 
-def real(piece: Slice) -> list[int]:
-    return piece.targets[: piece.count].tolist()
+def real(micro_batch: Slice) -> list[int]:
+    return micro_batch.targets[: micro_batch.count].tolist()
 
 
 def samples(batch: Batch) -> list[int]:
-    return [sample for pieces in batch.slices for piece in pieces for sample in real(piece)]
+    return [
+        sample
+        for micro_batches in batch.slices
+        for micro_batch in micro_batches
+        for sample in real(micro_batch)
+    ]
 
 
 def lists(batch: Batch) -> list:

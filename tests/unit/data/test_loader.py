@@ -60,20 +60,22 @@ def test_weights_make_the_mean_exact(shape):
     shape["drop_remainder"] = False
     for batch in loader(**shape):
         assert len(batch.slices) == shape["replicas"]
-        counts = [sum(p.count for p in pieces) for pieces in batch.slices]
+        counts = [sum(p.count for p in micro_batches) for micro_batches in batch.slices]
         assert max(counts) - min(counts) <= 1
         assert batch.even == (len(set(counts)) == 1)
         contributions, exact = [], Fraction(0)
-        for pieces in batch.slices:
-            assert len(pieces) == shape["gradient_accumulation_steps"]
-            contributions.append(sum(p.weight * p.targets.mean() for p in pieces))
-            for piece in pieces:
-                assert len(piece.inputs) == len(piece.targets) == max(piece.count, 1)
-                weight = Fraction(piece.count * shape["replicas"], batch.size)
-                assert piece.weight == float(weight)
-                exact += weight * Fraction(sum(real(piece)), max(piece.count, 1))
+        for micro_batches in batch.slices:
+            assert len(micro_batches) == shape["gradient_accumulation_steps"]
+            contributions.append(sum(p.weight * p.targets.mean() for p in micro_batches))
+            for micro_batch in micro_batches:
+                assert (
+                    len(micro_batch.inputs) == len(micro_batch.targets) == max(micro_batch.count, 1)
+                )
+                weight = Fraction(micro_batch.count * shape["replicas"], batch.size)
+                assert micro_batch.weight == float(weight)
+                exact += weight * Fraction(sum(real(micro_batch)), max(micro_batch.count, 1))
             if batch.even and shape["gradient_accumulation_steps"] == 1:
-                assert pieces[0].weight == 1.0
+                assert micro_batches[0].weight == 1.0
         assert exact / shape["replicas"] == Fraction(sum(samples(batch)), batch.size)
         mean = np.mean(samples(batch))
         assert abs(np.mean(contributions) - mean) <= 1e-12 * max(1.0, mean)
@@ -126,12 +128,12 @@ def several_arrays(length: int, targets: bool) -> ArraySource:
 def contents(batch: Batch) -> list:
     """Numbers of every slice; position, dtype, shape and bytes of every array in it."""
     return [
-        (replica, piece.count, piece.weight, *(
+        (replica, micro_batch.count, micro_batch.weight, *(
             (path, array.dtype, array.shape, array.tobytes(), array.flags.writeable)
-            for part in (piece.inputs, piece.targets) if part is not None
+            for part in (micro_batch.inputs, micro_batch.targets) if part is not None
             for path, array in leaves(part, "")
         ))
-        for replica, pieces in enumerate(batch.slices) for piece in pieces
+        for replica, micro_batches in enumerate(batch.slices) for micro_batch in micro_batches
     ]  # fmt: skip
 
 
@@ -159,9 +161,11 @@ def test_augmentation_is_bit_equal_whatever_the_split(shape):
         return {
             (batch.epoch, sample): row.tobytes()
             for batch in loader(**shape | split, epochs=2, transform=noisy)
-            for pieces in batch.slices
-            for piece in pieces
-            for sample, row in zip(real(piece), piece.inputs[: piece.count], strict=True)
+            for micro_batches in batch.slices
+            for micro_batch in micro_batches
+            for sample, row in zip(
+                real(micro_batch), micro_batch.inputs[: micro_batch.count], strict=True
+            )
         }
 
     one = seen(replicas=1, gradient_accumulation_steps=1)
@@ -196,9 +200,9 @@ def test_only_local_samples_are_gathered():
 
 def test_an_empty_local_batch_has_the_first_sample_as_placeholder():
     (batch,) = loader(2, replicas=3)
-    piece = batch.slices[2][0]
-    assert (piece.count, piece.weight) == (0, 0.0)
-    assert piece.targets.tolist() == batch.slices[0][0].targets.tolist()
+    micro_batch = batch.slices[2][0]
+    assert (micro_batch.count, micro_batch.weight) == (0, 0.0)
+    assert micro_batch.targets.tolist() == batch.slices[0][0].targets.tolist()
     assert not batch.even
 
 
@@ -208,14 +212,16 @@ def test_batches_are_copies_of_the_data(shuffle):
     for batch in loader(
         16, source=source, shuffle=shuffle, replicas=2, gradient_accumulation_steps=2
     ):
-        for pieces in batch.slices:
-            assert not any(np.shares_memory(piece.inputs, source.inputs) for piece in pieces)
+        for micro_batches in batch.slices:
+            assert not any(
+                np.shares_memory(micro_batch.inputs, source.inputs) for micro_batch in micro_batches
+            )
 
 
 def test_to_device_is_called_on_inputs_and_targets():
     (batch,) = loader(4, to_device=lambda array: ("placed", array.shape))
-    piece = batch.slices[0][0]
-    assert (piece.inputs, piece.targets) == (("placed", (4, 2)), ("placed", (4,)))
+    micro_batch = batch.slices[0][0]
+    assert (micro_batch.inputs, micro_batch.targets) == (("placed", (4, 2)), ("placed", (4,)))
     (batch,) = loader(4, source=arrays(np.ones((4, 2))), to_device=np.sum)
     assert (batch.slices[0][0].inputs, batch.slices[0][0].targets) == (8.0, None)
 

@@ -55,7 +55,7 @@ def slices(source: Any, **options: Any) -> Iterator[Any]:
         **options,
     }
     for batch in Loader(source, **chosen):  # type: ignore[arg-type]
-        yield from (piece for own in batch.slices for piece in own if piece.count)
+        yield from (micro_batch for own in batch.slices for micro_batch in own if micro_batch.count)
 
 
 def doubled(inputs: Any, targets: Any, random: Any) -> Any:
@@ -69,22 +69,22 @@ def doubled(inputs: Any, targets: Any, random: Any) -> Any:
 def test_weights_go_with_their_samples(given: Any, transform: Any) -> None:
     source, factor = as_source(given), 2 if transform else 1
     seen = 0
-    for piece in slices(source, transform=transform):
-        rows = piece.inputs[:, 0].astype(int)
-        np.testing.assert_array_equal(piece.targets.targets, Y[rows] * factor)
-        np.testing.assert_array_equal(piece.targets.weights, W[rows])
-        seen += piece.count
+    for micro_batch in slices(source, transform=transform):
+        rows = micro_batch.inputs[:, 0].astype(int)
+        np.testing.assert_array_equal(micro_batch.targets.targets, Y[rows] * factor)
+        np.testing.assert_array_equal(micro_batch.targets.weights, W[rows])
+        seen += micro_batch.count
     assert seen == 20
 
 
 def test_class_weights_are_sample_weights() -> None:
     for given in ((X, Y), (X, np.eye(3)[Y]), (X, Y[:, None]), stream(lambda: iter([(X, Y)]))):
         data = load_data(spec_of(given, class_weight={0: 0.5, 2: 3.0}))
-        pieces = slices(data.train)
-        for piece in pieces:
-            rows = piece.inputs[:, 0].astype(int)
+        micro_batches = slices(data.train)
+        for micro_batch in micro_batches:
+            rows = micro_batch.inputs[:, 0].astype(int)
             expected = np.array([0.5, 1.0, 3.0])[Y[rows]]
-            np.testing.assert_array_equal(piece.targets.weights, expected)
+            np.testing.assert_array_equal(micro_batch.targets.weights, expected)
 
 
 @pytest.mark.parametrize("given", [(X, Y, W), (X, {"a": Y, "b": Y}), (X,)])

@@ -49,7 +49,7 @@ def test_streams_give_their_batches(replicas):
     for batch in batches:
         base = 1000 * batch.epoch + 100 * batch.index
         assert samples(batch) == [base + i for i in range(6)]
-        weights = [p.weight for pieces in batch.slices for p in pieces]
+        weights = [p.weight for micro_batches in batch.slices for p in micro_batches]
         assert sum(weights) == pytest.approx(replicas)
 
 
@@ -66,8 +66,8 @@ def test_stream_augmentation_is_equal_whatever_the_split():
 
     def seen(replicas):
         batches = stream(replicas, transform=jitter)
-        pieces = (p for b in batches for s in b.slices for p in s)
-        return [row.tolist() for p in pieces for row in p.inputs[: p.count]]
+        micro_batches = (p for b in batches for s in b.slices for p in s)
+        return [row.tolist() for p in micro_batches for row in p.inputs[: p.count]]
 
     assert seen(1) == seen(4)
     drawn = {row[0] % 1.0 for row in seen(1)}
