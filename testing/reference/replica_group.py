@@ -193,16 +193,21 @@ class ReferenceGroup(ReplicaGroup):
     def describe_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, StateInfo]:
-        infos = super().describe_state(kinds, replica=replica).items()
+        arrays = self._named_arrays(kinds, replica)
+        infos = {n: StateInfo(a.shape, a.dtype.name, a.nbytes) for n, a in arrays.items()}
         is_alone = self._trainer.is_alone
-        return {n: info.on_this_replica_only() if is_alone(n) else info for n, info in infos}
+        return {n: i.on_this_replica_only() if is_alone(n) else i for n, i in infos.items()}
 
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, Array]:
+        return {n: np.array(a) for n, a in self._named_arrays(kinds, replica).items()}
+
+    def _named_arrays(self, kinds: Sequence[StateKind], replica: int | None) -> dict[str, Array]:
+        """The trainer's own arrays of the kinds, any shape, by name; not copied."""
         self.local_index(replica)
         sections = [values for kind, values in self._trainer.state.items() if kind in kinds]
-        return {n: np.array(value) for values in sections for n, value in values.items()}
+        return {n: array for values in sections for n, array in values.items()}
 
     def write_state(self, state: Mapping[str, Array], *, replica: int | None = None) -> None:
         self.local_index(replica)
