@@ -14,14 +14,14 @@ from isotrain.core.api import open_session as open_session
 from isotrain.core.api import plan as plan
 from isotrain.core.api import resume as resume
 from isotrain.core.api import run as run
-from isotrain.core.contracts.adapter import Adapter as Adapter
-from isotrain.core.contracts.capabilities import Capability as Capability
+from isotrain.core.contracts.backend.adapter import Adapter as Adapter
+from isotrain.core.contracts.backend.capabilities import Capability as Capability
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup as ReplicaGroup
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment as ClusterEnvironment
 from isotrain.core.contracts.cluster_environment import ClusterInfo as ClusterInfo
 from isotrain.core.contracts.launcher import Launcher as Launcher
 from isotrain.core.contracts.logger import Logger as Logger
 from isotrain.core.contracts.plan import Plan as Plan
-from isotrain.core.contracts.replica_group import ReplicaGroup as ReplicaGroup
 from isotrain.core.contracts.strategy import Invariant as Invariant
 from isotrain.core.contracts.strategy import Strategy as Strategy
 from isotrain.core.contracts.strategy import StrategyState as StrategyState

@@ -8,44 +8,63 @@ from isotrain.adapters.keras import layer_traits as _keras_layer_traits
 from isotrain.adapters.keras import model as _keras_model
 from isotrain.adapters.keras import private as _keras_private
 from isotrain.core.contracts import events as events
-from isotrain.core.contracts.adapter import Adapter as Adapter
-from isotrain.core.contracts.backend_protocols import FullyShardedBackend as FullyShardedBackend
-from isotrain.core.contracts.backend_protocols import (
+from isotrain.core.contracts.backend.adapter import Adapter as Adapter
+from isotrain.core.contracts.backend.adapter_protocols import (
+    FullyShardedBackend as FullyShardedBackend,
+)
+from isotrain.core.contracts.backend.adapter_protocols import (
     ParameterServerBackend as ParameterServerBackend,
 )
-from isotrain.core.contracts.backend_protocols import PipelineBackend as PipelineBackend
-from isotrain.core.contracts.capabilities import (
+from isotrain.core.contracts.backend.adapter_protocols import PipelineBackend as PipelineBackend
+from isotrain.core.contracts.backend.capabilities import (
     REPLICATED_CAPABILITIES as REPLICATED_CAPABILITIES,
 )
-from isotrain.core.contracts.capabilities import Availability as Availability
-from isotrain.core.contracts.capabilities import Capabilities as Capabilities
-from isotrain.core.contracts.capabilities import Capability as Capability
-from isotrain.core.contracts.capabilities import Examination as Examination
+from isotrain.core.contracts.backend.capabilities import Availability as Availability
+from isotrain.core.contracts.backend.capabilities import Capabilities as Capabilities
+from isotrain.core.contracts.backend.capabilities import Capability as Capability
+from isotrain.core.contracts.backend.capabilities import Examination as Examination
+from isotrain.core.contracts.backend.computations import average_gradients as average_gradients
+from isotrain.core.contracts.backend.computations import average_state as average_state
+from isotrain.core.contracts.backend.computations import flatten as flatten
+from isotrain.core.contracts.backend.computations import slice_weights as slice_weights
+from isotrain.core.contracts.backend.computations import unflatten as unflatten
+from isotrain.core.contracts.backend.group_hooks import LayerTrait as LayerTrait
+from isotrain.core.contracts.backend.group_hooks import Trait as Trait
+from isotrain.core.contracts.backend.group_protocols import CompressingGroup as CompressingGroup
+from isotrain.core.contracts.backend.group_protocols import CompressionMethod as CompressionMethod
+from isotrain.core.contracts.backend.group_protocols import ExportingGroup as ExportingGroup
+from isotrain.core.contracts.backend.group_protocols import FullyShardedGroup as FullyShardedGroup
+from isotrain.core.contracts.backend.group_protocols import (
+    GradientKeepingGroup as GradientKeepingGroup,
+)
+from isotrain.core.contracts.backend.group_protocols import (
+    ParameterServerGroup as ParameterServerGroup,
+)
+from isotrain.core.contracts.backend.group_protocols import PipelineGroup as PipelineGroup
+from isotrain.core.contracts.backend.group_protocols import Reduction as Reduction
+from isotrain.core.contracts.backend.group_protocols import ShardedGroup as ShardedGroup
+from isotrain.core.contracts.backend.group_protocols import WeightsFileGroup as WeightsFileGroup
+from isotrain.core.contracts.backend.group_protocols import WorkerGroup as WorkerGroup
+from isotrain.core.contracts.backend.protocol_checks import require as require
+from isotrain.core.contracts.backend.replica import Computation as Computation
+from isotrain.core.contracts.backend.replica import ReduceOp as ReduceOp
+from isotrain.core.contracts.backend.replica import Replica as Replica
+from isotrain.core.contracts.backend.replica import ShardedReplica as ShardedReplica
+from isotrain.core.contracts.backend.replica import StatePart as StatePart
+from isotrain.core.contracts.backend.replica import Subgroups as Subgroups
+from isotrain.core.contracts.backend.replica import Tensor as Tensor
+from isotrain.core.contracts.backend.replica import TensorFunctions as TensorFunctions
+from isotrain.core.contracts.backend.replica import index_within as index_within
+from isotrain.core.contracts.backend.replica import local_subgroup as local_subgroup
+from isotrain.core.contracts.backend.replica_group import Phase as Phase
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup as ReplicaGroup
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment as ClusterEnvironment
 from isotrain.core.contracts.cluster_environment import ClusterInfo as ClusterInfo
 from isotrain.core.contracts.cluster_environment import EnvReader as EnvReader
-from isotrain.core.contracts.computations import average_gradients as average_gradients
-from isotrain.core.contracts.computations import average_state as average_state
-from isotrain.core.contracts.computations import flatten as flatten
-from isotrain.core.contracts.computations import slice_weights as slice_weights
-from isotrain.core.contracts.computations import unflatten as unflatten
 from isotrain.core.contracts.device_mesh import DATA as DATA
 from isotrain.core.contracts.device_mesh import SHARD as SHARD
 from isotrain.core.contracts.device_mesh import STAGE as STAGE
 from isotrain.core.contracts.device_mesh import DeviceMesh as DeviceMesh
-from isotrain.core.contracts.group_hooks import LayerTrait as LayerTrait
-from isotrain.core.contracts.group_hooks import Trait as Trait
-from isotrain.core.contracts.group_protocols import CompressingGroup as CompressingGroup
-from isotrain.core.contracts.group_protocols import CompressionMethod as CompressionMethod
-from isotrain.core.contracts.group_protocols import ExportingGroup as ExportingGroup
-from isotrain.core.contracts.group_protocols import FullyShardedGroup as FullyShardedGroup
-from isotrain.core.contracts.group_protocols import GradientKeepingGroup as GradientKeepingGroup
-from isotrain.core.contracts.group_protocols import ParameterServerGroup as ParameterServerGroup
-from isotrain.core.contracts.group_protocols import PipelineGroup as PipelineGroup
-from isotrain.core.contracts.group_protocols import Reduction as Reduction
-from isotrain.core.contracts.group_protocols import ShardedGroup as ShardedGroup
-from isotrain.core.contracts.group_protocols import WeightsFileGroup as WeightsFileGroup
-from isotrain.core.contracts.group_protocols import WorkerGroup as WorkerGroup
 from isotrain.core.contracts.job import Job as Job
 from isotrain.core.contracts.job import Work as Work
 from isotrain.core.contracts.launcher import Allocation as Allocation
@@ -66,19 +85,6 @@ from isotrain.core.contracts.process import ProcessContext as ProcessContext
 from isotrain.core.contracts.process import ProcessInfo as ProcessInfo
 from isotrain.core.contracts.process import Role as Role
 from isotrain.core.contracts.process import ServerConnection as ServerConnection
-from isotrain.core.contracts.protocol_checks import require as require
-from isotrain.core.contracts.replica import Computation as Computation
-from isotrain.core.contracts.replica import ReduceOp as ReduceOp
-from isotrain.core.contracts.replica import Replica as Replica
-from isotrain.core.contracts.replica import ShardedReplica as ShardedReplica
-from isotrain.core.contracts.replica import StatePart as StatePart
-from isotrain.core.contracts.replica import Subgroups as Subgroups
-from isotrain.core.contracts.replica import Tensor as Tensor
-from isotrain.core.contracts.replica import TensorFunctions as TensorFunctions
-from isotrain.core.contracts.replica import index_within as index_within
-from isotrain.core.contracts.replica import local_subgroup as local_subgroup
-from isotrain.core.contracts.replica_group import Phase as Phase
-from isotrain.core.contracts.replica_group import ReplicaGroup as ReplicaGroup
 from isotrain.core.contracts.state import ALL_STATE as ALL_STATE
 from isotrain.core.contracts.state import MODEL_STATE as MODEL_STATE
 from isotrain.core.contracts.state import ExportForm as ExportForm

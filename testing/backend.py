@@ -8,8 +8,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.capabilities import Availability, Capabilities, Capability
 from isotrain.core.contracts.parallel_layout import REPLICATED
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.errors import IsotrainError, UnsupportedError

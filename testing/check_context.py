@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.loader import Loader
 from isotrain.core.data.sources import as_source

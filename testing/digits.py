@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError
 from isotrain.testing import reference_model

@@ -7,7 +7,7 @@ from typing import Any, cast
 
 import numpy as np
 
-from isotrain.core.contracts.replica import Tensor
+from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.state import StateKind
 from isotrain.core.data.batch import Batch
 from isotrain.core.session.session import Session

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 
 
 def kit_model_fields(adapter: Adapter | None, **names: str) -> dict[str, str]:

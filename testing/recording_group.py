@@ -7,9 +7,9 @@ from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.replica import Computation, Replica
-from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.capabilities import Capability
+from isotrain.core.contracts.backend.replica import Computation, Replica
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.session.session import Session
 
 NEEDS: Mapping[str, Capability] = {

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.data.dataset import DataSet
 from isotrain.testing.native_kit_models import kit_model_fields
 

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any, Literal
 
-from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
 
 Verdict = Literal["passed", "failed", "skipped"]
 

@@ -6,8 +6,8 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.strategy import Invariant, Strategy
 from isotrain.core.errors import PlanError

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.device_mesh import DATA
 from isotrain.core.contracts.state import MODEL_STATE
 from isotrain.core.data.batch import Batch, Slice

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from isotrain.analysis.check.subject import CheckTarget, Hit, Subject, labels
-from isotrain.core.contracts.group_hooks import Trait
+from isotrain.core.contracts.backend.group_hooks import Trait
 from isotrain.core.data import sampler
 from isotrain.core.data.refusals import TRANSFORM
 from isotrain.core.planning.single_sample_slices import (

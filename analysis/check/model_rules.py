@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from isotrain.analysis.check.subject import CheckTarget, Hit, Subject, labels
-from isotrain.core.contracts.group_hooks import Trait
+from isotrain.core.contracts.backend.group_hooks import Trait
 from isotrain.core.data.refusals import LOSS
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.field_types import Component

@@ -6,8 +6,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.group_hooks import LayerTrait, Trait
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.group_hooks import LayerTrait, Trait
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.state import ModelBytes
 from isotrain.core.contracts.strategy import Strategy

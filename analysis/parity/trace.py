@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self
 
-from isotrain.core.contracts.group_protocols import GradientKeepingGroup
+from isotrain.core.contracts.backend.group_protocols import GradientKeepingGroup
 from isotrain.core.contracts.job import InternalWork
 from isotrain.core.errors import PlanError
 from isotrain.core.spec.weight_name_map import MappedTensor, NameMap, require_counterparts
@@ -16,8 +16,8 @@ from isotrain.core.spec.weight_name_map import MappedTensor, NameMap, require_co
 if TYPE_CHECKING:
     import numpy as np
 
+    from isotrain.core.contracts.backend.replica import Tensor
     from isotrain.core.contracts.plan import Plan
-    from isotrain.core.contracts.replica import Tensor
     from isotrain.core.contracts.state import StateKind
     from isotrain.core.data.batch import Batch
     from isotrain.core.session.session import Session

@@ -12,7 +12,7 @@ from pathlib import Path
 from isotrain.analysis.parity import trace as tracing
 from isotrain.analysis.parity.run_trace import RunTrace, assemble_trace
 from isotrain.analysis.parity.targets import ParityTarget
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError

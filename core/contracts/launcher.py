@@ -10,11 +10,11 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.core.contracts.capabilities import Availability
+from isotrain.core.contracts.backend.capabilities import Availability
 from isotrain.core.errors import PlanError
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.adapter import Adapter
+    from isotrain.core.contracts.backend.adapter import Adapter
     from isotrain.core.contracts.events import OnEvent
     from isotrain.core.contracts.job import Job
 

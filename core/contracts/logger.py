@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from isotrain.core.contracts.capabilities import Availability
+from isotrain.core.contracts.backend.capabilities import Availability
 
 
 class Logger:

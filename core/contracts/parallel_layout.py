@@ -11,10 +11,10 @@ from isotrain.core.contracts.process import ProcessInfo
 from isotrain.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.adapter import Adapter
+    from isotrain.core.contracts.backend.adapter import Adapter
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.contracts.plan import BackendConfig
     from isotrain.core.contracts.process import ProcessContext, ServerConnection
-    from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.spec.training_spec import TrainingSpec
 
 

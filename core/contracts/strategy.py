@@ -9,14 +9,14 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
 from isotrain.core.contracts.state import ModelBytes, StateBytes
 
 if TYPE_CHECKING:
+    from isotrain.core.contracts.backend.replica import Tensor
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.contracts.plan import Plan
-    from isotrain.core.contracts.replica import Tensor
-    from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.data.batch import Batch
     from isotrain.core.pipeline.pipeline_plan import PipelinePlan
     from isotrain.core.pipeline.profile import ModelProfile

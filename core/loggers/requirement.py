@@ -5,7 +5,7 @@ from __future__ import annotations
 import importlib.util
 from importlib import metadata
 
-from isotrain.core.contracts.capabilities import Availability
+from isotrain.core.contracts.backend.capabilities import Availability
 
 
 def package_availability(module: str) -> Availability:

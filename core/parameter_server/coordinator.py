@@ -13,16 +13,16 @@ from typing import Any, NoReturn
 
 import numpy as np
 
-from isotrain.core.contracts.group_hooks import LayerTrait
-from isotrain.core.contracts.group_protocols import (
+from isotrain.core.contracts.backend.group_hooks import LayerTrait
+from isotrain.core.contracts.backend.group_protocols import (
     GradientKeepingGroup,
     WeightsFileGroup,
     WorkerGroup,
 )
+from isotrain.core.contracts.backend.protocol_checks import require
+from isotrain.core.contracts.backend.replica import Computation, StatePart, Tensor
+from isotrain.core.contracts.backend.replica_group import Phase, ReplicaGroup
 from isotrain.core.contracts.process import ServerConnection, rank_of
-from isotrain.core.contracts.protocol_checks import require
-from isotrain.core.contracts.replica import Computation, StatePart, Tensor
-from isotrain.core.contracts.replica_group import Phase, ReplicaGroup
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import IsotrainError, UnsupportedError, unknown_name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from isotrain.core.contracts.replica import Replica, StatePart, Tensor
+from isotrain.core.contracts.backend.replica import Replica, StatePart, Tensor
 
 WEIGHTS: tuple[StatePart, ...] = ("trainable",)
 STATISTICS: tuple[StatePart, ...] = ("statistics",)

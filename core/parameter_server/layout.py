@@ -4,19 +4,19 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.backend_protocols import ParameterServerBackend
-from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.adapter_protocols import ParameterServerBackend
+from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.device_mesh import DATA, DeviceMesh
 from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
 from isotrain.core.contracts.process import ProcessInfo, rank_of
-from isotrain.core.contracts.protocol_checks import require
 from isotrain.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.contracts.plan import BackendConfig
     from isotrain.core.contracts.process import ProcessContext, ServerConnection
-    from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.spec.training_spec import TrainingSpec
 
 

@@ -6,11 +6,11 @@ from typing import Any, NoReturn
 
 import numpy as np
 
+from isotrain.core.contracts.backend.group_protocols import WorkerGroup
+from isotrain.core.contracts.backend.protocol_checks import require
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.events import Ready
-from isotrain.core.contracts.group_protocols import WorkerGroup
 from isotrain.core.contracts.process import ServerConnection
-from isotrain.core.contracts.protocol_checks import require
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.parameter_server.flat_state import (

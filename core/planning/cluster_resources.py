@@ -6,7 +6,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import Allocation
 from isotrain.core.contracts.process import ProcessInfo

@@ -13,7 +13,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.plugins import selection
 from isotrain.core.plugins.manager import PluginManager

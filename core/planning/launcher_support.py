@@ -6,7 +6,7 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL, Launcher
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import PlanError, UnsupportedError

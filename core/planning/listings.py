@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Availability
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.capabilities import Availability
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.plugins.manager import PluginManager
 

@@ -7,8 +7,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Availability, Capability
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.capabilities import Availability, Capability
 from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
 from isotrain.core.contracts.plan import (

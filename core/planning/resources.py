@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.launcher import LauncherChoice
 from isotrain.core.contracts.plan import DeviceKind

@@ -13,7 +13,7 @@ from typing import Any, TypeVar
 
 import pluggy
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.launcher import Launcher

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any, Generic, TypeVar
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.backend_protocols import BACKEND_PROTOCOLS
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.adapter_protocols import BACKEND_PROTOCOLS
+from isotrain.core.contracts.backend.protocol_checks import describe_methods, require_protocols
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment
 from isotrain.core.contracts.launcher import Launcher
 from isotrain.core.contracts.logger import Logger
-from isotrain.core.contracts.protocol_checks import describe_methods, require_protocols
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PluginError, unknown_name
 from isotrain.core.spec import import_strings

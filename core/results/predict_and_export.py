@@ -14,7 +14,7 @@ import numpy as np
 
 from isotrain.core.checkpoints.safetensors_file import write_safetensors
 from isotrain.core.checkpoints.tensor_part import TensorPart
-from isotrain.core.contracts.group_protocols import ExportingGroup
+from isotrain.core.contracts.backend.group_protocols import ExportingGroup
 from isotrain.core.contracts.state import FORMS, SUFFIXES, ExportForm
 from isotrain.core.data.dataset import DataSet
 from isotrain.core.errors import IsotrainError, UnsupportedError, unknown_name

@@ -11,10 +11,10 @@ from typing import Any, Self
 
 import numpy as np
 
+from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.events import EpochEnded
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext, ServerConnection
-from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, CLOSE, Reporter
 from isotrain.core.contracts.state import MODEL_STATE, StateKind
 from isotrain.core.contracts.strategy import Strategy

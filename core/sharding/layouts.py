@@ -6,19 +6,19 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
-from isotrain.core.contracts.backend_protocols import FullyShardedBackend
-from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.adapter_protocols import FullyShardedBackend
+from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.device_mesh import DATA, SHARD, DeviceMesh
 from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
 from isotrain.core.contracts.plan import hosts_of_size
-from isotrain.core.contracts.protocol_checks import require
 from isotrain.core.errors import PlanError
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.adapter import Adapter
+    from isotrain.core.contracts.backend.adapter import Adapter
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.contracts.plan import BackendConfig
     from isotrain.core.contracts.process import ProcessContext, ServerConnection
-    from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.spec.training_spec import TrainingSpec
 
 

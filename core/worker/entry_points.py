@@ -29,7 +29,7 @@ _SAVE_INTERVAL_SECONDS = 30.0
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from isotrain.core.contracts.replica_group import ReplicaGroup
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.pipeline.profile import LayerCost
     from isotrain.core.session.session import Session
 
@@ -134,8 +134,8 @@ def measure_model(session: Session) -> dict[str, Any]:
         if session.tries_metrics:
             session.try_metrics(batch)
         if is_pipeline and session.is_main:  # one process alone, for undisturbed timings
-            from isotrain.core.contracts.group_protocols import PipelineGroup
-            from isotrain.core.contracts.protocol_checks import require
+            from isotrain.core.contracts.backend.group_protocols import PipelineGroup
+            from isotrain.core.contracts.backend.protocol_checks import require
 
             layers = require(session.group, PipelineGroup).profile_layers(batch).layers
         notes += session.group.step_notes(batch)

@@ -21,7 +21,7 @@ from isotrain.core.system.process import exit_process
 from isotrain.core.system.standard_streams import line_buffered
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.adapter import Adapter
+    from isotrain.core.contracts.backend.adapter import Adapter
     from isotrain.core.contracts.job import Job
     from isotrain.core.plugins.resolved_spec import ResolvedSpec
 

@@ -8,8 +8,8 @@ from typing import Any, get_args
 
 import numpy as np
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
+from isotrain.core.contracts.backend.capabilities import Capability
+from isotrain.core.contracts.backend.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.testing.check_context import CheckContext, assert_same
 
 CASES = (

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.replica import Replica, Subgroups, Tensor, local_subgroup
+from isotrain.core.contracts.backend.replica import Replica, Subgroups, Tensor, local_subgroup
 from isotrain.testing.check_context import CLOSE, CheckContext, assert_same
 from isotrain.testing.checks import collectives
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import split_backend
 from isotrain.core.contracts.state import ALL_STATE

@@ -6,8 +6,8 @@ import contextlib
 
 import numpy as np
 
-from isotrain.core.contracts.group_protocols import GradientKeepingGroup
-from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.group_protocols import GradientKeepingGroup
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.state import MODEL_STATE
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.strategy import Invariant, Strategy
 from isotrain.testing import digits, reference_model
 from isotrain.testing.digits import Oracle, Weights

@@ -5,10 +5,10 @@ from __future__ import annotations
 import numpy as np
 import psutil
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group_protocols import WorkerGroup
-from isotrain.core.contracts.protocol_checks import require
-from isotrain.core.contracts.replica import Replica, Tensor
+from isotrain.core.contracts.backend.capabilities import Capability
+from isotrain.core.contracts.backend.group_protocols import WorkerGroup
+from isotrain.core.contracts.backend.protocol_checks import require
+from isotrain.core.contracts.backend.replica import Replica, Tensor
 from isotrain.core.errors import UnsupportedError
 from isotrain.core.parameter_server.layout import ParameterServerLayout
 from isotrain.core.plugins.manager import plugin_manager

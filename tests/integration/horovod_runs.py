@@ -16,7 +16,7 @@ from conformance.cases import THREADS
 import isotrain
 from isotrain.adapters.horovod.tf_adapter import HorovodTF
 from isotrain.adapters.horovod.torch_adapter import HorovodTorch
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import ProcessContext, ProcessInfo
 from isotrain.core.errors import IsotrainError

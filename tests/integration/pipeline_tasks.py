@@ -13,7 +13,7 @@ from integration.checkpoint_reads import restore_own
 from integration.pipeline_models import data, even, modules, sequential, skipping, written
 
 import isotrain
-from isotrain.core.contracts.group_protocols import PipelineGroup
+from isotrain.core.contracts.backend.group_protocols import PipelineGroup
 from isotrain.core.contracts.state import StateKind
 from isotrain.core.pipeline.partition import PipelineSplit
 from isotrain.core.session.weights.weights_file import WEIGHTS

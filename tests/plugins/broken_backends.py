@@ -14,11 +14,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.replica import ReduceOp, Subgroups
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import BackendConfig, DeviceKind
 from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import ReduceOp, Subgroups
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.plugins.hookspecs import hookimpl
 from isotrain.core.plugins.registries import BackendRegistry

@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from isotrain.core.contracts.group_protocols import PipelineGroup
+from isotrain.core.contracts.backend.group_protocols import PipelineGroup
 from isotrain.core.contracts.job import InternalWork
 
 if TYPE_CHECKING:
-    from isotrain.core.contracts.replica import Tensor
+    from isotrain.core.contracts.backend.replica import Tensor
     from isotrain.core.data.batch import Batch
     from isotrain.core.session.session import Session
 

@@ -6,7 +6,7 @@ from abc import abstractmethod
 from pathlib import Path
 from typing import Any
 
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.events import OnEvent
 from isotrain.core.contracts.job import Job
 from isotrain.core.contracts.launcher import Allocation, Launcher, RankCommand, Submission

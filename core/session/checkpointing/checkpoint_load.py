@@ -6,8 +6,8 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 
 import numpy as np
 
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.device_mesh import STAGE
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.state import StateInfo
 from isotrain.core.contracts.strategy import Strategy, StrategyState
 from isotrain.core.errors import IsotrainError

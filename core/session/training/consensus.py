@@ -7,8 +7,8 @@ import time
 
 import numpy as np
 
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import CheckpointRequest
 from isotrain.core.data.arrays import ArraySource
 from isotrain.core.data.batch import Batch

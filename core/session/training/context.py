@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from isotrain.core.contracts.backend.group_protocols import GROUP_PROTOCOLS
+from isotrain.core.contracts.backend.protocol_checks import require_protocols
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.device_mesh import STAGE
-from isotrain.core.contracts.group_protocols import GROUP_PROTOCOLS
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.contracts.process import ProcessContext, ServerConnection
-from isotrain.core.contracts.protocol_checks import require_protocols
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.contracts.state import ALL_STATE, ModelBytes
 from isotrain.core.contracts.strategy import Strategy

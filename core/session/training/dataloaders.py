@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.dataset import DataSet, as_dataset
 from isotrain.core.data.loader import Loader, ToDevice

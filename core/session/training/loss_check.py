@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.data.pytree import leaves, map_parts

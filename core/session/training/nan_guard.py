@@ -8,8 +8,8 @@ from typing import Literal
 
 import numpy as np
 
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.pytree import part_leaves

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.core.contracts.replica import Replica, Tensor
-from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.replica import Replica, Tensor
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.pytree import leaves, map_tree
 from isotrain.core.data.sampler import slice_bounds

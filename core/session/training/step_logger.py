@@ -7,8 +7,8 @@ from functools import partial
 from math import isnan
 from typing import Self
 
+from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.events import Progress, Steps
-from isotrain.core.contracts.replica import Tensor
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.session.training.context import SessionContext

@@ -7,8 +7,8 @@ import itertools
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from isotrain.core.contracts.replica import Tensor
-from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.replica import Tensor
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.map_style import BatchIndexed, MapStyle

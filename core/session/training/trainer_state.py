@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from isotrain.core.contracts.replica import Tensor
+from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.data.streaming.stream_state import StreamState
 from isotrain.core.errors import IsotrainError
 

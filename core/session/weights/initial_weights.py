@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.errors import SpecError, UnsupportedError, first_of
 from isotrain.core.session.weights.weight_readers import Weights, open_weights, portions
 from isotrain.core.session.weights.weights_file import WEIGHTS

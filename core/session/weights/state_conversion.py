@@ -8,8 +8,8 @@ from typing import Any
 
 import numpy as np
 
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan, split_backend
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.state import OptimizerStateNames
 from isotrain.core.errors import IsotrainError
 from isotrain.core.plugins.manager import plugin_manager

@@ -15,8 +15,8 @@ from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import checkpoint_at
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.checkpoints.tensor_part import StoredTensor
-from isotrain.core.contracts.group_protocols import WeightsFileGroup
-from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.group_protocols import WeightsFileGroup
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.data.arrays import as_array
 from isotrain.core.errors import IsotrainError, UnsupportedError
 from isotrain.core.session.weights.weights_file import WEIGHTS_FILE

@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
     import numpy as np
 
-    from isotrain.core.contracts.replica_group import ReplicaGroup
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 
 WEIGHTS_FILE = "weights.safetensors"
 """Name of the file with the final weights in a run directory."""

@@ -7,9 +7,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.analysis.check.findings import CheckResult
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
-from isotrain.core.contracts.group_hooks import Trait
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.capabilities import (
+    Availability,
+    Capabilities,
+    Capability,
+    Examination,
+)
+from isotrain.core.contracts.backend.group_hooks import Trait
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import (
     UnsupportedError,

@@ -40,8 +40,8 @@ from isotrain.analysis.check.check import check
 from isotrain.analysis.check.codes import GROUPS, RULES
 from isotrain.analysis.check.findings import CheckResult, result_text
 from isotrain.analysis.check.rule import Severity
+from isotrain.core.contracts.backend.group_hooks import LayerTrait, Trait
 from isotrain.core.contracts.device_mesh import DeviceMesh
-from isotrain.core.contracts.group_hooks import LayerTrait, Trait
 from isotrain.core.errors import (
     IsotrainError,
     PlanError,

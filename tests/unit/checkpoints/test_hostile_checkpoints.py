@@ -18,8 +18,8 @@ from isotrain.core.checkpoints.folder import CheckpointFolder, checkpoint_at
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile, write_safetensors
 from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.cli.exit_codes import ExitCode
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.plan import Plan
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.state import FORMS
 from isotrain.core.errors import IsotrainError, PlanError, SpecError
 from isotrain.core.session.checkpointing.resume_check import SavedRun, changes

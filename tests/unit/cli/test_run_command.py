@@ -22,7 +22,7 @@ def test_an_unavailable_backend(folder: Path) -> None:
     (folder / "plugin" / "elsewhere.py").write_text(
         textwrap.dedent("""
         from isotrain.adapters.torch.adapter import TorchDDP
-        from isotrain.core.contracts.capabilities import Availability
+        from isotrain.core.contracts.backend.capabilities import Availability
         from isotrain.core.plugins.hookspecs import hookimpl
 
         class Elsewhere(TorchDDP):

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
 from isotrain.core.contracts.device_mesh import DATA, SHARD, STAGE, DeviceMesh
 from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
 from isotrain.core.contracts.process import ProcessContext, ProcessInfo, from_variables

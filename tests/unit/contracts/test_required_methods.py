@@ -8,12 +8,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Availability, Capability
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.capabilities import Availability, Capability
+from isotrain.core.contracts.backend.replica import Computation, Replica, StatePart, Tensor
+from isotrain.core.contracts.backend.replica_group import Phase, ReplicaGroup
 from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Computation, Replica, StatePart, Tensor
-from isotrain.core.contracts.replica_group import Phase, ReplicaGroup
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import UnsupportedError

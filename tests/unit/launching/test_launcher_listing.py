@@ -12,7 +12,7 @@ from unit.environments.environment_cases import SRUN
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.launcher import Allocation, HostSlots, Launcher, LauncherChoice
 from isotrain.core.errors import UnsupportedError

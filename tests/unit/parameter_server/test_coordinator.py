@@ -11,9 +11,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.group_protocols import WorkerGroup
-from isotrain.core.contracts.protocol_checks import methods_of
+from isotrain.core.contracts.backend.capabilities import Capability
+from isotrain.core.contracts.backend.group_protocols import WorkerGroup
+from isotrain.core.contracts.backend.protocol_checks import methods_of
 from isotrain.core.contracts.state import StateInfo
 from isotrain.core.data.batch import Batch, Slice
 from isotrain.core.errors import PlanError, UnsupportedError

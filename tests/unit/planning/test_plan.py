@@ -12,9 +12,14 @@ import pytest
 
 from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.core import api
-from isotrain.core.contracts import adapter as contract
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import Availability, Capabilities, Capability, Examination
+from isotrain.core.contracts.backend import adapter as contract
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.capabilities import (
+    Availability,
+    Capabilities,
+    Capability,
+    Examination,
+)
 from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.plan import Plan, differences, split_backend

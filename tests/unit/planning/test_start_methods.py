@@ -16,7 +16,7 @@ from isotrain.adapters.horovod.torch_adapter import HorovodTorch
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.tensorflow.adapter import TFMirrored, TFMultiWorker
 from isotrain.adapters.torch.adapter import TorchDDP
-from isotrain.core.contracts.adapter import Adapter
+from isotrain.core.contracts.backend.adapter import Adapter
 from isotrain.core.contracts.launcher import LOCAL
 from isotrain.core.contracts.plan import StartMethod
 from isotrain.core.errors import PlanError

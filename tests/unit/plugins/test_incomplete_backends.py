@@ -7,18 +7,18 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.contracts.adapter import Adapter
-from isotrain.core.contracts.capabilities import (
+from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.capabilities import (
     REPLICATED_CAPABILITIES,
     Availability,
     Capabilities,
     Capability,
 )
+from isotrain.core.contracts.backend.replica import Replica
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.job import PluginChoice
 from isotrain.core.contracts.plan import BackendConfig
 from isotrain.core.contracts.process import ProcessContext
-from isotrain.core.contracts.replica import Replica
-from isotrain.core.contracts.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import PluginError
 from isotrain.core.plugins.hookspecs import hookimpl

@@ -89,7 +89,7 @@ def test_replacing_must_be_explicit(host: PluginManager) -> None:
 
 
 def test_a_class_that_is_no_strategy_is_refused(host: PluginManager) -> None:
-    host.strategies.add("isotrain.core.contracts.capabilities:Capability", name="odd")
+    host.strategies.add("isotrain.core.contracts.backend.capabilities:Capability", name="odd")
     with pytest.raises(PluginError, match="expected a subclass"):
         host.strategy("odd", {})
     with pytest.raises(PluginError, match="has no name"):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from isotrain.core.contracts.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
 from isotrain.core.contracts.device_mesh import DATA, SHARD, DeviceMesh
 from isotrain.core.contracts.plan import Hosts
 from isotrain.core.contracts.state import ModelBytes, StateBytes

@@ -12,14 +12,14 @@ import pytest
 
 from isotrain.core.cli.exit_codes import ExitCode
 from isotrain.core.cli.main import main
-from isotrain.core.contracts.capabilities import Capabilities, Capability
-from isotrain.core.contracts.group_protocols import (
+from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
+from isotrain.core.contracts.backend.group_protocols import (
     GROUP_PROTOCOLS,
     FullyShardedGroup,
     PipelineGroup,
 )
-from isotrain.core.contracts.protocol_checks import methods_of
-from isotrain.core.contracts.replica_group import ReplicaGroup
+from isotrain.core.contracts.backend.protocol_checks import methods_of
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.strategy import Strategy
 from isotrain.core.errors import IsotrainError, PlanError
 from isotrain.core.plugins.manager import plugin_manager

@@ -7,7 +7,7 @@ from abc import ABC
 from collections.abc import Collection, Iterable, Mapping
 from typing import Any, Self, TypeVar
 
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.errors import PluginError, UnsupportedError
 
 P = TypeVar("P")

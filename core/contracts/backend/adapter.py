@@ -6,7 +6,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
-from isotrain.core.contracts.capabilities import (
+from isotrain.core.contracts.backend.capabilities import (
     REPLICATED_CAPABILITIES,
     Availability,
     Capabilities,
@@ -19,8 +19,8 @@ from isotrain.core.errors import PlanError, UnsupportedError, unknown_name
 from isotrain.core.system.version import installed_versions
 
 if TYPE_CHECKING:
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.contracts.plan import BackendConfig, Plan
-    from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.contracts.state import OptimizerStateNames
     from isotrain.core.spec.training_spec import TrainingSpec
 

@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, Protocol, runtime_checkable
 
-from isotrain.core.contracts.capabilities import Capability
-from isotrain.core.contracts.replica import Computation, Tensor
+from isotrain.core.contracts.backend.capabilities import Capability
+from isotrain.core.contracts.backend.replica import Computation, Tensor
 from isotrain.core.contracts.state import ExportForm
 from isotrain.core.data.batch import Batch
 from isotrain.core.pipeline.actions import Action

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Protocol, runtime_checkable
 
-from isotrain.core.contracts.capabilities import Capability
+from isotrain.core.contracts.backend.capabilities import Capability
 
 if TYPE_CHECKING:
+    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.contracts.plan import BackendConfig
     from isotrain.core.contracts.process import ProcessContext, ServerConnection
-    from isotrain.core.contracts.replica_group import ReplicaGroup
     from isotrain.core.pipeline.partition import PipelineSplit
     from isotrain.core.spec.training_spec import TrainingSpec
 

@@ -7,10 +7,14 @@ from abc import abstractmethod
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Literal
 
-from isotrain.core.contracts.computations import average_gradients, average_state, slice_weights
-from isotrain.core.contracts.group_hooks import GroupHooks
-from isotrain.core.contracts.protocol_checks import Contract
-from isotrain.core.contracts.replica import Computation, ReduceOp, Replica, Tensor
+from isotrain.core.contracts.backend.computations import (
+    average_gradients,
+    average_state,
+    slice_weights,
+)
+from isotrain.core.contracts.backend.group_hooks import GroupHooks
+from isotrain.core.contracts.backend.protocol_checks import Contract
+from isotrain.core.contracts.backend.replica import Computation, ReduceOp, Replica, Tensor
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError

@@ -7,7 +7,7 @@ import math
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
-from isotrain.core.contracts.replica import Replica, StatePart, Tensor, TensorFunctions
+from isotrain.core.contracts.backend.replica import Replica, StatePart, Tensor, TensorFunctions
 
 if TYPE_CHECKING:
     from isotrain.core.data.batch import Batch

@@ -8,7 +8,7 @@ from abc import abstractmethod
 from collections.abc import Callable, Sequence
 from typing import Any, Literal, Protocol, runtime_checkable
 
-from isotrain.core.contracts.protocol_checks import Contract
+from isotrain.core.contracts.backend.protocol_checks import Contract
 
 Tensor = Any
 """A tensor of the backend's framework, with the arithmetic operators, `@`, `shape` and `dtype`."""
