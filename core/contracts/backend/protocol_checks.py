@@ -39,8 +39,13 @@ def _is_method(name: str, value: Any) -> bool:
 
 
 def missing_methods(implementation: object, protocol: type) -> list[str]:
-    """Methods of a protocol that a class or an object does not have."""
-    return [n for n in methods_of(protocol) if not callable(getattr(implementation, n, None))]
+    """Methods of a protocol that a class or an object does not have, or has only by inheriting from it."""
+
+    def is_missing(name: str) -> bool:
+        method = getattr(implementation, name, None)
+        return not callable(method) or getattr(method, "__func__", method) is vars(protocol)[name]
+
+    return list(filter(is_missing, methods_of(protocol)))
 
 
 def require_protocols(

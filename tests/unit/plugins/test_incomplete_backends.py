@@ -14,6 +14,8 @@ from isotrain.core.contracts.backend.capabilities import (
     Capabilities,
     Capability,
 )
+from isotrain.core.contracts.backend.group_protocols import ShardedGroup
+from isotrain.core.contracts.backend.protocol_checks import missing_methods
 from isotrain.core.contracts.backend.replica import Replica
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.job import PluginChoice
@@ -202,3 +204,12 @@ def test_a_group_has_no_half_of_a_capability() -> None:
         opened(Starting())
     Keeping.kept_gradients = Keeping.keep_gradients  # type: ignore[attr-defined]
     assert isinstance(opened(Starting()), Keeping)
+
+
+def test_inheriting_from_a_protocol_is_not_having_its_methods() -> None:
+    class Inheriting(ShardedGroup):
+        def shard_optimizer(self, weights: Any) -> None: ...
+
+    lacked = ["reduce_scatter_gradients", "update_shard"]
+    assert missing_methods(Inheriting, ShardedGroup) == lacked
+    assert missing_methods(Inheriting(), ShardedGroup) == lacked  # type: ignore[abstract]
