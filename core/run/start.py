@@ -41,7 +41,7 @@ def locked_run_directory(
 ) -> Iterator[RunDirectory]:
     """Makes the run's directory, or takes that of the run which goes on; keeps all other runs out of it.
 
-    One that is made, and that the run writes nothing into because it is refused, is removed.
+    A new directory is removed again if the run is refused before it writes anything into it.
 
     Args:
         spec: Training spec.
@@ -192,7 +192,7 @@ class PreviousRun:
     Attributes:
         directory: Run directory.
         spec: Path of its `spec.json`.
-        backend: `NAME` or `NAME:COLLECTIVE`, as it was asked for.
+        backend: `NAME` or `NAME:COLLECTIVE`, as requested.
         replicas: Number of replicas.
         launcher: Launcher that started its processes; the local one where they were started from outside.
         checkpoints: Location of its checkpoints: a folder or an fsspec URL.

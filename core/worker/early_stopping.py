@@ -61,7 +61,8 @@ class BestMetric:
         value, previous = metrics[name], self._note["value"]
         best = None if previous is None else float(previous)  # infinite ones come back as texts
         sign = 1.0 if self._monitored.larger_is_better else -1.0
-        if isnan(value) or (best is not None and sign * (value - best) <= self._min_delta):
+        # Written so that an infinite value is no improvement on an equal one: their difference is NaN.
+        if isnan(value) or (best is not None and not sign * (value - best) > self._min_delta):
             self._note["stale"] += 1
             return False
         self._note.update(value=value, stale=0)

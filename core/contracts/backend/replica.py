@@ -33,7 +33,7 @@ class TensorFunctions(Protocol):
         """Copy in another dtype, given by name or as another tensor's `dtype`."""
 
     def concatenate(self, xs: Sequence[Tensor], axis: int = 0) -> Tensor:
-        """Concatenation of tensors of one dtype along an axis; the shapes are equal along the others."""
+        """Concatenation along an axis, in the widest of the dtypes; the shapes are equal along the others."""
 
     def maximum(self, x1: Tensor, x2: Tensor) -> Tensor:
         """Elementwise maximum of two tensors of one shape."""
@@ -111,7 +111,7 @@ class Replica(Contract):
         """
 
     def all_reduce(self, tensor: Tensor, op: ReduceOp = "sum") -> Tensor:
-        """All-reduce over all replicas, of a tensor of any shape. Collective.
+        """All-reduce over all replicas, of a floating-point tensor of any shape. Collective.
 
         By default all replicas add the gathered tensors in the order of the replicas, so that the sums are
         equal to the bit on all of them and in every run.

@@ -149,7 +149,7 @@ class PortLeases:
         key = (name, address)
         if key not in self._backends:
             self._leases.append(self._ports(address))
-            self._backends[key] = requested, _lease(self._leases[-1], 1, requested)[0]
+            self._backends[key] = requested, _take(self._leases[-1], 1, requested)[0]
         earlier, port = self._backends[key]
         if requested not in (None, earlier):
             raise PlanError(
@@ -172,7 +172,7 @@ class PortLeases:
         if self._extra is not None:
             self._extra.close()
         self._extra = self._ports(address)
-        return [(address, port) for port in _lease(self._extra, count, requested)] if count else []
+        return [(address, port) for port in _take(self._extra, count, requested)] if count else []
 
     def close(self) -> None:
         """Releases all leases, at the end of this process."""
@@ -181,7 +181,7 @@ class PortLeases:
                 ports.close()
 
 
-def _lease(ports: Ports, count: int, requested: int | None) -> tuple[int, ...]:
+def _take(ports: Ports, count: int, requested: int | None) -> tuple[int, ...]:
     return ports.take(count) if requested is None else ports.take_after(requested, count)
 
 

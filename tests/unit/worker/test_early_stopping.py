@@ -33,7 +33,7 @@ def improvements(
         ([3.0, 2.0, 4.0, 1.0], [True, True, False, True]),
         ([2.0, 2.0, 1.0, 1.0], [True, False, True, False]),
         ([NAN, 2.0, NAN, 1.0], [False, True, False, True]),
-        ([INFINITY, 2.0], [True, True]),
+        ([INFINITY, INFINITY, 2.0, INFINITY], [True, False, True, False]),
     ],
     ids=["smaller", "equal", "nan", "infinite"],
 )
