@@ -54,7 +54,7 @@ def test_an_unwritable_parity_folder_is_refused(
 
     with monkeypatch.context() as patched:
         patched.setattr(Path, "touch", full)
-        refused = pytest.raises(isotrain.PlanError, match=r"no space for seen.*Give --output")
+        refused = pytest.raises(isotrain.PlanError, match=r"no space for marker.*Give --output")
         with refused, tracer_of(tmp_path / "kept").running():
             pass
     assert not [*(tmp_path / "kept").iterdir()]
