@@ -54,7 +54,7 @@ def require_protocols(
     declared: Collection[Capability],
     name: str,
 ) -> None:
-    """Requires the methods of declared capabilities, and of each other protocol all or none.
+    """Requires the methods of declared capabilities and of base classes; of each other protocol all or none.
 
     Args:
         implementation: Class or object.
@@ -65,10 +65,12 @@ def require_protocols(
     Raises:
         PluginError: Methods are missing.
     """
+    bases = (implementation if isinstance(implementation, type) else type(implementation)).__mro__
     for protocol, capabilities in protocols.items():
         missing = missing_methods(implementation, protocol)
         needed = sorted(capabilities.intersection(declared))
-        if missing and (needed or len(missing) < len(methods_of(protocol))):
+        is_partial = protocol in bases or len(missing) < len(methods_of(protocol))
+        if missing and (needed or is_partial):
             why = f"declares {', '.join(needed)}" if needed else f"is half a {protocol.__name__}"
             raise PluginError(f"{name} {why}, but lacks {describe_methods(protocol, missing)}.")
 

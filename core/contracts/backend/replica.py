@@ -116,13 +116,10 @@ class Replica(Contract):
         By default all replicas add the gathered tensors in the order of the replicas, so that the sums are
         equal to the bit on all of them and in every run.
         """
-        rows = self.all_gather(tensor)
-        if op == "max":
-            return functools.reduce(
-                self.ops.maximum, [rows[replica] for replica in range(self.replicas)]
-            )
-        total = functools.reduce(operator.add, [rows[replica] for replica in range(self.replicas)])
-        return total if op == "sum" else self.ops.cast(total / self.replicas, tensor.dtype)
+        gathered = self.all_gather(tensor)
+        rows = [gathered[replica] for replica in range(self.replicas)]
+        reduced = functools.reduce(self.ops.maximum if op == "max" else operator.add, rows)
+        return self.ops.cast(reduced / self.replicas, tensor.dtype) if op == "mean" else reduced
 
     def reduce_scatter(self, vector: Tensor, sizes: Sequence[int]) -> Tensor:
         """Reduce-scatter (sum) over all replicas, with shards of any sizes. Collective.

@@ -14,8 +14,8 @@ from isotrain.core.contracts.backend.capabilities import (
     Capabilities,
     Capability,
 )
-from isotrain.core.contracts.backend.group_protocols import ShardedGroup
-from isotrain.core.contracts.backend.protocol_checks import missing_methods
+from isotrain.core.contracts.backend.group_protocols import ExportingGroup, ShardedGroup
+from isotrain.core.contracts.backend.protocol_checks import missing_methods, require_protocols
 from isotrain.core.contracts.backend.replica import Replica
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.job import PluginChoice
@@ -213,3 +213,13 @@ def test_inheriting_from_a_protocol_is_not_having_its_methods() -> None:
     lacked = ["reduce_scatter_gradients", "update_shard"]
     assert missing_methods(Inheriting, ShardedGroup) == lacked
     assert missing_methods(Inheriting(), ShardedGroup) == lacked  # type: ignore[abstract]
+
+
+def test_a_protocol_that_is_inherited_and_not_written_is_refused() -> None:
+    """`isinstance` says that such a class has the protocol, whose stubs would do nothing without a word."""
+
+    class Exporting(ExportingGroup):
+        pass
+
+    with pytest.raises(PluginError, match="is half a ExportingGroup, but lacks export"):
+        require_protocols(Exporting, {ExportingGroup: frozenset()}, (), "group")
