@@ -96,5 +96,6 @@ class InitialWeights(SpecModel):
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:
-    """Whether a name matches one of the glob patterns; `*` also matches slashes and dots."""
-    return any(fnmatch.fnmatchcase(name, pattern) for pattern in patterns)
+    """Whether a name matches one of the glob patterns; `*` also matches slashes and dots, which are alike."""
+    dotted = name.replace("/", ".")
+    return any(fnmatch.fnmatchcase(dotted, pattern.replace("/", ".")) for pattern in patterns)

@@ -477,3 +477,11 @@ def test_other_metrics_need_the_mode(metric: str) -> None:
     spec = make(early_stopping={"metric": metric, "mode": "max"})
     assert spec.early_stopping is not None
     assert spec.early_stopping.larger_is_better
+
+
+def test_slashes_and_dots_are_alike_in_patterns_of_weights() -> None:
+    for pattern in ("backbone/*", "backbone.*", "*/0/weight", "*.0.weight"):
+        spec = make(initial_weights={"freeze": pattern})
+        assert spec.is_frozen("backbone.0.weight"), pattern
+        assert spec.is_frozen("backbone/0/weight"), pattern
+        assert not spec.is_frozen("backbone_0.weight"), pattern
