@@ -295,6 +295,23 @@ def gradients_computed_for_others_assign_to_no_variable(run: Run) -> None:
         assert not [each.name for each in graph.get_operations() if "Assign" in each.type]
 
 
+def _all_gather_shards(replica: Any, shard: Any) -> Any:
+    return replica.all_gather_shards_within(shard, [1, 2], [[0, 1]])
+
+
+def gather_negative_zeros(group: Any) -> Found:
+    shards = [np.array([-0.0]), np.array([3.0, -0.0])]
+    local = [group.tensor(shards[replica]) for replica in group.local_replicas]
+    for joined in group.compute(_all_gather_shards, local):
+        assert group.numpy(joined).tobytes() == np.concatenate(shards).tobytes()
+    return {"losses": {}}
+
+
+@check
+def shards_in_subgroups_arrive_with_the_bits_as_sent(run: Run) -> None:
+    run.together(gather_negative_zeros)
+
+
 @check
 def large_gradients_travel_alone_and_small_ones_together(run: Run) -> None:
     import tensorflow as tf

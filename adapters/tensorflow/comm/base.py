@@ -76,7 +76,9 @@ class Communicator(ABC):
         """
         if subgroups:
             index = index_within(self.replica_index(), subgroups)
-            padded = tf.pad(shard, [[sum(sizes[:index]), sum(sizes[index + 1 :])]])
+            padding = [[sum(sizes[:index]), sum(sizes[index + 1 :])]]
+            # negative zeros, which change no bit of what they are added to
+            padded = tf.pad(shard, padding, constant_values=tf.cast(-0.0, shard.dtype))
             return self.all_reduce_within(padded, subgroups)
         rows = self.all_gather(tf.pad(shard, [[0, max(sizes) - sizes[self.replica_index()]]]))
         return tf.concat([rows[index, :size] for index, size in enumerate(sizes)], axis=0)

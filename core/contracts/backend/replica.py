@@ -178,12 +178,13 @@ class Replica(Contract):
             subgroups: Subgroups of `len(sizes)` replicas each; every replica is in one.
 
         Returns:
-            The concatenated shards of this replica's subgroup, length `sum(sizes)`.
+            The concatenated shards of this replica's subgroup, length `sum(sizes)`, with the bits as sent.
         """
         index = index_within(self.index, subgroups)
         before, after = sum(sizes[:index]), sum(sizes[index + 1 :])
-        zeros = [self.ops.zeros((size,), shard.dtype) for size in (before, after)]
-        return self.all_reduce_within(self.ops.concatenate([zeros[0], shard, zeros[1]]), subgroups)
+        # negative zeros, which change no bit of what they are added to, not even of another one
+        start, end = (-self.ops.zeros((size,), shard.dtype) for size in (before, after))
+        return self.all_reduce_within(self.ops.concatenate([start, shard, end]), subgroups)
 
     def send_receive(self, tensor: Tensor, destinations: Sequence[int]) -> Tensor:
         """Sends a tensor to one replica and receives one from another. Collective.

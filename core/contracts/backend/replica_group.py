@@ -180,8 +180,9 @@ class ReplicaGroup(GroupHooks, Contract):
     def local_step(self, batch: Batch, learning_rate: float) -> Tensor:
         """Updates each replica with the gradient of its own slice (local SGD); only the loss is all-reduced.
 
-        A replica without samples keeps its weights. By default: `gradients`, divided by the replica's
-        slice weight, and `apply_gradients`.
+        A replica without samples keeps its weights and optimizer state. By default: `gradients`, divided by
+        the replica's slice weight, and `apply_gradients`; optimizer state that this creates on a replica
+        without samples is set to zero.
 
         Returns:
             Mean loss of the global batch, a scalar tensor, equal on all replicas.
@@ -197,7 +198,9 @@ class ReplicaGroup(GroupHooks, Contract):
         before = {each: self.read_state(_UPDATED, replica=each) for each in without_samples}
         self.apply_gradients(gradients, learning_rate)
         for replica, state in before.items():
-            self.write_state(state, replica=replica)
+            after = self.read_state(_UPDATED, replica=replica)
+            created = {name: np.zeros_like(after[name]) for name in after.keys() - state.keys()}
+            self.write_state(created | state, replica=replica)
         return loss
 
     def average_parameters(self) -> None:

@@ -112,7 +112,9 @@ class First(ReplicaGroup):
     def read_state(
         self, kinds: Sequence[StateKind] = MODEL_STATE, *, replica: int | None = None
     ) -> dict[str, np.ndarray]:
-        return dict(self.states[self.local_index(replica)])
+        state = self.states[self.local_index(replica)]
+        kinds_by_name = {name: name.split("/")[0] if "/" in name else "trainable" for name in state}
+        return {name: value for name, value in state.items() if kinds_by_name[name] in kinds}
 
     def write_state(self, state: Mapping[str, np.ndarray], *, replica: int | None = None) -> None:
         self.states[self.local_index(replica)].update(state)
@@ -178,6 +180,64 @@ def test_a_replica_without_samples_keeps_its_state_in_a_local_step() -> None:
     group.local_step(batch(4, 0), 1.0)
     assert [float(state["w"][0]) for state in group.states] == [9.0, 10.0]
     assert [int(state["optimizer/steps"]) for state in group.states] == [1, 0]
+
+
+class LazySlots(First):
+    """Replicas whose momentum the first update creates, decayed weights in it."""
+
+    def apply_gradients(self, gradients: Sequence[Sequence[Tensor]], learning_rate: float) -> None:
+        for state, (gradient,) in zip(self.states, gradients, strict=True):
+            momentum = state.get("optimizer/w/momentum", np.zeros(1))
+            state["optimizer/w/momentum"] = 0.5 * momentum + gradient + 0.1 * state["w"]
+        super().apply_gradients(gradients, learning_rate)
+
+
+def test_a_replica_without_samples_gets_zeros_as_optimizer_state() -> None:
+    group = LazySlots()
+    group.local_step(batch(4, 0), 1.0)
+    assert [float(state["optimizer/w/momentum"][0]) for state in group.states] == [2.0, 0.0]
+    assert [float(state["w"][0]) for state in group.states] == [9.0, 10.0]
+
+
+SHARDS = [np.array([-0.0]), np.array([3.0, -0.0])]
+
+
+def _all_gather_shards(replica: Replica, shard: Tensor, *, static: bool) -> Tensor:
+    sizes, subgroups = [1, 2], [[0, 1]]
+    if static:
+        return replica.all_gather_shards_within(shard, sizes, subgroups)
+    return replica.all_gather_shards(shard, sizes)
+
+
+def _reduce_scatter(replica: Replica, vector: Tensor, *, static: bool) -> Tensor:
+    sizes, subgroups = [1, 2], [[0, 1]]
+    if static:
+        return replica.reduce_scatter_within(vector, sizes, subgroups)
+    return replica.reduce_scatter(vector, sizes)
+
+
+@pytest.mark.parametrize("within", [False, True])
+def test_shards_by_default(within: bool) -> None:
+    joined = First().compute(_all_gather_shards, SHARDS, static=within)
+    assert [each.tobytes() for each in joined] == [np.concatenate(SHARDS).tobytes()] * 2
+    vectors = [np.array([1.0, 2.0, 3.0]), np.array([10.0, 20.0, 30.0])]
+    summed = First().compute(_reduce_scatter, vectors, static=within)
+    assert [each.tolist() for each in summed] == [[11.0], [22.0, 33.0]]
+
+
+@pytest.mark.parametrize("is_training", [False, True])
+def test_state_is_preserved_by_default(is_training: bool) -> None:
+    group = First()
+    kinds = ("non-trainable", "random", "carry", "metrics", "optimizer")
+    for state in group.states:
+        state |= {f"{kind}/x": np.array(1) for kind in kinds}
+    preserving = group.preserving_training_state if is_training else group.preserving_state
+    with preserving():
+        for state in group.states:
+            state |= {f"{kind}/x": np.array(2) for kind in kinds}
+    for state in group.states:
+        values = [int(state[f"{kind}/x"]) for kind in kinds]
+        assert values == [1, 1, 1, 1 if is_training else 2, 2]
 
 
 def test_the_other_defaults_of_a_group() -> None:
