@@ -34,7 +34,7 @@ test-quick: environment ## the everyday tests: the quick part of these
 	$(PYTEST) tests -m "not slow and not examples"
 
 test-examples: environment ## tests that train the examples, and those of the example plugins
-	$(PYTEST) tests/integration/test_examples.py tests/integration/test_example_plugins.py -m examples
+	$(PYTEST) tests/examples tests/integration/test_examples.py tests/integration/test_example_plugins.py -m examples
 
 # Whoever compares bits compares those of a library's kernels, which it chooses by the machine: other machines have others.
 # Tests of bfloat16 on TensorFlow cannot take part: it asks the processor what oneDNN has, and aborts where that is told less.
