@@ -126,6 +126,20 @@ class Steps(ProcessEvent):
 
 
 @dataclass(frozen=True, kw_only=True)
+class Scalars(ProcessEvent):
+    """Named scalars of steps, beside loss and learning rate, since the last such event; from rank 0.
+
+    Attributes:
+        steps: Index of each record's step, from 0 over the run; a step may have several records.
+        values: Scalars of each record, by name.
+    """
+
+    kind = "scalars"
+    steps: Sequence[int]
+    values: Sequence[Mapping[str, float]]
+
+
+@dataclass(frozen=True, kw_only=True)
 class Evaluating(ProcessEvent):
     """An evaluation begins, from rank 0."""
 
@@ -348,6 +362,7 @@ _KINDS: tuple[type[Event], ...] = (
     Ready,
     Progress,
     Steps,
+    Scalars,
     Evaluating,
     EpochEnded,
     CheckpointSaved,

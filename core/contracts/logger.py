@@ -52,6 +52,13 @@ class Logger:
             learning_rates: Learning rate of each step.
         """
 
+    def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Called with the named scalars of steps, from `session.log`, since the last call.
+
+        Args:
+            records: Pairs of a step, from 0 over the run, and its scalars by name. A step may have several.
+        """
+
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """Called when an epoch has ended, after its steps.
 

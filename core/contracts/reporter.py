@@ -21,6 +21,7 @@ from isotrain.core.contracts.events import (
     Output,
     ProcessEvent,
     Progress,
+    Scalars,
     Steps,
     Warned,
 )
@@ -101,7 +102,7 @@ MOST_BYTES = 1 << 27
 """Default limit of a queue, in bytes: about two million steps."""
 _STEP_BYTES = 64
 _EVENT_BYTES = 200
-_DROPPABLE = (Output.kind, Progress.kind, Steps.kind)
+_DROPPABLE = (Output.kind, Progress.kind, Steps.kind, Scalars.kind)
 
 Item = TypeVar("Item")
 
@@ -109,8 +110,8 @@ Item = TypeVar("Item")
 class EventQueue(Generic[Item]):
     """Bounded queue of events in some form. Not thread-safe.
 
-    Above the limit, steps, progress and output are dropped and counted. Of consecutive progress events only
-    the newest is kept.
+    Above the limit, steps, scalars, progress and output are dropped and counted. Of consecutive progress
+    events only the newest is kept.
     """
 
     def __init__(self, as_item: Callable[[str], Item], most_bytes: int = MOST_BYTES) -> None:
@@ -126,10 +127,11 @@ class EventQueue(Generic[Item]):
         self._bytes = 0
         self._steps_dropped = 0
         self._outputs_dropped = 0
+        self._scalars_dropped = 0
 
     @property
     def is_full(self) -> bool:
-        """Whether steps, progress and output are dropped."""
+        """Whether steps, scalars, progress and output are dropped."""
         return self._bytes > self._most_bytes
 
     @staticmethod
@@ -148,12 +150,14 @@ class EventQueue(Generic[Item]):
         if self.is_full and self.is_droppable(kind):
             self._steps_dropped += len(fields.get("losses", ()))
             self._outputs_dropped += kind == Output.kind
+            self._scalars_dropped += sum(map(len, fields.get("values", ())))
             return
         self._add_drop_notice()
         if kind == Progress.kind and self._queue and self._queue[-1][1] == kind:
             self._bytes -= self._queue.pop()[2]
         texts = (value for value in fields.values() if isinstance(value, str))
-        size = _EVENT_BYTES + sum(map(len, texts)) + _STEP_BYTES * len(fields.get("losses", ()))
+        numbers = len(fields.get("losses", ())) + sum(map(len, fields.get("values", ())))
+        size = _EVENT_BYTES + sum(map(len, texts)) + _STEP_BYTES * numbers
         self._queue.append((item, kind, size))
         self._bytes += size
 
@@ -168,10 +172,11 @@ class EventQueue(Generic[Item]):
         return item
 
     def _add_drop_notice(self) -> None:
-        steps, outputs = self._steps_dropped, self._outputs_dropped
-        if steps or outputs:
-            self._steps_dropped = self._outputs_dropped = 0
-            dropped = f"{steps} steps and {outputs} pieces of output were dropped here"
+        steps, outputs, scalars = self._steps_dropped, self._outputs_dropped, self._scalars_dropped
+        if steps or outputs or scalars:
+            self._steps_dropped = self._outputs_dropped = self._scalars_dropped = 0
+            logged = f", {scalars} logged scalars" if scalars else ""
+            dropped = f"{steps} steps{logged} and {outputs} pieces of output were dropped here"
             self._queue.append((self._as_item(f"the reader was too slow: {dropped}"), "", 0))
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import csv
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -12,20 +12,23 @@ from isotrain.core.system.files import rewrite_lines
 
 
 class CsvLogger(Logger):
-    """Writes `steps.csv` and `epochs.csv` in the run directory."""
+    """Writes `steps.csv`, `epochs.csv` and, with scalars, `scalars.csv` in the run directory."""
 
     name = "csv"
-    summary = "steps.csv and epochs.csv in the run directory"
+    summary = "steps.csv, epochs.csv and scalars.csv in the run directory"
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         self._steps = run_directory / "steps.csv"
         self._epochs = run_directory / "epochs.csv"
+        self._scalars = run_directory / "scalars.csv"
         self._rows: list[dict[str, Any]] = []
         if not self._steps.exists():
-            self._append([("step", "loss", "learning_rate")])
+            _append(self._steps, [("step", "loss", "learning_rate")])
 
     def resumed(self, step: int) -> None:
-        rewrite_lines(self._steps, lambda line: line if _is_before(line, step) else None)
+        for path in (self._steps, self._scalars):
+            if path.exists():
+                rewrite_lines(path, lambda line: line if _is_before(line, step) else None)
         if self._epochs.exists():
             columns, *epochs = _rows(self._epochs)
             rows = (dict(zip(columns, row, strict=True)) for row in epochs)
@@ -35,7 +38,14 @@ class CsvLogger(Logger):
         self, first_step: int, losses: Sequence[float], learning_rates: Sequence[float]
     ) -> None:
         steps = range(first_step, first_step + len(losses))
-        self._append(zip(steps, losses, learning_rates, strict=True))
+        _append(self._steps, zip(steps, losses, learning_rates, strict=True))
+
+    def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        """Appends a row for each scalar: names may come and go, so that they are no columns."""
+        if not self._scalars.exists():
+            _append(self._scalars, [("step", "name", "value")])
+        rows = ((step, *scalar) for step, scalars in records for scalar in scalars.items())
+        _append(self._scalars, rows)
 
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         """Rewrites the table: an epoch may be the first with a certain metric."""
@@ -46,13 +56,14 @@ class CsvLogger(Logger):
             writer.writeheader()
             writer.writerows(self._rows)
 
-    def _append(self, rows: Any) -> None:
-        with self._steps.open("a", encoding="utf-8", newline="") as stream:
-            csv.writer(stream).writerows(rows)
+
+def _append(path: Path, rows: Iterable[Iterable[Any]]) -> None:
+    with path.open("a", encoding="utf-8", newline="") as stream:
+        csv.writer(stream).writerows(rows)
 
 
 def _is_before(line: bytes, step: int) -> bool:
-    """Whether a line of `steps.csv` is its header, or of an earlier step."""
+    """Whether a line of `steps.csv` or `scalars.csv` is its header, or of an earlier step."""
     number, _, _ = line.partition(b",")
     return number == b"step" or int(number) < step
 

@@ -14,6 +14,7 @@ from isotrain.core.contracts.events import (
     EpochEnded,
     Event,
     Ready,
+    Scalars,
     Steps,
 )
 from isotrain.core.contracts.logger import Logger
@@ -57,6 +58,9 @@ class EventDispatcher:
         elif isinstance(event, Steps):
             arguments = event.first, event.losses, event.learning_rates
             self._call_loggers("steps_done", *arguments, steps=len(event.losses))
+        elif isinstance(event, Scalars):
+            records = list(zip(event.steps, event.values, strict=True))
+            self._call_loggers("scalars_logged", records, steps=len(records))
         elif isinstance(event, EpochEnded):
             epoch, done, metrics = event.epoch, event.done, event.metrics
             self._call_hook("isotrain_epoch_ended", epoch=epoch, step=done, metrics=metrics)

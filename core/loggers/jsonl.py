@@ -13,10 +13,10 @@ from isotrain.core.system.files import rewrite_lines
 
 
 class JsonLinesLogger(Logger):
-    """Writes `metrics.jsonl` in the run directory: one object per step, and one per epoch."""
+    """Writes `metrics.jsonl` in the run directory: an object per step, record of scalars and epoch."""
 
     name = "jsonl"
-    summary = "metrics.jsonl in the run directory: one object per step, and one per epoch"
+    summary = "metrics.jsonl in the run directory: an object per step, record of scalars and epoch"
 
     def started(self, plan: Mapping[str, Any], run_directory: Path) -> None:
         self._file = run_directory / "metrics.jsonl"
@@ -33,6 +33,9 @@ class JsonLinesLogger(Logger):
         self._write(
             {"step": step, "loss": loss, "learning_rate": rate} for step, (loss, rate) in pairs
         )
+
+    def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        self._write({"step": step, **scalars} for step, scalars in records)
 
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         self._write([{"epoch": epoch, "step": step, **metrics}])

@@ -80,6 +80,9 @@ class MlflowLogger(Logger):
         pairs = enumerate(zip(losses, learning_rates, strict=True), first_step)
         self._send([(s, {"loss": loss, "learning_rate": rate}) for s, (loss, rate) in pairs])
 
+    def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        self._send(records)
+
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         tagged = {f"epoch/{name}": value for name, value in metrics.items()}
         self._send([(step, {"epoch": epoch, **tagged})])

@@ -52,6 +52,9 @@ class TensorBoardLogger(Logger):
             _event(step, {"loss": loss, "learning_rate": rate}) for step, (loss, rate) in pairs
         )
 
+    def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        self._write(_event(step, scalars) for step, scalars in records)
+
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         tagged = {f"epoch/{name}": value for name, value in metrics.items()}
         self._write([_event(step, {"epoch": epoch, **tagged})])

@@ -67,6 +67,10 @@ class WandbLogger(Logger):
         for step, (loss, rate) in enumerate(zip(losses, learning_rates, strict=True), first_step):
             self._run.log({"step": step, "loss": loss, "learning_rate": rate})
 
+    def scalars_logged(self, records: Sequence[tuple[int, Mapping[str, float]]]) -> None:
+        for step, scalars in records:
+            self._run.log({"step": step, **scalars})
+
     def epoch_ended(self, epoch: int, step: int, metrics: Mapping[str, float]) -> None:
         tagged = {f"epoch/{name}": value for name, value in metrics.items()}
         self._run.log({"step": step, "epoch": epoch, **tagged})

@@ -10,7 +10,7 @@ from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from isotrain.core.contracts.events import EpochEnded, Steps
+from isotrain.core.contracts.events import EpochEnded, Scalars, Steps
 from isotrain.core.errors import IsotrainError
 from isotrain.core.json_records import read_json, record, value
 from isotrain.core.launching.run_directory.run_directory import (
@@ -40,11 +40,13 @@ class History:
         learning_rate: Learning rate of every step.
         epochs: One record per epoch: `epoch`, `step`, `loss` (the mean over its samples), the training
             metrics by name, and those of the evaluation as `validation_<name>`.
+        scalars: Scalars that `session.log` has recorded, by name and step: `scalars["kl"][7]`.
     """
 
     loss: list[float] = field(default_factory=list)
     learning_rate: list[float] = field(default_factory=list)
     epochs: list[dict[str, float]] = field(default_factory=list)
+    scalars: dict[str, dict[int, float]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,8 @@ def read_history(run_directory: Path) -> History:
             rates = value(list[float], event.learning_rates, f"{steps}: learning_rates")
             history.loss.extend(value(list[float], event.losses, f"{steps}: losses"))
             history.learning_rate.extend(rates)
+        elif isinstance(event, Scalars):
+            _add_scalars(history, event, steps)
     for event in read_events(epochs):
         if isinstance(event, EpochEnded):
             metrics = value(dict[str, float], event.metrics, f"{epochs}: metrics")
@@ -190,3 +194,11 @@ def read_history(run_directory: Path) -> History:
                 {"epoch": event.epoch, "step": event.done, **mean_loss, **metrics}
             )
     return history
+
+
+def _add_scalars(history: History, event: Scalars, path: Path) -> None:
+    steps = value(list[int], event.steps, f"{path}: steps")
+    values = value(list[dict[str, float]], event.values, f"{path}: values")
+    for step, scalars in zip(steps, values, strict=True):
+        for name, number in scalars.items():
+            history.scalars.setdefault(name, {})[step] = number

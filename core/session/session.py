@@ -25,6 +25,7 @@ from isotrain.core.session.checkpointer import Checkpointer
 from isotrain.core.session.training.context import build_session_context, setup_notes, state_notes
 from isotrain.core.session.training.evaluation import Evaluator
 from isotrain.core.session.training.predictions import concatenated
+from isotrain.core.session.training.session_log import SessionLog
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.train_step import TrainLoop
 
@@ -82,6 +83,7 @@ class Session:
         self._reporter = reporter
         self._training = training = TrainLoop(session_context, reporter, self.stopwatch)
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
+        self._log = SessionLog(self.group, self._trainer_state, self._step_logger)
         self._evaluation = Evaluator(session_context, reporter)
         self._checkpoints = Checkpointer(
             session_context,
@@ -393,6 +395,23 @@ class Session:
             self._reporter.emit(
                 EpochEnded(metrics=dict(metrics), epoch=epoch, done=done, loss=loss)
             )
+
+    def log(self, scalars: Mapping[str, Any], step: int | None = None) -> None:
+        """Records named scalars of a step in the history and the spec's loggers. Local.
+
+        Those of rank 0 are recorded, other ranks may call it or not. It does not wait for the device.
+
+        Args:
+            scalars: Numbers, or tensors with one element, by name. They are copied; a tensor is read when
+                steps are reported, at the latest after some seconds.
+            step: Index of the step, from 0 over the run. The last one taken when left out, or the first one
+                before any.
+
+        Raises:
+            IsotrainError: A value is no scalar, a name is one that the run records itself, or the step is
+                still to come after the next one.
+        """
+        self._log.scalars(scalars, step)
 
     def read_state(self, kinds: Sequence[StateKind] = MODEL_STATE) -> dict[str, np.ndarray]:
         """Copies state to NumPy by name, in its shapes; optimizer state begins with `optimizer/`. Local."""

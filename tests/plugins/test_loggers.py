@@ -19,7 +19,7 @@ import pytest
 from helpers.isolated import run_isolated
 
 import isotrain
-from isotrain.core.contracts.events import EpochEnded, Event, Ready, Started, Steps
+from isotrain.core.contracts.events import EpochEnded, Event, Ready, Scalars, Started, Steps
 from isotrain.core.contracts.logger import Logger
 from isotrain.core.errors import IsotrainError
 from isotrain.core.loggers import writer_thread
@@ -40,6 +40,7 @@ EVENTS: list[Event] = [
     Steps(first=0, losses=[2.0, 1.5], learning_rates=[0.5, 0.25]),
     EpochEnded(epoch=0, done=2, loss=1.5, metrics={"accuracy": 0.5}),
     Steps(first=2, losses=[300.0], learning_rates=[0.125]),
+    Scalars(steps=[2, 2], values=[{"kl": 0.5}, {"norm": 4.0}]),
     EpochEnded(epoch=1, done=3, loss=300.0, metrics={"accuracy": 0.75, "validation_loss": 4}),
 ]
 
@@ -69,7 +70,8 @@ class Noting(Logger):
         self.threads: set[int] = set()
 
     def __getattribute__(self, name: str) -> Any:
-        if name in ("started", "steps_done", "epoch_ended", "failed", "finished"):
+        calls = "started", "steps_done", "scalars_logged", "epoch_ended", "failed", "finished"
+        if name in calls:
             return lambda *facts: self._note(name, *facts)
         return super().__getattribute__(name)
 
@@ -82,9 +84,11 @@ def test_calls_come_in_order_on_one_other_thread(tmp_path: Path) -> None:
     logger = Noting()
     run(tmp_path, logger)
     assert [call[0] for call in logger.calls] == [
-        *("started", "steps_done", "epoch_ended", "steps_done", "epoch_ended", "finished")
+        *("started", "steps_done", "epoch_ended", "steps_done", "scalars_logged", "epoch_ended"),
+        "finished",
     ]
     assert logger.calls[0][1:] == ({**PLAN, "samples": 300}, tmp_path)
+    assert logger.calls[4][1:] == ([(2, {"kl": 0.5}), (2, {"norm": 4.0})],)
     assert logger.calls[-1] == ("finished", RESULT)
     assert len(logger.threads) == 1
     assert threading.get_ident() not in logger.threads
@@ -173,6 +177,11 @@ def test_csv(tmp_path: Path) -> None:
             ["step", "loss", "learning_rate"],
             *(["0", "2.0", "0.5"], ["1", "1.5", "0.25"], ["2", "300.0", "0.125"]),
         ]
+    with (tmp_path / "scalars.csv").open(newline="") as stream:
+        assert list(csv.reader(stream)) == [
+            ["step", "name", "value"],
+            *(["2", "kl", "0.5"], ["2", "norm", "4.0"]),
+        ]
     with (tmp_path / "epochs.csv").open(newline="") as stream:
         assert list(csv.DictReader(stream)) == [
             {"epoch": "0", "step": "2", "accuracy": "0.5", "validation_loss": ""},
@@ -185,11 +194,13 @@ def test_json_lines(tmp_path: Path) -> None:
     lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
     assert lines[1] == {"step": 1, "loss": 1.5, "learning_rate": 0.25}
     assert lines[2] == {"epoch": 0, "step": 2, "accuracy": 0.5}
-    assert len(lines) == 5
+    assert lines[4:6] == [{"step": 2, "kl": 0.5}, {"step": 2, "norm": 4.0}]
+    assert len(lines) == 7
 
 
 def steps_and_epoch(logger: Logger, first: int, epoch: int) -> None:
     logger.steps_done(first, [1.0 + epoch, 2.0 + epoch], [0.5, 0.25])
+    logger.scalars_logged([(first, {"kl": 1.0}), (first + 1, {"kl": 2.0, "norm": 3.0})])
     logger.epoch_ended(epoch, first + 2, {"accuracy": epoch / 4})
 
 
@@ -203,12 +214,13 @@ def test_a_resumed_run_appends_to_its_files(tmp_path: Path) -> None:
             steps_and_epoch(logger, 0, 0)
             if resumes:
                 logger.steps_done(2, [9.0], [9.0])
+                logger.scalars_logged([(2, {"kl": 9.0})])
                 logger = kind()
                 logger.started({"run": "digits"}, folder)
                 logger.resumed(2)
             steps_and_epoch(logger, 2, 1)
     files = sorted(path.name for path in (tmp_path / "whole").iterdir())
-    assert files == ["epochs.csv", "metrics.jsonl", "steps.csv"]
+    assert files == ["epochs.csv", "metrics.jsonl", "scalars.csv", "steps.csv"]
     for file in files:
         assert (tmp_path / "resumed" / file).read_text() == (tmp_path / "whole" / file).read_text()
 
@@ -262,6 +274,7 @@ def test_tensorboard_as_tensorflow_reads_it(tmp_path: Path) -> None:
         *([1, "loss", 1.5], [1, "learning_rate", 0.25]),
         *([2, "epoch", 0.0], [2, "epoch/accuracy", 0.5]),
         *([2, "loss", 300.0], [2, "learning_rate", 0.125]),
+        *([2, "kl", 0.5], [2, "norm", 4.0]),
         *([3, "epoch", 1.0], [3, "epoch/accuracy", 0.75], [3, "epoch/validation_loss", 4.0]),
     ]
 
@@ -292,6 +305,7 @@ def test_mlflow_in_a_file_of_its_own(tmp_path: Path, monkeypatch: pytest.MonkeyP
     history = client.get_metric_history(finished.info.run_id, "loss")
     assert [(each.step, each.value) for each in history] == [(0, 2.0), (1, 1.5), (2, 300.0)]
     assert finished.data.metrics["epoch/validation_loss"] == 4.0
+    assert finished.data.metrics["norm"] == 4.0
     resumed = MlflowLogger("isotrain", store)
     resumed.started({"run": "digits"}, other)
     resumed.finished(None)
@@ -314,6 +328,8 @@ def test_wandb_offline(tmp_path: Path) -> None:
         {"step": 1, "loss": 1.5, "learning_rate": 0.25},
         {"step": 2, "epoch": 0, "epoch/accuracy": 0.5},
         {"step": 2, "loss": 300.0, "learning_rate": 0.125},
+        {"step": 2, "kl": 0.5},
+        {"step": 2, "norm": 4.0},
         {"step": 3, "epoch": 1, "epoch/accuracy": 0.75, "epoch/validation_loss": 4},
     ]
 

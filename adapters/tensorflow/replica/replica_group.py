@@ -458,6 +458,10 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def numpy(self, tensor: tf.Tensor) -> np.ndarray:
         return to_numpy(tensor)
 
+    def snapshot_scalar(self, value: Any) -> Any:
+        is_tensor = tf.is_tensor(value)
+        return tf.reshape(value, ()) if is_tensor else super().snapshot_scalar(value)
+
     def barrier(self) -> None:
         ones = [tf.ones((), tf.float32) for _ in self.local_replicas]
         self.all_reduce(ones)[0].numpy()

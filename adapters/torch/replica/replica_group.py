@@ -492,6 +492,10 @@ class TorchReplicaGroup(ReplicaGroup):
     def numpy(self, tensor: torch.Tensor) -> np.ndarray:
         return to_numpy(tensor)
 
+    def snapshot_scalar(self, value: Any) -> Any:
+        is_tensor = isinstance(value, torch.Tensor)
+        return value.detach().clone() if is_tensor else super().snapshot_scalar(value)
+
     def barrier(self) -> None:
         self.communicator.barrier()
 

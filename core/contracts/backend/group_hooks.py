@@ -56,6 +56,16 @@ class GroupHooks:
         """Whether only other processes hold the named state, which is then not loaded here. Local."""
         return False
 
+    def snapshot_scalar(self, value: Any) -> Any:
+        """Copy of a scalar tensor without autograd history, for a log that reads it later. Local.
+
+        The default reads it at once; frameworks that compute asynchronously copy it on the device.
+
+        Args:
+            value: Tensor with one element, or a loss that is not computed yet, which has `is_ready`.
+        """
+        return value if hasattr(value, "is_ready") else float(value)
+
     def reshard_weights(self) -> None:
         """Frees weights of other stages or shards in pipeline and fully sharded runs. Local.
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import IO, Any
 
 from isotrain.core.checkpoints.open_storage import CHECKPOINTS_FOLDER
-from isotrain.core.contracts.events import EpochEnded, Event, Steps, read_event
+from isotrain.core.contracts.events import EpochEnded, Event, Scalars, Steps, read_event
 from isotrain.core.contracts.plan import Plan
 from isotrain.core.errors import IsotrainError, PlanError, RunFailedError
 from isotrain.core.json_format import json_page
@@ -159,13 +159,13 @@ class RunDirectory:
         self.write(VERSIONS_FILE, {"packages": dict(packages), "machine": hardware.describe()})
 
     def append_event(self, event: Event) -> None:
-        """Appends a `Steps` event to `steps.jsonl`, any other to `events.jsonl`.
+        """Appends an event of steps or their scalars to `steps.jsonl`, any other to `events.jsonl`.
 
         Raises:
             OSError: The disk is full, or the directory was removed.
         """
         self._require_spec()
-        name = STEPS_FILE if isinstance(event, Steps) else EVENTS_FILE
+        name = STEPS_FILE if isinstance(event, Steps | Scalars) else EVENTS_FILE
         with (self.path / name).open("ab") as stream:
             stream.write(event.to_line())
         self._written.add(name)
@@ -285,12 +285,22 @@ def _rewritten_line(
 
 
 def _truncate_steps(event: Event, step: int) -> Event | None:
+    if isinstance(event, Scalars):
+        return _truncate_scalars(event, step)
     if not isinstance(event, Steps) or event.first >= step:
         return None
     count = step - event.first
     if count >= len(event.losses):
         return event
     return replace(event, losses=event.losses[:count], learning_rates=event.learning_rates[:count])
+
+
+def _truncate_scalars(event: Scalars, step: int) -> Scalars | None:
+    records = [each for each in zip(event.steps, event.values, strict=True) if each[0] < step]
+    if not records or len(records) == len(event.steps):
+        return event if records else None
+    steps, values = zip(*records, strict=True)
+    return replace(event, steps=steps, values=values)
 
 
 def _drop_epoch_after(event: Event, step: int) -> Event | None:

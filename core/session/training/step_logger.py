@@ -1,14 +1,15 @@
-"""Reports of rank 0 to the launcher: losses and learning rates of steps in blocks, and progress."""
+"""Reports of rank 0 to the launcher: losses, learning rates and scalars of steps, and progress."""
 
 from __future__ import annotations
 
 import time
+from collections.abc import Mapping
 from functools import partial
 from math import isnan
 from typing import Self
 
 from isotrain.core.contracts.backend.replica import Tensor
-from isotrain.core.contracts.events import Progress, Steps
+from isotrain.core.contracts.events import Progress, Scalars, Steps
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.session.training.context import SessionContext
@@ -24,7 +25,7 @@ PROGRESS_SECONDS = 0.2
 
 
 class StepLogger:
-    """Reports steps to the launcher in blocks of 500 steps or two seconds, and progress.
+    """Reports steps and their scalars to the launcher in blocks of 500 or two seconds, and progress.
 
     Reading a loss waits for the device, so losses are not read at each step: those of a block are read when
     the block is sent, and the newest one for progress, at most five times a second. A loss that is not
@@ -54,6 +55,7 @@ class StepLogger:
         self._epoch_sum = 0.0
         self._epoch_samples = 0
         self._rates: list[float] = []
+        self._scalars: list[tuple[int, Mapping[str, Tensor | float]]] = []
         self._newest_reported: float | None = None
         self._steps_due = 0.0
         self._progress_due = 0.0
@@ -93,10 +95,25 @@ class StepLogger:
             self._report_progress(batch)
         if len(self._losses) >= STEPS_AT_ONCE or now >= self._steps_due:
             self._report_steps(self._ready_count())
+            self._report_scalars(self._ready_scalars())
+
+    def log(self, step: int, scalars: Mapping[str, Tensor | float]) -> None:
+        """Records named scalars of a step, which are read when steps are reported: they must not change.
+
+        Args:
+            step: Index of the step, from 0 over the run.
+            scalars: Numbers or scalar tensors, which may not be computed yet, by name.
+        """
+        if self.is_silent:
+            return
+        self._scalars.append((step, scalars))
+        if len(self._scalars) >= STEPS_AT_ONCE:
+            self._report_scalars(self._ready_scalars())
 
     def flush(self) -> None:
-        """Reports all steps so far; waits for their losses."""
+        """Reports all steps and scalars so far; waits for them."""
         self._report_steps(len(self._losses))
+        self._report_scalars(len(self._scalars))
 
     def stop(self) -> None:
         """Reports all steps so far, and none from here on."""
@@ -167,7 +184,22 @@ class StepLogger:
         self._newest_reported = losses[-1]
         self._nan_guard.check(self._first - count, losses)
 
+    def _ready_scalars(self) -> int:
+        """Number of records of scalars that can be reported without waiting."""
+        late = (
+            i for i, (_, each) in enumerate(self._scalars) if not all(map(_is_ready, each.values()))
+        )
+        return next(late, len(self._scalars))
+
+    def _report_scalars(self, count: int) -> None:
+        if count == 0:
+            return
+        steps, records = zip(*self._scalars[:count], strict=True)
+        values = [{name: float(value) for name, value in each.items()} for each in records]
+        self._reporter.emit(Scalars(steps=steps, values=values))
+        del self._scalars[:count]
+
 
 def _is_ready(loss: Tensor) -> bool:
-    """Whether reading a scalar loss would not wait for a parameter server."""
+    """Whether reading a scalar would not wait for a parameter server."""
     return bool(getattr(loss, "is_ready", True))

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from isotrain.core.contracts.events import EpochEnded, Event, Output, Progress, Steps, Warned
+from isotrain.core.contracts.events import (
+    EpochEnded,
+    Event,
+    Output,
+    Progress,
+    Scalars,
+    Steps,
+    Warned,
+)
 from isotrain.core.contracts.reporter import EventQueue
 
 
@@ -32,7 +40,11 @@ def test_only_the_newest_of_consecutive_progress_is_kept() -> None:
 
 def test_dropped_events_are_counted_in_their_place() -> None:
     backlog = EventQueue[Event](lambda text: Warned(text=text), most_bytes=1000)
+    logged = Scalars(steps=[20], values=[{"kl": 0.5, "norm": 2.0}])
     given = [steps(0, 20), steps(20, 3), Output(text="x"), progress(23), EPOCH, steps(23, 4)]
+    assert through(EventQueue(str, most_bytes=1000), *given[:1], logged)[1] == (
+        "the reader was too slow: 0 steps, 2 logged scalars and 0 pieces of output were dropped here"
+    )
     first, gap, epoch, last = through(backlog, *given)
     assert (first, epoch) == (steps(0, 20), EPOCH)
     left_out = "the reader was too slow: {} steps and {} pieces of output were dropped here"

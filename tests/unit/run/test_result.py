@@ -41,6 +41,20 @@ def test_skipped_steps_move_no_others(tmp_path: Path) -> None:
     assert len(found.history.learning_rate) == 6
 
 
+def test_logged_scalars_are_read_by_name_and_step(tmp_path: Path) -> None:
+    scalars = {
+        "event": "scalars",
+        "steps": [0, 1],
+        "values": [{"kl": "NaN"}, {"kl": 2, "norm": 3.0}],
+    }
+    again = {"event": "scalars", "steps": [0], "values": [{"kl": 1.0}]}
+    found = read_result(left(tmp_path))
+    with (tmp_path / "steps.jsonl").open("a") as steps:
+        steps.writelines(json.dumps(each) + "\n" for each in (scalars, again))
+    assert found.history.scalars == {"kl": {0: 1.0, 1: 2.0}, "norm": {1: 3.0}}
+    assert found.history.loss == [1.0, 0.5]
+
+
 @pytest.mark.parametrize("name", ["steps.jsonl", "events.jsonl"])
 def test_a_missing_history_file_is_an_error(tmp_path: Path, name: str) -> None:
     found = read_result(left(tmp_path))

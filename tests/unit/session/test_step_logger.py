@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from isotrain.core.contracts.events import ProcessEvent, Progress, Steps, Warned
+from isotrain.core.contracts.events import ProcessEvent, Progress, Scalars, Steps, Warned
 from isotrain.core.contracts.reporter import Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import NotANumberError
@@ -170,6 +170,33 @@ def test_a_nan_loss_is_warned_of_once_or_ignored(heard: Heard) -> None:
     warnings = [event for event in heard.events if isinstance(event, Warned)]
     assert ["step 0 is NaN" in event.text for event in warnings] == [True]
     assert len(told(heard)) == 6
+
+
+def logged(heard: Heard) -> list[tuple[int, Any]]:
+    """Step and values of every record of scalars that was reported, in order."""
+    events = [event for event in heard.events if isinstance(event, Scalars)]
+    return [pair for each in events for pair in zip(each.steps, each.values, strict=True)]
+
+
+def test_scalars_are_read_when_steps_are_reported(heard: Heard) -> None:
+    own, late = reports(heard), Late()
+    own.add(batch(0), 1.0, 0.1)
+    own.log(0, {"kl": 0.5})
+    own.log(0, {"norm": late, "kl": 2.0})
+    own.log(1, {"kl": 3.0})
+    assert logged(heard) == []
+    for step in range(1, STEPS_AT_ONCE + 1):
+        own.add(batch(step), 1.0, 0.1)
+    assert logged(heard) == [(0, {"kl": 0.5})], "what is late is not waited for"
+    own.flush()
+    assert logged(heard)[1:] == [(0, {"norm": 4.0, "kl": 2.0}), (1, {"kl": 3.0})]
+
+
+def test_scalars_without_steps_are_reported_in_blocks(heard: Heard) -> None:
+    own = reports(heard)
+    for number in range(STEPS_AT_ONCE):
+        own.log(0, {"kl": float(number)})
+    assert len(logged(heard)) == STEPS_AT_ONCE
 
 
 @pytest.mark.slow
