@@ -140,7 +140,7 @@ def _keep_silent(event: Any) -> None:
 def _by_session(
     session: isotrain.Session, workload: str, clock: str, is_native: bool
 ) -> list[float]:
-    model: Any = session.group.model  # type: ignore[attr-defined]
+    model: Any = session.group.model
     if is_native:
         moments = Moments(model.parameters(), clock, model)
     else:

@@ -73,11 +73,11 @@ def _as_tuples(tree: Any) -> Any:
     return tree
 
 
-def _length(parts: InputsAndTargets) -> int:
-    """The number of samples, equal for all arrays.
+def require_equal_rows(parts: InputsAndTargets) -> int:
+    """The number of samples, equal for all arrays; may be 0.
 
     Raises:
-        DataError: Lengths differ, or there is no sample.
+        DataError: Lengths differ, or an array is a scalar.
     """
     arrays = [*part_leaves(parts)]
     for name, array in arrays:
@@ -89,9 +89,7 @@ def _length(parts: InputsAndTargets) -> int:
     if len(set(lengths.values())) > 1:
         listed = ", ".join(f"{name} has {length}" for name, length in lengths.items())
         raise DataError(f"expected arrays with equally many samples, received: {listed}.")
-    if not lengths or not next(iter(lengths.values())):
-        raise DataError("the data set is empty: expected at least one sample.")
-    return next(iter(lengths.values()))
+    return next(iter(lengths.values()), 0)
 
 
 Read = Callable[["Indices"], Any]
@@ -162,9 +160,11 @@ class ArraySource:
 
     def __init__(self, inputs: Any, targets: Any = None) -> None:
         """Keeps arrays or tensors, or tuples and dicts of them, of shape [samples, ...]; copies nothing."""
-        self.inputs = _as_arrays(inputs, "inputs")
-        self.targets = None if targets is None else _as_arrays(targets, "targets")
-        self._size = _length((self.inputs, self.targets))
+        self.inputs = as_arrays(inputs, "inputs")
+        self.targets = None if targets is None else as_arrays(targets, "targets")
+        self._size = require_equal_rows((self.inputs, self.targets))
+        if not self._size:
+            raise DataError("the data set is empty: expected at least one sample.")
         self._gather = reader(self)
 
     def __len__(self) -> int:
@@ -210,14 +210,14 @@ def reader(
     return lambda indices: (inputs(indices), targets(indices))
 
 
-def _as_arrays(tree: Any, name: str) -> Any:
+def as_arrays(tree: Any, name: str) -> Any:
     """Converts every leaf to an array in native byte order; errors name the leaf's path."""
     if isinstance(tree, Weighted):
-        return Weighted(_as_arrays(tree.targets, name), _as_arrays(tree.weights, "sample weights"))
+        return Weighted(as_arrays(tree.targets, name), as_arrays(tree.weights, "sample weights"))
     if isinstance(tree, tuple):
-        return tuple(_as_arrays(part, f"{name}[{i}]") for i, part in enumerate(tree))
+        return tuple(as_arrays(part, f"{name}[{i}]") for i, part in enumerate(tree))
     if isinstance(tree, Mapping):
-        return {str(key): _as_arrays(part, f"{name}[{key!r}]") for key, part in tree.items()}
+        return {str(key): as_arrays(part, f"{name}[{key!r}]") for key, part in tree.items()}
     array = as_array(tree, name)
     if array.dtype.isnative:
         return array

@@ -13,11 +13,11 @@ class DataSet:
     """The value of a spec's `data`: samples to train on, and samples to validate on.
 
     Attributes:
-        train: Anything that `as_source` accepts.
+        train: Anything that `as_source` accepts; None for loops that make all batches by `session.batch`.
         validation: Anything that `as_source` accepts; None without validation.
     """
 
-    train: Any
+    train: Any = None
     validation: Any = None
 
 
@@ -29,5 +29,5 @@ def as_dataset(value: Any) -> DataSet:
     """
     if not isinstance(value, DataSet):
         return DataSet(as_source(value))
-    validation = None if value.validation is None else as_source(value.validation)
-    return DataSet(as_source(value.train), validation)
+    parts = (value.train, value.validation)
+    return DataSet(*(None if part is None else as_source(part) for part in parts))

@@ -89,7 +89,7 @@ class Loader:
 
     def __init__(
         self,
-        source: AnySource,
+        source: AnySource | None,
         *,
         global_batch_size: int,
         replicas: int,
@@ -112,7 +112,7 @@ class Loader:
         """Plans the batches; reads no sample.
 
         Args:
-            source: A source, as from `as_source`.
+            source: A source, as from `as_source`; None for none, which needs `steps`: all are one epoch.
             global_batch_size: Samples per step over all replicas.
             replicas: Number of replicas in the run.
             local_replicas: Indices of the replicas in this process.
@@ -161,7 +161,10 @@ class Loader:
         self._is_on_device = is_on_device
         self._start_step = start_step
         self._state_seconds = state_seconds
-        self.steps_per_epoch = epoch_steps(source, global_batch_size, replicas, drop_remainder)
+        if source is None:
+            self.steps_per_epoch = steps or 1
+        else:
+            self.steps_per_epoch = epoch_steps(source, global_batch_size, replicas, drop_remainder)
         self.total_steps = total_steps(epochs, steps, self.steps_per_epoch)
         self._depth = prefetch if self._worth_a_thread(shares_cores) else 0
 
@@ -179,7 +182,15 @@ class Loader:
         Args:
             step: Index of the step in the run.
             stream_state: Stream state of the previous batch, if it has one: at that step or earlier.
+
+        Raises:
+            DataError: There is no source.
         """
+        if self._source is None:
+            raise DataError(
+                "data: the spec has none to train on, so each batch must be made of arrays:"
+                " session.step(session.batch(inputs, targets)) in a loop of your own, for isotrain.launch."
+            )
         if isinstance(self._source, BatchStream):
             batches = self._stream_batches(self._source, step, stream_state)
         elif isinstance(self._source, ShardedStream):
@@ -312,7 +323,7 @@ class Loader:
         if len(local.micro_batches) == 1:
             return (self._slice(parts, local.micro_batches[0]),)
         return tuple(
-            self._slice(_slice_rows(parts, p.in_local_batch), p) for p in local.micro_batches
+            self._slice(slice_rows(parts, p.in_local_batch), p) for p in local.micro_batches
         )
 
     def _slice(self, parts: InputsAndTargets, micro_batch: _MicroBatch) -> Slice:
@@ -370,7 +381,7 @@ class Loader:
         self, parts: InputsAndTargets, size: int, epoch: int, first: int, local: _LocalBatch
     ) -> InputsAndTargets:
         """Samples of a local batch, arrays `[samples, ...]`, transformed; the placeholder if it has none."""
-        local_parts = parts if local.rows == slice(0, size) else _slice_rows(parts, local.rows)
+        local_parts = parts if local.rows == slice(0, size) else slice_rows(parts, local.rows)
         if self._transform is not None:  # it may change arrays in place, and these are the stream's
             local_parts = map_parts(np.copy, local_parts)
         rows = np.arange(local.start, max(local.stop, local.start + 1))
@@ -413,6 +424,6 @@ def _rows_or_placeholder(start: int, stop: int) -> slice:
     return slice(start, stop) if start < stop else slice(0, 1)
 
 
-def _slice_rows(parts: InputsAndTargets, rows: slice) -> InputsAndTargets:
+def slice_rows(parts: InputsAndTargets, rows: slice) -> InputsAndTargets:
     """Views of these rows of every array."""
     return map_parts(lambda leaf: as_array(leaf)[rows], parts)

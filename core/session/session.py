@@ -198,6 +198,47 @@ class Session:
         """
         return self._training.batches(self.group)
 
+    def batch(self, inputs: Any, targets: Any = None, sample_weights: Any = None) -> Batch:
+        """Makes the global batch of the next step of arrays that each process has for itself.
+
+        The mean loss is over the rows of all processes, which may have different numbers of them. A process
+        with several replicas divides its rows among them.
+
+        Args:
+            inputs: Array or tensor of shape `[rows, ...]`, or tuple or dict of such; copied. Rows may be 0.
+            targets: As `inputs`; None where the loss needs none.
+            sample_weights: Factors of the rows' losses, shape `[rows]`; None for 1.
+
+        Raises:
+            DataError: Arrays have different numbers of rows, no process has a row, or the loss needs targets.
+            IsotrainError: No step is left; or the step of the present batch of `batches` is taken already.
+            UnsupportedError: In pipeline runs, where several processes share a replica.
+        """
+        return self._training.custom_batch(self.group, inputs, targets, sample_weights)
+
+    def call(self, inputs: Any) -> Any:
+        """Calls the model, as it is now on this process, in evaluation mode. Local.
+
+        Args:
+            inputs: Array or tensor of shape `[rows, ...]`, or tuple or dict of such.
+
+        Returns:
+            The model's outputs: an array, or arrays in dicts, lists and tuples.
+
+        Raises:
+            UnsupportedError: This process does not have all weights: in pipeline and fully sharded runs.
+        """
+        return self._evaluation.call(inputs)
+
+    @property
+    def model(self) -> Any:
+        """The model of this process's replicas: torch module, Keras model, or what the spec's callable built.
+
+        Raises:
+            UnsupportedError: The backend does not give it.
+        """
+        return self.group.model
+
     def setup_notes(self) -> list[str]:
         """Plan notes on initial weights, data, learning rates and the model's execution. Local."""
         return setup_notes(

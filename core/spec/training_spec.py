@@ -56,6 +56,8 @@ from isotrain.core.spec.validation import (
     exactly_one,
 )
 
+NEED_TRAINING_DATA = ("epochs", "validation_split", "class_weight", "transform")
+"""Fields that have a meaning only with training data."""
 _MAX_LAYERS = 20
 """Number of layers that an error names."""
 _LOGGERS = ExpectedText("a list of logger names, or of {name: ..., options: {...}}")
@@ -107,7 +109,11 @@ class TrainingSpec(
         "model that a plugin registers."
     )
     model_args: Options = Field(default={}, description="Keyword arguments of the model callable.")
-    data: Data = Field(description="Callable that gives the data, or from Python the data itself.")
+    data: Data | None = Field(
+        default=None,
+        description="Callable that gives the data, or from Python the data itself; null with steps, for "
+        "loops that make their batches.",
+    )
     data_args: Options = Field(default={}, description="Keyword arguments of the data callable.")
     validation_split: Annotated[float, Field(strict=True, gt=0, lt=1)] | None = Field(
         default=None,
@@ -252,6 +258,12 @@ class TrainingSpec(
             yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
         yield from exactly_one(fields, "global_batch_size", "local_batch_size")
         yield from exactly_one(fields, "epochs", "steps")
+        if fields.get("data") is None:
+            needing = [name for name in NEED_TRAINING_DATA if fields.get(name) is not None]
+            if needing or fields.get("steps") is None:
+                hint = f"{needing[0]} needs them; " if needing else ""
+                hint += "only with `steps`, for a loop that makes its batches, are they left out"
+                yield Problem(f"{import_strings.SYNTAX} or a data source", ("data",), hint=hint)
         if fields.get("min_replicas") is not None and fields.get("local_batch_size") is not None:
             hint = "with fewer replicas the global batch stays the same; local_batch_size makes it smaller"
             least = fields["min_replicas"]

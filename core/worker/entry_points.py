@@ -16,6 +16,7 @@ from isotrain.core.results.result import RunResult
 from isotrain.core.session.weights.weights_file import (
     WEIGHTS,
     WEIGHTS_FILE,
+    has_all_weights,
     require_storable,
     save_weights,
 )
@@ -29,14 +30,8 @@ _SAVE_INTERVAL_SECONDS = 30.0
 if TYPE_CHECKING:
     from collections.abc import Sequence
 
-    from isotrain.core.contracts.backend.replica_group import ReplicaGroup
     from isotrain.core.pipeline.profile import LayerCost
     from isotrain.core.session.session import Session
-
-
-def _has_all_weights(group: ReplicaGroup) -> bool:
-    """Whether this process has all weights in full, none of them sharded."""
-    return all(info.offset is None for info in group.describe_state(("trainable",)).values())
 
 
 class LastWeights:
@@ -56,7 +51,7 @@ class LastWeights:
         session = self._session
         old = last_weights_file(session.run_directory)
         new = last_weights_path(session.run_directory, session.steps_done)
-        if session.steps_done and new != old and _has_all_weights(session.group):
+        if session.steps_done and new != old and has_all_weights(session.group):
             save_weights(session.group, new)
             if old is not None:
                 old.unlink()
@@ -182,7 +177,8 @@ def _try_step(session: Session) -> tuple[str | None, str | None]:
     refuses_single_sample = None
     try:
         batch = session.next_batch()
-        assert batch is not None, "a run has at least one step"
+        if batch is None:  # the loop makes its batches
+            return None, None
         refuses_single_sample = session.group.refuses_single_sample(batch)
         session.step(batch)
         session.metrics()

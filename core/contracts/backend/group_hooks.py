@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from isotrain.core.data.batch import Batch
+from isotrain.core.errors import UnsupportedError
 
 
 class Trait(StrEnum):
@@ -47,6 +48,17 @@ class LayerTrait:
 
 class GroupHooks:
     """Hooks of a replica group, which overrides those that its framework or model needs. All are local."""
+
+    @property
+    def model(self) -> Any:
+        """The model of this process's replicas, for `session.model`. Local.
+
+        Raises:
+            UnsupportedError: The group has no model to give.
+        """
+        raise UnsupportedError(
+            f"session.model: groups {type(self).__name__} do not give their model."
+        )
 
     def is_on_device(self, value: Any) -> bool:
         """Whether a value is already as `to_device` would return it, so that it needs no copy. Local."""

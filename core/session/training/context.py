@@ -137,7 +137,7 @@ def _model_stats(
     weights = group.describe_state(("trainable",)).values()
     train = loaders.data.train
     return ModelStats(
-        samples=None if isinstance(train, ShardedStream) else len(train),
+        samples=None if train is None or isinstance(train, ShardedStream) else len(train),
         parameters=sum(weight.size for weight in weights),
         gradient_bytes=sum(weight.full_nbytes for weight in weights),
         weight_shapes=[weight.shape for weight in weights],

@@ -20,16 +20,25 @@ from isotrain.core.data.streaming.streams import BatchStream
 from isotrain.core.data.subset import class_weighted, split
 from isotrain.core.errors import DataError, IsotrainError
 from isotrain.core.spec import import_strings
-from isotrain.core.spec.training_spec import TrainingSpec
+from isotrain.core.spec.training_spec import NEED_TRAINING_DATA, TrainingSpec
 
 
 def load_data(spec: TrainingSpec) -> DataSet:
-    """Loads the spec's data set, with its validation split and class weights.
+    """Loads the spec's data set, with its validation split and class weights; an empty one without `data`.
 
     Raises:
-        DataError: The data is not a data set, or `validation_split` is set for data with a validation part.
+        DataError: The data is not a data set, or has no training part and the spec needs one; or
+            `validation_split` is set for data with a validation part.
     """
-    return _split_and_weighted(load_dataset(spec.data, spec.data_args), spec)
+    if spec.data is None:
+        return DataSet(None)
+    data = load_dataset(spec.data, spec.data_args)
+    needing = [name for name in NEED_TRAINING_DATA if getattr(spec, name) is not None]
+    if data.train is None and needing:
+        raise DataError(
+            f"data: it has no training part, which {', '.join(needing)} of the spec needs."
+        )
+    return _split_and_weighted(data, spec)
 
 
 def load_dataset(data: Any, arguments: Mapping[str, Any]) -> DataSet:
@@ -76,10 +85,12 @@ class DataLoaders:
 
     Attributes:
         data: Training and validation data.
+        has_custom_batches: Whether a step may have been taken with samples that are not those of the data.
     """
 
     def __init__(self, spec: TrainingSpec, plan: Plan, group: ReplicaGroup, data: DataSet) -> None:
         self.data = data
+        self.has_custom_batches = False
         self._spec = spec
         self._float_dtype = np.dtype("float64" if spec.precision == "float64" else "float32")
         self._global_batch_size = plan.global_batch_size
@@ -94,11 +105,13 @@ class DataLoaders:
 
     def training(self) -> Loader:
         """The loader of training batches for the local replicas."""
-        return self._training(self._group.local_replicas, self._to_device)
+        return self._training(self._group.local_replicas, self.to_device)
 
     def samples(self, step: int) -> Batch | None:
         """The batch of a step, for all replicas, as NumPy arrays; None where it cannot be read again."""
-        if isinstance(self.data.train, ShardedStream | BatchStream):
+        train = self.data.train
+        is_stream = train is None or isinstance(train, ShardedStream | BatchStream)
+        if is_stream or self.has_custom_batches:
             return None
         all_replicas = tuple(range(self._group.replicas))
         return next(self._training(all_replicas, None).from_step(step))
@@ -136,12 +149,12 @@ class DataLoaders:
             shuffle=False,
             drop_remainder=False,
             epochs=1,
-            to_device=self._to_device,
+            to_device=self.to_device,
             is_on_device=self._group.is_on_device,
             shares_cores=self._shares_cores,
         )
 
-    def _to_device(self, array: np.ndarray) -> Any:
+    def to_device(self, array: np.ndarray) -> Any:
         """Tensor on the device, of an array's shape, in the precision of the spec."""
         return self._group.to_device(self._as_precision(array))
 

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 from isotrain.core.contracts.events import Evaluating
 from isotrain.core.contracts.reporter import Reporter
+from isotrain.core.data.arrays import as_arrays
 from isotrain.core.data.batch import Batch
+from isotrain.core.data.pytree import map_tree
 from isotrain.core.data.sources import ShardedStream, as_source
-from isotrain.core.errors import DataError
+from isotrain.core.errors import DataError, UnsupportedError
 from isotrain.core.session.training.consensus import require_same_samples
 from isotrain.core.session.training.context import SessionContext
-from isotrain.core.session.training.predictions import predict_batch
+from isotrain.core.session.training.predictions import as_numpy, predict_batch
+from isotrain.core.session.weights.weights_file import has_all_weights
 
 
 class Evaluator:
@@ -61,6 +65,22 @@ class Evaluator:
                     require_same_samples(self._group, batch)
                     predictions = predict_batch(self._group, batch)
                 yield predictions
+
+    def call(self, inputs: Any) -> Any:
+        """Calls the model on arrays of this process, as `Session.call`. Local."""
+        if not self._has_all_weights:
+            raise UnsupportedError(
+                "session.call: the weights are spread over several processes, and it is a call of one alone."
+                " session.predict(inputs) on all processes gathers them."
+            )
+        tensors = map_tree(self._loaders.to_device, as_arrays(inputs, "inputs"))
+        with self._group.preserving_state():
+            outputs = self._group.predict([tensors] * len(self._group.local_replicas))
+        return as_numpy(self._group, outputs[0])
+
+    @functools.cached_property
+    def _has_all_weights(self) -> bool:
+        return has_all_weights(self._group)
 
     def _source(self, data: Any, call: str) -> Any:
         source = self._loaders.data.validation if data is None else as_source(data)

@@ -33,7 +33,7 @@ def predict_batch(group: ReplicaGroup, batch: Batch) -> Any:
     """
     slices = [micro_batches[0] for micro_batches in batch.slices]
     predictions = group.predict([each.inputs for each in slices])
-    trees = [_mapped(group.numpy, tree) for tree in predictions]
+    trees = [as_numpy(group, tree) for tree in predictions]
     for tree, each in zip(trees, slices, strict=True):
         for array in _arrays_of(tree):
             _require_rows(array, max(each.count, 1))
@@ -47,6 +47,11 @@ def predict_batch(group: ReplicaGroup, batch: Batch) -> Any:
         for arrays in zip(*outputs, strict=True)
     ]
     return _unflattened(trees[0], iter(global_outputs))
+
+
+def as_numpy(group: ReplicaGroup, outputs: Any) -> Any:
+    """Copies model outputs, tensors of any shapes in dicts, lists and tuples, to arrays. Local."""
+    return _mapped(group.numpy, outputs)
 
 
 def concatenated(batches: Sequence[Any]) -> Any:

@@ -20,6 +20,7 @@ from isotrain.core.planning.single_sample_slices import (
 )
 from isotrain.core.session.training.consensus import require_same_samples
 from isotrain.core.session.training.context import SessionContext
+from isotrain.core.session.training.custom_batch import BatchBuilder
 from isotrain.core.session.training.loss_check import LossCheck
 from isotrain.core.session.training.lr_schedule import LearningRates
 from isotrain.core.session.training.step_logger import StepLogger
@@ -67,10 +68,14 @@ class TrainLoop:
         self._reporter = reporter
         self._stopwatch = stopwatch
         self._loader = loader = session_context.loaders.training()
+        self._loaders = session_context.loaders
         self._train = session_context.loaders.data.train
         self._needs_targets = needs_targets(session_context.spec, session_context.plan.framework)
         self._plan = session_context.plan
         self._peeked: tuple[tuple[int, int], Batch | None] | None = None
+        self._step_of_data: int | None = None
+        """Step of the batch that `batches` has yielded and waits for; None while nobody iterates."""
+        self._is_first_custom_batch = True
         self._single_sample_batches = batches_with_single_sample(
             session_context.spec, self._plan, self._plan.samples
         )
@@ -82,6 +87,7 @@ class TrainLoop:
             steps_per_epoch=loader.steps_per_epoch,
             total_steps=loader.total_steps,
         )
+        self._custom_batches = BatchBuilder(session_context, self.trainer_state)
         self._group = session_context.group
         self._is_custom_optimizer = isinstance(session_context.spec.optimizer, CustomOptimizer)
         self._require_one_source_of_rates(session_context.spec)
@@ -129,12 +135,54 @@ class TrainLoop:
         """Yields batches from the next step to the end of the run; a restore moves the next step."""
         self._peeked = None  # frees its memory
         restore_count = -1
-        while restore_count != self.trainer_state.restore_count:
-            restore_count = self.trainer_state.restore_count
-            yield from self._checked(self._batches_until_restored(group), group)
+        try:
+            while restore_count != self.trainer_state.restore_count:
+                restore_count = self.trainer_state.restore_count
+                for batch in self._checked(self._batches_until_restored(group), group):
+                    self._step_of_data = batch.step
+                    yield batch
+        finally:
+            self._step_of_data = None
+
+    def custom_batch(
+        self, group: ReplicaGroup, inputs: Any, targets: Any, sample_weights: Any
+    ) -> Batch:
+        """A global batch of arrays of all processes, as `Session.batch`.
+
+        Raises:
+            IsotrainError: No step is left, or that of the last batch of the data is taken already.
+            DataError: The arrays do not fit the loss or the model.
+        """
+        trainer_state = self.trainer_state
+        if trainer_state.is_done:
+            raise IsotrainError(
+                f"session.batch: the run has {trainer_state.total_steps} steps, of which none is left after"
+                f" {trainer_state.steps_done}. `while not session.is_done` ends a loop, and `steps` of the"
+                " spec says how many there are."
+            )
+        if self._step_of_data not in (None, trainer_state.steps_done):
+            raise IsotrainError(
+                f"session.batch: step {self._step_of_data} was taken with its batch of the data, and the next"
+                " one belongs to the next batch. Put all samples of a step into one batch; or give the spec"
+                " no `data` and make every batch of arrays."
+            )
+        with self._reporter.doing("batch"):
+            batch = self._custom_batches.build(inputs, targets, sample_weights)
+            self._loaders.has_custom_batches = True
+            if self._needs_targets and batch.slices[0][0].targets is None:
+                raise DataError(
+                    "session.batch: the loss compares predictions with targets, and there are none. Give"
+                    " session.batch(inputs, targets)."
+                )
+            if self._is_first_custom_batch:
+                self._is_first_custom_batch = False
+                self._check_first(batch, group)
+        return batch
 
     def next_batch(self, group: ReplicaGroup) -> Batch | None:
         """The next batch, to look at; None after the last. Cached: a stream could yield a different one."""
+        if self._train is None:
+            return None
         position = self.trainer_state.steps_done, self.trainer_state.restore_count
         if self._peeked is None or self._peeked[0] != position:
             self._peeked = position, next(self._batches_until_restored(group), None)
@@ -162,13 +210,16 @@ class TrainLoop:
             DataError: The model refuses slices of one sample, and the run has such.
         """
         for batch in itertools.islice(batches, 1):
-            if self.loss_check.is_due:
-                self.loss_check.require_mean(batch)
-            single = self._single_sample_batches
-            if single and (layer := group.refuses_single_sample(batch)):
-                raise DataError(f"data: {single_sample_refusal(layer, self._plan, single)}")
+            self._check_first(batch, group)
             yield batch
         yield from batches
+
+    def _check_first(self, batch: Batch, group: ReplicaGroup) -> None:
+        if self.loss_check.is_due:
+            self.loss_check.require_mean(batch)
+        single = self._single_sample_batches
+        if single and (layer := group.refuses_single_sample(batch)):
+            raise DataError(f"data: {single_sample_refusal(layer, self._plan, single)}")
 
     def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
         """Takes one training step; returns the mean loss of the global batch, a scalar tensor."""

@@ -31,6 +31,11 @@ def read_weights(path: Path) -> dict[str, np.ndarray]:
     return SafetensorsFile(path).read_all()
 
 
+def has_all_weights(group: ReplicaGroup) -> bool:
+    """Whether this process has all trainable weights in full, none of them sharded. Local."""
+    return all(info.offset is None for info in group.describe_state(("trainable",)).values())
+
+
 def require_storable(group: ReplicaGroup, kinds: Sequence[StateKind]) -> None:
     """Refuses state with a dtype that safetensors files lack, before any training. Local.
 

@@ -1,0 +1,132 @@
+"""Global batches of arrays that the processes of a training loop have for themselves."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.contracts.device_mesh import STAGE
+from isotrain.core.data.arrays import (
+    InputsAndTargets,
+    as_arrays,
+    as_inputs_and_targets,
+    require_equal_rows,
+)
+from isotrain.core.data.batch import Batch, Slice
+from isotrain.core.data.loader import slice_rows
+from isotrain.core.data.pytree import map_parts, part_leaves
+from isotrain.core.data.sampler import slice_bounds
+from isotrain.core.errors import DataError, UnsupportedError
+from isotrain.core.session.training.context import SessionContext
+from isotrain.core.session.training.trainer_state import TrainerState
+
+
+class BatchBuilder:
+    """Makes global batches of arrays of all processes, whose numbers of rows may differ. Collective."""
+
+    def __init__(self, session_context: SessionContext, trainer_state: TrainerState) -> None:
+        self._group = session_context.group
+        self._to_device = session_context.loaders.to_device
+        self._accumulation = session_context.spec.gradient_accumulation_steps
+        self._has_stages = STAGE in session_context.plan.device_mesh.sizes
+        self._trainer_state = trainer_state
+
+    def build(self, inputs: Any, targets: Any, sample_weights: Any) -> Batch:
+        """The batch of the next step, as `Session.batch`.
+
+        Raises:
+            DataError: Arrays are not of equally many rows, or no process has a row.
+            UnsupportedError: Several processes share a replica.
+        """
+        if self._has_stages:
+            raise UnsupportedError(
+                "session.batch: in pipeline runs several processes share a replica, and arrays of one process"
+                " have no replica. Give the spec `data`, or take a strategy without stages."
+            )
+        parts = _as_parts(inputs, targets, sample_weights)
+        rows = require_equal_rows(parts)
+        count = len(self._group.local_replicas)
+        bounds = [slice_bounds(rows, count, index) for index in range(count)]
+        counts = self._all_counts([stop - start for start, stop in bounds])
+        if not any(counts):
+            raise DataError("session.batch: no process has a row; expected at least one of all.")
+        if not all(counts) and not self._group.is_single_process:
+            first = next(replica for replica, count in enumerate(counts) if count)
+            row = self._first_row_of(first, parts)
+            parts = parts if rows else row
+        size = sum(counts)
+        slices = tuple(self._slices(parts, *each, size) for each in bounds)
+        state = self._trainer_state
+        epoch, index = divmod(state.steps_done, state.steps_per_epoch)
+        return Batch(
+            epoch,
+            index,
+            state.steps_done,
+            size,
+            is_last_of_epoch=index == state.steps_per_epoch - 1,
+            even=len(set(counts)) == 1,
+            slices=slices,
+            stream_state=state.stream_state,
+        )
+
+    def _all_counts(self, local_counts: list[int]) -> list[int]:
+        """Number of rows of every replica of the run. Collective."""
+        group = self._group
+        if group.is_single_process:
+            return local_counts
+        numbers = np.zeros(group.replicas)
+        numbers[list(group.local_replicas)] = local_counts
+        return [int(number) for number in group.all_reduce_max(numbers.tolist())]
+
+    def _first_row_of(self, replica: int, parts: InputsAndTargets) -> InputsAndTargets:
+        """The first row of the process that holds a replica: arrays `[1, ...]` like the parts. Collective."""
+        arrays = [array for _, array in part_leaves(parts)]
+        if replica in self._group.local_replicas:
+            values = [float(number) for array in arrays for number in array[0].flat]
+        else:
+            values = [-np.inf] * sum(math.prod(array.shape[1:]) for array in arrays)
+        row = iter(self._group.all_reduce_max(values))
+
+        def as_row(array: np.ndarray) -> np.ndarray:
+            shape = 1, *array.shape[1:]
+            numbers = list(itertools.islice(row, math.prod(shape)))
+            return np.array(numbers).astype(array.dtype).reshape(shape)
+
+        return map_parts(as_row, parts)
+
+    def _slices(
+        self, parts: InputsAndTargets, start: int, stop: int, size: int
+    ) -> tuple[Slice, ...]:
+        """The micro-batches of a replica: rows `start` to `stop` of arrays `[rows, ...]`, on the device.
+
+        Micro-batches without rows get the replica's first row, or any row of the arrays, as a placeholder.
+        """
+        first_row = start if start < stop else 0
+        slices = []
+        for index in range(self._accumulation):
+            begin, end = slice_bounds(stop - start, self._accumulation, index)
+            rows = (
+                slice(start + begin, start + end)
+                if begin < end
+                else slice(first_row, first_row + 1)
+            )
+            tensors = map_parts(self._to_device, slice_rows(parts, rows))
+            weight = (end - begin) * self._group.replicas / size
+            slices.append(Slice(*tensors, end - begin, weight))
+        return tuple(slices)
+
+
+def _as_parts(inputs: Any, targets: Any, sample_weights: Any) -> InputsAndTargets:
+    """Copies of the arrays, `[rows, ...]`: the caller may write to its own before the step."""
+    given = [inputs, targets, sample_weights]
+    while given[-1] is None and len(given) > 1:
+        given.pop()
+    inputs, targets = as_inputs_and_targets(tuple(given), "session.batch")
+    arrays = (
+        as_arrays(inputs, "inputs"),
+        None if targets is None else as_arrays(targets, "targets"),
+    )
+    return map_parts(np.array, arrays)

@@ -1,0 +1,196 @@
+"""Batches that a loop makes of its arrays: any numbers of rows, on every backend, with and without data."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from integration.session_specs import launch, samples, spec
+
+import isotrain
+from isotrain.core.errors import DataError, IsotrainError, RunFailedError
+
+pytestmark = pytest.mark.usefixtures("reference")
+
+PRECISE = {"precision": "float64", "shuffle": False}
+NO_DATA = {"data": None, "epochs": None, "steps": 6, **PRECISE}
+BACKENDS = ["reference", "torch-ddp", "tf-mirrored", "tf-multiworker"]
+ROWS = [(3, 1), (0, 4), (2, 2), (4, 0), (1, 0), (5, 2)]
+"""Rows of each of two replicas, by step."""
+
+
+def part(session: isotrain.Session, step: int) -> tuple[np.ndarray, np.ndarray]:
+    """The rows of this process in a step: consecutive ones of the samples, over all replicas."""
+    first, second = ROWS[step]
+    if len(session.group.local_replicas) == session.replicas:
+        rows = slice(0, first + second)
+    else:
+        rows = slice(0, first) if session.is_main else slice(first, first + second)
+    inputs, targets = samples()
+    return inputs[rows], targets[rows]
+
+
+def train_on_parts(session: isotrain.Session) -> dict[str, Any]:
+    losses = []
+    while not session.is_done:
+        batch = session.batch(*part(session, session.steps_done))
+        assert batch.size == sum(ROWS[batch.step])
+        losses.append(float(session.step(batch)))
+    return {"losses": losses, **session.read_state(["trainable"])}
+
+
+def weights_of(returned: dict[str, Any]) -> list[Any]:
+    return [returned[name] for name in returned if name != "losses"]
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+@pytest.mark.parametrize("accumulation", [1, 2])
+def test_means_are_exact_for_any_numbers_of_rows(
+    tmp_path: Path, backend: str, accumulation: int
+) -> None:
+    fields = {**NO_DATA, "gradient_accumulation_steps": accumulation}
+    (expected,) = isotrain.launch(
+        train_on_parts, spec(**NO_DATA), backend=backend, run_directory=tmp_path / "one"
+    )
+    returned = launch(train_on_parts, tmp_path, 2, backend, **fields)
+    np.testing.assert_allclose(returned["losses"], expected["losses"], rtol=1e-12)
+    for weight, other in zip(weights_of(returned), weights_of(expected), strict=True):
+        np.testing.assert_allclose(weight, other, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("backend", ["reference", "torch-ddp", "tf-multiworker"])
+def test_rows_of_the_data_give_the_run_of_the_data(tmp_path: Path, backend: str) -> None:
+    def by_data(session: isotrain.Session) -> Any:
+        for batch in session.batches():
+            session.step(batch)
+        return session.read_state()
+
+    def by_arrays(session: isotrain.Session) -> Any:
+        inputs, targets = samples()
+        for batch in session.batches():
+            start = batch.index * 4 + 2 * session.rank
+            rows = slice(start, start + 2)
+            session.step(session.batch(inputs[rows], targets[rows]))
+        return session.read_state()
+
+    expected = launch(by_data, tmp_path / "data", 2, backend, **PRECISE)
+    returned = launch(by_arrays, tmp_path / "arrays", 2, backend, **PRECISE)
+    for name, array in expected.items():
+        np.testing.assert_array_equal(returned[name], array)
+
+
+@pytest.mark.parametrize("backend", BACKENDS)
+def test_a_call_of_one_process_is_what_all_predict(tmp_path: Path, backend: str) -> None:
+    def called(session: isotrain.Session) -> Any:
+        inputs, _ = samples()
+        outputs = session.call(inputs) if session.is_main else None
+        predicted = session.predict(inputs)
+        session.step(session.batch(*samples()))
+        after = session.call(inputs[:1])
+        return None if outputs is None else (outputs, predicted, after, session.model is not None)
+
+    outputs, predicted, after, has_model = launch(called, tmp_path, 2, backend, **NO_DATA)
+    np.testing.assert_allclose(outputs, predicted, atol=1e-12)
+    assert after.shape == (1, 1)
+    assert abs(after - outputs[:1]).max() > 1e-6
+    assert has_model
+
+
+def test_a_batch_is_not_changed_by_writing_to_the_arrays_it_was_made_of(tmp_path: Path) -> None:
+    def overwritten(session: isotrain.Session) -> float:
+        inputs, targets = samples()
+        batch = session.batch(inputs, targets)
+        inputs[:] = np.nan
+        return float(session.step(batch))
+
+    assert np.isfinite(launch(overwritten, tmp_path, 1, "torch-ddp", **NO_DATA))
+
+
+def test_a_run_without_data_resumes(tmp_path: Path) -> None:
+    def half(session: isotrain.Session) -> None:
+        for _ in range(3):
+            session.step(session.batch(*part(session, session.steps_done)))
+        session.save(tmp_path / "checkpoints")
+
+    def rest(session: isotrain.Session) -> Any:
+        session.restore(tmp_path / "checkpoints")
+        return train_on_parts(session)
+
+    expected = launch(train_on_parts, tmp_path / "all", 2, **NO_DATA)
+    launch(half, tmp_path / "half", 2, **NO_DATA)
+    resumed = launch(rest, tmp_path / "rest", 2, **NO_DATA)
+    for weight, other in zip(weights_of(resumed), weights_of(expected), strict=True):
+        np.testing.assert_array_equal(weight, other)
+
+
+def test_validation_data_alone_are_evaluated() -> None:
+    fields = {**NO_DATA, "data": lambda: isotrain.DataSet(validation=samples())}
+    with isotrain.open_session(spec(**fields), backend="reference") as session:
+        assert session.can_evaluate
+        before = session.evaluate()["loss"]
+        session.step(session.batch(*samples()))
+        assert session.evaluate()["loss"] < before
+
+
+def test_a_plan_and_a_check_need_no_data() -> None:
+    plan = isotrain.measured_plan(spec(**NO_DATA), backend="reference", replicas=2)
+    assert plan.samples is None
+    assert plan.parameters == 26
+    checked = isotrain.check(spec(**NO_DATA), backends=["reference"], replicas=[1, 2])
+    assert not checked.with_severity("error")
+
+
+def test_without_data_there_are_no_batches_of_it(tmp_path: Path) -> None:
+    with isotrain.open_session(spec(**NO_DATA), backend="reference") as session:
+        assert session.next_batch() is None
+        with pytest.raises(DataError, match=r"session\.batch\(inputs, targets\)"):
+            next(session.batches())
+    with pytest.raises(RunFailedError, match=r"isotrain\.launch"):
+        isotrain.run(
+            spec(**NO_DATA),
+            backend="reference",
+            run_directory=tmp_path / "run",
+            on_event=lambda event: None,
+        )
+
+
+def test_a_step_is_taken_with_one_batch() -> None:
+    with isotrain.open_session(spec(epochs=1), backend="reference") as session:
+        for batch in session.batches():
+            session.step(batch)
+            with pytest.raises(IsotrainError, match="into one batch"):
+                session.batch(*samples())
+            break
+        session.step(session.batch(*samples()))
+        session.step(session.batch(*samples()))
+        with pytest.raises(IsotrainError, match="none is left"):
+            session.batch(*samples())
+
+
+@pytest.mark.parametrize(
+    ("arrays", "words"),
+    [
+        ((np.ones((2, 3)),), "targets"),
+        ((np.ones((2, 3)), np.ones((3, 1))), "equally many"),
+        ((np.ones((0, 3)), np.ones((0, 1))), "no process has a row"),
+        ((np.ones(()), np.ones(())), "scalar"),
+    ],
+)
+def test_arrays_that_make_no_batch_are_refused(arrays: Any, words: str) -> None:
+    with (
+        isotrain.open_session(spec(**NO_DATA), backend="reference") as session,
+        pytest.raises(DataError, match=words),
+    ):
+        session.batch(*arrays)
+
+
+def test_a_loss_that_is_no_mean_is_refused(tmp_path: Path) -> None:
+    def total(model: Any, batch: Any) -> Any:
+        inputs, targets = batch
+        return ((model(inputs) - targets) ** 2).sum()
+
+    fields = {**NO_DATA, "loss": None, "objective": {"torch": total}}
+    with pytest.raises(RunFailedError, match="ISO"):
+        launch(train_on_parts, tmp_path, 2, "torch-ddp", **fields)
