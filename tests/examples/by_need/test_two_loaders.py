@@ -1,0 +1,31 @@
+"""Two loaders in one run against a loop that adds the losses of both tasks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from examples.by_need.harness import Plain, cells, check
+
+EXAMPLE = "two_loaders"
+
+
+def plain(start: Plain) -> None:
+    """torch's SGD on the weighted sum of both losses."""
+    import torch
+
+    weights = [variable.value for variable in start.model.trainable_variables]
+    optimizer = torch.optim.SGD(weights, lr=0.125)
+    for inputs, targets in start.batches:
+        optimizer.zero_grad()
+        outputs = start.model(inputs, training=True)
+        price = torch.nn.functional.mse_loss(outputs["price"], targets["price"])
+        kind = torch.nn.functional.cross_entropy(outputs["kind"], targets["kind"].long())
+        (0.5 * price + kind).backward()
+        optimizer.step()
+
+
+@pytest.mark.examples
+@cells(EXAMPLE)
+def test_equals_the_plain_program(backend: str, replicas: int, tmp_path: Path) -> None:
+    check(EXAMPLE, plain, backend, replicas, tmp_path)
