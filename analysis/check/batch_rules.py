@@ -39,8 +39,7 @@ def rate(subject: Subject) -> Iterator[Hit]:
             yield Hit("ISO202", "scaling", detail, (target.label,))
             continue
         factor = scaling.factor(batch)
-        warm_up = spec.schedule.warmup_steps or spec.schedule.warmup_epochs
-        if factor >= _MUCH and not warm_up:
+        if factor >= _MUCH and not spec.schedule.has_warmup:
             yield Hit(
                 "ISO203", "schedule", f"the rate is multiplied by {factor:g}", (target.label,)
             )

@@ -84,7 +84,7 @@ class Plan:
         gradient_accumulation_steps: Micro-batches per local batch.
         scaling: Scaling rule, with its factor on the spec's learning rate.
         optimizer: Name of the optimizer; `custom` for your own.
-        learning_rate: Learning rate after scaling and warm-up.
+        learning_rate: Peak learning rate: after scaling and warm-up.
         timeouts: Timeouts in seconds: silence, start, progress.
         options: The spec's options for this backend.
         notes: Differences of what the backend does from what the spec says.
@@ -95,6 +95,8 @@ class Plan:
         samples: Number of training samples; None until counted.
         steps_per_epoch: Steps per epoch; None until the samples are counted.
         total_steps: Steps of the run; None until known.
+        first_learning_rate: Learning rate of the first step by the spec; None until the samples are counted.
+        last_learning_rate: Learning rate of the last step by the spec; None until the samples are counted.
         parameters: Number of trainable parameters; None until the model is built.
         weight_shapes: Shapes of the trainable weights, in order; None until the model is built. Not in
             `to_dict`.
@@ -137,6 +139,8 @@ class Plan:
     samples: int | None = None
     steps_per_epoch: int | None = None
     total_steps: int | None = None
+    first_learning_rate: float | None = None
+    last_learning_rate: float | None = None
     parameters: int | None = None
     weight_shapes: tuple[tuple[int, ...], ...] | None = None
     gradient_bytes: int | None = None

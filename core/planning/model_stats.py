@@ -16,6 +16,7 @@ from isotrain.core.planning.single_sample_slices import (
     single_sample_refusal,
 )
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
+from isotrain.core.spec.schedules import RunLength
 
 
 @dataclass(frozen=True)
@@ -60,9 +61,17 @@ def complete_plan(plan: Plan, resolved_spec: ResolvedSpec, stats: ModelStats) ->
             stats.samples, plan.global_batch_size, spec.drop_remainder
         )
         total = spec.steps or (spec.epochs or 0) * per_epoch
+    first_rate, last_rate = None, None
+    if per_epoch is not None and total is not None:
+        run = RunLength(per_epoch, total)
+        first_rate, last_rate = (
+            plan.learning_rate * spec.schedule.fraction(step, run) for step in (0, total - 1)
+        )
     plan = replace(
         plan,
         samples=stats.samples,
+        first_learning_rate=first_rate,
+        last_learning_rate=last_rate,
         steps_per_epoch=per_epoch,
         total_steps=total,
         parameters=stats.parameters,

@@ -110,26 +110,32 @@ class Checkpointer:
             dict(notes),
             trainer_state.stream_state,
             self._rates_around(step),
+            trainer_state.fixed_rate,
         )
 
     def _rates_around(self, step: int) -> list[float]:
         """Learning rates of the last and the next step; empty if the optimizer sets its rates itself."""
         if self._session_context.group.optimizer_rates() is not None:
             return []
-        return [self._rates(s) * self._trainer_state.rate_factor for s in (max(0, step - 1), step)]
+        return [self._trainer_state.rate(self._rates(s)) for s in (max(0, step - 1), step)]
 
     def _changed_rate(self, saved: SavedTrainerState) -> list[str]:
         """Describes how the learning rate of the next step differs from that in the saved run."""
         if len(saved.rates) != 2 or self._trainer_state.total_steps <= saved.step:
             return []
         last, before = saved.rates
-        now = self._rates(saved.step) * saved.rate_factor
+        now = self._next_rate(saved)
         if math.isclose(now, before, rel_tol=1e-6):
             return []
         return [
             f"learning rate of step {saved.step}: {before:.6g} in the checkpoint, {now:.6g} now; the step"
             f" before it had {last:.6g}"
         ]
+
+    def _next_rate(self, saved: SavedTrainerState) -> float:
+        """Learning rate of the next step by this run's spec and what the saved run's session changed."""
+        rate = self._rates(saved.step) if saved.fixed_rate is None else saved.fixed_rate
+        return rate * saved.rate_factor
 
     def restore(self, checkpoint: PathLike | None) -> dict[str, Any]:
         """Restores a checkpoint, as `Session.restore`; returns the notes in it."""
@@ -142,9 +148,7 @@ class Checkpointer:
             changes = resume_check.changes(saved, context.spec, context.plan)
             changes += self._changed_rate(saved.trainer_state)
             state, location = saved.trainer_state, saved.checkpoint.location
-            lost = checkpoint_load.load(
-                saved, context, lambda: self._rates(state.step) * state.rate_factor
-            )
+            lost = checkpoint_load.load(saved, context, lambda: self._next_rate(state))
             lost += context.group.not_checkpointed()
             is_from_this_run = self._writer.note_restored(saved.checkpoint, state)
             self._continue_from(state, is_from_this_run=is_from_this_run)
@@ -162,6 +166,7 @@ class Checkpointer:
         trainer_state.restore_count += 1
         trainer_state.last_loss = saved.last_loss
         trainer_state.rate_factor = saved.rate_factor
+        trainer_state.fixed_rate = saved.fixed_rate
         trainer_state.best_steps = list(saved.best_steps) if is_from_this_run else []
         self._step_logger.resume_from(saved.step, saved.epoch_loss, saved.epoch_samples)
 

@@ -24,10 +24,12 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.checkpointer import Checkpointer
 from isotrain.core.session.training.context import build_session_context, setup_notes, state_notes
 from isotrain.core.session.training.evaluation import Evaluator
+from isotrain.core.session.training.plateau import plateau_factor
 from isotrain.core.session.training.predictions import concatenated
 from isotrain.core.session.training.session_log import SessionLog
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.train_step import TrainLoop
+from isotrain.core.spec.schedules import PlateauSchedule
 
 
 class Session:
@@ -105,8 +107,8 @@ class Session:
         """
         if self._is_open and name not in self.__dict__:
             raise IsotrainError(
-                f"session.{name} cannot be set, and would change nothing. scale_learning_rate(factor) changes"
-                " the learning rate, write_state(state) weights and optimizer state; all else is in the spec."
+                f"session.{name} cannot be set, and would change nothing. set_learning_rate(rate) sets the"
+                " learning rate, write_state(state) weights and optimizer state; all else is in the spec."
             )
         super().__setattr__(name, value)
 
@@ -169,7 +171,7 @@ class Session:
         return self._trainer_state.loss
 
     def learning_rate(self, step: int) -> float:
-        """Learning rate of a step (from 0 over the whole run), with the present scaling. Local.
+        """Learning rate of a step (from 0 over the whole run), with what the session changed. Local.
 
         Raises:
             IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one.
@@ -177,19 +179,31 @@ class Session:
         return self._training.learning_rate(step)
 
     def scale_learning_rate(self, factor: float) -> None:
-        """Multiplies the learning rates of all later steps, on top of the spec's schedule. Local.
+        """Multiplies the learning rates of all later steps, on top of the schedule or of a set rate. Local.
 
         Args:
-            factor: A finite number above 0, the same on every process. Factors multiply: 0.5 twice is 0.25.
+            factor: A finite number, 0 or larger, the same on every process. Factors multiply: 0.5 twice is
+                0.25.
 
         Raises:
             IsotrainError: The factor is not such a number.
         """
-        if not 0 < factor < math.inf:
-            raise IsotrainError(
-                f"scale_learning_rate: expected a number above 0, received {factor!r}."
-            )
-        self._trainer_state.rate_factor *= factor
+        self._trainer_state.rate_factor *= _not_negative("scale_learning_rate", factor)
+
+    def set_learning_rate(self, rate: float | None) -> None:
+        """Sets the learning rate of all later steps, in place of the spec's schedule and of factors. Local.
+
+        Args:
+            rate: A finite number, 0 or larger, the same on every process; later factors of
+                `scale_learning_rate` multiply it. None returns to the spec's rates.
+
+        Raises:
+            IsotrainError: The rate is not such a number.
+        """
+        self._trainer_state.fixed_rate = (
+            None if rate is None else _not_negative("set_learning_rate", rate)
+        )
+        self._trainer_state.rate_factor = 1.0
 
     def batches(self) -> Iterator[Batch]:
         """Yields this process's part of each global batch, from the next step to the end of the run.
@@ -428,7 +442,13 @@ class Session:
         return self._session_context.loaders.data.validation is not None
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
-        """Adds an epoch's metrics to the run's history, and reports all its steps."""
+        """Adds an epoch's metrics to the run's history, and reports all its steps.
+
+        With the schedule `plateau` it lowers the learning rate once its metric has stopped improving.
+        """
+        schedule = self.spec.schedule
+        if isinstance(schedule, PlateauSchedule):
+            self._trainer_state.rate_factor *= plateau_factor(schedule, metrics, self.notes)
         self._step_logger.flush()
         if self.is_main:
             done, reports = self.steps_done, self._step_logger
@@ -479,3 +499,14 @@ class Session:
         self._step_logger.flush()
         self._trainer_state.last_loss = None
         self.group.close()
+
+
+def _not_negative(call: str, number: float) -> float:
+    """The number as a Python float.
+
+    Raises:
+        IsotrainError: It is negative, infinite or NaN.
+    """
+    if not 0 <= number < math.inf:
+        raise IsotrainError(f"{call}: expected a finite number, 0 or larger, received {number!r}.")
+    return float(number)

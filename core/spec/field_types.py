@@ -24,11 +24,12 @@ from isotrain.core.spec.validation import (
     raise_all,
 )
 
-_REFERENCE = {
+REFERENCE_SCHEMA = {
     "type": "string",
     "pattern": "^.+:[^:]+$",
     "description": f"An import reference: {import_strings.SYNTAX}.",
 }
+"""JSON Schema of an import string."""
 _CODE = "^ISO[0-9]([0-9]{2})?$"
 _NAME = "^[A-Za-z0-9][A-Za-z0-9_-]*$"
 _PER_FRAMEWORK = {
@@ -44,7 +45,7 @@ _COMPONENT = {
             "type": "object",
             "required": ["call", "order"],
             "properties": {
-                "call": _REFERENCE,
+                "call": REFERENCE_SCHEMA,
                 "order": {"enum": ["targets-first", "predictions-first"]},
             },
         },
@@ -316,11 +317,13 @@ def _codes(value: Any, info: ValidationInfo) -> tuple[str, ...]:
     return _each_item("a list of codes of isotrain check", value, _code, info)
 
 
-Reference = Annotated[Any, AfterValidator(_reference), WithJsonSchema(_REFERENCE)]
+Reference = Annotated[Any, AfterValidator(_reference), WithJsonSchema(REFERENCE_SCHEMA)]
 References = Annotated[
     Any,
     AfterValidator(_per_framework(_reference)),
-    WithJsonSchema({"anyOf": [_REFERENCE, {**_PER_FRAMEWORK, "additionalProperties": _REFERENCE}]}),
+    WithJsonSchema(
+        {"anyOf": [REFERENCE_SCHEMA, {**_PER_FRAMEWORK, "additionalProperties": REFERENCE_SCHEMA}]}
+    ),
 ]
 Model = Annotated[
     Any,
@@ -330,8 +333,8 @@ Model = Annotated[
         {
             "anyOf": [
                 {"type": "string", "pattern": _NAME, "description": "A registered model."},
-                _REFERENCE,
-                {**_PER_FRAMEWORK, "additionalProperties": _REFERENCE},
+                REFERENCE_SCHEMA,
+                {**_PER_FRAMEWORK, "additionalProperties": REFERENCE_SCHEMA},
             ]
         }
     ),
@@ -345,7 +348,7 @@ Data = Annotated[
     Any,
     ExpectedText(f"{import_strings.SYNTAX} or a data source"),
     AfterValidator(_data),
-    WithJsonSchema(_REFERENCE),
+    WithJsonSchema(REFERENCE_SCHEMA),
 ]
 _LOSSES_BY_OUTPUT = {**_PER_FRAMEWORK, "additionalProperties": _COMPONENT}
 Losses = Annotated[

@@ -15,7 +15,7 @@ from typing import Any
 
 from isotrain.core.errors import SpecError, did_you_mean
 from isotrain.core.spec import import_strings
-from isotrain.core.spec.field_types import Component
+from isotrain.core.spec.field_types import REFERENCE_SCHEMA, Component
 from isotrain.core.spec.sections import (
     OPTIMIZERS_WITH_DEFAULTS,
     SCHEDULES_WITH_DEFAULTS,
@@ -176,6 +176,7 @@ def json_schema() -> dict[str, Any]:
         ("early_stopping", ()),
     ):
         fields[name] = _with_shorthand(fields[name], choices)
+    fields["schedule"]["anyOf"].append(REFERENCE_SCHEMA)
     fields["recompute"]["anyOf"].append({"type": "null"})
     policy = schema["$defs"]["CheckpointPolicy"]["properties"]
     policy["keep_best"] = _with_shorthand(policy["keep_best"], ())

@@ -17,12 +17,10 @@ from pydantic import (
 from isotrain.core.spec.field_types import (
     Count,
     CountOrZero,
-    Fraction,
     Options,
     Positive,
     Text,
     one_of_schema,
-    require_name,
 )
 from isotrain.core.spec.optimizers import (
     Adagrad,
@@ -33,78 +31,29 @@ from isotrain.core.spec.optimizers import (
     RmsProp,
     Sgd,
 )
+from isotrain.core.spec.schedules import (
+    CallableSchedule,
+    ConstantSchedule,
+    CosineRestartsSchedule,
+    CosineSchedule,
+    ExponentialSchedule,
+    InverseSqrtSchedule,
+    LinearSchedule,
+    MilestonesSchedule,
+    OneCycleSchedule,
+    PlateauSchedule,
+    PolynomialSchedule,
+    StepSchedule,
+    WsdSchedule,
+)
 from isotrain.core.spec.validation import (
     BRANCH,
     ExpectedText,
     Problem,
     SpecModel,
-    at_most_one,
     exactly_one,
     unknown_choice,
 )
-
-
-class _Schedule(SpecModel):
-    warmup_steps: CountOrZero | None = Field(
-        default=None, description="Steps in which the rate rises linearly; not with warmup_epochs."
-    )
-    warmup_epochs: CountOrZero | None = Field(
-        default=None, description="Epochs in which the rate rises linearly; not with warmup_steps."
-    )
-    warmup_from_fraction: Fraction = Field(
-        default=0.0, description="Fraction of the rate at which the warm-up starts."
-    )
-
-    @classmethod
-    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """Refuses a warm-up in both steps and epochs."""
-        yield from at_most_one(fields, "warmup_steps", "warmup_epochs")
-
-
-class ConstantSchedule(_Schedule):
-    """Constant learning rate after the warm-up."""
-
-    name: Literal["constant"] = "constant"
-
-
-def _step_schema(schema: dict[str, Any]) -> None:
-    require_name(schema)
-    schema.update(one_of_schema(("every_epochs", "every_steps")))
-
-
-class StepSchedule(_Schedule, json_schema_extra=_step_schema):
-    """Step decay: the learning rate is multiplied by a factor at regular intervals."""
-
-    name: Literal["step"] = "step"
-    every_epochs: Count | None = Field(default=None, description="Interval in epochs.")
-    every_steps: Count | None = Field(default=None, description="Interval in steps.")
-    factor: Positive = Field(description="What the rate is multiplied by each time.")
-
-    @classmethod
-    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
-        """Requires one interval, in epochs or steps."""
-        yield from super().rules(fields)
-        yield from exactly_one(fields, "every_epochs", "every_steps")
-
-
-class _DecaySchedule(_Schedule, json_schema_extra=require_name):
-    final_fraction: Fraction = Field(default=0.0, description="Fraction of the rate at the end.")
-    decay_steps: Count | None = Field(
-        default=None, description="Steps of the decay after the warm-up; null for the whole run."
-    )
-
-
-class CosineSchedule(_DecaySchedule):
-    """Cosine decay of the learning rate."""
-
-    name: Literal["cosine"] = "cosine"
-
-
-class PolynomialSchedule(_DecaySchedule):
-    """Polynomial decay: the learning rate follows a power of the remaining fraction of the run."""
-
-    name: Literal["polynomial"] = "polynomial"
-    power: Positive = Field(default=1.0, description="Exponent; 1 is a straight line.")
 
 
 def _tag(section: type[SpecModel]) -> Tag:
@@ -113,18 +62,31 @@ def _tag(section: type[SpecModel]) -> Tag:
 
 
 def _names(union: Any, *, without_required: bool = False) -> tuple[str, ...]:
-    """Names of a union's members; `without_required`: only those without required fields."""
-    members = [get_args(each)[0].model_fields for each in get_args(union)]
+    """Names of a union's members; `without_required`: only those for which the name is enough."""
+    members: list[type[SpecModel]] = [get_args(each)[0] for each in get_args(union)]
     return tuple(
-        fields["name"].default
-        for fields in members
-        if "name" in fields
-        and not (without_required and any(field.is_required() for field in fields.values()))
+        member.model_fields["name"].default
+        for member in members
+        if "name" in member.model_fields and not (without_required and _requires_fields(member))
     )
 
 
-def _named(kind: str, names: tuple[str, ...], default: str | None) -> Callable[[Any], Any]:
-    """Validator that accepts a bare name for `{name: NAME}`, and only names among `names`."""
+def _requires_fields(section: type[SpecModel]) -> bool:
+    has_required = any(field.is_required() for field in section.model_fields.values())
+    return has_required or any(True for _ in section.rules({}))
+
+
+def _named(
+    kind: str, names: tuple[str, ...], default: str | None, reference: str
+) -> Callable[[Any], Any]:
+    """Validator that accepts a bare name for `{name: NAME}`, and only names among `names`.
+
+    Args:
+        kind: What the section chooses, with its article, for messages.
+        names: The names.
+        default: Name of a table without one; None where it is required.
+        reference: Field that has a callable in place of the name.
+    """
 
     def validate(value: Any) -> Any:
         if isinstance(value, SpecModel):
@@ -132,9 +94,9 @@ def _named(kind: str, names: tuple[str, ...], default: str | None) -> Callable[[
         fields = {"name": value} if isinstance(value, str) else value
         if not isinstance(fields, Mapping):
             raise Problem(f"the name of {kind} or {{name: ..., ...}}", received=value).error()
-        name = fields.get("name", default)
-        if name is None and "custom" in fields:
+        if "name" not in fields and reference in fields:
             return fields
+        name = fields.get("name", default)
         if name is None:
             raise Problem(f"one of {', '.join(names)}", ("name",)).error()
         if name not in names:
@@ -144,9 +106,19 @@ def _named(kind: str, names: tuple[str, ...], default: str | None) -> Callable[[
     return validate
 
 
+def _as_call(value: Any) -> Any:
+    """Accepts a callable or an import string, alone or as the name, for `{call: ...}`."""
+    fields = value if isinstance(value, Mapping) else {"name": value}
+    name = fields.get("name")
+    is_reference = callable(name) or (isinstance(name, str) and ":" in name)
+    return (
+        {"call": name, **{k: fields[k] for k in fields if k != "name"}} if is_reference else value
+    )
+
+
 def _branch(value: Any) -> str:
     if isinstance(value, Mapping):
-        return f"{BRANCH}{value.get('name', 'custom')}"
+        return f"{BRANCH}{value.get('name', 'call' if 'call' in value else 'custom')}"
     return f"{BRANCH}{getattr(value, 'name', '')}"
 
 
@@ -162,8 +134,17 @@ _Optimizers = (
 _Schedules = (
     Annotated[ConstantSchedule, _tag(ConstantSchedule)]
     | Annotated[StepSchedule, _tag(StepSchedule)]
+    | Annotated[MilestonesSchedule, _tag(MilestonesSchedule)]
+    | Annotated[ExponentialSchedule, _tag(ExponentialSchedule)]
+    | Annotated[LinearSchedule, _tag(LinearSchedule)]
     | Annotated[CosineSchedule, _tag(CosineSchedule)]
     | Annotated[PolynomialSchedule, _tag(PolynomialSchedule)]
+    | Annotated[CosineRestartsSchedule, _tag(CosineRestartsSchedule)]
+    | Annotated[InverseSqrtSchedule, _tag(InverseSqrtSchedule)]
+    | Annotated[WsdSchedule, _tag(WsdSchedule)]
+    | Annotated[OneCycleSchedule, _tag(OneCycleSchedule)]
+    | Annotated[PlateauSchedule, _tag(PlateauSchedule)]
+    | Annotated[CallableSchedule, _tag(CallableSchedule)]
 )
 OPTIMIZERS = _names(_Optimizers)
 SCHEDULES = _names(_Schedules)
@@ -175,12 +156,13 @@ Optimizer = Annotated[
     _Optimizers,
     ExpectedText("a name, such as adam, or {name: ..., lr: ...}"),
     Discriminator(_branch),
-    BeforeValidator(_named("an optimizer", OPTIMIZERS, None)),
+    BeforeValidator(_named("an optimizer", OPTIMIZERS, None, "custom")),
 ]
 Schedule = Annotated[
     _Schedules,
     Discriminator(_branch),
-    BeforeValidator(_named("a schedule", SCHEDULES, "constant")),
+    BeforeValidator(_named("a schedule", SCHEDULES, "constant", "call")),
+    BeforeValidator(_as_call),
 ]
 
 

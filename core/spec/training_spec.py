@@ -34,9 +34,9 @@ from isotrain.core.spec.field_types import (
     one_of_schema,
 )
 from isotrain.core.spec.initial_weights import InitialWeights, Patterns, matches
+from isotrain.core.spec.schedules import ConstantSchedule
 from isotrain.core.spec.sections import (
     Clip,
-    ConstantSchedule,
     Evaluation,
     LoggerChoice,
     LossScale,
@@ -158,7 +158,8 @@ class TrainingSpec(
     )
     schedule: Schedule = Field(
         default=ConstantSchedule(),
-        description="How the rate changes during the run, and its warm-up.",
+        description="How the rate changes during the run, and its warm-up: a name, {name: ..., ...}, or a "
+        "callable from the step to the fraction of the rate.",
     )
     scaling: Annotated[Scaling, BeforeValidator(_scaling)] = Field(
         default=Scaling(), description="How the rate follows the global batch."

@@ -32,6 +32,8 @@ OTHER_TOOLS_NAMES = {
     "bf16": "bfloat16",
     "callbacks": "loggers",
     "checkpointing": "checkpoint",
+    "constant_with_warmup": "constant",
+    "cosine_with_restarts": "cosine-restarts",
     "criterion": "loss",
     "cuda": "gpu",
     "dataset": "data",
@@ -40,6 +42,7 @@ OTHER_TOOLS_NAMES = {
     "fp32": "float32",
     "fp64": "float64",
     "gradient_clip_val": "clip",
+    "inverse_sqrt": "inverse-sqrt",
     "learning_rate": "lr",
     "loss_fn": "loss",
     "lr_scheduler": "schedule",
@@ -47,11 +50,15 @@ OTHER_TOOLS_NAMES = {
     "max_grad_norm": "clip",
     "max_steps": "steps",
     "mixed_precision": "precision",
+    "multistep": "milestones",
     "num_train_epochs": "epochs",
+    "onecycle": "one-cycle",
     "per_device_train_batch_size": "local_batch_size",
     "random_seed": "seed",
+    "reduce_lr_on_plateau": "plateau",
     "scheduler": "schedule",
     "train_batch_size": "global_batch_size",
+    "warmup_stable_decay": "wsd",
 }
 """Names of fields and values in other tools to isotrain's names, where these are spelled differently."""
 _BOUNDS = (("gt", ">"), ("ge", ">="), ("lt", "<"), ("le", "<="))

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from math import isnan
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from isotrain.core.errors import SpecError, unknown_name
-from isotrain.core.spec.checkpoint_policy import MonitoredMetric
+from isotrain.core.session.training.best_metric import BestMetric
+from isotrain.core.spec.schedules import PlateauSchedule
 
 if TYPE_CHECKING:
     from isotrain.core.session.session import Session
@@ -15,58 +15,6 @@ if TYPE_CHECKING:
 _BEST = "best"
 _EARLY_STOPPING = "early stopping"
 _METRIC_NAMES = "names of metrics"
-
-
-class BestMetric:
-    """Tracks the best value of one metric over epochs, in `session.notes`, so that a resumed run has it."""
-
-    def __init__(
-        self,
-        session: Session,
-        name: str,
-        monitored: MonitoredMetric,
-        min_delta: float,
-        *,
-        reset: bool = False,
-    ) -> None:
-        """Continues from `session.notes`, unless these are of another metric.
-
-        Args:
-            session: Session of the run.
-            name: Key of the note.
-            monitored: Metric to track.
-            min_delta: An improvement must be larger than this.
-            reset: Whether to start over in any case.
-        """
-        self._monitored = monitored
-        self._min_delta = min_delta
-        what = [monitored.metric, monitored.larger_is_better]
-        if reset or session.notes.get(name, {}).get("what") != what:
-            session.notes[name] = {"what": what, "value": None, "stale": 0}
-        self._note: dict[str, Any] = session.notes[name]
-
-    @property
-    def epochs_since_best(self) -> int:
-        """Number of evaluated epochs since the best one."""
-        return int(self._note["stale"])
-
-    def update(self, metrics: Mapping[str, float]) -> bool:
-        """Records an epoch's metrics; returns whether it is the best so far.
-
-        Epochs without the metric, which were not evaluated, are not counted.
-        """
-        name = self._monitored.metric
-        if name not in metrics:
-            return False
-        value, previous = metrics[name], self._note["value"]
-        best = None if previous is None else float(previous)  # infinite ones come back as texts
-        sign = 1.0 if self._monitored.larger_is_better else -1.0
-        # Written so that an infinite value is no improvement on an equal one: their difference is NaN.
-        if isnan(value) or (best is not None and not sign * (value - best) > self._min_delta):
-            self._note["stale"] += 1
-            return False
-        self._note.update(value=value, stale=0)
-        return True
 
 
 class BestEpochTracker:
@@ -77,7 +25,7 @@ class BestEpochTracker:
     """
 
     def __init__(self, session: Session) -> None:
-        """Continues from the session's notes.
+        """Continues from the session's notes; checks the monitored metrics, also that of a plateau schedule.
 
         Raises:
             SpecError: The run has no metric of a monitored name.
@@ -86,16 +34,20 @@ class BestEpochTracker:
         keep_best = None if policy is None else policy.keep_best
         reset = session.best_step is None
         self._best = (
-            None if keep_best is None else BestMetric(session, _BEST, keep_best, 0.0, reset=reset)
+            None
+            if keep_best is None
+            else BestMetric(session.notes, _BEST, keep_best, 0.0, reset=reset)
         )
         self._stopping = (
             None
             if stopping is None
-            else BestMetric(session, _EARLY_STOPPING, stopping, stopping.min_delta)
+            else BestMetric(session.notes, _EARLY_STOPPING, stopping, stopping.min_delta)
         )
         self._patience = 0 if stopping is None else stopping.patience
         self.restores_best = keep_best is not None and keep_best.restore
-        monitored = [each.metric for each in (keep_best, stopping) if each is not None]
+        schedule = session.spec.schedule
+        plateau = schedule if isinstance(schedule, PlateauSchedule) else None
+        monitored = [each.metric for each in (keep_best, stopping, plateau) if each is not None]
         if monitored:
             _require_metrics(monitored, session)
 

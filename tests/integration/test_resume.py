@@ -381,9 +381,11 @@ def test_a_session_in_this_process_resumes(tmp_path: Path) -> None:
             session.step(next(batches))
         weights = session.read_state()
         session.notes["mine"] = [1, "two"]
+        session.set_learning_rate(0.125)
         session.scale_learning_rate(0.5)
         folder = tmp_path / "kept"
         session.save(folder)
+        session.set_learning_rate(0)
         session.step(next(batches))
         session.restore(folder)
         assert session.steps_done == 6

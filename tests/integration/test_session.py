@@ -105,7 +105,7 @@ def test_frozen_weights_keep_every_bit(tmp_path: Path, backend: str) -> None:
 def test_unknown_attributes_of_a_session_cannot_be_set() -> None:
     with isotrain.open_session(spec(), backend="reference") as session:
         for name in ("learning_rate", "lerning_rate", "is_done"):
-            with pytest.raises(isotrain.IsotrainError, match=r"scale_learning_rate\(factor\)"):
+            with pytest.raises(isotrain.IsotrainError, match=r"set_learning_rate\(rate\)"):
                 setattr(session, name, 1e-4)
 
 
@@ -125,13 +125,40 @@ def test_a_loop_scales_the_rate_on_top_of_the_schedule(tmp_path: Path) -> None:
     assert rates == [0.0625 * factor for factor in factors]
 
 
-@pytest.mark.parametrize("factor", [0.0, -1.0, float("nan"), float("inf")])
-def test_the_rate_is_scaled_by_a_number_above_0(factor: float) -> None:
+@pytest.mark.parametrize("call", ["scale_learning_rate", "set_learning_rate"])
+@pytest.mark.parametrize("number", [-1.0, float("nan"), float("inf")])
+def test_the_rate_is_set_and_scaled_by_numbers_that_are_not_negative(
+    call: str, number: float
+) -> None:
     with (
         isotrain.open_session(spec(), backend="reference") as session,
-        pytest.raises(isotrain.IsotrainError, match="expected a number above 0"),
+        pytest.raises(isotrain.IsotrainError, match=f"{call}: expected a finite number"),
     ):
-        session.scale_learning_rate(factor)
+        getattr(session, call)(number)
+
+
+def test_a_loop_sets_the_rate_and_returns_to_the_schedule() -> None:
+    schedule = {"name": "step", "every_steps": 1, "factor": 0.5}
+    with isotrain.open_session(spec(schedule=schedule), backend="reference") as session:
+        session.scale_learning_rate(0.5)
+        session.set_learning_rate(0.25)
+        assert [session.learning_rate(step) for step in (0, 3)] == [0.25, 0.25]
+        session.scale_learning_rate(0.5)
+        assert session.learning_rate(3) == 0.125
+        session.set_learning_rate(None)
+        assert session.learning_rate(3) == 0.0625 / 8
+
+
+def test_steps_at_rate_0_change_no_weights() -> None:
+    with isotrain.open_session(spec(schedule=lambda step: step), backend="reference") as session:
+        before = session.read_state(("trainable",))
+        batches = session.batches()
+        session.step(next(batches))
+        at_zero = session.read_state(("trainable",))
+        session.step(next(batches))
+        after = session.read_state(("trainable",))
+    assert all(np.array_equal(before[name], at_zero[name]) for name in before)
+    assert not any(np.array_equal(before[name], after[name]) for name in before)
 
 
 def normalised() -> Network:

@@ -41,7 +41,7 @@ class SavedTrainerState:
 
     Attributes:
         step: Number of steps done.
-        rate_factor: Factor on the spec's learning rates, from `scale_learning_rate`.
+        rate_factor: Factor on the learning rates, from `scale_learning_rate` and the schedule `plateau`.
         epoch_loss: Sum of the losses of the epoch so far, each times its samples.
         epoch_samples: Number of samples of the epoch so far.
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
@@ -50,6 +50,7 @@ class SavedTrainerState:
         notes: `session.notes`.
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         rates: Learning rates of the last step and, by the spec of that run, of the next one.
+        fixed_rate: Learning rate from `set_learning_rate`; None for the spec's.
     """
 
     step: int
@@ -62,6 +63,7 @@ class SavedTrainerState:
     notes: dict[str, Any] = field(default_factory=dict)
     stream_state: StreamState | None = None
     rates: list[float] = field(default_factory=list)
+    fixed_rate: float | None = None
 
     @property
     def best_step(self) -> int | None:

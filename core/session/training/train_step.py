@@ -27,7 +27,7 @@ from isotrain.core.session.training.step_logger import StepLogger
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.trainer_state import TrainerState
 from isotrain.core.spec.optimizers import CustomOptimizer
-from isotrain.core.spec.sections import ConstantSchedule
+from isotrain.core.spec.schedules import ConstantSchedule
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -56,7 +56,7 @@ class TrainLoop:
 
     Attributes:
         trainer_state: Step counters, learning-rate factor and last loss.
-        rates: Learning rates of the spec, without `trainer_state.rate_factor`.
+        rates: Learning rates of the spec, without what the session changed: `trainer_state.rate`.
         loss_check: Compares the loss of a batch with the mean over its parts.
         step_logger: Reports the steps of rank 0 to the launcher.
     """
@@ -115,8 +115,8 @@ class TrainLoop:
             )
 
     def _scheduled_rate(self, step: int) -> float:
-        """Learning rate by the spec, with the present scaling; `step` counts from 0 over the whole run."""
-        return self.rates(step) * self.trainer_state.rate_factor
+        """Learning rate by spec and session; `step` counts from 0 over the whole run."""
+        return self.trainer_state.rate(self.rates(step))
 
     def learning_rate(self, step: int) -> float:
         """Learning rate of a step, by the spec or by the optimizer, as `Session.learning_rate`. Local."""

@@ -19,11 +19,12 @@ class TrainerState:
         steps_done: Number of steps taken so far.
         is_stopped: Whether training was ended early.
         is_finished: Whether the strategy has finished its work after the last step.
-        rate_factor: Factor on the spec's learning rates.
+        rate_factor: Factor on the learning rates of the spec, or on `fixed_rate`.
         last_loss: Scalar loss of the last step, possibly not computed yet; None before the first.
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         restore_count: Number of restores so far.
+        fixed_rate: Learning rate from `set_learning_rate`, in place of the spec's; None for the spec's.
         is_predicting: Whether an iterator of predictions is open; closing it restores the state before it.
     """
 
@@ -37,6 +38,7 @@ class TrainerState:
     best_steps: list[int] = field(default_factory=list)
     stream_state: StreamState | None = None
     restore_count: int = 0
+    fixed_rate: float | None = None
     is_predicting: bool = False
 
     @property
@@ -48,6 +50,10 @@ class TrainerState:
     def loss(self) -> float | None:
         """Loss of the last step; None before the first. Waits for the device."""
         return None if self.last_loss is None else float(self.last_loss)
+
+    def rate(self, scheduled: float) -> float:
+        """Learning rate of a step for which the spec's schedule has the rate `scheduled`."""
+        return self.rate_factor * (scheduled if self.fixed_rate is None else self.fixed_rate)
 
     def require_no_predictions(self, call: str) -> None:
         """Refuses a call that changes or saves the state while predictions are being read.

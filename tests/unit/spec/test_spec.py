@@ -15,10 +15,18 @@ from isotrain.adapters.common.outputs import check_loss_table
 from isotrain.core.cli.argument_types import name_with_options
 from isotrain.core.errors import SpecError
 from isotrain.core.spec.field_types import Component
-from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam, CosineSchedule, Scaling, Sgd
+from isotrain.core.spec.loading import load_spec
+from isotrain.core.spec.schedules import CallableSchedule, CosineSchedule
+from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, Adam, Scaling, Sgd
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.validation import BRANCH, OTHER_TOOLS_NAMES
 
+REQUIRED_OF_SCHEDULES: dict[str, dict[str, Any]] = {
+    "step": {"every_epochs": 3, "factor": 0.1},
+    "exponential": {"every_steps": 2, "factor": 0.9},
+    "milestones": {"at_epochs": [1, 2]},
+    "cosine-restarts": {"first_steps": 4},
+}
 BASE: dict[str, Any] = {
     "model": "shop.models:Net",
     "data": "shop.data:load",
@@ -70,9 +78,24 @@ def test_weight_decay_defaults() -> None:
 
 @pytest.mark.parametrize("name", SCHEDULES)
 def test_every_schedule(name: str) -> None:
-    more = {"every_epochs": 3, "factor": 0.1} if name == "step" else {}
-    schedule = make(schedule={"name": name, "warmup_epochs": 2, **more}).schedule
-    assert (schedule.name, schedule.warmup_epochs) == (name, 2)
+    fields = {"name": name, **REQUIRED_OF_SCHEDULES.get(name, {})}
+    schedule = make(schedule=fields).schedule
+    assert (schedule.name, schedule.has_warmup) == (name, name == "one-cycle")
+    if name == "one-cycle":
+        assert problems(schedule={**fields, "warmup_epochs": 2})
+    else:
+        assert make(schedule={**fields, "warmup_epochs": 2}).schedule.has_warmup
+
+
+@pytest.mark.parametrize("schedule", [math.exp, {"call": math.exp}, {"name": math.exp}])
+def test_a_schedule_of_your_own_in_every_form(schedule: Any) -> None:
+    spec = make(schedule=schedule)
+    assert isinstance(spec.schedule, CallableSchedule)
+    assert spec.to_dict()["schedule"]["call"] == "math:exp"
+    assert make(schedule=spec.to_dict()["schedule"]).to_dict() == spec.to_dict()
+    assert make(schedule="math:exp").to_dict() == spec.to_dict()
+    warm = load_spec(spec, ["schedule.warmup_steps=3"], check_imports=False).schedule
+    assert warm.has_warmup
 
 
 def test_parts_given_as_objects_equal_tables() -> None:
@@ -208,7 +231,10 @@ ONE_PROBLEM = [
     ({"optimizer": {"name": "adam", "beta1": 0.9}}, "optimizer.beta1: got 0.9; expected a field"),
     ({"optimizer": {"name": "adam", "beta1": 0.9}}, "did you mean 'beta_1'?"),
     ({"optimizer": {"custom": 3, "lr": 1}}, 'optimizer.custom: got 3; expected "package'),
-    ({"schedule": "cosin"}, "schedule.name: got 'cosin'; expected one of constant, step, cosine"),
+    (
+        {"schedule": "cosin"},
+        "schedule.name: got 'cosin'; expected one of constant, step, milestones",
+    ),
     ({"schedule": {"name": "step", "factor": 1}}, "schedule.every_epochs or every_steps: missing"),
     ({"schedule": {"warmup_steps": 1, "warmup_epochs": 1}}, "warmup_steps and warmup_epochs: got"),
     (
@@ -289,7 +315,7 @@ def test_one_problem(changes: dict[str, Any], part: str) -> None:
 
 def test_names_of_other_tools_lead_to_names_that_exist() -> None:
     fields = {*TrainingSpec.model_fields, *Adam.model_fields}
-    choices = {"gpu", "float16", "bfloat16", "float32", "float64"}
+    choices = {"gpu", "float16", "bfloat16", "float32", "float64", *SCHEDULES}
     assert set(OTHER_TOOLS_NAMES.values()) <= fields | choices
     assert not set(OTHER_TOOLS_NAMES) & (fields | choices)
 

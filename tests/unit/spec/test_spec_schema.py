@@ -10,7 +10,7 @@ import pytest
 from unit.spec.spec_samples import FIELDS, SMALL, refused
 
 from isotrain.core.spec.loading import json_schema, load_spec
-from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES
+from isotrain.core.spec.sections import OPTIMIZERS, SCHEDULES, SCHEDULES_WITH_DEFAULTS
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -39,7 +39,11 @@ SOUND = [
     {**SMALL, "early_stopping": "validation_loss", "recompute": None},
     {**SMALL, "checkpoint": {"keep_best": "validation_loss"}, "recompute": "block_*"},
     {**SMALL, "initial_weights": {"source": "w.safetensors", "freeze": "a_*", "include": ["b_*"]}},
-    *[{**SMALL, "schedule": name} for name in SCHEDULES if name != "step"],
+    *[{**SMALL, "schedule": name} for name in SCHEDULES_WITH_DEFAULTS],
+    {**SMALL, "schedule": "math:exp"},
+    {**SMALL, "schedule": {"call": "math:exp", "warmup_steps": 2}},
+    {**SMALL, "schedule": {"name": "cosine-restarts", "first_steps": 2}},
+    {**SMALL, "schedule": {"name": "one-cycle", "momentum_range": [0.85, 0.95]}},
     *[{**SMALL, "optimizer": {"name": name, "lr": 0.5}} for name in OPTIMIZERS],
 ]
 UNSOUND = [
@@ -49,7 +53,8 @@ UNSOUND = [
     {**SMALL, "optimizer": {"lr": 0.1}},
     {**SMALL, "optimizer": "sdg"},
     {**SMALL, "optimizer": "sgd"},
-    {**SMALL, "schedule": "step"},
+    *[{**SMALL, "schedule": name} for name in {*SCHEDULES} - {*SCHEDULES_WITH_DEFAULTS}],
+    {**SMALL, "schedule": {"name": "milestones", "at_epochs": [1], "at_steps": [2]}},
     {**SMALL, "optimizer": {"name": "adam", "lr": -1}},
     {**SMALL, "schedule": {"name": "step", "factor": 0.5}},
     {**SMALL, "clip": {"value": 1, "norm": 1}},

@@ -1,23 +1,23 @@
-"""The best value of a metric over epochs, which decides on the best checkpoint and on early stopping."""
+"""The best value of a metric over epochs: the best checkpoint, early stopping and plateaus go by it."""
 
 from __future__ import annotations
 
 import json
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from isotrain.core.session.training.best_metric import BestMetric
+from isotrain.core.session.training.plateau import plateau_factor
 from isotrain.core.spec.checkpoint_policy import MonitoredMetric
-from isotrain.core.worker.early_stopping import BestMetric
+from isotrain.core.spec.schedules import PlateauSchedule
 
 NAN, INFINITY = float("nan"), float("inf")
 
 
 def best_loss(notes: dict[str, Any], min_delta: float = 0.0) -> BestMetric:
     """The best validation loss of a run with these session notes."""
-    session: Any = SimpleNamespace(notes=notes)
-    return BestMetric(session, "best", MonitoredMetric(metric="validation_loss"), min_delta)
+    return BestMetric(notes, "best", MonitoredMetric(metric="validation_loss"), min_delta)
 
 
 def improvements(
@@ -42,8 +42,7 @@ def test_only_a_smaller_loss_is_better(values: list[float], is_best: list[bool])
 
 
 def test_a_larger_accuracy_is_better() -> None:
-    session: Any = SimpleNamespace(notes={})
-    accuracy = BestMetric(session, "best", MonitoredMetric(metric="accuracy"), 0.0)
+    accuracy = BestMetric({}, "best", MonitoredMetric(metric="accuracy"), 0.0)
     found = improvements(accuracy, [0.5, 0.5, 0.25, 0.75], "accuracy")
     assert found == [True, False, False, True]
 
@@ -67,3 +66,61 @@ def test_a_resumed_run_continues_from_its_notes() -> None:
     resumed = best_loss(notes)
     assert resumed.epochs_since_best == 1
     assert improvements(resumed, [NAN, 5.0]) == [False, True]
+
+
+LOSSES = [
+    3.0,
+    2.0,
+    2.5,
+    2.4,
+    1.9999,
+    2.1,
+    2.0,
+    NAN,
+    2.2,
+    1.0,
+    1.1,
+    1.2,
+    1.3,
+    1.4,
+    1.5,
+    1.6,
+    1.7,
+    1.8,
+]
+PLATEAUS = [
+    {"patience": 1},
+    {"patience": 2, "cooldown": 1, "factor": 0.5},
+    {"patience": 3, "cooldown": 4, "min_delta": 0.75},
+    {"patience": 1, "factor": 0.5, "min_fraction": 0.2},
+]
+
+
+@pytest.mark.parametrize("options", PLATEAUS)
+def test_a_plateau_lowers_the_rate_as_torch_does(options: dict[str, Any]) -> None:
+    torch = pytest.importorskip("torch")
+    schedule = PlateauSchedule(**options)
+    optimizer = torch.optim.SGD([torch.zeros(1, requires_grad=True)], lr=0.5)
+    scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer,
+        factor=schedule.factor,
+        patience=schedule.patience - 1,  # torch's: epochs that are still accepted
+        cooldown=schedule.cooldown,
+        threshold=schedule.min_delta,
+        threshold_mode="abs",
+        min_lr=schedule.min_fraction * 0.5,
+        eps=0,
+    )
+    rate, notes = 0.5, dict[str, Any]()
+    for loss in LOSSES:
+        scheduler.step(loss)
+        rate *= plateau_factor(schedule, {"validation_loss": loss, "loss": 0.0}, notes)
+        assert rate == pytest.approx(optimizer.param_groups[0]["lr"], rel=1e-12)
+        notes = json.loads(json.dumps(notes))
+    assert rate < 0.5
+
+
+def test_epochs_that_were_not_evaluated_change_no_rate() -> None:
+    notes: dict[str, Any] = {}
+    assert plateau_factor(PlateauSchedule(patience=1), {"loss": 1.0}, notes) == 1.0
+    assert notes == {}
