@@ -160,6 +160,8 @@ from isotrain.core.sharding.shard_assignment import assign_shards as assign_shar
 from isotrain.core.spec import import_strings as import_strings
 from isotrain.core.spec.field_types import ArgumentOrder as ArgumentOrder
 from isotrain.core.spec.field_types import Component as Component
+from isotrain.core.spec.optimizer_groups import WeightGroup as WeightGroup
+from isotrain.core.spec.optimizer_groups import weight_groups as weight_groups
 from isotrain.core.spec.optimizers import CustomOptimizer as CustomOptimizer
 from isotrain.core.spec.sections import LossScale as LossScale
 from isotrain.core.spec.training_spec import TrainingSpec as TrainingSpec

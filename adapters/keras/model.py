@@ -38,6 +38,7 @@ from isotrain.adapters.keras.optimizers import (
     build_optimizer,
     loss_scale,
     loss_scale_variables,
+    use_groups,
     weight_finalizer,
 )
 from isotrain.adapters.keras.recompute import Recomputed, recompute
@@ -69,6 +70,7 @@ __all__ = [
     "resolve_for_framework",
     "sum_names",
     "update_metrics",
+    "use_groups",
     "weight_finalizer",
 ]
 

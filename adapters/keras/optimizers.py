@@ -13,7 +13,7 @@ import numpy as np
 
 from isotrain.adapters.common.spec_components import call_checked, resolve_for_framework
 from isotrain.adapters.keras import private as keras_private
-from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
+from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
 
 class KerasSchedule:
@@ -34,7 +34,7 @@ class KerasSchedule:
 
 
 _CLIPPING = {"value": "clipvalue", "norm": "clipnorm", "global_norm": "global_clipnorm"}
-_SPEC_ONLY_FIELDS = {"name", "lr", "custom", "args"}
+_SPEC_ONLY_FIELDS = {"name", "lr", "groups", "layer_decay"}
 
 
 def build_optimizer(
@@ -60,7 +60,7 @@ def build_optimizer(
         SpecError: The custom optimizer cannot be used, or clips or scales as the spec does.
     """
     settings = spec.optimizer
-    number = float if spec.precision != "float64" else _through_float32
+    number = _number(spec)
     schedule = None
     if isinstance(settings, CustomOptimizer):
         optimizer, schedule = _own_optimizer(settings, framework, number)
@@ -166,6 +166,37 @@ def _named_optimizer(
     return classes[settings.name](learning_rate=number(settings.lr), **options)
 
 
+def use_groups(
+    spec: TrainingSpec, optimizer: keras.optimizers.Optimizer, groups: Sequence[WeightGroup]
+) -> list[keras_private.OptionGroup]:
+    """Makes the spec's optimizer, built, update the weights of each group with the options of the group.
+
+    Args:
+        spec: Training spec, for the precision.
+        optimizer: Optimizer of the spec; unchanged if all weights have its options.
+        groups: Groups of the weights that it was built on.
+
+    Returns:
+        The groups with the options as Keras has them; empty if all weights have those of the optimizer.
+    """
+    if all(group.has_spec_options for group in groups):
+        return []
+    number = _number(spec)
+    option_groups = [
+        keras_private.OptionGroup(
+            frozenset(group.indices),
+            group.lr_factor,
+            {
+                name: number(value) if isinstance(value, float) else value
+                for name, value in group.options.items()
+            },
+        )
+        for group in groups
+    ]
+    keras_private.apply_by_groups(getattr(optimizer, "inner_optimizer", optimizer), option_groups)
+    return option_groups
+
+
 def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """The loss scale's variables by their state names; empty without a loss scale, or before it is built."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:
@@ -200,6 +231,11 @@ def weight_finalizer(
             inner.finalize_variable_values(weights)
 
     return finalise
+
+
+def _number(spec: TrainingSpec) -> Callable[[float], float]:
+    """Conversion of hyperparameters: in float64, rounding to float32."""
+    return float if spec.precision != "float64" else _through_float32
 
 
 def _through_float32(value: float) -> float:

@@ -48,6 +48,7 @@ class TensorFlowAdapter(Adapter):
     ignored_log_lines = _LOG_LINES
     exports = _EXPORTS
     compiler = "XLA"
+    has_optimizer_groups = True
     optimizer_state_names = KerasOptimizerStateNames()
 
     def framework_availability(self) -> Availability:

@@ -39,6 +39,7 @@ class TorchAdapter(TcpParameterServer):
     framework = "torch"
     exports = _EXPORTS
     compiler = "torch.compile"
+    has_optimizer_groups = True
     optimizer_state_names = TorchOptimizerStateNames()
 
     @abstractmethod
@@ -174,7 +175,7 @@ class TorchAdapter(TcpParameterServer):
 def _weight_decay_notes(spec: TrainingSpec) -> list[str]:
     """Notes that a native torch optimizer applies weight decay differently from Keras'."""
     optimizer = spec.optimizer
-    differs = optimizer.weight_decay and not optimizer.decay_is_decoupled
+    differs = optimizer.decays_weights and not optimizer.decay_is_decoupled
     if not differs or not isinstance(spec.model, Mapping):
         return []
     return [

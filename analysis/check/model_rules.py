@@ -94,7 +94,7 @@ def weight_decay(subject: Subject) -> Iterator[Hit]:
     """Coupled weight decay in native models of several frameworks."""
     optimizer = subject.spec.optimizer
     native = isinstance(subject.spec.model, Mapping) and len(subject.frameworks) > 1
-    if optimizer.weight_decay and native and not optimizer.decay_is_decoupled:
+    if optimizer.decays_weights and native and not optimizer.decay_is_decoupled:
         detail = f"{optimizer.weight_decay:g} with {optimizer.name}"
         yield Hit("ISO304", "optimizer.weight_decay", detail, labels(subject.targets))
 

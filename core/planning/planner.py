@@ -100,6 +100,7 @@ def _resolve(
     _require_framework(spec, adapter.framework)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
+    _require_optimizer_groups(spec, adapter)
     notes = [*devices.notes, *_compile_notes(spec, strategy, adapter)]
     notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
     notes += adapter.check(spec, options, replicas=count)
@@ -290,6 +291,20 @@ def _compile_notes(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> 
         f"compile: {adapter.compiler} compiles the model; the result is not bit-identical to an"
         " uncompiled run"
     ]
+
+
+def _require_optimizer_groups(spec: TrainingSpec, adapter: Adapter) -> None:
+    """Refuses groups of weights, and layer-wise rates, for a backend that has none.
+
+    Raises:
+        UnsupportedError: The backend updates all weights with the same options.
+    """
+    for name in ("groups", "layer_decay"):
+        if getattr(spec.optimizer, name) and not adapter.has_optimizer_groups:
+            raise UnsupportedError(
+                f"optimizer.{name}: backend {adapter.name!r} updates all weights with the same options."
+                " Leave it out."
+            )
 
 
 def _local_batch_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:

@@ -6,9 +6,9 @@ Slot names are those in the named state of portable models.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, ClassVar, Literal
 
-from pydantic import Field
+from pydantic import BeforeValidator, Field
 
 from isotrain.core.spec.field_types import (
     Decay,
@@ -19,7 +19,58 @@ from isotrain.core.spec.field_types import (
     Switch,
     require_name,
 )
-from isotrain.core.spec.validation import Problem, SpecModel
+from isotrain.core.spec.initial_weights import Patterns
+from isotrain.core.spec.validation import ExpectedText, Problem, SpecModel
+
+
+class OptimizerGroup(SpecModel):
+    """Weights with options of their own; a weight belongs to the first group that matches its name."""
+
+    weights: Patterns = Field(
+        description="Patterns of the names of these weights, such as *bias; each fits a trainable weight."
+    )
+    lr_factor: NotNegative = Field(
+        default=1.0,
+        description="What the rate of the step is multiplied by; 0 stops these weights.",
+    )
+    weight_decay: NotNegative | None = Field(default=None, description="Weight decay.")
+    momentum: Decay | None = Field(default=None, description="Momentum.")
+    nesterov: Switch | None = Field(default=None, description="Nesterov's momentum.")
+    beta_1: Decay | None = Field(default=None, description="Decay of the mean of the gradients.")
+    beta_2: Decay | None = Field(
+        default=None, description="Decay of the mean of the squared gradients."
+    )
+    rho: Decay | None = Field(
+        default=None, description="Decay of the mean of the squared gradients."
+    )
+    epsilon: Positive | None = Field(default=None, description="Added to the denominator.")
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Options of the optimizer that the group sets, by name."""
+        return {name: value for name, value in self if name in _GROUP_OPTIONS and value is not None}
+
+
+_GROUP_OPTIONS = OptimizerGroup.model_fields.keys() - {"weights", "lr_factor"}
+
+
+class LayerDecay(SpecModel):
+    """Layer-wise decay of the learning rate: the last layer has the full rate, each one before it less."""
+
+    factor: Annotated[float, Field(strict=True, gt=0, le=1)] = Field(
+        description="Rate of a layer relative to that of the next one."
+    )
+    layers: Annotated[
+        tuple[Patterns, ...], ExpectedText("a list of patterns, or of lists of patterns")
+    ] = Field(
+        default=(),
+        description="Patterns of the weights of each layer, the first layer first; by default the layers "
+        "are read from the names of the weights.",
+    )
+
+
+def _layer_decay(value: Any) -> Any:
+    return {"factor": value} if isinstance(value, int | float) else value
 
 
 class _Optimizer(SpecModel, json_schema_extra=require_name):
@@ -42,6 +93,38 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
         description="Weight decay. Decoupled (lr * weight_decay * weight is subtracted) with Keras "
         "optimizers and adamw; torch's other native optimizers add it to the gradient.",
     )
+    groups: tuple[OptimizerGroup, ...] = Field(
+        default=(),
+        description="Groups of weights with options of their own: [{weights: patterns, lr_factor: ..., "
+        "weight_decay: ..., ...}]; the first that fits holds, and all other weights have the options above.",
+    )
+    layer_decay: Annotated[LayerDecay | None, BeforeValidator(_layer_decay)] = Field(
+        default=None,
+        description="Layer-wise decay of the rate: a factor such as 0.75, or {factor: ..., layers: "
+        "[patterns, ...]}; null for none.",
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """Refuses groups with options that the optimizer lacks, or that change its state."""
+        groups = fields.get("groups")
+        for index, group in enumerate(groups if isinstance(groups, list | tuple) else ()):
+            options = group.options if isinstance(group, OptimizerGroup) else group
+            if not isinstance(options, Mapping):
+                continue
+            given = {name for name, value in options.items() if value is not None}
+            for name in given & _GROUP_OPTIONS - cls.model_fields.keys():
+                yield Problem("an option of this optimizer", ("groups", index, name), options[name])
+            momentum, has_momentum = options.get("momentum"), bool(fields.get("momentum", 0))
+            if (
+                "momentum" in cls.model_fields
+                and momentum is not None
+                and bool(momentum) != has_momentum
+            ):
+                expected = (
+                    "a momentum > 0" if has_momentum else "a momentum > 0 outside of the groups too"
+                )
+                yield Problem(expected, ("groups", index, "momentum"), momentum)
 
     @property
     def slots(self) -> tuple[str, ...]:
@@ -51,7 +134,13 @@ class _Optimizer(SpecModel, json_schema_extra=require_name):
     @property
     def is_plain(self) -> bool:
         """Whether all options that change the update rule, such as momentum, are off."""
-        return not any(getattr(self, variant) for variant in self._variants)
+        variants = ("groups", "layer_decay", *self._variants)
+        return not any(getattr(self, variant) for variant in variants)
+
+    @property
+    def decays_weights(self) -> bool:
+        """Whether some weights have weight decay."""
+        return bool(self.weight_decay) or any(group.weight_decay for group in self.groups)
 
 
 class Sgd(_Optimizer):
@@ -70,6 +159,7 @@ class Sgd(_Optimizer):
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
         """Requires a momentum for Nesterov momentum."""
+        yield from super().rules(fields)
         if fields.get("nesterov") is True and fields.get("momentum", 0) == 0:
             yield Problem("a momentum > 0 with nesterov", ("momentum",), fields.get("momentum", 0))
 
@@ -157,6 +247,9 @@ class CustomOptimizer(SpecModel):
     is_plain: ClassVar[bool] = False
     slots: ClassVar[tuple[str, ...]] = ()
     weight_decay: ClassVar[float] = 0.0
+    decays_weights: ClassVar[bool] = False
+    groups: ClassVar[tuple[OptimizerGroup, ...]] = ()
+    layer_decay: ClassVar[LayerDecay | None] = None
     name: ClassVar[str] = "custom"
     custom: References = Field(
         description="Callable that builds an optimizer, or one per framework: for a torch module "

@@ -37,6 +37,7 @@ class Reference(TcpParameterServer):
     """Backend for small networks in NumPy, one process per replica."""
 
     name = "reference"
+    has_optimizer_groups = True
     framework = "reference"
     summary = "NumPy with gradients written by hand, for tests"
     collectives = {"tcp": "through replica 0, summed in the order of the replicas"}

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from isotrain.plugin import TrainingSpec, UnsupportedError, unknown_name
+from isotrain.plugin import TrainingSpec, UnsupportedError, WeightGroup, unknown_name, weight_groups
 from isotrain.testing.reference.layers import Array
 
 
@@ -20,10 +20,17 @@ class Optimizer(ABC):
         state: Optimizer state by name: `steps`, int64 scalar, and arrays like the weights; updated in place.
     """
 
-    def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
-        """Initializes the optimizer state of weights by name."""
+    def __init__(
+        self, weights: Mapping[str, Array], settings: Any, groups: Sequence[WeightGroup]
+    ) -> None:
+        """Initializes the optimizer state of weights by name, which the groups divide up."""
         self._weights = weights
-        self._settings = settings
+        self._settings = {
+            index: settings.model_copy(update=group.options)
+            for group in groups
+            for index in group.indices
+        }
+        self._factors = {index: group.lr_factor for group in groups for index in group.indices}
         self._steps = np.zeros((), np.int64)
         self.state: dict[str, Array] = {"steps": self._steps}
 
@@ -36,13 +43,13 @@ class Optimizer(ABC):
     def update(self, gradients: Sequence[Array], rate: float) -> None:
         """Takes one step with gradients in the shapes of the weights and a learning rate."""
         self._steps[...] += 1
-        decay = self._settings.weight_decay
         for index, (weight, gradient) in enumerate(
             zip(self._weights.values(), gradients, strict=True)
         ):
-            if decay:
-                weight -= rate * decay * weight
-            weight += self._change(index, gradient, rate)
+            weight_rate = rate * self._factors[index]
+            if decay := self._settings[index].weight_decay:
+                weight -= weight_rate * decay * weight
+            weight += self._change(index, gradient, weight_rate)
 
     @abstractmethod
     def _change(self, place: int, gradient: Array, rate: float) -> Array:
@@ -52,28 +59,32 @@ class Optimizer(ABC):
 class Sgd(Optimizer):
     """SGD on weights of any shape, optionally with momentum or Nesterov momentum."""
 
-    def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
-        super().__init__(weights, settings)
+    def __init__(
+        self, weights: Mapping[str, Array], settings: Any, groups: Sequence[WeightGroup]
+    ) -> None:
+        super().__init__(weights, settings, groups)
         self._momenta = self._slots("momentum") if settings.momentum else []
 
     def _change(self, place: int, gradient: Array, rate: float) -> Array:
         step = -rate * gradient
         if not self._momenta:
             return step
-        factor, momentum = self._settings.momentum, self._momenta[place]
-        momentum[...] = factor * momentum + step
-        return factor * momentum + step if self._settings.nesterov else momentum
+        settings, momentum = self._settings[place], self._momenta[place]
+        momentum[...] = settings.momentum * momentum + step
+        return settings.momentum * momentum + step if settings.nesterov else momentum
 
 
 class Adam(Optimizer):
     """Adam (Kingma & Ba 2015) on weights of any shape; with weight decay, AdamW."""
 
-    def __init__(self, weights: Mapping[str, Array], settings: Any) -> None:
-        super().__init__(weights, settings)
+    def __init__(
+        self, weights: Mapping[str, Array], settings: Any, groups: Sequence[WeightGroup]
+    ) -> None:
+        super().__init__(weights, settings, groups)
         self._means, self._squares = self._slots("mean"), self._slots("square")
 
     def _change(self, place: int, gradient: Array, rate: float) -> Array:
-        settings, mean, square = self._settings, self._means[place], self._squares[place]
+        settings, mean, square = self._settings[place], self._means[place], self._squares[place]
         mean += (gradient - mean) * (1 - settings.beta_1)
         square += (gradient * gradient - square) * (1 - settings.beta_2)
         steps = int(self._steps)
@@ -99,9 +110,15 @@ def require_known(spec: TrainingSpec) -> None:
         raise UnsupportedError("backend 'reference' has no AMSGrad: leave amsgrad out.")
 
 
-def build_optimizer(spec: TrainingSpec, weights: Mapping[str, Array]) -> Optimizer:
-    """Optimizer of the spec for these weights, of any shapes."""
-    return OPTIMIZERS[spec.optimizer.name](weights, spec.optimizer)
+def build_optimizer(
+    spec: TrainingSpec, trainable: Mapping[str, Array], indices: Sequence[int] | None = None
+) -> Optimizer:
+    """Optimizer of the spec for the trainable weights, of any shapes, or for those at the indices."""
+    names = list(trainable)
+    updated = names if indices is None else [names[index] for index in indices]
+    groups = weight_groups(spec.optimizer, names, updated)
+    weights = {name: trainable[name] for name in updated}
+    return OPTIMIZERS[spec.optimizer.name](weights, spec.optimizer, groups)
 
 
 def clipped(

@@ -69,8 +69,7 @@ class ReplicaTrainer:
 
     def shard_optimizer(self, indices: Sequence[int]) -> None:
         """Restricts the optimizer and its state to the trainable weights at these indices (ZeRO stage 1)."""
-        weights = list(self.network.trainable.items())
-        self._optimizer = build_optimizer(self._spec, dict(weights[index] for index in indices))
+        self._optimizer = build_optimizer(self._spec, self.network.trainable, indices)
         before, self.state["optimizer"] = self.state["optimizer"], self._slots()
         self._remote_names = before.keys() - self.state["optimizer"].keys()
 

@@ -81,7 +81,7 @@ def seen(spec: isotrain.TrainingSpec) -> dict[str, tuple[bool, int, int]]:
         "of a kind of its own": torch.nn.Buffer(torch.zeros(1)),
     }.items():
         optimizer = torch.optim.SGD([weight])
-        found[name] = (native_update(spec, optimizer, [weight]) == optimizer.step, 0, 0)
+        found[name] = (native_update(spec, optimizer) == optimizer.step, 0, 0)
     return found
 
 
@@ -90,7 +90,7 @@ def _compared(
 ) -> tuple[bool, int]:
     left, _ = _trained(options, dtype, disturb, lambda optimizer, weights: optimizer.step)
     right, steps = _trained(
-        options, dtype, disturb, lambda optimizer, weights: native_update(spec, optimizer, weights)
+        options, dtype, disturb, lambda optimizer, weights: native_update(spec, optimizer)
     )
     return left == right, steps
 

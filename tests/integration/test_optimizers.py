@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 from helpers.isolated import run_isolated
-from integration import sgd_updates
+from integration import optimizer_groups, sgd_updates
 
 import isotrain
 from isotrain.core.spec.loading import load_spec
@@ -42,11 +42,11 @@ def model() -> Any:
     return keras.Sequential([keras.Input((2,)), keras.layers.Dense(1)])
 
 
-def seen(session: isotrain.Session) -> tuple[list[list[Any]], dict[str, tuple[bool, int, int]]]:
-    """The slots of each optimizer, and updates by torch's SGD: in a process that has Keras and torch."""
+def seen(session: isotrain.Session) -> tuple[Any, ...]:
+    """The slots of each optimizer, and updates by torch's SGD and by groups."""
     session.close()
     of_each = [slots({"lr": 0.1, **optimizer}) for optimizer in OPTIMIZERS]
-    return of_each, sgd_updates.seen(session.spec)
+    return of_each, sgd_updates.seen(session.spec), optimizer_groups.seen(session)
 
 
 def slots(fields: dict[str, Any]) -> list[Any]:
@@ -90,3 +90,16 @@ def test_updates_are_those_of_the_optimizers_own_steps(found: Any) -> None:
     assert not wrong
     others = {name: seen for name, seen in found[1].items() if seen[1] != seen[2]}
     assert not others
+
+
+@pytest.mark.parametrize(
+    "index",
+    range(len(optimizer_groups.OPTIMIZERS)),
+    ids=lambda i: str(optimizer_groups.OPTIMIZERS[i]),
+)
+def test_groups_are_updated_as_by_an_optimizer_each(found: Any, index: int) -> None:
+    """Keras multiplies the rate of a group by its factor; the plain optimizer was given the product."""
+    differences = found[2][index]
+    assert differences["keras"] < 1e-6
+    assert differences["kernels"] < 1e-6
+    assert differences["torch"] == 0

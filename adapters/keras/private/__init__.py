@@ -49,6 +49,8 @@ from isotrain.adapters.keras.private.losses import (
 from isotrain.adapters.keras.private.masks import mask_of, set_mask
 from isotrain.adapters.keras.private.misc import keep_float64, without_tensorflow
 from isotrain.adapters.keras.private.optimizers import (
+    OptionGroup,
+    apply_by_groups,
     detach_schedule,
     disable_gradient_reduction,
     slots_of,
@@ -76,6 +78,8 @@ __all__ = [
     "PROBES",
     "have_added_losses",
     "disable_gradient_reduction",
+    "OptionGroup",
+    "apply_by_groups",
     "autocast_value",
     "intercept_assignments",
     "class_axis",

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import keras
@@ -136,7 +139,88 @@ def _probe_slot_index() -> None:
     require(list(map(id, momentums)) == list(map(id, slots)), "the momentum of each weight")
 
 
+@dataclass(frozen=True)
+class OptionGroup:
+    """Weights with optimizer options of their own.
+
+    Attributes:
+        indices: Indices of the weights among those that the optimizer was built on.
+        lr_factor: What the learning rate is multiplied by.
+        options: Values of attributes of the optimizer, by name.
+    """
+
+    indices: frozenset[int]
+    lr_factor: float
+    options: Mapping[str, Any]
+
+
+def apply_by_groups(optimizer: keras.optimizers.Optimizer, groups: Sequence[OptionGroup]) -> None:
+    """Makes a built optimizer update the weights of each group with the options of the group.
+
+    Each weight is in one group.
+    """
+    update, decay = optimizer._backend_update_step, optimizer._apply_weight_decay
+    learning_rate = optimizer._get_current_learning_rate
+    changed = {name for group in groups for name in group.options}
+    common = {name: getattr(optimizer, name) for name in changed}
+
+    def set_options(factor: float, options: Mapping[str, Any]) -> None:
+        for name, value in (common | dict(options)).items():
+            setattr(optimizer, name, value)
+        optimizer._get_current_learning_rate = (
+            learning_rate if factor == 1.0 else lambda: learning_rate() * factor
+        )
+
+    @contextlib.contextmanager
+    def options_of(group: OptionGroup) -> Iterator[None]:
+        set_options(group.lr_factor, group.options)
+        try:
+            yield
+        finally:
+            set_options(1.0, {})
+
+    def members(group: OptionGroup, variables: Sequence[Any]) -> list[int]:
+        indices = map(optimizer._get_variable_index, variables)
+        return [place for place, index in enumerate(indices) if index in group.indices]
+
+    def decay_by_group(variables: Sequence[Any]) -> None:
+        for group in groups:
+            local = [variables[place] for place in members(group, variables)]
+            with options_of(group):
+                if local and optimizer.weight_decay:
+                    decay(local)
+
+    def update_by_group(gradients: Sequence[Any], variables: Sequence[Any], rate: Any) -> None:
+        for group in groups:
+            places = members(group, variables)
+            if places:
+                with options_of(group):
+                    update(
+                        [gradients[place] for place in places],
+                        [variables[place] for place in places],
+                        optimizer.learning_rate,
+                    )
+
+    optimizer._apply_weight_decay = decay_by_group
+    optimizer._backend_update_step = update_by_group
+
+
+def _probe_groups() -> None:
+    weights = [keras.Variable([1.0]), keras.Variable([1.0])]
+    optimizer = keras.optimizers.SGD(0.5, weight_decay=0.5)
+    optimizer.build(weights)
+    groups = [
+        OptionGroup(frozenset({0}), 0.5, {"weight_decay": None}),
+        OptionGroup(frozenset({1}), 1.0, {}),
+    ]
+    apply_by_groups(optimizer, groups)
+    optimizer.apply([keras.ops.ones(1)] * 2, weights)
+    values = [float(weight.value[0]) for weight in weights]
+    require(values == [0.75, 0.25], "an update and weight decay by group")
+
+
 PROBES = (
+    PrivateApiProbe("Optimizer._backend_update_step", _probe_groups),
     PrivateApiProbe("Optimizer._learning_rate", _probe_detach_schedule),
     PrivateApiProbe("Optimizer._all_reduce_sum_gradients", _probe_gradient_reduction),
     PrivateApiProbe("slots of optimizers", _probe_slots_of),

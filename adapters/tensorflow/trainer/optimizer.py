@@ -17,8 +17,8 @@ from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.private.optimizers import momentum_of
 from isotrain.adapters.tensorflow.base.variables import assign_all, undo_where
-from isotrain.adapters.tensorflow.trainer.state import native, slots
-from isotrain.plugin import SpecError, TrainingSpec
+from isotrain.adapters.tensorflow.trainer.state import canonical_names, native, slots
+from isotrain.plugin import SpecError, TrainingSpec, weight_groups
 
 
 def use_fused_sgd(optimizer: keras.optimizers.Optimizer) -> None:
@@ -75,7 +75,7 @@ class WeightUpdate:
         self._global_clipnorm: float | None = None
         self.kept_gradients: list[tf.Variable] = []
         self._make_optimizer()
-        self._prepare_optimizer(slots_for or trainable)
+        self._prepare_optimizer(slots_for or trainable, canonical_names(trainable))
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Builds an optimizer without slots."""
@@ -85,14 +85,21 @@ class WeightUpdate:
         self._rate_variable = self._optimizer.learning_rate
         self._shared_slots = set(self.slots())
 
-    def _prepare_optimizer(self, updated: list[Any]) -> None:
-        """Creates the slots, binds the learning rate, disables Keras' all-reduce, and fuses plain SGD."""
+    def _prepare_optimizer(self, updated: list[Any], names: Sequence[str]) -> None:
+        """Creates the slots, binds the learning rate, disables Keras' all-reduce, and fuses plain SGD.
+
+        Args:
+            updated: Variables to update.
+            names: Their names in the named state.
+        """
         self._updated = updated
         inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
         self._optimizer.build(self._updated)
         inner.learning_rate = lambda: self._rate
         keras_private.disable_gradient_reduction(inner)
         use_fused_sgd(inner)
+        groups = weight_groups(self._spec.optimizer, canonical_names(self._trainable), names)
+        keras_model.use_groups(self._spec, self._optimizer, groups)
 
     def slots(self) -> dict[str, Any]:
         """The optimizer's variables by name; not traced."""
@@ -117,7 +124,10 @@ class WeightUpdate:
         """
         previous = self.slots().keys()
         self._make_optimizer(self._optimizer.name)
-        self._prepare_optimizer([self._trainable[index] for index in indices])
+        names = canonical_names(self._trainable)
+        self._prepare_optimizer(
+            [self._trainable[index] for index in indices], [names[index] for index in indices]
+        )
         self._remote_slots = previous - self.slots().keys()
         self._global_clipnorm = self._optimizer.global_clipnorm
         self._optimizer.global_clipnorm = None

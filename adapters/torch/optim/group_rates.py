@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -16,23 +17,26 @@ class ParamGroupRates:
         are_scheduled: Whether a scheduler of `torch.optim.lr_scheduler` is attached and sets the rates.
     """
 
-    def __init__(self, optimizer: torch.optim.Optimizer, lr: float, *, watched: bool) -> None:
-        """Reads the rates of the groups, which set their ratios to `lr`.
+    def __init__(
+        self, optimizer: torch.optim.Optimizer, lr: float, factors: Sequence[float] | None
+    ) -> None:
+        """Reads the rates of the groups.
 
         Args:
             optimizer: Optimizer whose groups are scaled.
             lr: Learning rate of the spec, which the optimizer was created with.
-            watched: Whether to compare the rates in each update, as the optimizer may set them itself.
+            factors: Ratio of each group's rate to `lr`; None for a custom optimizer: the ratios are those of
+                its rates, which are compared in each update, as it may set them itself.
         """
         self._groups = optimizer.param_groups
         self._lr = lr
         self._expected = self._rates()
-        self._ratios = [rate / lr for rate in self._expected]
+        self._ratios = [rate / lr for rate in self._expected] if factors is None else factors
         self._rate = lr
         self._latest = self._expected
         self.are_scheduled = any("initial_lr" in group for group in self._groups)
         self._is_set_elsewhere = self.are_scheduled
-        if watched:
+        if factors is None:
             optimizer.register_step_pre_hook(self._compare)  # after the user's own hooks
 
     def _rates(self) -> list[float]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import keras
@@ -29,7 +30,7 @@ class _Step:
     """Operands of one update.
 
     Attributes:
-        options: Keras optimizer, whose attributes are the options.
+        options: Object whose attributes are the options, such as the Keras optimizer.
         weights: Weights, any shapes; updated in place.
         gradients: Clipped gradients, one per weight, in its shape.
         slots: Slot variables by kind, one per weight; updated in place.
@@ -55,6 +56,25 @@ class _Step:
         return 1 - first**step, 1 - second**step
 
 
+@dataclass(frozen=True)
+class _Group:
+    """Weights that are updated with equal options.
+
+    Attributes:
+        options: Object whose attributes are the options, such as the Keras optimizer.
+        lr_factor: What the learning rate is multiplied by.
+        indices: Indices of the weights.
+        weights: The weights, any shapes.
+        slots: Slot variables by kind, one per weight.
+    """
+
+    options: Any
+    lr_factor: float
+    indices: Sequence[int]
+    weights: list[torch.Tensor]
+    slots: dict[str, list[torch.Tensor]]
+
+
 class KerasUpdate:
     """Updates weights and slot variables of a Keras optimizer, as its `apply` does."""
 
@@ -64,6 +84,7 @@ class KerasUpdate:
         optimizer: Any,
         weights: list[torch.Tensor],
         norms: Norms = private_api.foreach_norm,
+        groups: Sequence[keras_private.OptionGroup] = (),
     ) -> None:
         """Refers to the optimizer's slot variables.
 
@@ -72,15 +93,16 @@ class KerasUpdate:
             optimizer: Keras optimizer that is built on the weights.
             weights: Weights of one dtype, any shapes.
             norms: Norms of tensors that are sharded as the weights are.
+            groups: Groups of the weights with options of their own; without any, all have the optimizer's.
         """
         self._kernel = _KERNELS[spec.optimizer.name]
         self._options = optimizer
         self._norms = norms
-        self._weights = weights
-        self._slots = {
-            kind: [variable.value for variable in variables]
-            for kind, variables in keras_private.slots_of(optimizer).items()
-        }
+        self._groups = [
+            _group(optimizer, each, weights)
+            for each in groups
+            or [keras_private.OptionGroup(frozenset(range(len(weights))), 1.0, {})]
+        ]
         self._number = _SCALAR_TYPES[weights[0].dtype]
         self._iterations = optimizer.iterations.value
         self._count: int | None = None
@@ -95,25 +117,45 @@ class KerasUpdate:
         if self._count is None:
             self._count = int(self._iterations)
         self._count += 1
-        rate = self._number(self.rate)
-        decay = self._options.weight_decay
         contiguous = [gradient.contiguous() for gradient in gradients]
         clipped_gradients = clipped(contiguous, self._options, self._norms)
+        for group in self._groups:
+            self._update(group, [clipped_gradients[index] for index in group.indices], self._count)
+        self._iterations.add_(1)
+
+    def _update(self, group: _Group, gradients: list[torch.Tensor], count: int) -> None:
+        """Updates the weights of a group by clipped gradients of their shapes."""
+        rate = self._number(self.rate) * self._number(group.lr_factor)
+        decay = group.options.weight_decay
         if decay:
-            private_api.foreach_mul_(self._weights, float(1 - self._number(decay) * rate))
+            private_api.foreach_mul_(group.weights, float(1 - self._number(decay) * rate))
         self._kernel(
             _Step(
-                self._options,
-                self._weights,
-                clipped_gradients,
-                self._slots,
+                group.options,
+                group.weights,
+                gradients,
+                group.slots,
                 self._number,
                 float(rate),
-                self._count,
+                count,
                 self._norms,
             )
         )
-        self._iterations.add_(1)
+
+
+def _group(
+    optimizer: Any, group: keras_private.OptionGroup, weights: Sequence[torch.Tensor]
+) -> _Group:
+    """A group with its weights and their slot variables, of any shapes."""
+    indices = sorted(group.indices)
+    options = (
+        SimpleNamespace(**{**vars(optimizer), **group.options}) if group.options else optimizer
+    )
+    slots = {
+        kind: [variables[index].value for index in indices]
+        for kind, variables in keras_private.slots_of(optimizer).items()
+    }
+    return _Group(options, group.lr_factor, indices, [weights[index] for index in indices], slots)
 
 
 def keras_update(
@@ -121,6 +163,7 @@ def keras_update(
     optimizer: Any,
     variables: Sequence[Any],
     norms: Norms = private_api.foreach_norm,
+    groups: Sequence[keras_private.OptionGroup] = (),
 ) -> KerasUpdate | None:
     """Update by torch's kernels for a spec's optimizer; None if only Keras' own `apply` can do it.
 
@@ -132,6 +175,7 @@ def keras_update(
         optimizer: Keras optimizer that is built on the variables.
         variables: Keras variables to update.
         norms: Norms of tensors that are sharded as the variables' values are.
+        groups: Groups of the variables with options of their own.
     """
     weights = [variable.value for variable in variables]
     if isinstance(spec.optimizer, CustomOptimizer) or not weights:
@@ -144,7 +188,7 @@ def keras_update(
         return None
     if len(dtypes) > 1 or not dtypes <= set(_SCALAR_TYPES):
         return None
-    return KerasUpdate(spec, optimizer, weights, norms)
+    return KerasUpdate(spec, optimizer, weights, norms, groups)
 
 
 def clipped(gradients: list[torch.Tensor], options: Any, norms: Norms) -> list[torch.Tensor]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -11,7 +11,7 @@ from torch import nn
 
 from isotrain.adapters.common.spec_components import call_checked, resolve_for_framework
 from isotrain.adapters.torch.optim.lamb import Lamb
-from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec
+from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
 _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "sgd": torch.optim.SGD,
@@ -22,10 +22,18 @@ _OPTIMIZERS: dict[str, Callable[..., torch.optim.Optimizer]] = {
     "lamb": Lamb,
 }
 _TORCH_NAMES = {"epsilon": "eps", "rho": "alpha"}
+_SPEC_ONLY_FIELDS = ("name", "groups", "layer_decay")
 
 
-def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
-    """Builds the torch optimizer of parameters, any shape, that the spec names, or the user's custom one.
+def build_optimizer(
+    spec: TrainingSpec, parameters: list[nn.Parameter], groups: Sequence[WeightGroup] = ()
+) -> torch.optim.Optimizer:
+    """Builds the torch optimizer that the spec names, or the user's custom one.
+
+    Args:
+        spec: Training spec with the optimizer.
+        parameters: Parameters, any shape.
+        groups: Groups of the parameters; without any, all have the options of the spec's optimizer.
 
     Raises:
         SpecError: The custom optimizer is no torch.optim.Optimizer, or its `step` needs a closure.
@@ -48,12 +56,24 @@ def build_optimizer(spec: TrainingSpec, parameters: list[nn.Parameter]) -> torch
                 " closure."
             )
         return optimizer
-    options = dict(settings)
-    del options["name"]
-    if "beta_1" in options:
-        options["betas"] = (options.pop("beta_1"), options.pop("beta_2"))
+    options = {name: value for name, value in settings if name not in _SPEC_ONLY_FIELDS}
+    param_groups = [
+        {
+            "params": [parameters[index] for index in group.indices],
+            **_torch_options({**options, **group.options}),
+            "lr": settings.lr * group.lr_factor,
+        }
+        for group in groups
+    ]
+    return _OPTIMIZERS[settings.name](param_groups or parameters, **_torch_options(options))
+
+
+def _torch_options(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Options of the spec under the names that torch gives them."""
     renamed = {_TORCH_NAMES.get(name, name): value for name, value in options.items()}
-    return _OPTIMIZERS[settings.name](parameters, **renamed)
+    if "beta_1" in renamed:
+        renamed["betas"] = (renamed.pop("beta_1"), renamed.pop("beta_2"))
+    return renamed
 
 
 def clip_gradients(parameters: Iterable[nn.Parameter], clip: Any) -> None:

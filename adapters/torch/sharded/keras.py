@@ -112,7 +112,10 @@ class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
         variables = self._updated_variables
         self.updated = [variable.value for variable in variables]
         self.optimizer.build(variables)
-        self.update = keras_update(self._spec, self.optimizer, variables, self.weights.norms)
+        groups = self._use_groups()
+        self.update = keras_update(
+            self._spec, self.optimizer, variables, self.weights.norms, groups
+        )
         assert self.update is not None, (
             "only weights that `_require_shardable` refuses need Keras' own update"
         )

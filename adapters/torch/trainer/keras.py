@@ -43,6 +43,7 @@ from isotrain.plugin import (
     TrainingSpec,
     UnsupportedError,
     unknown_name,
+    weight_groups,
 )
 
 
@@ -77,6 +78,7 @@ class KerasTrainer(ReplicaTrainer):
             keras_carried_state.base_layer_attributes(),
         )
         self._updated_variables = self._variables
+        self._updated_names = names[:count]
         self._unsharded_slots: set[str] = set()
         self._remote_slots: set[str] = set()
         self._global_clipnorm: float | None = None
@@ -109,11 +111,21 @@ class KerasTrainer(ReplicaTrainer):
         spec, variables = self._spec, self._updated_variables
         self.updated = [variable.value for variable in variables]
         self.optimizer.build(variables)
-        self.update = keras_update(spec, self.optimizer, variables) if spec.capture else None
+        groups = self._use_groups()
+        self.update = (
+            keras_update(spec, self.optimizer, variables, groups=groups) if spec.capture else None
+        )
+
+    def _use_groups(self) -> list[keras_private.OptionGroup]:
+        """Makes the optimizer, built, update by the spec's groups; returns those of the updated variables."""
+        groups = weight_groups(self._spec.optimizer, list(self.trainable), self._updated_names)
+        return keras_model.use_groups(self._spec, self.optimizer, groups)
 
     def shard_optimizer(self, indices: Sequence[int]) -> None:
         before = self._slots().keys()
         self._updated_variables = [self._variables[index] for index in indices]
+        names = list(self.trainable)
+        self._updated_names = [names[index] for index in indices]
         self._build_optimizer(self.optimizer.name)
         self._remote_slots = before - self._slots().keys()
         self._global_clipnorm, self.optimizer.global_clipnorm = self.optimizer.global_clipnorm, None

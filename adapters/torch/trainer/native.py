@@ -47,6 +47,7 @@ from isotrain.plugin import (
     StatePart,
     TrainingSpec,
     unknown_name,
+    weight_groups,
 )
 
 _SCALE_KEYS = {"scale": "scale", "steps": "_growth_tracker"}
@@ -112,14 +113,16 @@ class NativeTrainer(ReplicaTrainer):
     def _build_optimizer(self, weights: dict[str, torch.Tensor]) -> None:
         """Builds the optimizer of some weights, or of their shards, by name; any shapes."""
         self.updated = list(weights.values())
-        self.optimizer = build_optimizer(self._spec, self.updated)
-        self._update = native_update(self._spec, self.optimizer, self.updated)
+        groups = weight_groups(self._spec.optimizer, list(self.trainable), list(weights))
+        self.optimizer = build_optimizer(self._spec, self.updated, groups)
+        self._update = native_update(self._spec, self.optimizer)
         is_custom = isinstance(self._spec.optimizer, CustomOptimizer)
         named = self.trainable | weights
         self._optimizer_state = NativeOptimizerState(
             self.optimizer, named, weights.keys(), is_custom
         )
-        self._rates = ParamGroupRates(self.optimizer, self._spec.optimizer.lr, watched=is_custom)
+        factors = None if is_custom else [group.lr_factor for group in groups]
+        self._rates = ParamGroupRates(self.optimizer, self._spec.optimizer.lr, factors)
 
     def rebind_parameters(self) -> None:
         """Trains the model's present parameters of the same names (after `fully_shard` replaced them)."""

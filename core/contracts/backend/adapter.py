@@ -46,6 +46,7 @@ class Adapter(ABC):
         replicated_options: Options that only the parallel layout `replicated` supports.
         sync_batchnorm_devices: Devices on which synchronized batch normalization over several replicas works.
         compiler: Compiler used where the spec says `compile`, such as `torch.compile`; None for none.
+        has_optimizer_groups: Whether groups of weights may have optimizer options of their own.
         parameter_server_transport: Transport of parameter-server runs, such as `tcp`; `none` without them.
         exports: File formats that its `ExportingGroup` writes; `safetensors` is always supported besides.
         conformance_models: Module with native versions of the conformance kit's models (`probe_model`,
@@ -65,6 +66,7 @@ class Adapter(ABC):
     replicated_options: ClassVar[frozenset[str]] = frozenset()
     sync_batchnorm_devices: ClassVar[frozenset[DeviceKind]] = frozenset()
     compiler: ClassVar[str | None] = None
+    has_optimizer_groups: ClassVar[bool] = False
     parameter_server_transport: ClassVar[str] = "none"
     exports: ClassVar[frozenset[ExportForm]] = frozenset()
     conformance_models: ClassVar[str | None] = None

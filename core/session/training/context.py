@@ -21,6 +21,7 @@ from isotrain.core.session.training.consensus import require_same_data
 from isotrain.core.session.training.dataloaders import DataLoaders, load_data
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
 from isotrain.core.session.weights.weights_file import require_storable
+from isotrain.core.spec.optimizer_groups import group_notes
 from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.system.process import gc_paused
@@ -169,6 +170,7 @@ def setup_notes(
 ) -> list[str]:
     """Plan notes on initial weights, data, learning rates and the model's execution. Local."""
     notes = [] if initial_weights is None else initial_weights.notes()
+    notes += group_notes(spec.optimizer, list(group.describe_state(("trainable",))))
     notes += loaders.notes()
     notes += [] if group.optimizer_lr_schedule() is None else [_OWN_SCHEDULE_NOTE]
     notes += [] if group.optimizer_rates() is None else [_OWN_SCHEDULER_NOTE]

@@ -16,6 +16,7 @@ from isotrain.core.plugins.manager import plugin_manager
 from isotrain.core.session.weights.state_format import OPTIMIZER_PREFIX, State, StateFormat
 from isotrain.core.session.weights.weights_file import WEIGHTS
 from isotrain.core.spec.import_strings import is_bare_name
+from isotrain.core.spec.optimizer_groups import options_by_weight
 from isotrain.core.spec.training_spec import TrainingSpec
 from isotrain.core.spec.weight_name_map import map_of, read_maps
 
@@ -34,11 +35,13 @@ class StateSource:
         weight: Name of the weight in the checkpoint.
         slots: Names of its optimizer state and update count in the checkpoint, by slot.
         target_names: Names of its optimizer state in this run, by slot.
+        lr_factor: What its learning rate is multiplied by.
     """
 
     weight: str
     slots: Mapping[str, str] = field(default_factory=dict)
     target_names: Mapping[str, str] = field(default_factory=dict)
+    lr_factor: float = 1.0
 
     @property
     def names(self) -> list[str]:
@@ -52,15 +55,16 @@ class StateConverter:
     Args:
         source_format: Format of the saved state.
         target_format: Format of this run's state.
-        slots: Names of the optimizer's slots in the spec.
+        optimizer: Optimizer section of the spec.
     """
 
     def __init__(
-        self, source_format: StateFormat, target_format: StateFormat, slots: tuple[str, ...]
+        self, source_format: StateFormat, target_format: StateFormat, optimizer: Any
     ) -> None:
         self._source_format = source_format
         self._target_format = target_format
-        self._slots = slots
+        self._optimizer = optimizer
+        self._slots: tuple[str, ...] = optimizer.slots
 
     @classmethod
     def between(
@@ -81,7 +85,7 @@ class StateConverter:
             StateFormat(map_of(maps, *keys), _optimizer_state_names(keys[0], spec), optimizer.name)
             for keys in (source, (plan.backend, plan.framework))
         )
-        return cls(source_format, target_format, optimizer.slots)
+        return cls(source_format, target_format, optimizer)
 
     @staticmethod
     def is_needed(saved: Collection[str], group: ReplicaGroup) -> bool:
@@ -126,11 +130,13 @@ class StateConverter:
         new_names = new.resolve_names(list(trainable), self._slots, existing)
         if old_names is None or new_names is None:
             return None
+        options = options_by_weight(self._optimizer, list(trainable))
         complete = {
             name: StateSource(
                 saved_name,
                 old.stored_names(saved_name, old_names[saved_name], saved),
                 new_names[name],
+                options[name].lr_factor,
             )
             for name, saved_name in trainable.items()
         }
@@ -146,8 +152,9 @@ class StateConverter:
         weight = new.names.to_model(name, old.names.to_common(source.weight, saved[source.weight]))
         if not source.slots:
             return {name: weight}
-        common = old.to_common_state(saved, source.weight, source.slots, rate)
-        return {name: weight, **new.to_local_state(common, name, source.target_names, rate)}
+        weight_rate = rate * source.lr_factor
+        common = old.to_common_state(saved, source.weight, source.slots, weight_rate)
+        return {name: weight, **new.to_local_state(common, name, source.target_names, weight_rate)}
 
 
 def _may_differ(model: Any) -> bool:

@@ -125,8 +125,8 @@ class StateFormat:
         assert self.optimizer_state_names is not None
         state = {}
         for slot in common.keys() - {STEPS}:
-            value = self.names.to_model(weight, common[slot]) / self._factor(slot, rate)
-            state[names[slot]] = value
+            factor = self._factor(slot, rate) or 1.0  # with rate 0, the common momentum is 0 too
+            state[names[slot]] = self.names.to_model(weight, common[slot]) / factor
         steps = self.optimizer_state_names.steps(self.optimizer, weight)
         if steps is not None and STEPS in common:
             state[OPTIMIZER_PREFIX + steps] = common[STEPS]

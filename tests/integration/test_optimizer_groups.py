@@ -1,0 +1,84 @@
+"""Optimizer groups under the strategies, and where a run goes on with other groups."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from examples.by_need.harness import load
+
+import isotrain
+
+pytestmark = pytest.mark.slow
+
+OPTIMIZER: dict[str, Any] = {
+    "name": "adamw",
+    "lr": 0.0625,
+    "weight_decay": 0.125,
+    "layer_decay": 0.5,
+    "groups": [{"weights": ["*bias", "*norm*"], "weight_decay": 0, "beta_1": 0.5}],
+}
+LAMB = {**OPTIMIZER, "name": "lamb"}
+CASES = [
+    ("torch-ddp", {"name": "sharded", "options": {"stage": 1}}, OPTIMIZER),
+    ("torch-ddp", {"name": "sharded", "options": {"stage": 3}}, LAMB),
+    ("horovod-tf", {"name": "sharded", "options": {"stage": 2}}, OPTIMIZER),
+    ("tf-multiworker", {"name": "sharded", "options": {"stage": 3}}, LAMB),
+    ("torch-ddp", "pipeline", OPTIMIZER),
+    ("tf-multiworker", "pipeline", OPTIMIZER),
+    ("tf-multiworker", "parameter-server", OPTIMIZER),
+    ("horovod-torch", "hierarchical", OPTIMIZER),
+]
+
+
+def trained(backend: str, folder: Path, replicas: int = 2, **changes: Any) -> isotrain.RunResult:
+    spec = load("no_decay_on_biases").spec.replace(
+        precision="float64", threads=1, optimizer=OPTIMIZER, epochs=1
+    )
+    return isotrain.run(
+        spec.replace(**changes), backend=backend, replicas=replicas, run_directory=folder
+    )
+
+
+@pytest.fixture(scope="module")
+def expected(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, np.ndarray]]:
+    folder = tmp_path_factory.mktemp("groups")
+    return {
+        each["name"]: trained("torch-ddp", folder / each["name"], 1, optimizer=each).weights
+        for each in (OPTIMIZER, LAMB)
+    }
+
+
+@pytest.mark.parametrize(("backend", "strategy", "optimizer"), CASES)
+def test_groups_under_strategies(
+    expected: Any, backend: str, strategy: Any, optimizer: dict[str, Any], tmp_path: Path
+) -> None:
+    result = trained(backend, tmp_path / "run", strategy=strategy, optimizer=optimizer)
+    assert any("3 layers" in note and "0.25" in note for note in result.plan["notes"])
+    for name, weight in result.weights.items():
+        np.testing.assert_allclose(
+            weight, expected[optimizer["name"]][name], rtol=0, atol=1e-12, err_msg=name
+        )
+
+
+def test_a_run_goes_on_with_other_groups_on_another_framework(tmp_path: Path) -> None:
+    first = trained("torch-ddp", tmp_path / "first", checkpoint={"every_steps": 1})
+    before = {name: np.array(weight) for name, weight in first.weights.items()}
+    changed = {**OPTIMIZER, "groups": [{"weights": "*bias", "lr_factor": 0}]}
+    spec = load("no_decay_on_biases").spec.replace(
+        precision="float64", threads=1, optimizer=changed, epochs=2, checkpoint={"every_steps": 1}
+    )
+    texts: list[str] = []
+    second = isotrain.resume(
+        first.run_directory,
+        spec=spec,
+        backend="tf-mirrored",
+        replicas=1,
+        on_event=lambda event: texts.append(str(event)),
+    )
+    assert any("optimizer.groups" in text and "in the checkpoint" in text for text in texts)
+    for name, weight in second.weights.items():
+        is_equal = np.array_equal(weight, before[name])
+        assert is_equal == name.endswith("bias"), name
