@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.data.sources import as_source
+from isotrain.core.errors import DataError
 
 
 @dataclass(frozen=True)
@@ -15,10 +17,18 @@ class DataSet:
     Attributes:
         train: Anything that `as_source` accepts; None for loops that make all batches by `session.batch`.
         validation: Anything that `as_source` accepts; None without validation.
+        validation_sets: Further named sets to validate on, whose metrics are `validation_NAME_loss`, ...
     """
 
     train: Any = None
     validation: Any = None
+    validation_sets: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def all_validation(self) -> dict[str, Any]:
+        """The data to validate on by the prefix of their metrics: `validation_` and `validation_NAME_`."""
+        main = {} if self.validation is None else {"validation_": self.validation}
+        return main | {f"validation_{name}_": part for name, part in self.validation_sets.items()}
 
 
 def as_dataset(value: Any) -> DataSet:
@@ -29,5 +39,11 @@ def as_dataset(value: Any) -> DataSet:
     """
     if not isinstance(value, DataSet):
         return DataSet(as_source(value))
-    parts = (value.train, value.validation)
-    return DataSet(*(None if part is None else as_source(part) for part in parts))
+    names = [name for name in value.validation_sets if not isinstance(name, str) or not name]
+    if names:
+        raise DataError(f"validation_sets: expected names that are text, received {names[0]!r}.")
+    train, validation = (
+        None if part is None else as_source(part) for part in (value.train, value.validation)
+    )
+    sets = {name: as_source(part) for name, part in value.validation_sets.items()}
+    return DataSet(train, validation, sets)

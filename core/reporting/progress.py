@@ -21,6 +21,7 @@ from isotrain.core.contracts.events import (
     Ready,
     Restarted,
     Resumed,
+    Scalars,
     Started,
     Warned,
     WorkerLost,
@@ -71,6 +72,17 @@ def _resumed(event: Resumed) -> str:
     return "\n".join([f"resumed after step {event.done} from {event.location}", *changed, *lost])
 
 
+def _evaluated(event: Scalars) -> str | None:
+    """The newest evaluation between two ends of epochs among logged scalars."""
+    for step, scalars in zip(reversed(event.steps), reversed(event.values), strict=True):
+        found = {
+            n.removeprefix(_VALIDATION): v for n, v in scalars.items() if n.startswith(_VALIDATION)
+        }
+        if found:
+            return f"after step {step}: validation: {_listed(found)}"
+    return None
+
+
 class RunProgress:
     """The progress of a run, updated by its events.
 
@@ -114,6 +126,8 @@ class RunProgress:
                 self.phase = "evaluating"
             case EpochEnded():
                 return self._note_epoch(event)
+            case Scalars():
+                return _evaluated(event)
             case LauncherNote():
                 return event.text
             case Warned():

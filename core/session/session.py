@@ -409,6 +409,15 @@ class Session:
         """
         return self._evaluation.evaluate(data)
 
+    def validate(self) -> dict[str, float]:
+        """Evaluates on the validation data and on each of the data's `validation_sets`.
+
+        Returns:
+            What `evaluate` returns, with names as in the history: `validation_loss` and so on for the
+            validation data, `validation_NAME_loss` for a named set; empty without any.
+        """
+        return self._evaluation.validate()
+
     def predict(self, data: Any = None) -> Any:
         """Returns the model's predictions for every sample of a data set, in order.
 
@@ -438,8 +447,13 @@ class Session:
 
     @property
     def can_evaluate(self) -> bool:
-        """Whether the spec's data has a validation part."""
-        return self._session_context.loaders.data.validation is not None
+        """Whether the spec's data has a validation part, or named sets."""
+        return bool(self.validation_prefixes)
+
+    @property
+    def validation_prefixes(self) -> tuple[str, ...]:
+        """Prefixes of the names of `validate`: `validation_`, and `validation_NAME_` of a named set."""
+        return tuple(self._session_context.loaders.data.all_validation)
 
     def end_epoch(self, epoch: int, metrics: Mapping[str, float]) -> None:
         """Adds an epoch's metrics to the run's history, and reports all its steps.

@@ -77,7 +77,7 @@ class EarlyStopping(MonitoredMetric):
     """Early stopping: ends training when a metric stops improving."""
 
     patience: Count = Field(
-        default=3, description="Evaluated epochs without a better value after which training ends."
+        default=3, description="Evaluations without a better value after which training ends."
     )
     min_delta: NotNegative = Field(
         default=0.0, description="By how much a value must be better to count."
@@ -105,7 +105,7 @@ class CheckpointPolicy(SpecModel):
     )
     keep_best: Annotated[KeepBest | None, BeforeValidator(metric_shorthand)] = Field(
         default=None,
-        description="A metric's name, or {metric, mode, restore}: also saves one at each epoch that is "
+        description="A metric's name, or {metric, mode, restore}: also saves one at each evaluation that is "
         "better than all before, and keeps the best.",
     )
     folder: Text | None = Field(

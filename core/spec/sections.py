@@ -19,6 +19,7 @@ from isotrain.core.spec.field_types import (
     CountOrZero,
     Options,
     Positive,
+    Switch,
     Text,
     one_of_schema,
 )
@@ -216,13 +217,33 @@ class LossScale(SpecModel):
 
 
 class Evaluation(SpecModel):
-    """Evaluation: interval and batch size."""
+    """Evaluation: intervals and batch size."""
 
     every_epochs: CountOrZero = Field(default=1, description="Interval in epochs; 0 for never.")
+    every_steps: Count | None = Field(
+        default=None, description="Interval in steps, besides that in epochs; null for none."
+    )
+    at_start: Switch = Field(
+        default=False, description="Whether to evaluate before the first step, too."
+    )
     batch: Count | None = Field(
         default=None,
         description="Samples per evaluation step over all replicas; null: the global batch.",
     )
+
+    def is_due(self, steps_done: int, epochs_done: int | None, *, is_done: bool) -> bool:
+        """Whether to evaluate after a step.
+
+        Args:
+            steps_done: Number of steps done.
+            epochs_done: Number of epochs done, if the step was the last of one; else None.
+            is_done: Whether the step was the last of the run.
+        """
+        if is_done and (self.every_epochs or self.every_steps):
+            return True
+        if self.every_epochs and epochs_done is not None and epochs_done % self.every_epochs == 0:
+            return True
+        return self.every_steps is not None and steps_done % self.every_steps == 0
 
 
 def keeps_options(choice: StrategyChoice, current_name: Any) -> bool:

@@ -54,10 +54,12 @@ class BestEpochTracker:
     @property
     def should_stop(self) -> bool:
         """Whether training should stop."""
-        return self._stopping is not None and self._stopping.epochs_since_best >= self._patience
+        return (
+            self._stopping is not None and self._stopping.evaluations_since_best >= self._patience
+        )
 
     def update(self, metrics: Mapping[str, float]) -> bool:
-        """Records an epoch's metrics; returns whether its weights are to be kept as the best."""
+        """Records the metrics of an epoch or evaluation; returns whether to keep its weights as the best."""
         if self._stopping is not None:
             self._stopping.update(metrics)
         return self._best is not None and self._best.update(metrics)
@@ -68,8 +70,10 @@ def _require_metrics(monitored: list[str], session: Session) -> None:
     if session.steps_done == 0:
         session.notes[_METRIC_NAMES] = [*session.metrics()]
     names = list(session.notes.get(_METRIC_NAMES, monitored))
-    if session.can_evaluate and session.spec.evaluation.every_epochs:
-        names += [f"validation_{name}" for name in ("loss", *names)]
+    evaluation = session.spec.evaluation
+    if evaluation.every_epochs or evaluation.every_steps:
+        prefixes = session.validation_prefixes
+        names += [f"{prefix}{name}" for prefix in prefixes for name in ("loss", *names)]
     for metric in monitored:
         if metric in names:
             continue

@@ -17,7 +17,7 @@ def _do_nothing() -> None:
 
 
 def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dict[str, float]:
-    """Trains to the end of the run, with metrics and evaluation at the end of epochs. Collective.
+    """Trains to the end of the run, with metrics of epochs, and evaluation as the spec says. Collective.
 
     Saves checkpoints, keeps the best weights and stops early as the spec says.
 
@@ -31,25 +31,32 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dic
     for batch in session.batches():
         if batch.step == 0:
             session.try_metrics(batch)
+            if session.spec.evaluation.at_start:
+                session.log(session.validate(), step=0)
         session.step(batch)
-        is_best = False
-        if batch.is_last_of_epoch or session.is_done:
-            metrics = session.notes["metrics"] = _end_epoch(session, batch)
+        ends_epoch = batch.is_last_of_epoch or session.is_done
+        measured = session.metrics() if ends_epoch else {}
+        measured |= _evaluate_if_due(session, batch)
+        if ends_epoch:
+            metrics = session.notes["metrics"] = measured
+            session.end_epoch(batch.epoch, metrics)
             on_epoch_end()
-            is_best = tracker.update(metrics)
-            if tracker.should_stop:
-                session.stop()
+        is_best = tracker.update(measured)
+        if tracker.should_stop:
+            session.stop()
         session.save_if_due(best=is_best, overlap_next_step=True)
     if tracker.restores_best:
         session.restore_best()
     return metrics
 
 
-def _end_epoch(session: Session, batch: Batch) -> dict[str, float]:
-    metrics = session.metrics()
-    interval = session.spec.evaluation.every_epochs if session.can_evaluate else 0
-    if interval and (session.is_done or (batch.epoch + 1) % interval == 0):
-        evaluated = session.evaluate()
-        metrics |= {f"validation_{name}": value for name, value in evaluated.items()}
-    session.end_epoch(batch.epoch, metrics)
-    return metrics
+def _evaluate_if_due(session: Session, batch: Batch) -> dict[str, float]:
+    """Evaluates if that is due after a step; returns its metrics by name, logged with `every_steps`."""
+    evaluation, steps_done = session.spec.evaluation, session.steps_done
+    epochs_done = batch.epoch + 1 if batch.is_last_of_epoch else None
+    if not evaluation.is_due(steps_done, epochs_done, is_done=session.is_done):
+        return {}
+    measured = session.validate()
+    if evaluation.every_steps is not None:
+        session.log(measured, step=steps_done)
+    return measured

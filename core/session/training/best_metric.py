@@ -1,4 +1,4 @@
-"""The best value of a metric over epochs."""
+"""The best value of a metric over evaluations."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from isotrain.core.spec.checkpoint_policy import MonitoredMetric
 
 
 class BestMetric:
-    """The best value of one metric over epochs, kept in `session.notes`, so that a resumed run has it."""
+    """The best value of one metric over evaluations, kept in `session.notes` for a resumed run."""
 
     def __init__(
         self,
@@ -38,14 +38,14 @@ class BestMetric:
         self._note: dict[str, Any] = notes[name]
 
     @property
-    def epochs_since_best(self) -> int:
-        """Number of evaluated epochs since the best one."""
+    def evaluations_since_best(self) -> int:
+        """Number of evaluations since the best one."""
         return int(self._note["stale"])
 
     def update(self, metrics: Mapping[str, float]) -> bool:
-        """Records an epoch's metrics; returns whether it is the best so far.
+        """Records the metrics of an epoch or evaluation; returns whether it is the best so far.
 
-        Epochs without the metric, which were not evaluated, are not counted.
+        Those without the metric are not counted.
         """
         name = self._monitored.metric
         if name not in metrics:

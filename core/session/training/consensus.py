@@ -59,6 +59,7 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
     if group.is_single_process:
         return
     parts = {"training": data.train, "validation": data.validation}
+    parts |= {f"validation {name!r}": part for name, part in data.validation_sets.items()}
     local = [float(number) for source in parts.values() for number in _identity(source)]
     bounds = group.all_reduce_max([*local, *(-number for number in local)])
     if bounds[: len(local)] == [-number for number in bounds[len(local) :]]:
@@ -66,7 +67,7 @@ def require_same_data(group: ReplicaGroup, data: DataSet, rank: int, plan: Plan)
     table = np.zeros((len(plan.processes), len(local)))
     table[rank] = local
     rows = np.reshape(group.all_reduce_max(table.ravel().tolist()), table.shape)
-    for name, (counts, checksums) in zip(parts, rows.T.reshape(2, 2, -1), strict=True):
+    for name, (counts, checksums) in zip(parts, rows.T.reshape(len(parts), 2, -1), strict=True):
         for process, count, checksum in zip(plan.processes, counts, checksums, strict=True):
             if (count, checksum) == (counts[0], checksums[0]):
                 continue

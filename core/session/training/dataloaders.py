@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -70,9 +71,10 @@ def _split_and_weighted(data: DataSet, spec: TrainingSpec) -> DataSet:
             raise DataError(
                 "validation_split: the data have a validation part; leave one of them out."
             )
-        data = DataSet(*split(data.train, spec.validation_split))
+        train, validation = split(data.train, spec.validation_split)
+        data = replace(data, train=train, validation=validation)
     if spec.class_weight is not None:
-        data = DataSet(class_weighted(data.train, spec.class_weight), data.validation)
+        data = replace(data, train=class_weighted(data.train, spec.class_weight))
     return data
 
 
@@ -100,7 +102,7 @@ class DataLoaders:
 
     def notes(self) -> list[str]:
         """Plan notes on options of the user's own data loaders that are not honoured, without repeats."""
-        sources = (self.data.train, self.data.validation)
+        sources = (self.data.train, *self.data.all_validation.values())
         return list(dict.fromkeys(each for source in sources for each in source_notes(source)))
 
     def training(self) -> Loader:

@@ -41,6 +41,14 @@ class Evaluator:
                     self._group.evaluation_step(batch)
             return self._group.collect_metrics("evaluation")
 
+    def validate(self) -> dict[str, float]:
+        """Evaluates on all of the data's validation sets, as `Session.validate`."""
+        return {
+            f"{prefix}{name}": value
+            for prefix, source in self._loaders.data.all_validation.items()
+            for name, value in self.evaluate(source).items()
+        }
+
     def try_metrics(self, batch: Batch) -> None:
         """Checks on one batch that all metrics return numbers, as `Session.try_metrics`."""
         with self._reporter.doing("try metrics"), self._group.preserving_training_state():

@@ -36,7 +36,7 @@ class SessionLog:
                 raise IsotrainError(
                     f"log: {name!r}: expected a number or a scalar tensor, received shape {[*shape]}."
                 )
-        if not self._step_logger.is_silent:
+        if scalars and not self._step_logger.is_silent:
             values = {name: self._snapshot(value) for name, value in scalars.items()}
             self._step_logger.log(checked, values)
 

@@ -51,11 +51,11 @@ def test_an_improvement_is_larger_than_min_delta() -> None:
     assert improvements(best_loss({}, min_delta=0.5), [3.0, 2.5, 2.25]) == [True, False, True]
 
 
-def test_epochs_since_the_best_are_the_evaluated_ones() -> None:
+def test_evaluations_since_the_best_are_those_with_the_metric() -> None:
     loss = best_loss({})
     improvements(loss, [2.0, 3.0, NAN])
     loss.update({"loss": 0.0})
-    assert loss.epochs_since_best == 2
+    assert loss.evaluations_since_best == 2
 
 
 def test_a_resumed_run_continues_from_its_notes() -> None:
@@ -64,7 +64,7 @@ def test_a_resumed_run_continues_from_its_notes() -> None:
     improvements(best_loss(notes), [INFINITY, NAN])
     notes["best"]["value"] = json.loads(json.dumps(str(notes["best"]["value"])))
     resumed = best_loss(notes)
-    assert resumed.epochs_since_best == 1
+    assert resumed.evaluations_since_best == 1
     assert improvements(resumed, [NAN, 5.0]) == [False, True]
 
 
