@@ -67,6 +67,7 @@ def per_framework(subject: Subject) -> Iterator[Hit]:
         "model": spec.model,
         "loss": spec.loss,
         "objective": spec.objective,
+        "gradients": spec.gradients,
         "optimizer.custom": getattr(spec.optimizer, "custom", None),
     }
     for name, value in fields.items():

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, Literal
 from isotrain.core.contracts.backend.capabilities import Capability
 from isotrain.core.contracts.parallel_layout import REPLICATED, ParallelLayout
 from isotrain.core.contracts.state import ModelBytes, StateBytes
+from isotrain.core.errors import UnsupportedError
 
 if TYPE_CHECKING:
     from isotrain.core.contracts.backend.replica import Tensor
@@ -218,3 +219,20 @@ class Strategy(ABC):
     def exchanged_bytes(self, gradient_bytes: int, replicas: int) -> float | None:
         """Bytes that each replica sends per step, on average; None: as the backend estimates it."""
         return None
+
+
+def require_backend_step(strategy: Strategy, user: str) -> None:
+    """Refuses what reads and applies gradients under a strategy with a step of its own.
+
+    Args:
+        strategy: Strategy of the run.
+        user: What reads them, for the message.
+
+    Raises:
+        UnsupportedError: The strategy has a step of its own.
+    """
+    if strategy.requires != {Capability.SYNCHRONOUS_STEP}:
+        raise UnsupportedError(
+            f"{user}: it takes the mean gradients of each step, and strategy {strategy.name!r} exchanges or"
+            " applies them in its own way. Use strategy data-parallel."
+        )

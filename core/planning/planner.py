@@ -18,7 +18,7 @@ from isotrain.core.contracts.plan import (
     replicas_by_host,
     split_backend,
 )
-from isotrain.core.contracts.strategy import Strategy
+from isotrain.core.contracts.strategy import Strategy, require_backend_step
 from isotrain.core.data import sampler
 from isotrain.core.errors import (
     BackendUnavailableError,
@@ -101,6 +101,8 @@ def _resolve(
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
     _require_optimizer_groups(spec, adapter)
+    if spec.gradients is not None:
+        require_backend_step(strategy, "gradients")
     notes = [*devices.notes, *_compile_notes(spec, strategy, adapter)]
     notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
     notes += adapter.check(spec, options, replicas=count)
@@ -257,7 +259,7 @@ def _require_framework(spec: TrainingSpec, framework: str) -> None:
     Raises:
         SpecError: One of them is a table without an entry for the framework.
     """
-    for field_name in ("model", "objective"):
+    for field_name in ("model", "objective", "gradients"):
         spec.for_framework(field_name, framework)
     spec.losses(framework)
 

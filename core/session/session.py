@@ -349,6 +349,36 @@ class Session:
         """
         return self._training.step(self.group, batch)
 
+    def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+        """Computes the gradients of the mean loss over the global batch, and changes no trainable weight.
+
+        For steps of your own, which `apply_gradients` ends; under strategy `data-parallel` only.
+
+        Returns:
+            For each local replica one gradient of each trainable weight's shape, in the order of the weights'
+            names, equal on all replicas; and the mean loss, a scalar. Tensors of the framework.
+
+        Raises:
+            UnsupportedError: The strategy has a step of its own.
+        """
+        return self._training.gradients(self.group, batch)
+
+    def apply_gradients(
+        self, batch: Batch, gradients: Sequence[Sequence[Tensor]], loss: Tensor
+    ) -> None:
+        """Takes the training step of a batch with these gradients.
+
+        Args:
+            batch: Batch of the step.
+            gradients: For each local replica one gradient of each trainable weight's shape, equal on all
+                replicas; they are clipped and applied at the rate of the step.
+            loss: Mean loss to record for the step, a scalar.
+
+        Raises:
+            UnsupportedError: The strategy has a step of its own.
+        """
+        self._training.apply_gradients(self.group, batch, gradients, loss)
+
     @property
     def strategy_report(self) -> dict[str, Any]:
         """Measurements of the strategy so far, as JSON values."""

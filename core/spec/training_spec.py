@@ -164,6 +164,11 @@ class TrainingSpec(
     scaling: Annotated[Scaling, BeforeValidator(_scaling)] = Field(
         default=Scaling(), description="How the rate follows the global batch."
     )
+    gradients: References | None = Field(
+        default=None,
+        description="Callable (names, gradients) or (names, gradients, weights) -> gradients, of the mean "
+        "gradients of each step, before they are clipped; or a table {framework: callable}.",
+    )
     clip: Clip | None = Field(default=None, description="Gradient clipping; null for none.")
     global_batch_size: Count | None = Field(
         default=None, description="Samples per step over all replicas; not with local_batch_size."

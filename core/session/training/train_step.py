@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import itertools
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from isotrain.core.contracts.backend.replica import Tensor
@@ -21,6 +21,7 @@ from isotrain.core.planning.single_sample_slices import (
 from isotrain.core.session.training.consensus import require_same_samples
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.custom_batch import BatchBuilder
+from isotrain.core.session.training.global_gradients import GlobalGradients
 from isotrain.core.session.training.loss_check import LossCheck
 from isotrain.core.session.training.lr_schedule import LearningRates
 from isotrain.core.session.training.step_logger import StepLogger
@@ -89,6 +90,9 @@ class TrainLoop:
         )
         self._custom_batches = BatchBuilder(session_context, self.trainer_state)
         self._group = session_context.group
+        self._gradients = GlobalGradients(
+            session_context.spec, self._strategy, session_context.plan.framework
+        )
         self._is_custom_optimizer = isinstance(session_context.spec.optimizer, CustomOptimizer)
         self._require_one_source_of_rates(session_context.spec)
         self._finalize_weights = session_context.group.weight_finalizer()
@@ -223,13 +227,49 @@ class TrainLoop:
 
     def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
         """Takes one training step; returns the mean loss of the global batch, a scalar tensor."""
+
+        def update(rate: float) -> Tensor:
+            if not self._gradients.are_transformed:
+                return self._strategy.step(group, batch, rate)
+            gradients, loss = self._gradients.of(group, batch)
+            self._gradients.apply(group, gradients, rate)
+            return loss
+
+        return self._take_step(group, batch, update)
+
+    def gradients(self, group: ReplicaGroup, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+        """Mean gradients over the global batch, and its loss, as `Session.gradients`."""
+        self.trainer_state.require_no_predictions("gradients")
+        self._reporter.step = batch.step
+        with self._reporter.doing("gradients"):
+            return self._gradients.of(group, batch)
+
+    def apply_gradients(
+        self,
+        group: ReplicaGroup,
+        batch: Batch,
+        gradients: Sequence[Sequence[Tensor]],
+        loss: Tensor,
+    ) -> None:
+        """Takes a step with mean gradients and a loss to record, as `Session.apply_gradients`."""
+
+        def update(rate: float) -> Tensor:
+            self._gradients.apply(group, gradients, rate)
+            return loss
+
+        self._take_step(group, batch, update)
+
+    def _take_step(
+        self, group: ReplicaGroup, batch: Batch, update: Callable[[float], Tensor]
+    ) -> Tensor:
+        """Takes a step by a function of the learning rate, which returns the mean loss, a scalar tensor."""
         reporter, trainer_state = self._reporter, self.trainer_state
         trainer_state.require_no_predictions("step")
         reporter.step = batch.step
         reporter.enter("step")
         rate = self._scheduled_rate(batch.step)
         trainer_state.is_finished = False
-        loss = self._strategy.step(group, batch, rate)
+        loss = update(rate)
         trainer_state.last_loss = loss
         trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
         is_done = trainer_state.is_done

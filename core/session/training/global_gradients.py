@@ -1,0 +1,81 @@
+"""Gradients of the mean loss over the global batch, for loops of one's own and the spec's `gradients`."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from isotrain.core.contracts.backend.computations import average_gradients, unflatten
+from isotrain.core.contracts.backend.replica import Replica, Tensor
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
+from isotrain.core.contracts.strategy import Strategy, require_backend_step
+from isotrain.core.data.batch import Batch
+from isotrain.core.errors import SpecError
+from isotrain.core.spec import import_strings
+from isotrain.core.spec.training_spec import TrainingSpec
+
+
+class GlobalGradients:
+    """Mean gradients over the global batch, and the spec's function of them."""
+
+    def __init__(self, spec: TrainingSpec, strategy: Strategy, framework: str) -> None:
+        """Resolves the function that the spec names for a framework."""
+        self._strategy = strategy
+        self._computation: Callable[..., Any] | None = None
+        self._function: Callable[..., Any] | None = None
+        if spec.gradients is not None:
+            self._function = import_strings.resolve(spec.for_framework("gradients", framework))
+
+    @property
+    def are_transformed(self) -> bool:
+        """Whether the spec has a function of the gradients."""
+        return self._function is not None
+
+    def of(self, group: ReplicaGroup, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+        """Mean gradients over the global batch, as `Session.gradients`. Collective."""
+        require_backend_step(self._strategy, "session.gradients")
+        gradients, loss = group.gradients(batch)
+        if group.replicas > 1:
+            weights = group.replica_weights(batch)
+            gradients = group.compute(average_gradients, gradients, *weights)
+        return gradients, loss
+
+    def apply(
+        self, group: ReplicaGroup, gradients: Sequence[Sequence[Tensor]], rate: float
+    ) -> None:
+        """Applies mean gradients of the weights' shapes, transformed by the spec's function. Local."""
+        require_backend_step(self._strategy, "session.apply_gradients")
+        if self._function is not None:
+            if self._computation is None:
+                names = list(group.describe_state(("trainable",)))
+                self._computation = _computation(self._function, names)
+            gradients = group.compute(self._computation, gradients)
+        group.apply_gradients(gradients, rate)
+
+
+def _computation(function: Callable[..., Any], names: list[str]) -> Callable[..., Any]:
+    """Computation that transforms the gradients of one replica, in the order of the names."""
+
+    takes_weights = len(inspect.signature(function).parameters) > 2
+
+    def transform(replica: Replica, gradients: Sequence[Tensor]) -> list[Tensor]:
+        arguments = [list(gradients)]
+        if takes_weights:
+            arguments.append(unflatten(replica.ops, replica.read(("trainable",)), gradients))
+        transformed = function(names, *arguments)
+        shapes = [tuple(gradient.shape) for gradient in gradients]
+        if not isinstance(transformed, list | tuple) or len(transformed) != len(names):
+            raise SpecError(
+                f"gradients: {import_strings.describe(function)!r} returned {transformed!r:.80}; expected a"
+                f" list of {len(names)} gradients, one for each name."
+            )
+        for name, gradient, shape in zip(names, transformed, shapes, strict=True):
+            if tuple(gradient.shape) != shape:
+                raise SpecError(
+                    f"gradients: {import_strings.describe(function)!r} returned shape"
+                    f" {tuple(gradient.shape)} for {name}; expected {shape}."
+                )
+        return list(transformed)
+
+    return transform
