@@ -56,6 +56,8 @@ def test_evaluations_since_the_best_are_those_with_the_metric() -> None:
     improvements(loss, [2.0, 3.0, NAN])
     loss.update({"loss": 0.0})
     assert loss.evaluations_since_best == 2
+    improvements(loss, [1.0])
+    assert loss.evaluations_since_best == 0
 
 
 def test_a_resumed_run_continues_from_its_notes() -> None:

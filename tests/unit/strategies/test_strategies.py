@@ -266,6 +266,79 @@ def test_local_sgd_averages_by_the_samples_of_all_steps_since_the_last_average()
     assert found == [(), ([1.25, 0.75],), ([1.25, 0.75],), ()]
 
 
+class Computing:
+    """A group of two local replicas that notes the last argument of each computation, or a native step."""
+
+    replicas = 2
+    local_replicas = (0, 1)
+
+    def __init__(self) -> None:
+        self.calls: list[Any] = []
+
+    def read_state(self, kinds: Sequence[str]) -> dict[str, np.ndarray]:
+        return {"kernel": np.zeros((6, 5)), "bias": np.zeros(5)}
+
+    def tensor(self, array: np.ndarray) -> np.ndarray:
+        return array.copy()
+
+    def numpy(self, tensor: np.ndarray) -> np.ndarray:
+        return tensor
+
+    def local_step(self, batch: Any, learning_rate: float) -> float:
+        return 0.0
+
+    def synchronous_step(self, batch: Any, learning_rate: float) -> float:
+        self.calls.append("native")
+        return 0.0
+
+    def gradients(self, batch: Any) -> tuple[list[Any], float]:
+        return [], 0.0
+
+    def replica_weights(self, batch: Any) -> list[Any]:
+        return []
+
+    def apply_gradients(self, gradients: Any, learning_rate: float) -> None:
+        """Does nothing: there are no weights."""
+
+    def compute(self, computation: Any, *values: Any, static: Any) -> list[Any]:
+        self.calls.append(static)
+        return [([], state) for state in values[-1]] if values else []
+
+
+def test_gossip_takes_its_mixings_in_turn(host: PluginManager) -> None:
+    options = {"graph": "one-peer-exponential", "every": 2}
+    strategy, group = host.strategy("gossip", options), Computing()
+    strategy.configure(spec("gossip", options), plan(host, "gossip", options))
+    for step in range(8):
+        strategy.step(group, SimpleNamespace(step=step), 0.125)  # type: ignore[arg-type]
+    assert group.calls == list(topologies.mixings("one-peer-exponential", 4, 2, 0)) * 2
+
+
+def test_powersgd_compresses_from_its_start(host: PluginManager) -> None:
+    strategy = host.strategy(
+        "compressed", {"method": "powersgd", "start": 2, "rank": 1, "native": False}
+    )
+    group = Computing()
+    strategy.started(group)  # type: ignore[arg-type]
+    for step in range(4):
+        strategy.step(group, SimpleNamespace(step=step), 0.125)  # type: ignore[arg-type]
+    assert group.calls == ["native", "native", 1, 1]
+
+
+def test_powersgd_restores_residuals_and_right_factors(host: PluginManager) -> None:
+    strategy = host.strategy("compressed", {"method": "powersgd", "rank": 1, "native": False})
+    group: Any = Computing()
+    strategy.started(group)
+    saved = StrategyState(
+        tensors={"right/0": np.full((5, 1), 3.0)},
+        per_replica={replica: {"residual/0": np.full((6, 5), replica)} for replica in (0, 1)},
+    )
+    strategy.load_state(group, saved)
+    state = strategy.state(group)
+    np.testing.assert_equal(state.tensors, saved.tensors)
+    np.testing.assert_equal(state.per_replica, saved.per_replica)
+
+
 SHAPES = [(20, 30), (30,)]
 BYTES = 4 * 630
 
