@@ -222,10 +222,25 @@ def work(session: isotrain.Session) -> dict[str, Any]:
             spec = {**SPEC, "model": {"tensorflow": tensorflow_module}}
             with next_session(session, "module", spec) as session:
                 found["start"] = next(iter(session.read_state(("trainable",)).values()))
+                found["groups"] = [group_lengths(session.group, groups) for groups in (1, 2, 3, 9)]
     found["sockets"] = sorted(sockets)
     if session.replicas == 2 and session.plan.backend == "horovod-torch":
         found["refusals"] = refusals(session)
     return found
+
+
+def group_lengths(group: Any, groups: int) -> list[int]:
+    """Number of gradients in each group that is all-reduced, of six gradients."""
+    lengths = []
+
+    def reduce_group(tensors: list[Any], *options: Any) -> list[Any]:
+        lengths.append(len(tensors))
+        return tensors
+
+    communicator = mock.patch.object(group._communicator, "reduce_group", reduce_group)
+    with mock.patch.object(group, "_groups", groups), communicator:
+        assert group._all_reduce_in_groups(range(6)) == [*range(6)]
+    return lengths
 
 
 @contextlib.contextmanager

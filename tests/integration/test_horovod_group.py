@@ -51,7 +51,7 @@ def ranks(backend: str, replicas: int) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(("backend", "replicas"), RUNS)
 def test_bit_equal_to_loops_written_by_hand(backend: str, replicas: int) -> None:
     for rank in ranks(backend, replicas):
-        names = set(rank) - {"sockets", "refusals", "losses", "sent", "start", "unused"}
+        names = set(rank) - {"sockets", "refusals", "losses", "sent", "start", "groups", "unused"}
         assert names >= set(BESIDE[backend])
         for name in names:
             for ours, theirs in rank[name]:
@@ -114,6 +114,12 @@ def test_gradients_of_unused_weights_are_zero() -> None:
             assert value.tobytes() == other[name][1][weight].tobytes(), weight
             is_unused = "unused" in weight
             assert (value.tobytes() == before[weight].tobytes()) == is_unused, (name, weight)
+
+
+@pytest.mark.slow
+def test_groups_of_gradients_are_as_many_as_the_option_says() -> None:
+    for rank in ranks("horovod-tf", 2):
+        assert rank["groups"] == [[6], [3, 3], [2, 2, 2], [1] * 6]
 
 
 @pytest.mark.slow

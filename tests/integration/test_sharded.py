@@ -40,7 +40,7 @@ TRIED: dict[tuple[str, int], cases.Tried] = {
     },
     ("horovod-torch", 2): {},
     ("horovod-torch", 3): {},
-    ("horovod-torch", 4): {LAST: ("hybrid 3",)},
+    ("horovod-torch", 4): {"momentum": ("hybrid 3",), LAST: ("hybrid 3",)},
     ("horovod-tf", 2): {LAST: ("stage 3",)},
 }
 """Backend and replicas to the kinds that are tried with each optimizer: all where that is quick.
