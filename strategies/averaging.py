@@ -6,19 +6,16 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
 from isotrain.plugin import (
+    AVERAGED,
     Plan,
     Replica,
     ReplicaGroup,
-    StatePart,
     Strategy,
     Tensor,
     TrainingSpec,
     average_state,
 )
 from isotrain.strategies import option_checks
-
-WEIGHTS: tuple[StatePart, ...] = ("trainable", "statistics")
-"""State that is averaged: trainable weights and moving statistics."""
 
 
 class LocalStepStrategy(Strategy):
@@ -76,17 +73,17 @@ class LocalStepStrategy(Strategy):
 
 def read_weights(replica: Replica) -> Tensor:
     """A copy of weights and moving statistics, one vector. Local."""
-    return replica.read(WEIGHTS)
+    return replica.read(AVERAGED)
 
 
 def write_weights(replica: Replica, vector: Tensor) -> None:
     """Sets weights and moving statistics from a vector as of `read_weights`. Local."""
-    replica.write(WEIGHTS, vector)
+    replica.write(AVERAGED, vector)
 
 
 def average_weights(replica: Replica) -> None:
     """Replaces weights and moving statistics by their mean over all replicas. Collective."""
-    average_state(replica, WEIGHTS)
+    average_state(replica, AVERAGED)
 
 
 def average_statistics(replica: Replica, weight: Tensor | None = None) -> None:

@@ -8,6 +8,7 @@ the local update comes first, and mixing after it. The exponential graphs are th
 from __future__ import annotations
 
 from isotrain.plugin import (
+    AVERAGED,
     Batch,
     Capability,
     Invariant,
@@ -18,7 +19,7 @@ from isotrain.plugin import (
     TrainingSpec,
 )
 from isotrain.strategies import option_checks, topologies
-from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy, average_weights
+from isotrain.strategies.averaging import LocalStepStrategy, average_weights
 
 
 class Gossip(LocalStepStrategy):
@@ -88,8 +89,8 @@ class Gossip(LocalStepStrategy):
 
 def mix(replica: Replica, *, static: topologies.Rounds) -> None:
     """Replaces weights by the mean of the local ones and those received in each round. Collective."""
-    weights = replica.read(WEIGHTS)
+    weights = replica.read(AVERAGED)
     total = weights
     for permutation in static:
         total = total + replica.send_receive(weights, permutation)
-    replica.write(WEIGHTS, total / (len(static) + 1))
+    replica.write(AVERAGED, total / (len(static) + 1))

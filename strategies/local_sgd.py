@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 
 from isotrain.plugin import (
+    AVERAGED,
     Batch,
     Capability,
     Plan,
@@ -25,7 +26,7 @@ from isotrain.plugin import (
     slice_weights,
 )
 from isotrain.strategies import option_checks
-from isotrain.strategies.averaging import WEIGHTS, LocalStepStrategy
+from isotrain.strategies.averaging import LocalStepStrategy
 
 
 class LocalSGD(LocalStepStrategy):
@@ -52,7 +53,7 @@ class LocalSGD(LocalStepStrategy):
         momenta = option_checks.boolean(self.name, "average_momenta", average_momenta)
         if all(number == 1 for _, number in self._phases):
             self.keeps_replicas_equal, self.equals_data_parallel = "always", True
-        self._parts = (*WEIGHTS, "momenta") if momenta else WEIGHTS
+        self._parts = (*AVERAGED, "momenta") if momenta else AVERAGED
         self._momenta_per_weight = 0
         self._weights: list[float] = []  # sums over the steps since the last averaging
         self._steps = 0
@@ -115,7 +116,7 @@ class LocalSGD(LocalStepStrategy):
 
     def sync_weights(self, group: ReplicaGroup) -> None:
         """Averages the weights, weighted by the samples since the last averaging. Collective."""
-        self._average(group, WEIGHTS)
+        self._average(group, AVERAGED)
 
     def state_written(self, group: ReplicaGroup) -> None:
         """Starts counting samples again: the replicas' weights are equal."""

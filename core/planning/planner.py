@@ -104,6 +104,7 @@ def _resolve(
     if spec.gradients is not None:
         require_backend_step(strategy, "gradients")
     notes = [*devices.notes, *_compile_notes(spec, strategy, adapter)]
+    notes += _average_notes(spec, strategy, count)
     notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
     notes += adapter.check(spec, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
@@ -307,6 +308,36 @@ def _require_optimizer_groups(spec: TrainingSpec, adapter: Adapter) -> None:
                 f"optimizer.{name}: backend {adapter.name!r} updates all weights with the same options."
                 " Leave it out."
             )
+
+
+_AVERAGED_LAYOUTS = ("replicated", "sharded")
+"""Parallel layouts in which every replica has all weights after each step."""
+
+
+def _average_notes(spec: TrainingSpec, strategy: Strategy, replicas: int) -> list[str]:
+    """Notes on the average of the weights over steps (`ema`, `swa`).
+
+    Raises:
+        UnsupportedError: Replicas would have different weights to average, or only a part of them.
+    """
+    if spec.weight_average is None:
+        return []
+    name = "swa" if spec.ema is None else "ema"
+    layout = strategy.parallel_layout.for_replicas(replicas).name
+    if layout not in _AVERAGED_LAYOUTS:
+        raise UnsupportedError(
+            f"{name}: in {layout} runs, such as those of strategy {strategy.name!r}, no replica has all"
+            " weights after each step, of which an average is made. Leave it out, or use data-parallel."
+        )
+    if replicas > 1 and strategy.keeps_replicas_equal != "always":
+        raise UnsupportedError(
+            f"{name}: under strategy {strategy.name!r} each replica trains weights of its own, and an average"
+            " of these is not that of the run. Leave it out, or use data-parallel."
+        )
+    return [
+        f"{name}: evaluation, predictions, the best checkpoint and the result use the average of the weights;"
+        " it takes the memory of one more copy of them"
+    ]
 
 
 def _local_batch_sizes(global_batch_size: int, replicas: int) -> tuple[int, ...]:

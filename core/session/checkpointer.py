@@ -19,6 +19,7 @@ from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.lr_schedule import LearningRates
 from isotrain.core.session.training.step_logger import StepLogger
 from isotrain.core.session.training.trainer_state import TrainerState
+from isotrain.core.session.training.weight_average import WeightAverage
 
 PathLike = str | os.PathLike[str]
 
@@ -33,14 +34,17 @@ class Checkpointer:
         step_logger: StepLogger,
         reporter: Reporter,
         rates: LearningRates,
+        average: WeightAverage,
         run_directory: Path,
     ) -> None:
         self._session_context = session_context
         self._rates = rates
+        self._average = average
         self._trainer_state = trainer_state
         self._step_logger = step_logger
         self._reporter = reporter
-        self._writer = CheckpointWriter(self._folder(run_directory), session_context, reporter)
+        folder = self._folder(run_directory)
+        self._writer = CheckpointWriter(folder, session_context, reporter, average)
 
     def _folder(self, run_directory: Path) -> CheckpointFolder | None:
         """The run's folder of checkpoints; None for a session without a run directory or a folder."""
@@ -111,6 +115,7 @@ class Checkpointer:
             trainer_state.stream_state,
             self._rates_around(step),
             trainer_state.fixed_rate,
+            self._average.count,
         )
 
     def _rates_around(self, step: int) -> list[float]:
@@ -148,7 +153,8 @@ class Checkpointer:
             changes = resume_check.changes(saved, context.spec, context.plan)
             changes += self._changed_rate(saved.trainer_state)
             state, location = saved.trainer_state, saved.checkpoint.location
-            lost = checkpoint_load.load(saved, context, lambda: self._next_rate(state))
+            lost = self._restore_average(saved)
+            lost += checkpoint_load.load(saved, context, lambda: self._next_rate(state))
             lost += context.group.not_checkpointed()
             is_from_this_run = self._writer.note_restored(saved.checkpoint, state)
             self._continue_from(state, is_from_this_run=is_from_this_run)
@@ -157,6 +163,14 @@ class Checkpointer:
                     Resumed(done=state.step, location=location, changes=changes, lost=lost)
                 )
         return dict(state.notes)
+
+    def _restore_average(self, saved: resume_check.SavedRun) -> list[str]:
+        """Loads the average of the weights, before the weights themselves; says whether it is lost."""
+        count = saved.trainer_state.averaged
+        if count:
+            checkpoint_load.load_average(saved, self._session_context)
+        is_continued = self._average.restore(self._session_context.group, count)
+        return ["the average of the weights"] if count and not is_continued else []
 
     def _continue_from(self, saved: SavedTrainerState, *, is_from_this_run: bool) -> None:
         trainer_state = self._trainer_state
@@ -178,6 +192,7 @@ class Checkpointer:
         with self._reporter.doing("restore"):
             self._wait_for_all_writers()
             saved = resume_check.SavedRun(self._writer.last_of(self._trainer_state.best_steps))
+            self._restore_average(saved)
             checkpoint_load.load_weights(saved, context)
             context.strategy.state_written(context.group)
 

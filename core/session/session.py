@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
@@ -86,13 +87,14 @@ class Session:
         self._training = training = TrainLoop(session_context, reporter, self.stopwatch)
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
         self._log = SessionLog(self.group, self._trainer_state, self._step_logger)
-        self._evaluation = Evaluator(session_context, reporter)
+        self._evaluation = Evaluator(session_context, reporter, training.average)
         self._checkpoints = Checkpointer(
             session_context,
             self._trainer_state,
             self._step_logger,
             reporter,
             training.rates,
+            training.average,
             self.run_directory,
         )
         self._closed = False
@@ -287,7 +289,7 @@ class Session:
             IsotrainError: Predictions are being read.
             RunFailedError: The checkpoint cannot be written.
         """
-        self._trainer_state.require_no_predictions("save")
+        self._trainer_state.require_training_weights("save")
         self._checkpoints.save(folder, self.notes)
 
     def save_if_due(self, *, best: bool = False, overlap_next_step: bool = False) -> bool:
@@ -308,7 +310,7 @@ class Session:
             EndedError: A signal requested the end of the run; its checkpoint is saved.
             IsotrainError: Predictions are being read.
         """
-        self._trainer_state.require_no_predictions("save_if_due")
+        self._trainer_state.require_training_weights("save_if_due")
         return self._checkpoints.save_if_due(best, overlap_next_step, self.notes)
 
     def restore(self, checkpoint: str | os.PathLike[str] | None = None) -> None:
@@ -322,6 +324,7 @@ class Session:
             IsotrainError: There is no checkpoint, or it belongs to a different run (the message lists the
                 differences), or it is damaged. State may be partly loaded after damage: restore another one.
         """
+        self._trainer_state.require_training_weights("restore")
         self.notes = self._checkpoints.restore(checkpoint)
 
     def restore_best(self) -> None:
@@ -330,6 +333,7 @@ class Session:
         Raises:
             IsotrainError: No checkpoint was saved as the best.
         """
+        self._trainer_state.require_training_weights("restore_best")
         self._checkpoints.restore_best()
 
     def seek(self, step: int) -> None:
@@ -518,12 +522,30 @@ class Session:
         """
         self._log.scalars(scalars, step)
 
+    @contextlib.contextmanager
+    def averaged(self) -> Iterator[None]:
+        """Context in which the model has the average of its weights (`ema` or `swa`). Local.
+
+        `evaluate`, `predict` and `predictions` use the average in any case. Before it begins, the weights are
+        those of training. Steps, saves and changes of state are refused within.
+
+        Raises:
+            IsotrainError: The spec has neither `ema` nor `swa`.
+        """
+        if self.spec.weight_average is None:
+            raise IsotrainError(
+                "session.averaged: the spec has neither `ema` nor `swa`, so there is no average."
+            )
+        with self._training.average.applied(self.group):
+            yield
+
     def read_state(self, kinds: Sequence[StateKind] = MODEL_STATE) -> dict[str, np.ndarray]:
         """Copies state to NumPy by name, in its shapes; optimizer state begins with `optimizer/`. Local."""
         return self.group.read_state(kinds)
 
     def write_state(self, state: Mapping[str, np.ndarray]) -> None:
         """Sets state by name, shapes as read, on every replica; every process passes the same arrays."""
+        self._trainer_state.require_training_weights("write_state")
         self.group.write_state(state)
         self.strategy.state_written(self.group)
 

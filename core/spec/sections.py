@@ -17,6 +17,7 @@ from pydantic import (
 from isotrain.core.spec.field_types import (
     Count,
     CountOrZero,
+    Decay,
     Options,
     Positive,
     Switch,
@@ -214,6 +215,38 @@ class LossScale(SpecModel):
     growth_steps: Count = Field(
         default=2000, description="Steps without overflow after which the scale doubles."
     )
+
+
+class _WeightAverage(SpecModel):
+    every: Count = Field(
+        default=1, description="Interval in steps of the weights that are averaged."
+    )
+    start: CountOrZero = Field(
+        default=0, description="Steps before the average begins, as a copy of the weights."
+    )
+
+
+class Ema(_WeightAverage):
+    """Exponential moving average of the weights."""
+
+    decay: Decay = Field(
+        default=0.999,
+        description="Factor of the average in each update; that of the weights is the rest.",
+    )
+
+    def weight(self, count: int) -> float:
+        """Weight of the next weights in an average of `count` weights."""
+        return 1 - self.decay
+
+
+class Swa(_WeightAverage):
+    """Stochastic weight averaging: the equal-weight mean of the weights."""
+
+    start: Count = Field(description="Steps before the average begins, as a copy of the weights.")
+
+    def weight(self, count: int) -> float:
+        """Weight of the next weights in an average of `count` weights."""
+        return 1 / (count + 1)
 
 
 class Evaluation(SpecModel):

@@ -37,6 +37,7 @@ from isotrain.core.spec.initial_weights import InitialWeights, Patterns, matches
 from isotrain.core.spec.schedules import ConstantSchedule
 from isotrain.core.spec.sections import (
     Clip,
+    Ema,
     Evaluation,
     LoggerChoice,
     LossScale,
@@ -45,6 +46,7 @@ from isotrain.core.spec.sections import (
     Schedule,
     StrategyChoice,
     StrategyLike,
+    Swa,
     Timeouts,
     keeps_options,
 )
@@ -53,6 +55,7 @@ from isotrain.core.spec.validation import (
     Problem,
     SpecModel,
     as_python_number,
+    at_most_one,
     exactly_one,
 )
 
@@ -78,6 +81,10 @@ def _loggers(value: Any) -> Any:
 def _initial_weights(value: Any) -> Any:
     is_complete = value is None or isinstance(value, Mapping | InitialWeights)
     return value if is_complete else {"source": value}
+
+
+def _ema(value: Any) -> Any:
+    return {"decay": value} if isinstance(value, int | float) else value
 
 
 def _scaling(value: Any) -> Any:
@@ -170,6 +177,16 @@ class TrainingSpec(
         "gradients of each step, before they are clipped; or a table {framework: callable}.",
     )
     clip: Clip | None = Field(default=None, description="Gradient clipping; null for none.")
+    ema: Annotated[Ema | None, BeforeValidator(_ema)] = Field(
+        default=None,
+        description="Exponential moving average of the weights, which is evaluated and kept: a decay, or "
+        "{decay, every, start}; null for none.",
+    )
+    swa: Swa | None = Field(
+        default=None,
+        description="Equal-weight mean of the weights (stochastic weight averaging), which is evaluated and "
+        "kept: {start, every}; not with ema.",
+    )
     global_batch_size: Count | None = Field(
         default=None, description="Samples per step over all replicas; not with local_batch_size."
     )
@@ -277,10 +294,16 @@ class TrainingSpec(
         if fields.get("compile") and fields.get("recompute"):
             hint = "the compiler itself decides what it keeps"
             yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)
+        yield from at_most_one(fields, "ema", "swa")
         precision = fields.get("precision", "float32")
         if fields.get("loss_scale") is not None and precision != "float16":
             hint = "leave loss_scale out"
             yield Problem("precision float16 with loss_scale", ("precision",), precision, hint)
+
+    @property
+    def weight_average(self) -> Ema | Swa | None:
+        """Average of the weights over steps: `ema` or `swa`; None for neither."""
+        return self.ema or self.swa
 
     def silences(self, code: str) -> bool:
         """Whether `ignore` has a code of `isotrain check`, or its group."""

@@ -34,6 +34,12 @@ if TYPE_CHECKING:
     from isotrain.core.session.session import Session
 
 
+def _kept_weights(session: Session) -> contextlib.AbstractContextManager[None]:
+    """Context in which the model has the weights that a run is for: their average, if the spec has one."""
+    has_average = session.spec.weight_average is not None
+    return session.averaged() if has_average else contextlib.nullcontext()
+
+
 class LastWeights:
     """Saves the newest weights to `weights-after-N-steps.safetensors` in the run directory; on rank 0."""
 
@@ -52,7 +58,8 @@ class LastWeights:
         old = last_weights_file(session.run_directory)
         new = last_weights_path(session.run_directory, session.steps_done)
         if session.steps_done and new != old and has_all_weights(session.group):
-            save_weights(session.group, new)
+            with _kept_weights(session):
+                save_weights(session.group, new)
             if old is not None:
                 old.unlink()
         self._saved_at = time.monotonic()
@@ -107,7 +114,8 @@ def train(session: Session) -> dict[str, Any] | None:
 def _save_final_weights(session: Session, last_weights: LastWeights) -> str | None:
     """Writes the weights into the run directory; returns the error if that fails: the result is kept."""
     try:
-        save_weights(session.group, session.run_directory / WEIGHTS_FILE)
+        with _kept_weights(session):
+            save_weights(session.group, session.run_directory / WEIGHTS_FILE)
     except Exception as error:  # a full disk, a framework
         return f"{type(error).__name__}: {error}"
     last_weights.remove()

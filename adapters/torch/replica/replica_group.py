@@ -34,6 +34,7 @@ from isotrain.adapters.torch.trainer.state import (
 )
 from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.plugin import (
+    AVERAGED,
     MODEL_STATE,
     BackendConfig,
     Batch,
@@ -388,6 +389,21 @@ class TorchReplicaGroup(ReplicaGroup):
         self._snapshot_guard.wait()
         with torch.no_grad():
             return [computation(self._replica, *(value for (value,) in values), **options)]
+
+    def copy_averaged(self) -> list[list[torch.Tensor]]:
+        return [[tensor.detach().clone() for tensor in self._averaged()]]
+
+    def update_averages(
+        self, averages: Sequence[Sequence[torch.Tensor]], weight: float
+    ) -> list[list[torch.Tensor]]:
+        (average,) = averages
+        with torch.no_grad():
+            private_api.foreach_lerp_(average, self._averaged(), weight)
+        return [list(average)]
+
+    def _averaged(self) -> list[torch.Tensor]:
+        """Trainable weights and moving statistics, in the order of `Replica.read(AVERAGED)`."""
+        return [tensor for part in AVERAGED for tensor in self.trainer.part(part)]
 
     def compress(self, method: CompressionMethod, rank: int, start: int) -> bool:
         return self.communicator.compress(method, rank, start)

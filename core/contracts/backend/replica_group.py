@@ -14,7 +14,13 @@ from isotrain.core.contracts.backend.computations import (
 )
 from isotrain.core.contracts.backend.group_hooks import GroupHooks
 from isotrain.core.contracts.backend.protocol_checks import Contract
-from isotrain.core.contracts.backend.replica import Computation, ReduceOp, Replica, Tensor
+from isotrain.core.contracts.backend.replica import (
+    Computation,
+    ReduceOp,
+    Replica,
+    StatePart,
+    Tensor,
+)
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.data.batch import Batch
 from isotrain.core.errors import IsotrainError
@@ -207,6 +213,28 @@ class ReplicaGroup(GroupHooks, Contract):
         """All-reduces every trainable weight to its mean over all replicas, in place. Collective."""
         self.compute(_average_trainable)
 
+    def copy_averaged(self) -> list[list[Tensor]]:
+        """Copies the trainable weights and moving statistics of each local replica, to average them. Local.
+
+        Returns:
+            For each local replica tensors that, flattened one after the other, are `Replica.read(AVERAGED)`.
+        """
+        return [[vector] for vector in self.compute(_read_averaged)]
+
+    def update_averages(
+        self, averages: Sequence[Sequence[Tensor]], weight: float
+    ) -> list[list[Tensor]]:
+        """Moves averages towards the present weights: `average + weight * (present - average)`. Local.
+
+        Args:
+            averages: Averages from this method or `copy_averaged`, which may be overwritten.
+            weight: Weight of the present weights, above 0 and at most 1.
+        """
+        import numpy as np
+
+        factors = [self.tensor(np.array(weight))] * len(self.local_replicas)
+        return self.compute(_move_average, averages, factors)
+
     def replica_weights(self, batch: Batch) -> list[list[Tensor]]:
         """Slice weights as values for `compute`. Local.
 
@@ -343,6 +371,8 @@ class ReplicaGroup(GroupHooks, Contract):
         """Leaves the process group. Collective; the group cannot be used afterwards."""
 
 
+AVERAGED: tuple[StatePart, ...] = ("trainable", "statistics")
+"""State that averages of weights over steps hold: trainable weights and moving statistics."""
 _UPDATED: tuple[StateKind, ...] = ("trainable", "optimizer", "loss-scale")
 """State that `apply_gradients` changes."""
 
@@ -354,6 +384,16 @@ def _divide(replica: Replica, gradients: Sequence[Tensor], divisor: Tensor) -> l
 
 def _average_trainable(replica: Replica) -> None:
     average_state(replica, ("trainable",))
+
+
+def _read_averaged(replica: Replica) -> Tensor:
+    return replica.read(AVERAGED)
+
+
+def _move_average(replica: Replica, average: Sequence[Tensor], weight: Tensor) -> list[Tensor]:
+    """Computation that moves an average, one vector, towards the replica's weights. Local."""
+    (vector,) = average
+    return [vector + replica.ops.cast(weight, vector.dtype) * (replica.read(AVERAGED) - vector)]
 
 
 def _all_reduce(replica: Replica, tensor: Tensor, *, static: ReduceOp) -> Tensor:

@@ -26,7 +26,7 @@ from isotrain.core.session.weights.state_conversion import (
     StateSource,
 )
 from isotrain.core.session.weights.weight_readers import portions
-from isotrain.core.session.weights.weights_file import WEIGHTS
+from isotrain.core.session.weights.weights_file import AVERAGE, WEIGHTS
 
 _FIRST_REPLICA = replica_section(0, 0)
 _METRICS = "metrics/"
@@ -91,6 +91,27 @@ def load_weights(saved: SavedRun, context: SessionContext) -> None:
         _write_portions(saved, group, names)
 
 
+def load_average(saved: SavedRun, context: SessionContext) -> None:
+    """Sets the weights to their average over steps (`ema`, `swa`) in the checkpoint. Local.
+
+    Raises:
+        IsotrainError: The weights in the checkpoint are not those of this model.
+    """
+    group, stored = context.group, saved.checkpoint.tensors(AVERAGE)
+
+    def read(names: Collection[str]) -> dict[str, np.ndarray]:
+        return saved.checkpoint.read(AVERAGE, names)
+
+    converter = _converter(saved, context)
+    if converter is not None:
+        sources = converter.state_sources(stored, group)
+        _write_sources(saved, group, converter, sources, read=read)
+        return
+    _require_all_weights(saved, group, stored)
+    for portion in portions(stored, lambda name: stored[name].nbytes):
+        _write(saved, group, read(portion))
+
+
 def _section(saved: SavedRun) -> str:
     """The section with weights and optimizer state: the shared one, or that of replica 0."""
     return _FIRST_REPLICA if saved.identity.replicas_differ else "state"
@@ -125,12 +146,14 @@ def _write_sources(
     converter: StateConverter,
     sources: Mapping[str, StateSource],
     rate: float = 1.0,
+    read: Callable[[Collection[str]], dict[str, np.ndarray]] | None = None,
 ) -> None:
-    """Converts and sets state, one portion after the other."""
+    """Converts and sets state, one portion after the other; `read` reads it, by default the common state."""
     stored = saved.checkpoint.tensors(_section(saved))
     local = [name for name in sources if not group.is_remote(name)]
     for portion in portions(local, lambda name: sum(stored[n].nbytes for n in sources[name].names)):
-        state = _common_state(saved, {n for name in portion for n in sources[name].names})
+        names = {n for name in portion for n in sources[name].names}
+        state = _common_state(saved, names) if read is None else read(names)
         for name in portion:
             converted = converter.state(name, sources[name], state, rate)
             _write(saved, group, converted, how=", by `checkpoint.map`")

@@ -26,6 +26,8 @@ from isotrain.core.session.checkpointing.state_snapshot import (
 )
 from isotrain.core.session.training.consensus import Consensus
 from isotrain.core.session.training.context import SessionContext
+from isotrain.core.session.training.weight_average import WeightAverage
+from isotrain.core.session.weights.weights_file import AVERAGE
 
 FORMAT = 1
 _POLL_SECONDS = 1.0
@@ -51,6 +53,7 @@ class SavedTrainerState:
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         rates: Learning rates of the last step and, by the spec of that run, of the next one.
         fixed_rate: Learning rate from `set_learning_rate`; None for the spec's.
+        averaged: Number of weights in their average over steps (`ema`, `swa`); 0 where there is none.
     """
 
     step: int
@@ -64,6 +67,7 @@ class SavedTrainerState:
     stream_state: StreamState | None = None
     rates: list[float] = field(default_factory=list)
     fixed_rate: float | None = None
+    averaged: int = 0
 
     @property
     def best_step(self) -> int | None:
@@ -96,7 +100,11 @@ class CheckpointWriter:
     """
 
     def __init__(
-        self, folder: CheckpointFolder | None, session_context: SessionContext, reporter: Reporter
+        self,
+        folder: CheckpointFolder | None,
+        session_context: SessionContext,
+        reporter: Reporter,
+        average: WeightAverage,
     ) -> None:
         """Prepares the snapshots; saves nothing yet.
 
@@ -104,7 +112,9 @@ class CheckpointWriter:
             folder: The run's folder of checkpoints; None where it has none.
             session_context: Context of the session whose state is saved.
             reporter: Sends events to the launcher.
+            average: Average of the weights, which is saved beside them.
         """
+        self._average = average
         self._folder = folder
         self._session_context = session_context
         self._spec = session_context.spec
@@ -237,7 +247,11 @@ class CheckpointWriter:
         self._began_at = time.monotonic()
         self._written.clear()
         self._given_up.clear()
-        copies = self._snapshot.begin_copies(differ, strategy_state)
+        average: dict[str, PendingCopy] = {}
+        if self._average.count and not self._reporter.rank:
+            with self._average.applied(self._group):
+                average[AVERAGE] = finished_copy(self._snapshot.weights())
+        copies = average | self._snapshot.begin_copies(differ, strategy_state)
         if not overlap_next_step:
             copies = {
                 name: finished_copy(section) for name, section in finish_copies(copies).items()

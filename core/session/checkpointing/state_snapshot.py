@@ -13,6 +13,7 @@ from isotrain.core.contracts.device_mesh import DATA
 from isotrain.core.contracts.state import MODEL_STATE, StateInfo, StateKind
 from isotrain.core.contracts.strategy import StrategyState
 from isotrain.core.session.training.context import SessionContext
+from isotrain.core.session.weights.weights_file import WEIGHTS
 
 _REPLICA_PREFIX = "replica-"
 
@@ -45,6 +46,11 @@ class StateSnapshot:
         self._stage = session_context.stage
         self._rank = rank
         self._buffers: dict[int | None, dict[str, np.ndarray]] = {}
+
+    def weights(self) -> Section:
+        """Copies the weights of this process's first replica, without optimizer state."""
+        infos = self._group.describe_state(WEIGHTS)
+        return {n: _part(array, infos[n]) for n, array in self._group.read_state(WEIGHTS).items()}
 
     def begin_copies(
         self, replicas_differ: bool, strategy_state: StrategyState

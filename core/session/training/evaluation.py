@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from isotrain.core.contracts.events import Evaluating
@@ -16,17 +17,21 @@ from isotrain.core.errors import DataError, UnsupportedError
 from isotrain.core.session.training.consensus import require_same_samples
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.predictions import as_numpy, predict_batch
+from isotrain.core.session.training.weight_average import WeightAverage
 from isotrain.core.session.weights.weights_file import has_all_weights
 
 
 class Evaluator:
-    """Evaluates and predicts with the present weights. Collective."""
+    """Evaluates and predicts with the present weights, or their average. Collective."""
 
-    def __init__(self, session_context: SessionContext, reporter: Reporter) -> None:
+    def __init__(
+        self, session_context: SessionContext, reporter: Reporter, average: WeightAverage
+    ) -> None:
         self._group = session_context.group
         self._strategy = session_context.strategy
         self._loaders = session_context.loaders
         self._reporter = reporter
+        self._average = average
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Computes loss and metrics over a data set, as `Session.evaluate`."""
@@ -34,7 +39,7 @@ class Evaluator:
             source = self._source(data, "evaluate")
             if self._reporter.rank == 0:
                 self._reporter.emit(Evaluating())
-            with self._strategy.evaluating(self._group), self._group.preserving_state():
+            with self._evaluated_weights():
                 for batch in self._loaders.evaluation(source):
                     self._reporter.enter("evaluate")  # again: timeouts.progress is for each batch
                     require_same_samples(self._group, batch)
@@ -67,12 +72,22 @@ class Evaluator:
                 "predict: a stream that shards itself has no global order of samples, which predictions"
                 " need. Give the samples as arrays, or as a stream of global batches."
             )
-        with self._strategy.evaluating(self._group), self._group.preserving_state():
+        with self._evaluated_weights():
             for batch in self._loaders.evaluation(source):
                 with self._reporter.doing("predict"):
                     require_same_samples(self._group, batch)
                     predictions = predict_batch(self._group, batch)
                 yield predictions
+
+    @contextmanager
+    def _evaluated_weights(self) -> Iterator[None]:
+        """Context in which the replicas hold the weights to evaluate, and after which nothing has changed."""
+        with (
+            self._average.applied(self._group),
+            self._strategy.evaluating(self._group),
+            self._group.preserving_state(),
+        ):
+            yield
 
     def call(self, inputs: Any) -> Any:
         """Calls the model on arrays of this process, as `Session.call`. Local."""

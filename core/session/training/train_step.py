@@ -27,6 +27,7 @@ from isotrain.core.session.training.lr_schedule import LearningRates
 from isotrain.core.session.training.step_logger import StepLogger
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.trainer_state import TrainerState
+from isotrain.core.session.training.weight_average import WeightAverage
 from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.schedules import ConstantSchedule
 from isotrain.core.spec.training_spec import TrainingSpec
@@ -60,6 +61,7 @@ class TrainLoop:
         rates: Learning rates of the spec, without what the session changed: `trainer_state.rate`.
         loss_check: Compares the loss of a batch with the mean over its parts.
         step_logger: Reports the steps of rank 0 to the launcher.
+        average: Average of the weights, by `ema` or `swa` of the spec.
     """
 
     def __init__(
@@ -81,6 +83,7 @@ class TrainLoop:
             session_context.spec, self._plan, self._plan.samples
         )
         self.trainer_state = TrainerState(loader.steps_per_epoch, loader.total_steps)
+        self.average = WeightAverage(session_context.spec.weight_average, self.trainer_state)
         self.rates = LearningRates(
             session_context.spec,
             session_context.group.optimizer_lr_schedule(),
@@ -239,7 +242,7 @@ class TrainLoop:
 
     def gradients(self, group: ReplicaGroup, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
         """Mean gradients over the global batch, and its loss, as `Session.gradients`."""
-        self.trainer_state.require_no_predictions("gradients")
+        self.trainer_state.require_training_weights("gradients")
         self._reporter.step = batch.step
         with self._reporter.doing("gradients"):
             return self._gradients.of(group, batch)
@@ -264,14 +267,16 @@ class TrainLoop:
     ) -> Tensor:
         """Takes a step by a function of the learning rate, which returns the mean loss, a scalar tensor."""
         reporter, trainer_state = self._reporter, self.trainer_state
-        trainer_state.require_no_predictions("step")
+        trainer_state.require_training_weights("step")
         reporter.step = batch.step
         reporter.enter("step")
         rate = self._scheduled_rate(batch.step)
         trainer_state.is_finished = False
+        self.average.begin_if_due(group, batch.step)
         loss = update(rate)
         trainer_state.last_loss = loss
         trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
+        self.average.update(group, trainer_state.steps_done)
         is_done = trainer_state.is_done
         pause = batch.is_last_of_epoch or is_done
         if pause or trainer_state.steps_done == 1:

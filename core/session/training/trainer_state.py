@@ -26,6 +26,7 @@ class TrainerState:
         restore_count: Number of restores so far.
         fixed_rate: Learning rate from `set_learning_rate`, in place of the spec's; None for the spec's.
         is_predicting: Whether an iterator of predictions is open; closing it restores the state before it.
+        is_averaged: Whether the replicas hold the average of the weights, as in `session.averaged()`.
     """
 
     steps_per_epoch: int
@@ -40,6 +41,7 @@ class TrainerState:
     restore_count: int = 0
     fixed_rate: float | None = None
     is_predicting: bool = False
+    is_averaged: bool = False
 
     @property
     def is_done(self) -> bool:
@@ -55,16 +57,21 @@ class TrainerState:
         """Learning rate of a step for which the spec's schedule has the rate `scheduled`."""
         return self.rate_factor * (scheduled if self.fixed_rate is None else self.fixed_rate)
 
-    def require_no_predictions(self, call: str) -> None:
-        """Refuses a call that changes or saves the state while predictions are being read.
+    def require_training_weights(self, call: str) -> None:
+        """Refuses a call that changes or saves the state while the replicas hold another one.
 
         Raises:
-            IsotrainError: An iterator of predictions is open.
+            IsotrainError: An iterator of predictions is open, or `session.averaged()` is.
         """
         if self.is_predicting:
             raise IsotrainError(
                 f"{call}: an iterator of session.predictions is open, and restores the state that it began"
                 " with when it ends. Read it to its end, or close it, first."
+            )
+        if self.is_averaged:
+            raise IsotrainError(
+                f"{call}: within session.averaged() the weights are those of the average, and the training"
+                " weights come back at its end. Leave it first."
             )
 
     def seek(self, step: int) -> None:

@@ -19,7 +19,7 @@ from isotrain.core.contracts.backend.group_protocols import WeightsFileGroup
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.data.arrays import as_array
 from isotrain.core.errors import IsotrainError, UnsupportedError
-from isotrain.core.session.weights.weights_file import WEIGHTS_FILE
+from isotrain.core.session.weights.weights_file import AVERAGE, WEIGHTS_FILE
 from isotrain.core.spec import import_strings
 from isotrain.core.system.files import is_url
 
@@ -130,9 +130,9 @@ def _from_file(path: Path) -> StoredWeights:
 
 
 def _from_checkpoint(checkpoint: Checkpoint) -> StoredWeights:
-    """The weights in a checkpoint; those of replica 0 where replicas had different ones."""
+    """The weights in a checkpoint: their average (`ema`, `swa`); else those of replica 0 if these differ."""
     sections, dtypes = {}, {}
-    for section in ("state", "replica-0"):
+    for section in ("state", "replica-0", AVERAGE):
         for name, tensor in _tensors(checkpoint, section).items():
             if not name.startswith(_OTHER_STATE):
                 sections[name], dtypes[name] = section, tensor.dtype

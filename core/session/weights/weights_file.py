@@ -17,6 +17,8 @@ if TYPE_CHECKING:
 
 WEIGHTS_FILE = "weights.safetensors"
 """Name of the file with the final weights in a run directory."""
+AVERAGE = "average"
+"""Checkpoint section with the average of the weights over steps (`ema`, `swa`), under the weights' names."""
 WEIGHTS: tuple[StateKind, ...] = ("trainable", "non-trainable")
 
 
