@@ -93,6 +93,7 @@ class PipelineLayout(ParallelLayout):
 
 _REFUSED_FIELDS = {
     "objective": "it calls the whole model, which is split into stages; give a loss",
+    "call": "it calls the whole model, which is split into stages; leave it out",
 }
 """Spec fields that stages cannot support, with the reason."""
 _NOT_CAPTURED = "training steps of stages are computed by Keras, and not replayed from a CUDA graph"

@@ -16,6 +16,7 @@ from typing import Any
 import keras
 import numpy as np
 
+from isotrain.adapters.common.model_call import model_call
 from isotrain.adapters.common.outputs import OutputSelector, objective_batch
 from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.common.spec_components import resolve_for_framework
@@ -56,6 +57,7 @@ __all__ = [
     "canonical_names",
     "configure_precision",
     "inferred_accuracy",
+    "keras_call",
     "loss_computer",
     "loss_scale",
     "loss_scale_variables",
@@ -219,6 +221,25 @@ class ObjectiveLayer(keras.layers.Layer):
         return self._objective(self.model, objective_batch(inputs, targets))
 
 
+class CallLayer(keras.layers.Layer):
+    """A layer that calls the spec's `call(model, inputs)`, so that the model gets the `training` flag."""
+
+    def __init__(self, call: Callable[..., Any], model: Any) -> None:
+        super().__init__(autocast=False)
+        self._call = call
+        self.model = model
+        self.built = True
+
+    def call(self, inputs: Any, training: bool | None = None) -> Any:
+        """Returns the predictions."""
+        return self._call(inputs, training=training)
+
+
+def keras_call(spec: TrainingSpec, framework: str, model: Any) -> Callable[..., Any]:
+    """The function `(inputs, training=...)` to predictions: the model, or as the spec's `call` says."""
+    return model if spec.call is None else CallLayer(model_call(spec, framework, model), model)
+
+
 @dataclass(frozen=True)
 class LossComputer:
     """A function from `(inputs, targets)` to `(loss, predictions)`; see `loss_computer` for the loss.
@@ -275,7 +296,8 @@ def loss_computer(
     reduce_terms = (
         keras_losses.means_and_denominators if with_denominators else keras_losses.sum_of_means
     )
-    has_one_input = isinstance(model, keras.Sequential)
+    has_one_input = isinstance(model, keras.Sequential) and spec.call is None
+    call = keras_call(spec, framework, model)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
         if has_one_input and isinstance(inputs, dict | tuple):
@@ -283,7 +305,7 @@ def loss_computer(
                 f"data: the inputs are a {type(inputs).__name__}, and the model is a keras.Sequential, which"
                 " takes one array. Give it that array, or build a functional model with named inputs."
             )
-        predictions = model(inputs, training=training)
+        predictions = call(inputs, training=training)
         return reduce_terms(terms(targets, predictions), layer_losses.add_to_loss), predictions
 
     return LossComputer(compute, [each.loss for each in losses.values()], losses)

@@ -99,7 +99,7 @@ class TrainedModel:
         Raises:
             SpecError: The model cannot be found by its name, or there is a checkpoint only.
         """
-        return _resolved_model(self._trusted_fields.get("model"), self.location)
+        return _resolved("model", self._trusted_fields.get("model"), self.location)
 
     @property
     def data(self) -> tuple[Any, Mapping[str, Any]] | None:
@@ -134,8 +134,9 @@ class TrainedModel:
             {
                 **{name: value for name, value in fields.items() if name in _MODEL_FIELDS},
                 "model": self.model,
+                "call": _resolved("call", fields.get("call"), self.location),
                 "data": data,
-                "loss": "mean_squared_error",
+                "objective": _no_objective,
                 "optimizer": {"name": "sgd", "lr": 1.0},  # it has no state
                 "global_batch_size": self.batch,
                 "epochs": 1,
@@ -204,20 +205,27 @@ def _backend_and_batch(plan: Mapping[str, Any], where: str, batch: int | None) -
     return backend, count
 
 
-def _resolved_model(model: Any, where: str) -> Any:
-    """The model field of a stored spec; a function of the running script as the callable itself.
+def _no_objective(model: Any, batch: Any) -> Any:
+    """Objective of specs that predict and export: nothing is trained, and the data need no targets."""
+    raise NotImplementedError
+
+
+def _resolved(field: str, reference: Any, where: str) -> Any:
+    """A reference of a stored spec, or a table of such; of the running script as the callable itself.
 
     Raises:
-        SpecError: The model cannot be found by its name.
+        SpecError: It cannot be found by its name, or there is no model.
     """
-    if isinstance(model, Mapping):
-        return {name: _resolved_model(each, where) for name, each in model.items()}
-    if _is_unresolvable(model):
+    if reference is None and field != "model":
+        return None
+    if isinstance(reference, Mapping):
+        return {name: _resolved(field, each, where) for name, each in reference.items()}
+    if _is_unresolvable(reference):
         raise SpecError(
-            f"{where}: the model was {model!r}, which cannot be found again from its name."
+            f"{where}: the {field} was {reference!r}, which cannot be found again from its name."
             " Pass the spec that was run, as spec=..., or --spec on the command line."
         )
-    return _resolved_in_main(model)
+    return _resolved_in_main(reference)
 
 
 def _resolved_in_main(reference: Any) -> Any:

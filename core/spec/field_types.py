@@ -144,6 +144,16 @@ def _model(value: Any, info: ValidationInfo) -> Any:
     return _per_framework(_builder)(value, info)
 
 
+def _model_call(value: Any, info: ValidationInfo) -> Any:
+    """Accepts `keywords`, a reference, or a table of references by framework."""
+    if value == "keywords":
+        return value
+    if isinstance(value, str) and ":" not in value:
+        expected = f"keywords, {import_strings.SYNTAX} or a table {{framework: ...}}"
+        raise Problem(expected, received=value).error()
+    return _per_framework(_reference)(value, info)
+
+
 def _builder(value: Any, info: ValidationInfo) -> Any:
     """Refuses a model instance: every process builds its own, in its framework."""
     has_weights = any(hasattr(value, name) for name in ("trainable_variables", "state_dict"))
@@ -323,6 +333,19 @@ References = Annotated[
     AfterValidator(_per_framework(_reference)),
     WithJsonSchema(
         {"anyOf": [REFERENCE_SCHEMA, {**_PER_FRAMEWORK, "additionalProperties": REFERENCE_SCHEMA}]}
+    ),
+]
+ModelCall = Annotated[
+    Any,
+    AfterValidator(_model_call),
+    WithJsonSchema(
+        {
+            "anyOf": [
+                {"const": "keywords"},
+                REFERENCE_SCHEMA,
+                {**_PER_FRAMEWORK, "additionalProperties": REFERENCE_SCHEMA},
+            ]
+        }
     ),
 ]
 Model = Annotated[

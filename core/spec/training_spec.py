@@ -23,6 +23,7 @@ from isotrain.core.spec.field_types import (
     Losses,
     Metrics,
     Model,
+    ModelCall,
     NotNegative,
     Number,
     Options,
@@ -116,6 +117,11 @@ class TrainingSpec(
         "model that a plugin registers."
     )
     model_args: Options = Field(default={}, description="Keyword arguments of the model callable.")
+    call: ModelCall | None = Field(
+        default=None,
+        description="How the model is called: keywords, for model(**inputs); a callable (model, inputs) -> "
+        "predictions; or a table {framework: callable}; null for model(inputs).",
+    )
     data: Data | None = Field(
         default=None,
         description="Callable that gives the data, or from Python the data itself; null with steps, for "

@@ -82,6 +82,7 @@ class PipelineModules(SequentialModel):
             UnsupportedError: The model is no sequence of modules, or a module is on both sides of a cut.
         """
         model = trainer.model
+        self._spec = spec
         self._trainer = trainer
         self._is_layer = isinstance(model, keras.Layer)
         self._accepts_training = accepts_training(model)
@@ -138,7 +139,7 @@ class PipelineModules(SequentialModel):
     def _is_equivalent(self, inputs: Any) -> bool:
         """Compared eagerly: a graph optimizer might round one of the two differently."""
         outputs = []
-        for compute in (forward(self.model, training=False), self.run_sequentially):
+        for compute in (forward(self._spec, self.model, training=False), self.run_sequentially):
             with self._trainer.preserving_training_state():
                 outputs.append(compute(inputs))
         if not all(map(tf.is_tensor, outputs)):

@@ -444,7 +444,7 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         return load_weight_arrays(path, self.model)
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
-        export.write(self.model, form, target, inputs)
+        export.write(self.model, form, target, inputs, self._trainer.predict)
 
     def average_parameters(self) -> None:
         self._traced.function("average parameters", self._trace_average)()

@@ -123,7 +123,7 @@ class ShardedTrainer(ReplicaTrainer):
         self._broadcast_initial_values()
         self.weights = ShardedWeights(trainable, self._communicator, self._mesh)
         self._values = self.weights.local_shards
-        is_called = spec.objective is None  # which may call some of its layers
+        is_called = spec.objective is None and spec.call is None  # which may call some layers
         layer_class = ShardedLayers if isinstance(self.model, keras.Layer) else ShardedModules
         self._layers = layer_class(self.model, self.weights, self._unit_bytes, is_called)
         self._layers.recompute(self.model, spec)

@@ -117,7 +117,7 @@ class ReplicaTrainer:
                 "carry": lambda: self._carried,
             },
         )
-        self._forward = forward(self.model, training=False)
+        self._forward = forward(spec, self.model, training=False)
         training, evaluation = (
             loss_computer(spec, self.model, is_training) for is_training in (True, False)
         )

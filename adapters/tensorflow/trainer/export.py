@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -9,11 +10,12 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters.keras import files as keras_files
-from isotrain.adapters.tensorflow.trainer.loss import forward
 from isotrain.plugin import ExportForm, SpecError, UnsupportedError
 
 
-def write(model: Any, form: ExportForm, target: Path, inputs: Any | None) -> None:
+def write(
+    model: Any, form: ExportForm, target: Path, inputs: Any | None, call: Callable[[Any], Any]
+) -> None:
     """Writes a Keras model, or a tf.Module.
 
     Args:
@@ -21,6 +23,7 @@ def write(model: Any, form: ExportForm, target: Path, inputs: Any | None) -> Non
         form: Format to write it in.
         target: Path of the file or folder.
         inputs: A few samples' inputs, shape `[samples, ...]` each; None where they are not known.
+        call: Function from inputs to predictions in evaluation mode, for a tf.Module.
 
     Raises:
         UnsupportedError: The model cannot be written in this format.
@@ -38,16 +41,16 @@ def write(model: Any, form: ExportForm, target: Path, inputs: Any | None) -> Non
             "export: a SavedModel of a tf.Module needs samples of its inputs. Give data=..."
             " (--data on the command line)."
         )
-    _write_module(model, target, inputs)
+    _write_module(model, target, inputs, call)
 
 
-def _write_module(model: tf.Module, target: Path, inputs: Any) -> None:
+def _write_module(model: tf.Module, target: Path, inputs: Any, call: Callable[[Any], Any]) -> None:
     """Saves the module with a signature for any number of samples."""
     input_specs = tf.nest.map_structure(
         lambda tensor: tf.TensorSpec([None, *tensor.shape[1:]], tensor.dtype), inputs
     )
-    call = tf.function(forward(model, training=False), input_signature=[input_specs])
-    tf.saved_model.save(model, str(target), signatures=_serving_signature(call, input_specs))
+    traced = tf.function(call, input_signature=[input_specs])
+    tf.saved_model.save(model, str(target), signatures=_serving_signature(traced, input_specs))
 
 
 def _serving_signature(call: Any, input_specs: Any) -> Any:

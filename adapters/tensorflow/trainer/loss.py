@@ -10,6 +10,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from isotrain.adapters.common.model_call import model_call
 from isotrain.adapters.common.outputs import OutputSelector, objective_batch
 from isotrain.adapters.keras import losses as keras_losses
 from isotrain.adapters.keras import model as keras_model
@@ -34,7 +35,7 @@ def loss_computer(spec: TrainingSpec, model: Any, training: bool) -> LossCompute
         return LossComputer(compute_objective, [objective], {})
     losses = keras_losses.build_output_losses(spec, "tensorflow")
     terms = keras_losses.loss_terms(losses, spec, OutputSelector())
-    call = forward(model, training)
+    call = forward(spec, model, training)
 
     def compute(inputs: Any, targets: Any) -> tuple[Any, Any]:
         predictions = call(inputs)
@@ -45,9 +46,11 @@ def loss_computer(spec: TrainingSpec, model: Any, training: bool) -> LossCompute
     return LossComputer(compute, [each.loss for each in losses.values()], losses)
 
 
-def forward(model: Any, training: bool) -> Callable[[Any], Any]:
-    """The model's call, with `training` bound if its signature takes it."""
-    return functools.partial(model, training=training) if accepts_training(model) else model
+def forward(spec: TrainingSpec, model: Any, training: bool) -> Callable[[Any], Any]:
+    """The model's call, as the spec says, with `training` bound if the model's signature takes it."""
+    make = keras_model.keras_call if isinstance(model, keras.Layer) else model_call
+    call = make(spec, "tensorflow", model)
+    return functools.partial(call, training=training) if accepts_training(model) else call
 
 
 def accepts_training(module: Any) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,13 @@ from isotrain.plugin import ExportForm, SpecError, UnsupportedError
 ONNX_HINT = "install what torch exports ONNX with: pip install 'isotrain[onnx]'"
 
 
-def write(module: nn.Module, form: ExportForm, target: Path, inputs: Any | None) -> None:
+def write(
+    module: nn.Module,
+    form: ExportForm,
+    target: Path,
+    inputs: Any | None,
+    call: Callable[[Any], Any] | None = None,
+) -> None:
     """Writes a module that is in evaluation mode.
 
     Args:
@@ -23,6 +30,7 @@ def write(module: nn.Module, form: ExportForm, target: Path, inputs: Any | None)
         form: `torch` (a `state_dict`) or `onnx`.
         target: File to write.
         inputs: Inputs of a few samples, `[samples, ...]` or a tree of such; None if unknown.
+        call: Function from inputs to predictions, for ONNX; None for the module itself.
 
     Raises:
         UnsupportedError: A torch module has no such form, or torch cannot export it.
@@ -33,11 +41,23 @@ def write(module: nn.Module, form: ExportForm, target: Path, inputs: Any | None)
         torch.save(state, target)
     elif form == "onnx":
         require_onnx()
-        _write_onnx(module, target, inputs)
+        _write_onnx(module if call is None else _Called(module, call), target, inputs)
     else:
         raise UnsupportedError(
             f"export: a torch module has no form {form!r}; it has torch, safetensors and onnx."
         )
+
+
+class _Called(nn.Module):
+    """A module whose forward pass calls another one as the spec's `call` says."""
+
+    def __init__(self, module: nn.Module, call: Callable[[Any], Any]) -> None:
+        super().__init__()
+        self.module = module
+        self._call = call
+
+    def forward(self, inputs: Any) -> Any:
+        return self._call(inputs)
 
 
 def require_onnx() -> None:
@@ -63,7 +83,7 @@ def _write_onnx(module: nn.Module, target: Path, inputs: Any | None) -> None:
     try:
         torch.onnx.export(
             module,
-            (inputs,),
+            (inputs, {}),  # torch takes a dict in the last place for keyword arguments
             str(target),
             dynamo=True,
             dynamic_shapes=(shapes,),

@@ -84,6 +84,7 @@ class KerasTrainer(ReplicaTrainer):
         self._global_clipnorm: float | None = None
         self._build_optimizer()
         self.losses: dict[Phase, Losses] = {}
+        self._call = keras_model.keras_call(spec, "torch", model)
         self.training = self._graph_cache(spec, training=True)
         self.evaluation = self._graph_cache(spec, training=False)
         keras_private.register_weights(keras_private.layers_of(model))
@@ -191,7 +192,7 @@ class KerasTrainer(ReplicaTrainer):
         return result
 
     def predict(self, inputs: Any) -> Any:
-        forward = functools.partial(self.model, training=False)
+        forward = functools.partial(self._call, training=False)
         return as_plain_tree(self._without_gradients(forward, inputs))
 
     def has_own_denominator(self, inputs: Any, targets: Any) -> bool:

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from isotrain.adapters.common.model_call import model_call
 from isotrain.adapters.common.outputs import as_plain_tree, objective_batch
 from isotrain.adapters.common.seeds import SEED_MASK, seed_offset
 from isotrain.adapters.common.spec_components import resolve_for_framework
@@ -101,8 +102,9 @@ class NativeTrainer(ReplicaTrainer):
         )
         self._loss = None if spec.loss is None else TotalLoss(spec)
         callable_model = _maybe_compiled(model, spec)
-        self._forward = self.with_autocast(callable_model)
-        self._compute = self.with_autocast(loss_computer(spec, callable_model, self._loss))
+        call = model_call(spec, "torch", callable_model)
+        self._forward = self.with_autocast(call)
+        self._compute = self.with_autocast(loss_computer(spec, callable_model, call, self._loss))
         self.loss_module = LossModule(model, self._compute)
         self._without_gradients = WithoutGradients()
         self._generators = generators_of(self.model)
@@ -206,7 +208,9 @@ class NativeTrainer(ReplicaTrainer):
         return as_plain_tree(self.call_in_eval_mode(self._forward, inputs))
 
     def export(self, form: ExportForm, target: Path, inputs: Any | None) -> None:
-        self.call_in_eval_mode(export.write, self.model, form, target, inputs)
+        has_call = self._spec.call is not None
+        call = model_call(self._spec, "torch", self.model) if has_call else None
+        self.call_in_eval_mode(export.write, self.model, form, target, inputs, call)
 
     def call_in_eval_mode(self, compute: Callable[..., Any], *args: Any) -> Any:
         """Calls a function with the model in evaluation mode and without gradients."""
@@ -357,7 +361,7 @@ def _maybe_compiled(model: nn.Module, spec: TrainingSpec) -> Any:
 
 
 def loss_computer(
-    spec: TrainingSpec, model: nn.Module, loss: TotalLoss | None
+    spec: TrainingSpec, model: nn.Module, call: Callable[..., Any], loss: TotalLoss | None
 ) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
     """Makes the function from inputs and targets to loss (shapes: see `LossModule`) and predictions."""
     if spec.objective is not None:
@@ -372,7 +376,7 @@ def loss_computer(
     assert loss is not None
 
     def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-        predictions = model(inputs)
+        predictions = call(inputs)
         return loss(targets, predictions), predictions
 
     return compute

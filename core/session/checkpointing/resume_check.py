@@ -20,11 +20,11 @@ from isotrain.core.spec import import_strings
 from isotrain.core.spec.training_spec import TrainingSpec
 
 _MUST_MATCH = (
-    *("model", "model_args", "loss", "objective", "precision", "seed"),
+    *("model", "model_args", "call", "loss", "objective", "precision", "seed"),
     *("data", "data_args", "shuffle", "drop_remainder"),
 )
 """Spec fields that must not change: state, or the position in the data, would lose their meaning."""
-_REFERENCES = ("model", "loss", "objective", "data")
+_REFERENCES = ("model", "call", "loss", "objective", "data")
 """Spec fields that name functions."""
 _IGNORED = ("name", "loggers", "timeouts", "ignore", "checkpoint", "early_stopping", "on_nan")
 """Spec fields that do not affect what is computed."""
