@@ -181,6 +181,20 @@ def _plugin(value: Any, info: ValidationInfo) -> str:
     return module
 
 
+def _callbacks(value: Any, info: ValidationInfo) -> tuple[Any, ...]:
+    """Accepts a single callback for a list of one."""
+    listed = value if isinstance(value, list | tuple) else [value]
+    return _each_item("a list of callbacks", listed, _callback, info)
+
+
+def _callback(value: Any, info: ValidationInfo) -> Any:
+    if isinstance(value, str):
+        return _reference_text(value, info)
+    if value is None or _is_plain(value):
+        raise Problem(f"{import_strings.SYNTAX} or a callback", received=value).error()
+    return value
+
+
 def _data(value: Any, info: ValidationInfo) -> Any:
     if isinstance(value, str):
         return _reference_text(value, info)
@@ -403,6 +417,11 @@ Metrics = Annotated[
     ),
 ]
 
+Callbacks = Annotated[
+    Any,
+    AfterValidator(_callbacks),
+    WithJsonSchema({"anyOf": [REFERENCE_SCHEMA, {"type": "array", "items": REFERENCE_SCHEMA}]}),
+]
 Codes = Annotated[
     Any,
     AfterValidator(_codes),

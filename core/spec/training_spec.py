@@ -15,6 +15,7 @@ from isotrain.core.errors import SpecError, first_of, unknown_name
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.checkpoint_policy import CheckpointPolicy, EarlyStopping, metric_shorthand
 from isotrain.core.spec.field_types import (
+    Callbacks,
     Codes,
     Component,
     Count,
@@ -267,6 +268,12 @@ class TrainingSpec(
     loggers: Annotated[tuple[LoggerChoice, ...], BeforeValidator(_loggers), _LOGGERS] = Field(
         default=(),
         description="Loggers: names, or {name: ..., options: {...}}.",
+    )
+    callbacks: Callbacks = Field(
+        default=(),
+        description="Callbacks of `isotrain.run` in each training process: references to objects, or to "
+        "callables that make them, with any of the methods on_start, on_step, on_evaluation, on_epoch, "
+        "on_checkpoint and on_end.",
     )
     on_nan: Literal["stop", "warn", "ignore"] = Field(
         default="stop", description="What to do when a loss is NaN."

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from isotrain.core.worker.callbacks import Callbacks
 from isotrain.core.worker.early_stopping import BestEpochTracker
 
 if TYPE_CHECKING:
@@ -25,28 +26,38 @@ def fit(session: Session, on_epoch_end: Callable[[], None] = _do_nothing) -> dic
         The metrics of the last epoch by name, those of the evaluation as `validation_<name>`.
     """
     metrics: dict[str, float] = session.notes.get("metrics", {})
+    callbacks = Callbacks(session.spec.callbacks)
     tracker = BestEpochTracker(session)
     if tracker.should_stop:
         session.stop()
+    callbacks.call("on_start", session)
     for batch in session.batches():
         if batch.step == 0:
             session.try_metrics(batch)
             if session.spec.evaluation.at_start:
-                session.log(session.validate(), step=0)
-        session.step(batch)
+                evaluated = session.validate()
+                session.log(evaluated, step=0)
+                callbacks.call("on_evaluation", session, evaluated)
+        loss = session.step(batch)
+        callbacks.call("on_step", session, batch, loss)
         ends_epoch = batch.is_last_of_epoch or session.is_done
         measured = session.metrics() if ends_epoch else {}
-        measured |= _evaluate_if_due(session, batch)
+        if evaluated := _evaluate_if_due(session, batch):
+            measured |= evaluated
+            callbacks.call("on_evaluation", session, evaluated)
         if ends_epoch:
             metrics = session.notes["metrics"] = measured
             session.end_epoch(batch.epoch, metrics)
             on_epoch_end()
+            callbacks.call("on_epoch", session, batch.epoch, metrics)
         is_best = tracker.update(measured)
         if tracker.should_stop:
             session.stop()
-        session.save_if_due(best=is_best, overlap_next_step=True)
+        if session.save_if_due(best=is_best, overlap_next_step=not callbacks):
+            callbacks.call("on_checkpoint", session)
     if tracker.restores_best:
         session.restore_best()
+    callbacks.call("on_end", session, metrics)
     return metrics
 
 

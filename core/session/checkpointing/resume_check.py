@@ -26,7 +26,16 @@ _MUST_MATCH = (
 """Spec fields that must not change: state, or the position in the data, would lose their meaning."""
 _REFERENCES = ("model", "call", "loss", "objective", "data")
 """Spec fields that name functions."""
-_IGNORED = ("name", "loggers", "timeouts", "ignore", "checkpoint", "early_stopping", "on_nan")
+_IGNORED = (
+    "name",
+    "loggers",
+    "callbacks",
+    "timeouts",
+    "ignore",
+    "checkpoint",
+    "early_stopping",
+    "on_nan",
+)
 """Spec fields that do not affect what is computed."""
 
 

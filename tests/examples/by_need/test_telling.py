@@ -1,0 +1,153 @@
+"""Examples that record, evaluate and call back: equal to plain programs, which compute the same by hand."""
+
+from __future__ import annotations
+
+import functools
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from examples.by_need.harness import BACKENDS, load
+
+import isotrain
+from isotrain.core.results.result import RunResult, read_history
+
+CELLS = pytest.mark.parametrize(
+    ("backend", "replicas"), [(each, count) for each in BACKENDS for count in (1, 2)]
+)
+
+
+def spec_of(name: str) -> isotrain.TrainingSpec:
+    return load(name).spec.replace(precision="float64", threads=1, loggers=[])
+
+
+@functools.cache
+def plain(
+    name: str, observe: Callable[..., Any]
+) -> tuple[dict[str, np.ndarray], list[dict[str, Any]]]:
+    """Plain torch on the model, data and optimizer of an example: one process, whole batches.
+
+    Returns:
+        Final weights by name; and what `observe(loss, model, optimizer)` returned after each step.
+    """
+
+    def work(session: isotrain.Session) -> list[Any]:
+        import torch
+
+        batches = [each.slices[0][0] for each in session.batches()]
+        model, sgd = session.model, session.spec.optimizer
+        weights = [variable.value for variable in model.trainable_variables]
+        optimizer = torch.optim.SGD(weights, lr=sgd.lr, momentum=sgd.momentum)
+        observed = []
+        for batch in batches:
+            optimizer.zero_grad()
+            predicted = model(batch.inputs, training=True)
+            if predicted.shape[-1] > 1:
+                loss = torch.nn.functional.cross_entropy(predicted, batch.targets.long())
+            else:
+                loss = torch.nn.functional.mse_loss(predicted, batch.targets)
+            loss.backward()
+            optimizer.step()
+            observed.append(observe(float(loss), model, optimizer))
+        return [session.read_state(["trainable"]), observed]
+
+    with tempfile.TemporaryDirectory() as folder:
+        return launch(work, name, "torch-ddp", 1, Path(folder) / "run")
+
+
+def launch(work: Any, name: str, backend: str, replicas: int, folder: Path) -> Any:
+    return isotrain.launch(
+        work,
+        spec_of(name),
+        backend=backend,
+        replicas=replicas,
+        run_directory=folder,
+        on_event=lambda event: None,
+    )[0]
+
+
+def run(name: str, backend: str, replicas: int, folder: Path) -> RunResult:
+    return isotrain.run(
+        spec_of(name),
+        backend=backend,
+        replicas=replicas,
+        run_directory=folder / "run",
+        on_event=lambda event: None,
+    )
+
+
+def assert_equal(found: Any, expected: Any) -> None:
+    assert found.keys() == expected.keys()
+    for name in expected:
+        np.testing.assert_allclose(found[name], expected[name], rtol=0, atol=1e-12, err_msg=name)
+
+
+def halve_every_third(loss: float, model: Any, optimizer: Any) -> float:
+    """The rate of the step."""
+    group = optimizer.param_groups[0]
+    group["steps"] = group.get("steps", 0) + 1
+    rate: float = group["lr"]
+    group["lr"] = rate / 2 if group["steps"] % 3 == 0 else rate
+    return rate
+
+
+@pytest.mark.examples
+@CELLS
+def test_callbacks(backend: str, replicas: int, tmp_path: Path) -> None:
+    weights, rates = plain("callbacks", halve_every_third)
+    result = run("callbacks", backend, replicas, tmp_path)
+    assert result.history.scalars["rate_of_step"] == dict(enumerate(rates))
+    assert_equal(result.weights, weights)
+
+
+def own_loss(loss: float, model: Any, optimizer: Any) -> float:
+    return loss
+
+
+@pytest.mark.examples
+@CELLS
+def test_own_scalars(backend: str, replicas: int, tmp_path: Path) -> None:
+    weights, losses = plain("own_scalars", own_loss)
+    averages = [0.0]
+    for loss in losses:
+        averages.append(0.75 * averages[-1] + 0.25 * loss)
+
+    def work(session: isotrain.Session) -> dict[str, np.ndarray]:
+        load("own_scalars").train(session)
+        return session.read_state(["trainable"])
+
+    found = launch(work, "own_scalars", backend, replicas, tmp_path / "run")
+    assert_equal(found, weights)
+    scalars = read_history(tmp_path / "run").scalars
+    np.testing.assert_allclose([*scalars["rmse"].values()], np.sqrt(losses), rtol=1e-12)
+    np.testing.assert_allclose([*scalars["average_loss"].values()], averages[1:], rtol=1e-12)
+
+
+def noisy_loss(loss: float, model: Any, optimizer: Any) -> list[Any]:
+    """The loss on the noisy points after the step, and the weights."""
+    import torch
+
+    inputs, labels = load("validation_sets").data().validation_sets["noisy"]
+    with torch.no_grad():
+        predicted = model(torch.tensor(inputs, dtype=torch.float64))
+        found = torch.nn.functional.cross_entropy(predicted, torch.tensor(labels))
+    weights = {each.path: each.value.detach().numpy().copy() for each in model.trainable_variables}
+    return [float(found), weights]
+
+
+@pytest.mark.examples
+@CELLS
+def test_validation_sets(backend: str, replicas: int, tmp_path: Path) -> None:
+    _, observed = plain("validation_sets", noisy_loss)
+    losses = {step: each[0] for step, each in enumerate(observed, 1)}
+    result = run("validation_sets", backend, replicas, tmp_path)
+    found = result.history.scalars["validation_noisy_loss"]
+    assert list(found) == [0, 2, 3, 4, 6]
+    assert result.metrics["validation_noisy_loss"] == found[6]
+    for step in (2, 3, 4, 6):
+        assert found[step] == pytest.approx(losses[step], rel=1e-12)
+    best = min((2, 3, 4, 6), key=losses.__getitem__)
+    assert_equal(result.weights, observed[best - 1][1])
