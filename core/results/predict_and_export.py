@@ -6,7 +6,7 @@ import contextlib
 import functools
 import os
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +17,13 @@ from isotrain.core.checkpoints.tensor_part import TensorPart
 from isotrain.core.contracts.backend.group_protocols import ExportingGroup
 from isotrain.core.contracts.state import FORMS, SUFFIXES, ExportForm
 from isotrain.core.data.dataset import DataSet
-from isotrain.core.errors import IsotrainError, UnsupportedError, unknown_name
+from isotrain.core.errors import (
+    IsotrainError,
+    SpecError,
+    UnsupportedError,
+    first_of,
+    unknown_name,
+)
 from isotrain.core.launching.probe_run import probe_run
 from isotrain.core.planning.cluster_environment import detect_cluster_info
 from isotrain.core.plugins.manager import PluginManager, plugin_manager
@@ -25,6 +31,7 @@ from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.results.trained_model import RunLike, TrainedModel
 from isotrain.core.session.training.dataloaders import load_dataset
 from isotrain.core.session.weights.weight_readers import portions, stored_weights
+from isotrain.core.spec.initial_weights import is_selected, matches, patterns_of
 from isotrain.core.spec.loading import SpecLike
 from isotrain.core.system.files import removed_on_failure
 
@@ -33,6 +40,8 @@ if TYPE_CHECKING:
 
 
 _SAVED_MODEL_FILE = "saved_model.pb"
+_MAX_NAMES = 10
+"""Number of weights that an error names."""
 
 
 def form_of(target: Path, requested: ExportForm | None) -> ExportForm:
@@ -137,6 +146,8 @@ def export(
     to: ExportForm | None = None,
     spec: SpecLike | None = None,
     data: Any = None,
+    include: str | Sequence[str] = (),
+    exclude: str | Sequence[str] = (),
 ) -> Path:
     """Exports a trained model to a format that needs no isotrain, in a worker process.
 
@@ -149,13 +160,18 @@ def export(
         spec: Spec of the run, or directory of the run; needed as for `predict`.
         data: Samples with the shapes and dtypes of the inputs, for a native model exported to ONNX or a
             SavedModel; the run's training data when left out.
+        include: Patterns of the names of the weights to write, such as `*lora_*`; all when left out. For
+            safetensors only.
+        exclude: Patterns of the names of weights not to write.
 
     Returns:
         Path of the target; on ranks above 0 it may not be written yet.
 
     Raises:
         IsotrainError: The run has no weights, or the target cannot be written.
-        UnsupportedError: The model does not have that form, or no installed backend writes it.
+        SpecError: The patterns select no weight.
+        UnsupportedError: The model does not have that form, no installed backend writes it, or it cannot
+            have a part of the weights.
         RunFailedError: The worker process failed; the message says on which host and why.
     """
     path, cluster_info = Path(target), detect_cluster_info()
@@ -165,8 +181,13 @@ def export(
     form = form_of(path, to)
     if form == "safetensors":
         with atomically_replaced(path) as new:
-            _write_safetensors(trained.location, new)
+            _write_safetensors(trained.location, new, patterns_of(include), patterns_of(exclude))
         return path
+    if include or exclude:
+        raise UnsupportedError(
+            f"export: {form} holds the whole model. Export a part of the weights (include, exclude) as"
+            " safetensors."
+        )
     samples = trained.data if data is None else (data, {})
     if form not in _TRACED_FORMS:
         samples = None
@@ -186,10 +207,25 @@ def export(
     return path
 
 
-def _write_safetensors(location: str, target: Path) -> None:
+def _write_safetensors(
+    location: str, target: Path, include: Sequence[str], exclude: Sequence[str]
+) -> None:
+    """Writes the weights whose names `include` matches, all if it is empty, and `exclude` does not.
+
+    Raises:
+        SpecError: A pattern of `include` matches no weight, or none is left.
+    """
     weights = stored_weights(location)
-    parts = {name: TensorPart(array, weights.dtypes[name]) for name, array in weights.items()}
-    write_safetensors(target, parts)
+    unmatched = [p for p in include if not any(matches(name, (p,)) for name in weights)]
+    names = [name for name in weights if is_selected(name, include, exclude)]
+    if unmatched or not names:
+        raise SpecError(
+            f"export: {', '.join(map(repr, unmatched)) or 'include and exclude'} matches none of the weights,"
+            f" which are {first_of([*weights], _MAX_NAMES)}."
+        )
+    write_safetensors(
+        target, {name: TensorPart(weights[name], weights.dtypes[name]) for name in names}
+    )
 
 
 _TRACED_FORMS: tuple[ExportForm, ...] = ("onnx", "saved-model")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -107,11 +107,13 @@ class RunResult(_StoredResult):
         to: ExportForm | None = None,
         spec: SpecLike | None = None,
         data: Any = None,
+        include: str | Sequence[str] = (),
+        exclude: str | Sequence[str] = (),
     ) -> Path:
         """Exports the trained model to another format; see `isotrain.export`."""
         from isotrain.core.results.predict_and_export import export
 
-        return export(self, target, to=to, spec=spec, data=data)
+        return export(self, target, to=to, spec=spec, data=data, include=include, exclude=exclude)
 
     def to_dict(self) -> dict[str, Any]:
         """The result as JSON values, without history and weights."""

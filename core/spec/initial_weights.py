@@ -92,7 +92,17 @@ class InitialWeights(SpecModel):
 
     def is_wanted(self, name: str) -> bool:
         """Whether `include` and `exclude` select a weight for loading."""
-        return (not self.include or matches(name, self.include)) and not matches(name, self.exclude)
+        return is_selected(name, self.include, self.exclude)
+
+
+def patterns_of(value: str | Sequence[str]) -> tuple[str, ...]:
+    """Patterns of names, given as one or several."""
+    return tuple(_as_list(value))
+
+
+def is_selected(name: str, include: Sequence[str], exclude: Sequence[str]) -> bool:
+    """Whether `include`, if there is any, matches a name, and `exclude` does not."""
+    return (not include or matches(name, include)) and not matches(name, exclude)
 
 
 def matches(name: str, patterns: Sequence[str]) -> bool:

@@ -23,7 +23,7 @@ from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.core.checkpoints.folder import CheckpointFolder
 from isotrain.core.checkpoints.safetensors_file import SafetensorsFile
 from isotrain.core.contracts.state import ExportForm
-from isotrain.core.errors import IsotrainError, UnsupportedError
+from isotrain.core.errors import IsotrainError, SpecError, UnsupportedError
 from isotrain.core.session.weights.initial_weights import load_initial_weights
 from isotrain.core.session.weights.weights_file import save_weights
 from isotrain.testing.reference.layers import Dense
@@ -227,6 +227,22 @@ def test_safetensors_have_the_weights_and_need_no_framework(
     assert found.keys() == trained.weights.keys()
     for name, value in trained.weights.items():
         np.testing.assert_array_equal(found[name], value)
+
+
+def test_a_part_of_the_weights_is_exported(trained: isotrain.RunResult, tmp_path: Path) -> None:
+    target = tmp_path / "biases.safetensors"
+    first, *others = [name for name in sorted(trained.weights) if name.endswith("bias")]
+    trained.export(target, include="*bias", exclude=first.replace("/", "."))
+    assert sorted(SafetensorsFile(target).read_all()) == others != []
+    run = str(trained.run_directory)
+    command("export", run, "--output", str(target), "--include", first, folder=tmp_path)
+    assert list(SafetensorsFile(target).read_all()) == [first]
+    with pytest.raises(
+        SpecError, match=r"export: 'none/\*' matches none of the weights, which are"
+    ):
+        trained.export(target, include=["*bias", "none/*"])
+    with pytest.raises(UnsupportedError, match="keras holds the whole model"):
+        trained.export(tmp_path / "model.keras", include="*bias")
 
 
 def in_sequence() -> Any:

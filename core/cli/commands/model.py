@@ -54,7 +54,15 @@ def export(options: argparse.Namespace) -> None:
     require_single_process("export")
     add_working_directory_to_path()
     data = None if options.data is None else _data(options.data)
-    path = export_model(options.run, options.output, to=options.to, spec=options.spec, data=data)
+    path = export_model(
+        options.run,
+        options.output,
+        to=options.to,
+        spec=options.spec,
+        data=data,
+        include=options.include,
+        exclude=options.exclude,
+    )
     if options.json:
         print(json_page({"format": FORMAT, "output": str(path)}))
     else:
@@ -155,6 +163,11 @@ def _add_export_arguments(command: argparse.ArgumentParser) -> None:
         help="samples from which the inputs' shapes and dtypes are taken, as for predict (default: the run's"
         " data)",
     )
+    for name, help_text in (
+        ("--include", "write only weights of matching names (safetensors only; repeatable)"),
+        ("--exclude", "write no weights of matching names (safetensors only; repeatable)"),
+    ):
+        command.add_argument(name, action="append", default=[], metavar="PATTERN", help=help_text)
 
 
 def _add_finished_run_arguments(command: argparse.ArgumentParser) -> None:
