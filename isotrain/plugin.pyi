@@ -13,6 +13,9 @@ from isotrain.core.contracts.backend.adapter_protocols import (
     FullyShardedBackend as FullyShardedBackend,
 )
 from isotrain.core.contracts.backend.adapter_protocols import (
+    NamedUpdatesBackend as NamedUpdatesBackend,
+)
+from isotrain.core.contracts.backend.adapter_protocols import (
     ParameterServerBackend as ParameterServerBackend,
 )
 from isotrain.core.contracts.backend.adapter_protocols import PipelineBackend as PipelineBackend

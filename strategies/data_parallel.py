@@ -13,6 +13,7 @@ class DataParallel(Strategy):
     requires = frozenset({Capability.SYNCHRONOUS_STEP})
     keeps_replicas_equal = "always"
     equals_data_parallel = True
+    steps_named_updates = True
     invariants = frozenset({Invariant.GRADIENT_SUM})
 
     def step(self, group: ReplicaGroup, batch: Batch, learning_rate: float) -> Tensor:

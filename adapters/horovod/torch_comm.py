@@ -48,11 +48,12 @@ class HorovodCommunicator(Communicator):
         """Broadcasts the weights of replica 0; registers hooks, unless weights are sharded. Collective."""
         tensors = trainer.tensors()
         device = next(iter(tensors.values())).device
-        broadcast_initial_values(
-            tensors,
-            device,
-            lambda vector: hvd.broadcast_(vector, 0, name="isotrain.first_values"),
-        )
+        if not self.is_shared:
+            broadcast_initial_values(
+                tensors,
+                device,
+                lambda vector: hvd.broadcast_(vector, 0, name="isotrain.first_values"),
+            )
         self._forward = trainer.loss_module.forward
         if not self._is_sharded:
             self._reducer = _make_reducer(trainer.trainable, self._options)
@@ -170,7 +171,8 @@ class HorovodCommunicator(Communicator):
     def close(self) -> None:
         """Waits for all replicas, then shuts Horovod down. Collective."""
         hvd.barrier()
-        runtime.stop(hvd)
+        if not self.is_shared:
+            runtime.stop(hvd)
 
 
 class _OverlappingReducer:

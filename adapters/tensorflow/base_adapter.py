@@ -100,6 +100,12 @@ class TensorFlowAdapter(Adapter):
         adapter_modules = (__name__, *(f"{package}.{each}" for each in submodules), *modules)
         return StartMethod((keras_backend.LAZY_IMPORT, "tensorflow", "keras", *adapter_modules))
 
+    def start_updates(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> dict[str, ReplicaGroup]:
+        groups: dict[str, ReplicaGroup] = self.start(spec, backend_config, context).for_updates()  # type: ignore[attr-defined]
+        return groups
+
 
 class MultiProcessAdapter(TensorFlowAdapter):
     """Adapter of a backend with one TensorFlow replica per process, over any communicator."""

@@ -126,16 +126,37 @@ class TorchAdapter(TcpParameterServer):
         self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
     ) -> ReplicaGroup:
         keras_backend.set_backend("torch")
-        from isotrain.adapters.torch.comm.base import SingleReplicaCommunicator
         from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup, replica_device
 
-        def connect() -> Communicator:
-            if context.replicas == 1:
-                return SingleReplicaCommunicator(*context.local_replicas)
-            return self.connect(backend_config, context)
-
         device = replica_device(backend_config, context)
-        return TorchReplicaGroup(spec, backend_config, device, connect, context.role == "worker")
+        return TorchReplicaGroup(
+            spec,
+            backend_config,
+            device,
+            lambda: self._connect(backend_config, context),
+            context.role == "worker",
+        )
+
+    def _connect(self, backend_config: BackendConfig, context: ProcessContext) -> Communicator:
+        """Creates the communicator of a run with one or several replicas. Collective."""
+        from isotrain.adapters.torch.comm.base import SingleReplicaCommunicator
+
+        if context.replicas == 1:
+            return SingleReplicaCommunicator(*context.local_replicas)
+        return self.connect(backend_config, context)
+
+    def start_updates(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> dict[str, ReplicaGroup]:
+        keras_backend.set_backend("torch")
+        from isotrain.adapters.torch.replica.replica_group import replica_device, start_updates
+
+        return start_updates(
+            spec,
+            backend_config,
+            replica_device(backend_config, context),
+            lambda: self._connect(backend_config, context),
+        )
 
     def start_fully_sharded(
         self,

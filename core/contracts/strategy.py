@@ -75,6 +75,8 @@ class Strategy(ABC):
             (`always`), after `finished` (`finally`), or `never`.
         equals_data_parallel: Whether, with plain SGD, the weights after every step are those of synchronous
             data parallelism, up to rounding, for losses that weigh all targets alike.
+        steps_named_updates: Whether one instance can step the groups of several named updates by turns: it
+            keeps nothing from step to step.
         invariants: Quantities that its communication preserves.
         memory_saving: Sets of options with which a replica needs less memory than under data parallelism,
             smallest saving first; `isotrain check` suggests them where a model does not fit.
@@ -90,6 +92,7 @@ class Strategy(ABC):
     parallel_layout: ParallelLayout = REPLICATED
     keeps_replicas_equal: Literal["always", "finally", "never"] = "finally"
     equals_data_parallel: bool = False
+    steps_named_updates: bool = False
     invariants: frozenset[Invariant] = frozenset()
     memory_saving: ClassVar[tuple[Mapping[str, Any], ...]] = ()
     variants: ClassVar[tuple[Mapping[str, Any], ...]] = ()

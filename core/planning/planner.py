@@ -8,6 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from isotrain.core.contracts.backend.adapter import Adapter
+from isotrain.core.contracts.backend.adapter_protocols import NamedUpdatesBackend
 from isotrain.core.contracts.backend.capabilities import Availability, Capability
 from isotrain.core.contracts.cluster_environment import ClusterLayout
 from isotrain.core.contracts.launcher import LOCAL, LauncherChoice
@@ -76,7 +77,12 @@ def make_plan(
     _require_capabilities(resolved_spec.strategy, adapter)
     plan = _resolve(resolved_spec, adapter, resources, devices, collective)
     return replace(
-        plan, notes=(*launcher_notes, *plan.notes, *resolved_spec.strategy.validate(spec, plan))
+        plan,
+        notes=tuple(
+            dict.fromkeys(
+                (*launcher_notes, *plan.notes, *resolved_spec.strategy.validate(spec, plan))
+            )
+        ),
     )
 
 
@@ -98,15 +104,18 @@ def _resolve(
     """
     spec, strategy, count = resolved_spec.spec_with_model, resolved_spec.strategy, devices.replicas
     _require_framework(spec, adapter.framework)
+    notes_on_updates = _updates_notes(spec, strategy, adapter)
     options = adapter.check_options(spec, strategy.parallel_layout.name)
     _require_exchange_options_used(options, strategy, adapter)
-    _require_optimizer_groups(spec, adapter)
+    for each in spec.update_specs.values():
+        _require_optimizer_groups(each, adapter)
     if spec.gradients is not None:
         require_backend_step(strategy, "gradients")
-    notes = [*devices.notes, *_compile_notes(spec, strategy, adapter)]
+    notes = [*devices.notes, *notes_on_updates, *_compile_notes(spec, strategy, adapter)]
     notes += _average_notes(spec, strategy, count)
     notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
-    notes += adapter.check(spec, options, replicas=count)
+    for each in spec.update_specs.values():
+        notes += adapter.check(each, options, replicas=count)
     resolved = adapter.resolve_collective(requested, device=devices.kind, replicas=count)
     layout_notes = adapter.check_layout(spec, strategy.parallel_layout.name)
     parallel_layout = strategy.parallel_layout.for_replicas(count)
@@ -260,9 +269,10 @@ def _require_framework(spec: TrainingSpec, framework: str) -> None:
     Raises:
         SpecError: One of them is a table without an entry for the framework.
     """
-    for field_name in ("model", "objective", "gradients"):
-        spec.for_framework(field_name, framework)
-    spec.losses(framework)
+    for each in spec.update_specs.values():
+        for field_name in ("model", "objective", "gradients"):
+            each.for_framework(field_name, framework)
+        each.losses(framework)
 
 
 def _unused_options_notes(spec: TrainingSpec, backends: Sequence[str]) -> list[str]:
@@ -272,6 +282,34 @@ def _unused_options_notes(spec: TrainingSpec, backends: Sequence[str]) -> list[s
         f"{did_you_mean(name, backends)}"
         for name in spec.backend_options
         if name not in backends
+    ]
+
+
+def _updates_notes(spec: TrainingSpec, strategy: Strategy, adapter: Adapter) -> list[str]:
+    """Notes on the named updates: when each is done, and its optimizer.
+
+    Raises:
+        UnsupportedError: Strategy or backend cannot do them.
+    """
+    if not spec.updates:
+        return []
+    if not strategy.steps_named_updates:
+        raise UnsupportedError(
+            f"updates: strategy {strategy.name!r} cannot step several updates of one model by turns. Use"
+            " strategy data-parallel."
+        )
+    if not isinstance(adapter, NamedUpdatesBackend):
+        raise UnsupportedError(
+            f"updates: backend {adapter.name!r} has no named updates (no method start_updates). Use another"
+            " backend, or one objective and optimizer."
+        )
+    return [
+        f"updates.{name}: weights {', '.join(update.weights)} by {each.optimizer.name}"
+        + (f", every {update.every} steps" if update.every > 1 else "")
+        + (f", from epoch {update.from_epoch}" if update.from_epoch else "")
+        for (name, update), each in zip(
+            spec.updates.items(), spec.update_specs.values(), strict=True
+        )
     ]
 
 
@@ -318,11 +356,16 @@ def _average_notes(spec: TrainingSpec, strategy: Strategy, replicas: int) -> lis
     """Notes on the average of the weights over steps (`ema`, `swa`).
 
     Raises:
-        UnsupportedError: Replicas would have different weights to average, or only a part of them.
+        UnsupportedError: Replicas would have different weights to average, or only a part of them; or several
+            updates train the weights.
     """
     if spec.weight_average is None:
         return []
     name = "swa" if spec.ema is None else "ema"
+    if spec.updates:
+        raise UnsupportedError(
+            f"{name}: the parts of a model that named updates train have no average yet. Leave it out."
+        )
     layout = strategy.parallel_layout.for_replicas(replicas).name
     if layout not in _AVERAGED_LAYOUTS:
         raise UnsupportedError(

@@ -172,13 +172,18 @@ class Session:
         """Mean loss of the last step; None before the first. Waits for the device. Local."""
         return self._trainer_state.loss
 
-    def learning_rate(self, step: int) -> float:
+    def learning_rate(self, step: int, update: str | None = None) -> float:
         """Learning rate of a step (from 0 over the whole run), with what the session changed. Local.
 
+        Args:
+            step: Index of the step.
+            update: Name of the update, where the spec has `updates`.
+
         Raises:
-            IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one.
+            IsotrainError: The optimizer sets its rates itself, and step is neither the last nor the next one;
+                or the spec has no such update.
         """
-        return self._training.learning_rate(step)
+        return self._training.learning_rate(step, update)
 
     def scale_learning_rate(self, factor: float) -> None:
         """Multiplies the learning rates of all later steps, on top of the schedule or of a set rate. Local.
@@ -200,8 +205,13 @@ class Session:
                 `scale_learning_rate` multiply it. None returns to the spec's rates.
 
         Raises:
-            IsotrainError: The rate is not such a number.
+            IsotrainError: The rate is not such a number, or the spec has `updates`, with a rate each.
         """
+        if rate is not None and self.spec.updates:
+            raise IsotrainError(
+                "set_learning_rate: each of the spec's updates has its own rate; scale_learning_rate(factor)"
+                " multiplies them all."
+            )
         self._trainer_state.fixed_rate = (
             None if rate is None else _not_negative("set_learning_rate", rate)
         )
@@ -344,19 +354,30 @@ class Session:
         """
         self._trainer_state.seek(step)
 
-    def step(self, batch: Batch) -> Tensor:
+    def step(self, batch: Batch, update: str | None = None) -> Tensor:
         """Takes one training step with the spec's strategy.
+
+        Args:
+            batch: Batch to train on.
+            update: Name of the one of the spec's `updates` to do; None: all that are due, in their order.
+                Several updates with one batch are one step: its record has the sum of their losses.
 
         Returns:
             The mean loss of the global batch: a scalar tensor of the framework, the same on every process.
             `float(loss)` waits for the number.
         """
-        return self._training.step(self.group, batch)
+        return self._training.step(self.group, batch, update)
 
-    def gradients(self, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+    def gradients(
+        self, batch: Batch, update: str | None = None
+    ) -> tuple[list[list[Tensor]], Tensor]:
         """Computes the gradients of the mean loss over the global batch, and changes no trainable weight.
 
         For steps of your own, which `apply_gradients` ends; under strategy `data-parallel` only.
+
+        Args:
+            batch: Batch to compute with.
+            update: Name of the update, where the spec has `updates`.
 
         Returns:
             For each local replica one gradient of each trainable weight's shape, in the order of the weights'
@@ -365,10 +386,14 @@ class Session:
         Raises:
             UnsupportedError: The strategy has a step of its own.
         """
-        return self._training.gradients(self.group, batch)
+        return self._training.gradients(self.group, batch, update)
 
     def apply_gradients(
-        self, batch: Batch, gradients: Sequence[Sequence[Tensor]], loss: Tensor
+        self,
+        batch: Batch,
+        gradients: Sequence[Sequence[Tensor]],
+        loss: Tensor,
+        update: str | None = None,
     ) -> None:
         """Takes the training step of a batch with these gradients.
 
@@ -377,11 +402,12 @@ class Session:
             gradients: For each local replica one gradient of each trainable weight's shape, equal on all
                 replicas; they are clipped and applied at the rate of the step.
             loss: Mean loss to record for the step, a scalar.
+            update: Name of the update, where the spec has `updates`.
 
         Raises:
             UnsupportedError: The strategy has a step of its own.
         """
-        self._training.apply_gradients(self.group, batch, gradients, loss)
+        self._training.apply_gradients(self.group, batch, gradients, loss, update)
 
     @property
     def strategy_report(self) -> dict[str, Any]:

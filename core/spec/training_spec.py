@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Collection, Iterator, Mapping
 from typing import TYPE_CHECKING, Annotated, Any, Literal, Self
 
@@ -19,6 +20,7 @@ from isotrain.core.spec.field_types import (
     Codes,
     Component,
     Count,
+    CountOrZero,
     Data,
     FolderName,
     Losses,
@@ -59,6 +61,7 @@ from isotrain.core.spec.validation import (
     as_python_number,
     at_most_one,
     exactly_one,
+    expected_of,
 )
 
 NEED_TRAINING_DATA = ("epochs", "validation_split", "class_weight", "transform")
@@ -97,10 +100,67 @@ def _null_as_empty(value: Any) -> Any:
     return () if value is None else value
 
 
+class Update(SpecModel):
+    """One of several updates of each batch: which weights change, by which objective and optimizer.
+
+    Fields that are left out are those of the spec.
+    """
+
+    objective: References | None = Field(
+        default=None,
+        description="Objective of this update, in place of the spec's loss or objective.",
+    )
+    loss: Losses | None = Field(
+        default=None, description="Loss of this update, in place of the spec's loss or objective."
+    )
+    metrics: Metrics | None = Field(
+        default=None, description="Metrics of this update's predictions; null for the spec's."
+    )
+    weights: Patterns = Field(
+        default=("*",), description="Patterns of the names of the weights that this update changes."
+    )
+    optimizer: Optimizer | None = Field(
+        default=None, description="Optimizer of this update; null for the spec's."
+    )
+    schedule: Schedule | None = Field(
+        default=None, description="Schedule of this update's rate; null for the spec's."
+    )
+    clip: Clip | None = Field(
+        default=None, description="Clipping of this update's gradients; null for the spec's."
+    )
+    every: Count = Field(
+        default=1, description="Interval in steps: 5 is in steps 4, 9, 14, ... of the run."
+    )
+    from_epoch: CountOrZero = Field(
+        default=0, description="First epoch, from 0, in which this update takes part."
+    )
+
+    @classmethod
+    def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
+        """Refuses both a loss and an objective."""
+        yield from at_most_one(fields, "loss", "objective")
+
+    def is_due(self, step: int, epoch: int) -> bool:
+        """Whether this update takes part in a step of the run, from 0, of an epoch."""
+        return epoch >= self.from_epoch and step % self.every == self.every - 1
+
+
+def _first_optimizer(fields: Mapping[str, Any]) -> Any:
+    """Optimizer of the first update, for a spec without one of its own."""
+    updates = fields.get("updates") or {}
+    return next((update.optimizer for update in updates.values()), None)
+
+
+_UPDATE_NAME = re.compile(r"[A-Za-z][A-Za-z0-9_]*")
+_UPDATE_FIELDS = ("metrics", "optimizer", "schedule", "clip")
+
+
 class TrainingSpec(
     SpecModel,
     json_schema_extra=one_of_schema(
-        ("loss", "objective"), ("global_batch_size", "local_batch_size"), ("epochs", "steps")
+        ("loss", "objective", "updates"),
+        ("global_batch_size", "local_batch_size"),
+        ("epochs", "steps"),
     ),
 ):
     """Training spec: what to train and how, equal under every backend."""
@@ -166,9 +226,15 @@ class TrainingSpec(
         description="Metrics: Keras names, import references or {name: ..., option: ...}; of several outputs "
         "a table {output: metrics}.",
     )
+    updates: dict[Text, Update] | None = Field(
+        default=None,
+        description="Named updates that each batch does in this order, of a model whose parts have "
+        "objectives or optimizers of their own: {name: {objective: ..., weights: ..., optimizer: ...}}.",
+    )
     optimizer: Optimizer = Field(
+        default_factory=_first_optimizer,
         description="Optimizer: {name: ..., lr: ...}, a bare name for all defaults (sgd has none for lr), or "
-        "{custom: reference, lr: ..., args: {...}}."
+        "{custom: reference, lr: ..., args: {...}}; not needed where each of updates has one.",
     )
     schedule: Schedule = Field(
         default=ConstantSchedule(),
@@ -288,7 +354,7 @@ class TrainingSpec(
     @classmethod
     def rules(cls, fields: Mapping[str, Any]) -> Iterator[Problem]:
         """Validates pairs of which exactly one is required, and combinations that are not supported."""
-        yield from exactly_one(fields, "loss", "objective")
+        yield from _update_problems(fields)
         if fields.get("loss_weights") is not None and not isinstance(fields.get("loss"), Mapping):
             hint = "a single loss has no weight"
             yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
@@ -330,6 +396,50 @@ class TrainingSpec(
     def is_frozen(self, name: str) -> bool:
         """Whether the weight of a name is frozen: neither trained nor updated by forward passes."""
         return self.initial_weights is not None and matches(name, self.initial_weights.freeze)
+
+    def for_update(self, name: str) -> Self:
+        """The spec of one of the named updates: its fields in place of this spec's, and no updates.
+
+        Raises:
+            SpecError: There is no update of that name.
+        """
+        updates = self.updates or {}
+        if name not in updates:
+            raise SpecError(unknown_name("update", name, updates))
+        update = updates[name]
+        fields = {each: getattr(update, each) for each in _UPDATE_FIELDS}
+        changes = {each: value for each, value in fields.items() if value is not None}
+        if update.loss is not None or update.objective is not None:
+            changes |= {"loss": update.loss, "objective": update.objective}
+        return self.model_copy(update={**changes, "updates": None})
+
+    @property
+    def update_specs(self) -> dict[str, Self]:
+        """The specs of the named updates by name; without updates this spec, under an empty name."""
+        return (
+            {name: self.for_update(name) for name in self.updates} if self.updates else {"": self}
+        )
+
+    def weights_by_update(self, names: Collection[str]) -> dict[str, list[str]]:
+        """Names of the weights that each update changes, by the name of the update.
+
+        Args:
+            names: Names of the model's trainable weights.
+
+        Raises:
+            SpecError: A pattern of an update fits none of them.
+        """
+        for update, section in (self.updates or {}).items():
+            for pattern in section.weights:
+                if not any(matches(name, (pattern,)) for name in names):
+                    raise SpecError(
+                        f"updates.{update}.weights: {pattern!r} fits none of the model's trainable weights,"
+                        f" which are {first_of([*names], _MAX_LAYERS) or 'none'}."
+                    )
+        return {
+            update: [name for name in names if matches(name, section.weights)]
+            for update, section in (self.updates or {}).items()
+        }
 
     def recomputed(self, names: Collection[str], separator: str) -> list[str]:
         """Names of the layers to recompute in the backward pass, without layers nested in such layers.
@@ -416,6 +526,29 @@ class TrainingSpec(
         fields = jsonable(self)
         assert isinstance(fields, dict)
         return fields
+
+
+def _update_problems(fields: Mapping[str, Any]) -> Iterator[Problem]:
+    """Problems of loss, objective and optimizer, which updates may have in place of the spec."""
+    updates = fields.get("updates")
+    if not updates or not isinstance(updates, Mapping):
+        yield from exactly_one(fields, "loss", "objective")
+        if fields.get("optimizer") is None:
+            yield Problem(expected_of(TrainingSpec.model_fields["optimizer"]), ("optimizer",))
+        return
+    yield from at_most_one(fields, "loss", "objective")
+    for name, update in updates.items():
+        if not _UPDATE_NAME.fullmatch(str(name)):
+            hint = "it names metrics, as NAME_loss, and state"
+            yield Problem("letters, digits and _ as the name", ("updates",), name, hint)
+        for names in (("loss", "objective"), ("optimizer",)):
+            if all(_field(update, each) is None and fields.get(each) is None for each in names):
+                yield Problem("here, or for all updates in the spec", ("updates", name, names[-1]))
+
+
+def _field(section: Any, name: str) -> Any:
+    """Field of a section of the spec or of its table."""
+    return section.get(name) if isinstance(section, Mapping) else getattr(section, name, None)
 
 
 def jsonable(value: Any) -> Any:

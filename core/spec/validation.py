@@ -218,7 +218,12 @@ def combined(
 ) -> ValidationError:
     """Pydantic error with more problems, and with isotrain's texts for field errors."""
     details = [_detail(problem, (), value) for problem in problems]
-    details += [_from_pydantic(model, each) for each in error.errors(include_url=False)]
+    details += [
+        _from_pydantic(model, each)
+        for each in error.errors(include_url=False)
+        if each["type"]
+        != "default_factory_not_called"  # for want of other fields, reported themselves
+    ]
     return ValidationError.from_exception_data(model.__name__, details)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Hashable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -77,19 +78,42 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._communicator = communicator
         self.replicas = communicator.replicas
         self.local_replicas = communicator.local_replicas
-        self._trainer = self._build(spec, (holder or strategy).scope)
+        self._holder = holder or strategy
+        self._trainer = self._build(spec, self._holder.scope)
         if isinstance(holder, InitialValues):
             holder.broadcast()
         self._trainer.record_generator_states()
         self._rate_dtype = tf.float64 if spec.precision == "float64" else tf.float32
         on_host = not tf.config.list_logical_devices("GPU")
         self._host_dtypes = {*_INTEGER_DTYPES, self._rate_dtype} if on_host else set()
+        self._is_optimizer_sharded = False
+        self._is_first = True
+        self._take_trainer(self._trainer)
+
+    def _take_trainer(self, trainer: ReplicaTrainer) -> None:
+        """Prepares steps of a trainer; nothing is traced yet."""
+        self._trainer = trainer
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_dtype)
-        self._traced = TracedFunctions(strategy, communicator, self._trainer.use_default_generator)
-        self._metrics = TracedMetrics(self._trainer, self._traced, self._totals)
+        self._traced = TracedFunctions(
+            self.strategy, self._communicator, trainer.use_default_generator
+        )
+        self._metrics = TracedMetrics(trainer, self._traced, self._totals)
         self._late_metric_state: list[tuple[dict[str, np.ndarray], int | None]] = []
-        self._is_optimizer_sharded = False
+
+    def for_updates(self) -> dict[str, ReplicaGroup]:
+        """Groups of this one's model for the named updates of its spec, by name. Collective."""
+        trainers = self._trainer.for_updates(self._spec, self._holder.scope)
+        if isinstance(self._holder, InitialValues):
+            self._holder.broadcast()
+        groups: dict[str, ReplicaGroup] = {}
+        for name, trainer in trainers.items():
+            group = copy.copy(self)
+            group._spec = self._spec.for_update(name)
+            group._is_first = not groups
+            group._take_trainer(trainer)
+            groups[name] = group
+        return groups
 
     def _build(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -474,7 +498,8 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         keras_weights.unlock_trainable(self.model)
         self.barrier()
         self._traced.forget()
-        self._communicator.close()
+        if self._is_first:
+            self._communicator.close()
 
     def _set_rate(self, rate: float) -> None:
         if rate != self._rate:

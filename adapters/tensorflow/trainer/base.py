@@ -7,8 +7,9 @@ access to named state, and those whose docstring says "not traced".
 from __future__ import annotations
 
 import contextlib
+import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import keras
 import tensorflow as tf
@@ -30,7 +31,7 @@ from isotrain.adapters.tensorflow.trainer.loss import forward, loss_computer
 from isotrain.adapters.tensorflow.trainer.loss_weighting import SliceWeights, Total
 from isotrain.adapters.tensorflow.trainer.metrics import MetricCollection
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients, WeightUpdate
-from isotrain.adapters.tensorflow.trainer.state import NamedState, native, sums
+from isotrain.adapters.tensorflow.trainer.state import NamedState, canonical_names, native, sums
 from isotrain.adapters.tensorflow.trainer.weights import (
     carried_variables,
     moving_statistics,
@@ -57,6 +58,9 @@ class ReplicaTrainer:
         update: Optimizer and its state.
     """
 
+    _is_update = False
+    """Whether other trainers train the other weights of the model."""
+
     def __init__(
         self,
         spec: TrainingSpec,
@@ -72,7 +76,10 @@ class ReplicaTrainer:
         self.model = self._build_model(spec, scope)
         require_precision(self.model, spec.precision)
         with scope():
-            self._build_around_model(spec, scope)
+            self._take_model(spec)
+            if not spec.updates:
+                self._take_update(spec, self._trainable, self._others, scope)
+                self.state = self._state_of(self._trainable, self._others, self._state_kinds())
 
     def _build_model(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -82,18 +89,15 @@ class ReplicaTrainer:
             recompute(model, spec)
         return model
 
-    def _build_around_model(
-        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
-    ) -> None:
-        trainable, others = weights_of(self.model, spec)
-        self._values = [native(variable) for variable in trainable]
-        self.others = [native(variable) for variable in others]
+    def _take_model(self, spec: TrainingSpec) -> None:
+        """Prepares the model for training."""
+        self._trainable, self._others = weights_of(self.model, spec)
+        others = self._others
         self._keras_statistics = moving_statistics(self.model)
         self.statistics = [native(variable) for variable in self._keras_statistics]
         self._carried = carried_variables(self.model)
         updating = self_updating(self.model, others)
         self._self_updating = [*self._carried.values(), *map(native, updating)]
-        self.update = self._update_of(spec, trainable)
         generators = standalone_generators(spec, "tensorflow", self.model)
         self._default_generator = generators[UNSEEDED]
         self._generators = {name: generator.state for name, generator in generators.items()}
@@ -106,18 +110,27 @@ class ReplicaTrainer:
         self._seeds = [*seeds, *self._generators.values()]
         self._tf_generators = tf_generators.values()
         self._generators |= tf_generators
-        self.state = self._state_of(
-            trainable,
-            others,
-            {
-                "optimizer": self.update.slots,
-                "loss-scale": self.update.loss_scale,
-                "random": lambda: self._generators,
-                "metrics": lambda: sums(self.metrics.shown),
-                "carry": lambda: self._carried,
-            },
-        )
         self._forward = forward(spec, self.model, training=False)
+        keras_weights.lock_trainable(self.model)
+
+    def _take_update(
+        self,
+        spec: TrainingSpec,
+        trainable: list[Any],
+        others: list[Any],
+        scope: Callable[[], contextlib.AbstractContextManager[Any]],
+    ) -> None:
+        """Builds what the weights to train are trained by.
+
+        Args:
+            spec: Training spec, or that of one of several updates.
+            trainable: Weights to train.
+            others: All other weights.
+            scope: Scope of the `tf.distribute` strategy.
+        """
+        self._values = [native(variable) for variable in trainable]
+        self.others = [native(variable) for variable in others]
+        self.update = self._update_of(spec, trainable)
         training, evaluation = (
             loss_computer(spec, self.model, is_training) for is_training in (True, False)
         )
@@ -131,7 +144,38 @@ class ReplicaTrainer:
             "evaluation": evaluation.losses,
         }
         self.metrics = MetricCollection(spec, self.model, self.losses, scope)
-        keras_weights.lock_trainable(self.model)
+
+    def _state_kinds(self) -> dict[StateKind, Callable[[], Mapping[str, Any]]]:
+        """Variables by name of each kind of state besides weights."""
+        return {
+            "optimizer": self.update.slots,
+            "loss-scale": self.update.loss_scale,
+            "random": lambda: self._generators,
+            "metrics": lambda: sums(self.metrics.shown),
+            "carry": lambda: self._carried,
+        }
+
+    def for_updates(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> dict[str, Self]:
+        """Trainers of this model for the named updates of the spec, by name; not traced."""
+        names = canonical_names([*self._trainable, *self._others])[: len(self._trainable)]
+        weights = dict(zip(names, self._trainable, strict=True))
+        state = NamedState(self._trainable, self._others, {})
+        trainers = {}
+        for update, trained in spec.weights_by_update(names).items():
+            trainer = trainers[update] = copy.copy(self)
+            trainer._is_update = True
+            frozen = [each for name, each in weights.items() if name not in trained]
+            with scope():
+                trainer._take_update(
+                    spec.for_update(update),
+                    [weights[name] for name in trained],
+                    [*frozen, *self._others],
+                    scope,
+                )
+            trainer.state = state.for_update(trained, trainer._state_kinds())
+        return trainers
 
     def record_generator_states(self) -> None:
         """Records the states of random generators at the start of training, for `reseed`; not traced."""
@@ -261,7 +305,9 @@ class ReplicaTrainer:
         self, micro_batch: MicroBatch, slice_weights: SliceWeights, index: int
     ) -> tuple[tf.Tensor, Gradients]:
         """Weighted loss of a micro-batch, a scalar, and dense gradients of the weights' shapes. Local."""
-        with tf.GradientTape() as tape:
+        with tf.GradientTape(watch_accessed_variables=not self._is_update) as tape:
+            if self._is_update:
+                tape.watch(self._values)
             loss, predictions = self._compute[True](*micro_batch)
             loss, weighted_loss = slice_weights.of(index, loss)
             scaled = self.update.scaled(loss)

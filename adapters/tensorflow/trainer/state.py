@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+import copy
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from typing import Any, Self
 
 import keras
 import numpy as np
@@ -41,6 +42,24 @@ class NamedState:
             "non-trainable": {name: weights[name] for name in names[count:]},
         }
         self._kinds = kinds
+
+    def for_update(
+        self, trainable: Collection[str], kinds: Mapping[StateKind, Callable[[], Mapping[str, Any]]]
+    ) -> Self:
+        """The state under the same names, where only some weights are trainable.
+
+        Args:
+            trainable: Names of these weights.
+            kinds: Variables by name of each other kind of state.
+        """
+        state = copy.copy(self)
+        weights = {n: each for section in self._weights.values() for n, each in section.items()}
+        state._weights = {
+            "trainable": {n: each for n, each in weights.items() if n in trainable},
+            "non-trainable": {n: each for n, each in weights.items() if n not in trainable},
+        }
+        state._kinds = kinds
+        return state
 
     def read(self, kinds: Sequence[StateKind], index: int = 0) -> dict[str, np.ndarray]:
         """Copies state of these kinds from a local replica; bfloat16 becomes float32.
@@ -89,8 +108,8 @@ class NamedState:
                     f" {np.shape(array)}."
                 )
             local_copies = copies(variable)
-            for copy in local_copies if index is None else local_copies[index : index + 1]:
-                copy.assign(tf.cast(tf.convert_to_tensor(array), copy.dtype))
+            for each in local_copies if index is None else local_copies[index : index + 1]:
+                each.assign(tf.cast(tf.convert_to_tensor(array), each.dtype))
 
 
 def slots(optimizer: keras.optimizers.Optimizer, rate: Any) -> dict[str, Any]:

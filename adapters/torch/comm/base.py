@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -27,11 +28,13 @@ class Communicator(ABC):
         rank: Index of this replica.
         module: Forward pass whose gradients will be all-reduced, as DDP's wrapped module:
             `module(inputs, targets)` returns the loss (shapes: see `LossModule`) and the predictions.
+        is_shared: Whether the connection is another communicator's, which closes it.
     """
 
     replicas: int
     rank: int
     module: Callable[..., tuple[torch.Tensor, Any]]
+    is_shared = False
 
     @abstractmethod
     def wrap(self, trainer: ReplicaTrainer) -> None:
@@ -139,6 +142,15 @@ class Communicator(ABC):
     def warm_up(self) -> AbstractContextManager[Any] | None:
         """Context for a backward pass that lets DDP rebuild its buckets; None if not needed. Local."""
         return None
+
+    def for_update(self) -> Self:
+        """Communicator over the same connection for another trainer of the model, not wrapped yet. Local.
+
+        Closing it leaves the connection to this one.
+        """
+        communicator = copy.copy(self)
+        communicator.is_shared = True
+        return communicator
 
     @abstractmethod
     def barrier(self) -> None:

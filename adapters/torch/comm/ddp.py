@@ -97,7 +97,8 @@ class DDPCommunicator(ProcessGroupCommunicator):
     def wrap(self, trainer: ReplicaTrainer) -> None:
         self._trainer = trainer
         self._loss_in_gradients = False
-        self._broadcast_initial_values(trainer)
+        if not self.is_shared:
+            self._broadcast_initial_values(trainer)
         if self._is_sharded:
             self.module = trainer.loss_module.forward
             return
@@ -324,6 +325,8 @@ class DDPCommunicator(ProcessGroupCommunicator):
         """Destroys the process group after DDP, whose threads must not outlive it. Collective."""
         self.barrier()
         self.__dict__.pop("module", None)
+        if self.is_shared:
+            return
         self._process_groups.clear()
         gc.collect()
         dist.destroy_process_group()

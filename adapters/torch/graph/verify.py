@@ -87,7 +87,8 @@ class Outcome:
     Attributes:
         loss: Loss, a scalar, or shape `[2, losses + 1]`: means and denominators.
         predictions: Tensors of the predictions, any shape.
-        gradients: Gradients of the loss, one per parameter; None for parameters without one.
+        gradients: Gradients of the loss, one per parameter that requires gradients; None for parameters
+            without one.
         variables: Non-trainable variables after the call.
         rng_states: States of the random generators after the call, uint8 vectors.
         wrong_metrics: Names of captured metrics whose increments differ from Keras'.
@@ -126,7 +127,8 @@ class Outcome:
         gradients: list[torch.Tensor | None] = []
         if loss.requires_grad:
             total = loss[0].sum() if loss.dim() else loss  # the second row has the denominators
-            gradients = list(torch.autograd.grad(total, parameters, allow_unused=True))
+            trained = [each for each in parameters if each.requires_grad]
+            gradients = list(torch.autograd.grad(total, trained, allow_unused=True))
         outcome = cls(
             loss.detach(),
             [part.detach() for part in leaves(predictions)],

@@ -23,7 +23,7 @@ from isotrain.adapters.torch.replica.loss_weighting import SliceWeights, without
 from isotrain.adapters.torch.replica.metrics import MetricCollection
 from isotrain.adapters.torch.replica.replica import TorchReplica
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer
-from isotrain.adapters.torch.trainer.build import build_trainer
+from isotrain.adapters.torch.trainer.build import build_trainer, build_trainers
 from isotrain.adapters.torch.trainer.local_buffers import LOCAL_BUFFERS
 from isotrain.adapters.torch.trainer.state import (
     NamedState,
@@ -79,6 +79,7 @@ class TorchReplicaGroup(ReplicaGroup):
         device: torch.device,
         connect: Callable[[], Communicator],
         is_worker: bool = False,
+        trainer: ReplicaTrainer | None = None,
     ) -> None:
         """Builds the model, then connects to the other replicas. Collective.
 
@@ -89,18 +90,21 @@ class TorchReplicaGroup(ReplicaGroup):
             connect: Makes the communicator; called once the model is built.
             is_worker: Whether it is a worker of a parameter-server run: any worker may compute a slice, so
                 graphs are captured from the first step on.
+            trainer: Trainer of the spec; None: it is built.
         """
         torch.set_num_threads(backend_config.threads)
         self._spec = spec
         self._device = device
         self._is_cpu = device.type == "cpu"
-        self.trainer = self._build(spec, device)
+        self.trainer = trainer or self._build(spec, device)
+        self.trainer.begin_step()
         self.communicator = connect()
         self.trainer.set_split(
             self.communicator.replicas > 1 or spec.gradient_accumulation_steps > 1
         )
         self.communicator.wrap(self.trainer)
-        self.trainer.seed_replica(self.communicator.rank)
+        if not self.communicator.is_shared:
+            self.trainer.seed_replica(self.communicator.rank)
         if is_worker:
             self.trainer.capture_now()
         self.replicas = self.communicator.replicas
@@ -174,6 +178,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
         trainer, communicator = self.trainer, self.communicator
+        trainer.begin_step()
         if (warm_up := communicator.warm_up()) is not None:
             self._warm_up(warm_up, batch.slices[0][0])
         trainer.zero_gradients()
@@ -276,6 +281,7 @@ class TorchReplicaGroup(ReplicaGroup):
         Returns:
             Function that waits for the loss of the global batch, a scalar.
         """
+        self.trainer.begin_step()
         self.trainer.zero_gradients()
         module, last = self.trainer.loss_module.forward, len(slice_weights.micro_batches) - 1
         share: torch.Tensor | None = None
@@ -528,3 +534,34 @@ class TorchReplicaGroup(ReplicaGroup):
 def _add(total: torch.Tensor | None, term: torch.Tensor) -> torch.Tensor:
     """Sum of two tensors of one shape; `term` where there is no total yet."""
     return term if total is None else total + term
+
+
+def start_updates(
+    spec: TrainingSpec,
+    backend_config: BackendConfig,
+    device: torch.device,
+    connect: Callable[[], Communicator],
+) -> dict[str, ReplicaGroup]:
+    """Builds the model, and a replica group for each named update; then connects. Collective.
+
+    Args:
+        spec: Training spec with `updates`.
+        backend_config: Backend configuration of the plan.
+        device: Device of this replica.
+        connect: Makes the communicator; called once the model is built.
+    """
+    torch.set_num_threads(backend_config.threads)
+    (first, trainer), *others = build_trainers(spec, device).items()
+    group = TorchReplicaGroup(
+        spec.for_update(first), backend_config, device, connect, trainer=trainer
+    )
+    groups: dict[str, ReplicaGroup] = {first: group}
+    for name, trainer in others:
+        groups[name] = TorchReplicaGroup(
+            spec.for_update(name),
+            backend_config,
+            device,
+            group.communicator.for_update,
+            trainer=trainer,
+        )
+    return groups

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -22,6 +22,7 @@ from isotrain.plugin import (
     Phase,
     StateKind,
     StatePart,
+    TrainingSpec,
     Trait,
     unknown_name,
 )
@@ -62,6 +63,23 @@ class LossModule(nn.Module):
         self.unregistered = nn.ParameterList(w for w in weights if id(w) not in registered)
 
 
+class UpdateSwitch:
+    """Switch between the named updates of a model: the weights of one of them require gradients."""
+
+    def __init__(self, weights: Iterable[torch.Tensor]) -> None:
+        """Takes the weights, any shapes, that any update trains."""
+        self._weights = list(weights)
+        self._current: ReplicaTrainer | None = None
+
+    def turn_to(self, trainer: ReplicaTrainer) -> None:
+        """Lets exactly the trainable weights of a trainer require gradients, until another one's turn."""
+        if self._current is not trainer:
+            self._current = trainer
+            trained = set(map(id, trainer.trainable.values()))
+            for weight in self._weights:
+                weight.requires_grad_(id(weight) in trained)
+
+
 class ReplicaTrainer(ABC):
     """Model, loss and optimizer of one replica, Keras or native torch. All methods are local.
 
@@ -76,6 +94,7 @@ class ReplicaTrainer(ABC):
         carry: State, other than weights, that layers carry from one call to the next.
         updated: Trainable parameters that `apply` updates: all, or this replica's shard (ZeRO).
         optimizer_lr_schedule: Learning-rate schedule built into the optimizer: step to rate; None if none.
+        switch: Switch to this trainer from those of other updates of the model; None if it has no others.
     """
 
     model: Any
@@ -88,6 +107,21 @@ class ReplicaTrainer(ABC):
     self_updating: list[torch.Tensor]
     carry: Carry
     updated: list[Any]
+    switch: UpdateSwitch | None = None
+
+    @abstractmethod
+    def for_update(self, spec: TrainingSpec, names: Collection[str]) -> Self:
+        """Trainer of the same model that trains some of its weights by the objective and optimizer of a spec.
+
+        Args:
+            spec: Spec of one of several updates.
+            names: Names of the weights to train.
+        """
+
+    def begin_step(self) -> None:
+        """Lets the weights that this trainer trains require gradients, where others train the same model."""
+        if self.switch is not None:
+            self.switch.turn_to(self)
 
     def tensors(self) -> dict[str, torch.Tensor]:
         """Tensors by name, any shape, that must be equal on all replicas at the start."""

@@ -12,7 +12,7 @@ from torch import nn
 
 from isotrain.adapters.common import spec_components
 from isotrain.adapters.keras import backend as keras_backend
-from isotrain.adapters.torch.trainer.base import ReplicaTrainer
+from isotrain.adapters.torch.trainer.base import ReplicaTrainer, UpdateSwitch
 from isotrain.adapters.torch.trainer.native import NativeTrainer
 from isotrain.plugin import SpecError, TrainingSpec
 
@@ -41,6 +41,19 @@ def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
         f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
         " torch.nn.Module or a Keras model."
     )
+
+
+def build_trainers(spec: TrainingSpec, device: torch.device) -> dict[str, ReplicaTrainer]:
+    """Builds the spec's model on this process's device, and a trainer for each of its named updates."""
+    whole = build_trainer(spec, device)
+    switch = UpdateSwitch(whole.trainable.values())
+    trainers = {
+        update: whole.for_update(spec.for_update(update), names)
+        for update, names in spec.weights_by_update(whole.trainable.keys()).items()
+    }
+    for trainer in trainers.values():
+        trainer.switch = switch
+    return trainers
 
 
 def _build_seeded(spec: TrainingSpec, device: torch.device, function: Callable[..., Any]) -> Any:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import copy
 import functools
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import keras
 import torch
@@ -59,36 +60,31 @@ class KerasTrainer(ReplicaTrainer):
     """
 
     def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
+        self._take_model(spec, model)
+        if not spec.updates:
+            self._take_update(spec, self.trainable)
+
+    def _take_model(self, spec: TrainingSpec, model: keras.Model) -> None:
+        """Prepares the model for training."""
         self.model = model
         self._spec = spec
-        self._variables = list(model.trainable_variables)
-        self._non_trainable = list(model.non_trainable_variables)
-        names = keras_weights.canonical_names(self._variables + self._non_trainable)
-        tensors = [variable.value for variable in self._variables + self._non_trainable]
-        count = len(self._variables)
-        self.trainable = dict(zip(names[:count], tensors[:count], strict=True))
-        self.frozen = dict(zip(names[count:], tensors[count:], strict=True))
+        variables = [*model.trainable_variables, *model.non_trainable_variables]
+        names = keras_weights.canonical_names(variables)
+        self._by_name = dict(zip(names, variables, strict=True))
+        self._tensors = {name: variable.value for name, variable in self._by_name.items()}
+        trainable = names[: len(model.trainable_variables)]
+        self.trainable = {name: self._tensors[name] for name in trainable}
         self.statistics = [v.value for v in keras_weights.moving_statistics(model)]
         self.self_updating = [v.value for v in keras_weights.self_updating_weights(model)]
         self._carried = keras_carried_state.carried_variables(model)
         self.carry = Carry(
             keras_carried_state.layer_names(model),
             {name: variable.value for name, variable in self._carried.items()},
-            tensors[0].device,
+            next(iter(self._tensors.values())).device,
             keras_carried_state.base_layer_attributes(),
         )
-        self._updated_variables = self._variables
-        self._updated_names = names[:count]
-        self._unsharded_slots: set[str] = set()
-        self._remote_slots: set[str] = set()
-        self._global_clipnorm: float | None = None
-        self._build_optimizer()
-        self.losses: dict[Phase, Losses] = {}
         self._call = keras_model.keras_call(spec, "torch", model)
-        self.training = self._graph_cache(spec, training=True)
-        self.evaluation = self._graph_cache(spec, training=False)
         keras_private.register_weights(keras_private.layers_of(model))
-        self.loss_module = LossModule(model, self.training, tensors)
         self._without_gradients = WithoutGradients()
         self._seed_shift = 0
         self._standalone_seeds = {
@@ -97,6 +93,29 @@ class KerasTrainer(ReplicaTrainer):
         }
         self._initial_seeds: list[tuple[torch.Tensor, torch.Tensor]] = []
         keras_weights.lock_trainable(model)
+
+    def _take_update(self, spec: TrainingSpec, names: Collection[str]) -> None:
+        """Builds what the weights of these names are trained by."""
+        self._spec = spec
+        self.trainable = {name: self._tensors[name] for name in self.trainable if name in names}
+        self.frozen = {n: each for n, each in self._tensors.items() if n not in self.trainable}
+        self._variables = [self._by_name[name] for name in self.trainable]
+        self._non_trainable = [self._by_name[name] for name in self.frozen]
+        self._updated_variables = self._variables
+        self._updated_names = list(self.trainable)
+        self._unsharded_slots: set[str] = set()
+        self._remote_slots: set[str] = set()
+        self._global_clipnorm: float | None = None
+        self._build_optimizer()
+        self.losses: dict[Phase, Losses] = {}
+        self.training = self._graph_cache(spec, training=True)
+        self.evaluation = self._graph_cache(spec, training=False)
+        self.loss_module = LossModule(self.model, self.training, self._tensors.values())
+
+    def for_update(self, spec: TrainingSpec, names: Collection[str]) -> Self:
+        trainer = copy.copy(self)
+        trainer._take_update(spec, names)
+        return trainer
 
     def _build_optimizer(self, name: str | None = None) -> None:
         """Builds the optimizer of the variables that this replica updates."""

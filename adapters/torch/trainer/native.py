@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Sequence
+import copy
+from collections.abc import Callable, Collection, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import nn
@@ -63,6 +64,13 @@ class NativeTrainer(ReplicaTrainer):
     """Whether `apply` was called."""
 
     def __init__(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
+        self._take_model(spec, model, device)
+        self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
+        if not spec.updates:
+            self._take_update(spec, self.trainable)
+
+    def _take_model(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
+        """Prepares the model for training."""
         require_initialized(model)
         self.model = model.to(device)
         if spec.precision == "float64":
@@ -70,12 +78,8 @@ class NativeTrainer(ReplicaTrainer):
         self._spec = spec
         self._device = device
         self._autocast_dtype = _AUTOCAST_DTYPES.get(spec.precision)
-        self._clip = spec.clip
         self._evaluation_modules = EvaluationModules(model, spec.is_frozen)
         recompute(model, spec)
-        self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
-        frozen = {n: p for n, p in model.named_parameters() if not p.requires_grad}
-        self.frozen = frozen | dict(model.named_buffers())
         self.aliases = tied_names(model)
         constant_buffers = set(map(id, self._evaluation_modules.buffers))
         updated_buffers = {
@@ -90,27 +94,43 @@ class NativeTrainer(ReplicaTrainer):
             {name: each for name, each in updated_buffers.items() if not is_statistic(name)}
         )
         self.self_updating = list(model.buffers())
-        self._initially_frozen = list(frozen.values())
-        self._build_optimizer(self.trainable)
-        self._scales_loss = spec.loss_scaling is not None
-        scaling = spec.loss_scaling or LossScale()
-        self._scaler = torch.amp.GradScaler(
-            device.type,
-            init_scale=scaling.initial,
-            growth_interval=scaling.growth_steps,
-            enabled=self._scales_loss,
-        )
-        self._loss = None if spec.loss is None else TotalLoss(spec)
-        callable_model = _maybe_compiled(model, spec)
-        call = model_call(spec, "torch", callable_model)
-        self._forward = self.with_autocast(call)
-        self._compute = self.with_autocast(loss_computer(spec, callable_model, call, self._loss))
-        self.loss_module = LossModule(model, self._compute)
+        self._callable_model = _maybe_compiled(model, spec)
+        self._call = model_call(spec, "torch", self._callable_model)
+        self._forward = self.with_autocast(self._call)
         self._without_gradients = WithoutGradients()
         self._generators = generators_of(self.model)
         self._initial_seeds = [generator.initial_seed() for generator in self._generators.values()]
         self._evaluation_modules.set_train_mode()
         self.carry = Carry(dict(model.named_modules()), {}, device)
+
+    def _take_update(self, spec: TrainingSpec, trainable: dict[str, torch.Tensor]) -> None:
+        """Builds what the weights to train, tensors by name, any shapes, are trained by."""
+        self._spec = spec
+        self._clip = spec.clip
+        self.trainable = trainable
+        parameters = self.model.named_parameters()
+        frozen = {name: each for name, each in parameters if name not in trainable}
+        self.frozen = frozen | dict(self.model.named_buffers())
+        self._initially_frozen = list(frozen.values())
+        self._build_optimizer(self.trainable)
+        self._scales_loss = spec.loss_scaling is not None
+        scaling = spec.loss_scaling or LossScale()
+        self._scaler = torch.amp.GradScaler(
+            self._device.type,
+            init_scale=scaling.initial,
+            growth_interval=scaling.growth_steps,
+            enabled=self._scales_loss,
+        )
+        self._loss = None if spec.loss is None else TotalLoss(spec)
+        self._compute = self.with_autocast(
+            loss_computer(spec, self._callable_model, self._call, self._loss)
+        )
+        self.loss_module = LossModule(self.model, self._compute)
+
+    def for_update(self, spec: TrainingSpec, names: Collection[str]) -> Self:
+        trainer = copy.copy(self)
+        trainer._take_update(spec, {n: p for n, p in self.trainable.items() if n in names})
+        return trainer
 
     def _build_optimizer(self, weights: dict[str, torch.Tensor]) -> None:
         """Builds the optimizer of some weights, or of their shards, by name; any shapes."""

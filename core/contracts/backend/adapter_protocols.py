@@ -91,9 +91,32 @@ class FullyShardedBackend(Protocol):
         """
 
 
+@runtime_checkable
+class NamedUpdatesBackend(Protocol):
+    """Adapter with runs of several named updates, in which each replica holds all weights."""
+
+    def start_updates(
+        self, spec: TrainingSpec, backend_config: BackendConfig, context: ProcessContext
+    ) -> Mapping[str, ReplicaGroup]:
+        """Starts a process of a run with named updates. Collective.
+
+        Args:
+            spec: Training spec with `updates`.
+            backend_config: Backend settings that the plan resolved.
+            context: Process context of this process.
+
+        Returns:
+            For each update, in the order of the spec, a replica group over the same model. Its spec is
+            `spec.for_update(name)`; its trainable weights are those that `weights` of the update matches,
+            and only they are changed by its steps; all others count as non-trainable. Closing the first
+            group leaves the process group; it is closed last.
+        """
+
+
 BACKEND_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     ParameterServerBackend: frozenset({Capability.PARAMETER_SERVER_STEP}),
     PipelineBackend: frozenset({Capability.PIPELINE_STEP}),
     FullyShardedBackend: frozenset({Capability.UNSHARD_WEIGHTS}),
+    NamedUpdatesBackend: frozenset(),
 }
 """Protocol to the capabilities that an adapter declares with it."""

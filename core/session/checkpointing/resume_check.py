@@ -158,12 +158,19 @@ def _breaks(
     name: str, old: Any, new: Any, before: Mapping[str, Any], now: Mapping[str, Any]
 ) -> bool:
     """Whether a difference means that the checkpoint belongs to a different run."""
-    field = name.partition(".")[0]
+    field, *rest = name.split(".")
+    if field == "updates":
+        old_updates, new_updates = (spec.get(field) or {} for spec in (before, now))
+        if old_updates.keys() != new_updates.keys() or rest[1] == "weights":
+            return True
+        before, now = old_updates[rest[0]], new_updates[rest[0]]
+        field = rest[1]
     if field in _REFERENCES and import_strings.may_be_same(old, new):
         return False  # the same function elsewhere: the project was moved, a script became a module
     if field == "optimizer":  # its rate and other numbers may change, its kinds of state may not
         kinds = ("name", "custom")
-        return any(before[field].get(kind) != now[field].get(kind) for kind in kinds)
+        old, new = before[field] or {}, now[field] or {}
+        return any(old.get(kind) != new.get(kind) for kind in kinds)
     return field in _MUST_MATCH or name in ("global_batch_size", "samples")
 
 

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from isotrain.core.contracts.backend.adapter_protocols import NamedUpdatesBackend
 from isotrain.core.contracts.backend.group_protocols import GROUP_PROTOCOLS
-from isotrain.core.contracts.backend.protocol_checks import require_protocols
+from isotrain.core.contracts.backend.protocol_checks import require, require_protocols
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.device_mesh import STAGE
 from isotrain.core.contracts.plan import Plan
@@ -19,6 +20,7 @@ from isotrain.core.planning.model_stats import ModelStats, complete_plan
 from isotrain.core.plugins.resolved_spec import ResolvedSpec
 from isotrain.core.session.training.consensus import require_same_data
 from isotrain.core.session.training.dataloaders import DataLoaders, load_data
+from isotrain.core.session.training.named_updates import NamedUpdatesGroup
 from isotrain.core.session.weights.initial_weights import LoadReport, load_initial_weights
 from isotrain.core.session.weights.weights_file import require_storable
 from isotrain.core.spec.optimizer_groups import group_notes
@@ -116,17 +118,23 @@ def open_group(
     layout = resolved_spec.strategy.parallel_layout.for_replicas(plan.replicas)
     spec, config = resolved_spec.spec_with_model, plan.backend_config
     try:
-        group = layout.open(adapter, spec, config, context, server_connection)
+        if spec.updates:
+            groups = dict(
+                require(adapter, NamedUpdatesBackend).start_updates(spec, config, context)
+            )
+        else:
+            groups = {"": layout.open(adapter, spec, config, context, server_connection)}
     except PluginError as error:
         error.args = (f"backend {plan.backend!r}: {error}",)
         raise
-    require_protocols(
-        group,
-        GROUP_PROTOCOLS,
-        adapter.capabilities_for(layout.name).has,
-        f"backend {plan.backend!r} with groups {type(group).__name__} of layout {layout.name!r}",
-    )
-    return group
+    for group in groups.values():
+        require_protocols(
+            group,
+            GROUP_PROTOCOLS,
+            adapter.capabilities_for(layout.name).has,
+            f"backend {plan.backend!r} with groups {type(group).__name__} of layout {layout.name!r}",
+        )
+    return NamedUpdatesGroup(groups) if spec.updates else groups[""]
 
 
 def _model_stats(
@@ -157,8 +165,10 @@ def model_bytes(spec: TrainingSpec, group: ReplicaGroup) -> ModelBytes:
     non_trainable = group.describe_state(("non-trainable",)).values()
     weights = tuple(info.full_nbytes for info in trainable)
     created = sum(info.full_nbytes for info in group.describe_state(("optimizer",)).values())
-    is_custom = isinstance(spec.optimizer, CustomOptimizer)
-    slots = round(created / max(1, sum(weights))) if is_custom else len(spec.optimizer.slots)
+    optimizers = [each.optimizer for each in spec.update_specs.values()]
+    is_custom = any(isinstance(each, CustomOptimizer) for each in optimizers)
+    named_slots = max(len(each.slots) for each in optimizers)
+    slots = round(created / max(1, sum(weights))) if is_custom else named_slots
     return ModelBytes(weights, sum(info.full_nbytes for info in non_trainable), slots)
 
 
@@ -170,7 +180,9 @@ def setup_notes(
 ) -> list[str]:
     """Plan notes on initial weights, data, learning rates and the model's execution. Local."""
     notes = [] if initial_weights is None else initial_weights.notes()
-    notes += group_notes(spec.optimizer, list(group.describe_state(("trainable",))))
+    for name, each in spec.update_specs.items():
+        trainable = group.updates.get(name, group).describe_state(("trainable",))
+        notes += group_notes(each.optimizer, list(trainable))
     notes += loaders.notes()
     notes += [] if group.optimizer_lr_schedule() is None else [_OWN_SCHEDULE_NOTE]
     notes += [] if group.optimizer_rates() is None else [_OWN_SCHEDULER_NOTE]

@@ -53,7 +53,9 @@ class LossCheck:
         spec, plan = session_context.spec, session_context.plan
         self._group, self._strategy = session_context.group, session_context.strategy
         self._reporter = reporter
-        self._is_mean = is_known_mean(spec, plan.framework)
+        self._is_mean = all(
+            is_known_mean(each, plan.framework) for each in spec.update_specs.values()
+        )
         self._tolerance = _TOLERANCES.get(spec.precision, _LOW_PRECISION_TOLERANCE)
         is_divided = plan.replicas > 1 or spec.gradient_accumulation_steps > 1
         self.is_due = is_divided and not self._is_mean and not spec.silences(LOSS)

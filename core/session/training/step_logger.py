@@ -50,6 +50,7 @@ class StepLogger:
         self._stopwatch = stopwatch
         self._total = total_steps
         self._first = 0
+        self._may_continue = False
         self._losses: list[Tensor] = []
         self._sizes: list[int] = []
         self._epoch_sum = 0.0
@@ -80,10 +81,25 @@ class StepLogger:
         reports = reporter.rank == 0 and (reporter.has_listener or spec.on_nan != "ignore")
         return cls(reporter, stopwatch, total_steps, nan_guard, is_silent=not reports)
 
-    def add(self, batch: Batch, loss: Tensor, learning_rate: float) -> None:
-        """Records a step, whose mean loss, a scalar tensor, may not be computed yet."""
+    def add(
+        self, batch: Batch, loss: Tensor, learning_rate: float, *, may_continue: bool = False
+    ) -> None:
+        """Records a step, whose mean loss, a scalar tensor, may not be computed yet.
+
+        Args:
+            batch: Batch of the step.
+            loss: Mean loss of the step. If the last call was of the same step and may be continued, the
+                record has the sum of both.
+            learning_rate: Learning rate of the step.
+            may_continue: Whether a later call may be of the same step: its record is sent after the next.
+        """
         if self.is_silent:
             return
+        if self._may_continue and batch.step == self._first + len(self._losses) - 1:
+            if self._losses:
+                self._losses[-1] = self._losses[-1] + loss
+            return
+        self._may_continue = may_continue
         if batch.step != self._first + len(self._losses):  # after a seek
             self.flush()
             self._first = batch.step
@@ -165,8 +181,9 @@ class StepLogger:
 
     def _ready_count(self) -> int:
         """Number of steps that can be reported without waiting for a loss."""
-        late = (i for i, loss in enumerate(self._losses) if not _is_ready(loss))
-        return next(late, len(self._losses))
+        count = len(self._losses) - self._may_continue
+        late = (i for i, loss in enumerate(self._losses[:count]) if not _is_ready(loss))
+        return next(late, count)
 
     def _report_steps(self, count: int) -> None:
         self._steps_due = time.monotonic() + STEPS_SECONDS

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
+import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -13,7 +15,13 @@ from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
 from isotrain.core.data.batch import Batch
 from isotrain.core.data.map_style import BatchIndexed, MapStyle
 from isotrain.core.data.refusals import LOSS, RefusedError
-from isotrain.core.errors import DataError, IsotrainError, SpecError, UnsupportedError
+from isotrain.core.errors import (
+    DataError,
+    IsotrainError,
+    SpecError,
+    UnsupportedError,
+    unknown_name,
+)
 from isotrain.core.planning.single_sample_slices import (
     batches_with_single_sample,
     single_sample_refusal,
@@ -35,7 +43,10 @@ from isotrain.core.spec.training_spec import TrainingSpec
 
 def needs_targets(spec: TrainingSpec, framework: str) -> bool:
     """Whether a loss for the framework is a built-in one, which needs targets; custom losses may not."""
-    return any(not loss.is_reference for loss in spec.losses(framework).values())
+    losses = (
+        loss for each in spec.update_specs.values() for loss in each.losses(framework).values()
+    )
+    return any(not loss.is_reference for loss in losses)
 
 
 def missing_targets_error(source: Any, inputs: Any) -> DataError:
@@ -58,7 +69,8 @@ class TrainLoop:
 
     Attributes:
         trainer_state: Step counters, learning-rate factor and last loss.
-        rates: Learning rates of the spec, without what the session changed: `trainer_state.rate`.
+        rates: Learning rates of the spec, without what the session changed: `trainer_state.rate`; those of
+            the first update of several.
         loss_check: Compares the loss of a batch with the mean over its parts.
         step_logger: Reports the steps of rank 0 to the launcher.
         average: Average of the weights, by `ema` or `swa` of the spec.
@@ -84,21 +96,37 @@ class TrainLoop:
         )
         self.trainer_state = TrainerState(loader.steps_per_epoch, loader.total_steps)
         self.average = WeightAverage(session_context.spec.weight_average, self.trainer_state)
-        self.rates = LearningRates(
-            session_context.spec,
-            session_context.group.optimizer_lr_schedule(),
-            global_batch_size=session_context.plan.global_batch_size,
-            steps_per_epoch=loader.steps_per_epoch,
-            total_steps=loader.total_steps,
-        )
         self._custom_batches = BatchBuilder(session_context, self.trainer_state)
-        self._group = session_context.group
-        self._gradients = GlobalGradients(
-            session_context.spec, self._strategy, session_context.plan.framework
-        )
-        self._is_custom_optimizer = isinstance(session_context.spec.optimizer, CustomOptimizer)
-        self._require_one_source_of_rates(session_context.spec)
+        self._group = group = session_context.group
+        self._updates = session_context.spec.updates or {}
+        self._rates = {
+            name: LearningRates(
+                each,
+                group.updates.get(name, group).optimizer_lr_schedule(),
+                global_batch_size=session_context.plan.global_batch_size,
+                steps_per_epoch=loader.steps_per_epoch,
+                total_steps=loader.total_steps,
+            )
+            for name, each in session_context.spec.update_specs.items()
+        }
+        self.rates = next(iter(self._rates.values()))
+        self._custom_optimizers = [
+            name
+            for name, each in session_context.spec.update_specs.items()
+            if isinstance(each.optimizer, CustomOptimizer)
+        ]
+        for name, each in session_context.spec.update_specs.items():
+            self._require_one_source_of_rates(name, each)
+        self._gradients = {
+            name: GlobalGradients(each, self._strategy, session_context.plan.framework)
+            for name, each in session_context.spec.update_specs.items()
+        }
         self._finalize_weights = session_context.group.weight_finalizer()
+        if any(each.weight_finalizer() for each in group.updates.values()):
+            raise SpecError(
+                "optimizer.custom: use_ema: weights that several updates train have no average of their own."
+                " Leave it out."
+            )
         if self._finalize_weights and self._strategy.keeps_replicas_equal != "always":
             raise SpecError(
                 f"optimizer.custom: use_ema: under strategy {self._strategy.name} each replica trains weights"
@@ -108,27 +136,31 @@ class TrainLoop:
         self.loss_check = LossCheck(session_context, reporter)
         self.step_logger = StepLogger.of(session_context, reporter, stopwatch, loader.total_steps)
 
-    def _require_one_source_of_rates(self, spec: TrainingSpec) -> None:
+    def _require_one_source_of_rates(self, update: str, spec: TrainingSpec) -> None:
         """Refuses a schedule or scaling in the spec beside the optimizer's own learning-rate scheduler.
 
         Raises:
             SpecError: The spec has one.
         """
-        is_constant = spec.schedule == ConstantSchedule() and self.rates.peak == spec.optimizer.lr
-        if not is_constant and self._group.optimizer_rates() is not None:
+        peak = self._rates[update].peak
+        is_constant = spec.schedule == ConstantSchedule() and peak == spec.optimizer.lr
+        group = self._group.updates.get(update, self._group)
+        if not is_constant and group.optimizer_rates() is not None:
             raise SpecError(
                 "optimizer.custom: its learning-rate scheduler sets the rates, and so do schedule and"
                 " scaling. Leave one of the two out."
             )
 
-    def _scheduled_rate(self, step: int) -> float:
+    def _scheduled_rate(self, step: int, update: str = "") -> float:
         """Learning rate by spec and session; `step` counts from 0 over the whole run."""
-        return self.trainer_state.rate(self.rates(step))
+        return self.trainer_state.rate(self._rates[update](step))
 
-    def learning_rate(self, step: int) -> float:
+    def learning_rate(self, step: int, update: str | None = None) -> float:
         """Learning rate of a step, by the spec or by the optimizer, as `Session.learning_rate`. Local."""
-        if (optimizer_rates := self._group.optimizer_rates()) is None:
-            return self._scheduled_rate(step)
+        name = self._require_one_update(update, "learning_rate")
+        group = self._group.updates.get(name, self._group)
+        if (optimizer_rates := group.optimizer_rates()) is None:
+            return self._scheduled_rate(step, name)
         steps_done = self.trainer_state.steps_done
         rates = dict(zip((steps_done - 1, steps_done), optimizer_rates, strict=True))
         if step not in rates:
@@ -228,24 +260,60 @@ class TrainLoop:
         if single and (layer := group.refuses_single_sample(batch)):
             raise DataError(f"data: {single_sample_refusal(layer, self._plan, single)}")
 
-    def step(self, group: ReplicaGroup, batch: Batch) -> Tensor:
+    def _require_one_update(self, update: str | None, call: str) -> str:
+        """The name of the update that a call is about; empty without updates.
+
+        Raises:
+            IsotrainError: The spec has updates and none is named, or none of that name.
+        """
+        if update is None and self._updates:
+            raise IsotrainError(
+                f"{call}: expected the name of an update ({', '.join(self._updates)}), received none."
+            )
+        if update is not None and update not in self._updates:
+            raise IsotrainError(unknown_name("update", update, self._updates))
+        return update or ""
+
+    def _due_updates(self, batch: Batch, update: str | None) -> list[str]:
+        """Names of the updates to do with a batch: the requested one, or those that are due.
+
+        Raises:
+            IsotrainError: None is due, or the spec has no update of that name.
+        """
+        if update is not None:
+            return [self._require_one_update(update, "step")]
+        if not self._updates:
+            return [""]
+        due = [n for n, each in self._updates.items() if each.is_due(batch.step, batch.epoch)]
+        if not due:
+            raise IsotrainError(
+                f"updates: none is due in step {batch.step} of epoch {batch.epoch}, by their `every` and"
+                " `from_epoch`. Let one be due in every step."
+            )
+        return due
+
+    def step(self, group: ReplicaGroup, batch: Batch, update: str | None = None) -> Tensor:
         """Takes one training step; returns the mean loss of the global batch, a scalar tensor."""
 
-        def update(rate: float) -> Tensor:
-            if not self._gradients.are_transformed:
-                return self._strategy.step(group, batch, rate)
-            gradients, loss = self._gradients.of(group, batch)
-            self._gradients.apply(group, gradients, rate)
+        def take(name: str, rate: float) -> Tensor:
+            each, gradients = group.updates.get(name, group), self._gradients[name]
+            if not gradients.are_transformed:
+                return self._strategy.step(each, batch, rate)
+            means, loss = gradients.of(each, batch)
+            gradients.apply(each, means, rate)
             return loss
 
-        return self._take_step(group, batch, update)
+        return self._take_step(group, batch, take, update)
 
-    def gradients(self, group: ReplicaGroup, batch: Batch) -> tuple[list[list[Tensor]], Tensor]:
+    def gradients(
+        self, group: ReplicaGroup, batch: Batch, update: str | None = None
+    ) -> tuple[list[list[Tensor]], Tensor]:
         """Mean gradients over the global batch, and its loss, as `Session.gradients`."""
         self.trainer_state.require_training_weights("gradients")
+        name = self._require_one_update(update, "gradients")
         self._reporter.step = batch.step
         with self._reporter.doing("gradients"):
-            return self._gradients.of(group, batch)
+            return self._gradients[name].of(group.updates.get(name, group), batch)
 
     def apply_gradients(
         self,
@@ -253,40 +321,65 @@ class TrainLoop:
         batch: Batch,
         gradients: Sequence[Sequence[Tensor]],
         loss: Tensor,
+        update: str | None = None,
     ) -> None:
         """Takes a step with mean gradients and a loss to record, as `Session.apply_gradients`."""
+        self._require_one_update(update, "apply_gradients")
 
-        def update(rate: float) -> Tensor:
-            self._gradients.apply(group, gradients, rate)
+        def take(name: str, rate: float) -> Tensor:
+            self._gradients[name].apply(group.updates.get(name, group), gradients, rate)
             return loss
 
-        self._take_step(group, batch, update)
+        self._take_step(group, batch, take, update)
 
     def _take_step(
-        self, group: ReplicaGroup, batch: Batch, update: Callable[[float], Tensor]
+        self,
+        group: ReplicaGroup,
+        batch: Batch,
+        take: Callable[[str, float], Tensor],
+        update: str | None,
     ) -> Tensor:
-        """Takes a step by a function of the learning rate, which returns the mean loss, a scalar tensor."""
+        """Takes a step: one update, or all that are due; returns the mean loss, a scalar tensor.
+
+        Args:
+            group: The replica group.
+            batch: Batch of the step.
+            take: Does an update of a name (empty without updates) at a learning rate; returns its mean loss.
+            update: Name of the requested update; None: those that are due.
+        """
         reporter, trainer_state = self._reporter, self.trainer_state
         trainer_state.require_training_weights("step")
+        names = self._due_updates(batch, update)
+        continues = update is not None and trainer_state.steps_done == batch.step + 1
         reporter.step = batch.step
         reporter.enter("step")
-        rate = self._scheduled_rate(batch.step)
         trainer_state.is_finished = False
         self.average.begin_if_due(group, batch.step)
-        loss = update(rate)
-        trainer_state.last_loss = loss
+        rates = [self._scheduled_rate(batch.step, name) for name in names]
+        losses = [take(name, rate) for name, rate in zip(names, rates, strict=True)]
+        loss, rate = functools.reduce(operator.add, losses), rates[0]
+        before = trainer_state.last_loss if continues else None
+        trainer_state.last_loss = loss if before is None else before + loss
         trainer_state.steps_done, trainer_state.stream_state = batch.step + 1, batch.stream_state
         self.average.update(group, trainer_state.steps_done)
         is_done = trainer_state.is_done
         pause = batch.is_last_of_epoch or is_done
         if pause or trainer_state.steps_done == 1:
             group.synchronize_device()
-        self._stopwatch.step_done(batch.size, pause=pause)
+        if not continues:
+            self._stopwatch.step_done(batch.size, pause=pause)
         if is_done:
             self.finish(group)
-        if self._is_custom_optimizer and (used := group.optimizer_rates()) is not None:
+        if (
+            names[0] in self._custom_optimizers
+            and (used := group.updates.get(names[0], group).optimizer_rates()) is not None
+        ):
             rate = used[0]
-        self.step_logger.add(batch, loss, rate)
+        self.step_logger.add(batch, loss, rate, may_continue=update is not None)
+        if self._updates:
+            scalars = {f"{n}_loss": each for n, each in zip(names, losses, strict=True)}
+            scalars |= {f"{n}_learning_rate": each for n, each in zip(names, rates, strict=True)}
+            self.step_logger.log(batch.step, scalars)
         reporter.enter(BETWEEN_CALLS)
         return loss
 

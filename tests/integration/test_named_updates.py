@@ -1,0 +1,111 @@
+"""Named updates: several objectives and optimizers for parts of one model."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from integration import named_updates
+from integration.named_updates import native, portable, spec, train_plain
+
+import isotrain
+from isotrain.testing.consecutive_sessions import launched_in_turn
+
+MODELS = {"portable": portable, "native": {"torch": native}}
+
+
+def trained(session: isotrain.Session, name: str) -> dict[str, Any]:
+    """Weights after the updates that are due in each step, or after those that the loop names."""
+    for batch in session.batches():
+        if name.endswith("by name"):
+            session.step(batch, "critic")
+            if batch.step % 2:
+                session.step(batch, "generator")
+        else:
+            session.step(batch)
+    evaluated = {f"evaluated {name}": value for name, value in session.evaluate().items()}
+    rates = [session.learning_rate(0, update) for update in ("critic", "generator")]
+    return {**session.read_state(), **evaluated, "rates": rates}
+
+
+def by_hand(session: isotrain.Session, name: str) -> dict[str, Any]:
+    model = session.group.model
+    weights = (
+        {variable.path: variable.value for variable in model.trainable_variables}
+        if hasattr(model, "trainable_variables")
+        else dict(model.named_parameters())
+    )
+    batches = [(each.slices[0][0].inputs, each.slices[0][0].targets) for each in session.batches()]
+    for weight in weights.values():
+        weight.requires_grad_(True)
+    train_plain(model, weights, batches)
+    return dict(session.read_state(("trainable",)))
+
+
+@pytest.fixture(scope="module")
+def expected() -> dict[str, dict[str, np.ndarray]]:
+    (told,) = launched_in_turn({n: spec(m) for n, m in MODELS.items()}, by_hand, "torch-ddp", 1)
+    return told
+
+
+@pytest.mark.parametrize(
+    ("backend", "replicas"),
+    [
+        ("torch-ddp", 1),
+        ("torch-ddp", 2),
+        ("tf-mirrored", 2),
+        ("tf-multiworker", 2),
+        ("horovod-torch", 2),
+        ("horovod-tf", 2),
+    ],
+)
+def test_equals_the_plain_program(
+    backend: str, replicas: int, expected: dict[str, dict[str, np.ndarray]]
+) -> None:
+    specs = {f"{n}{by}": spec(m) for n, m in MODELS.items() for by in ("", ", by name")}
+    if "torch" not in backend:
+        specs = {name: each for name, each in specs.items() if name.startswith("portable")}
+    for told in launched_in_turn(specs, trained, backend, replicas):
+        for name, state in told.items():
+            for weight, array in expected[name.removesuffix(", by name")].items():
+                np.testing.assert_allclose(state[weight], array, rtol=0, atol=1e-12)
+            total = state["evaluated critic_loss"] + state["evaluated generator_loss"]
+            assert state["evaluated loss"] == pytest.approx(total, rel=1e-12)
+            assert state["rates"] == [0.0625, 0.125]
+
+
+def test_updates_are_recorded_and_resumed(tmp_path: Path) -> None:
+    fields = spec(MODELS["native"], checkpoint={"every_steps": 3})
+    whole = isotrain.run(fields, backend="torch-ddp", replicas=2, run_directory=tmp_path / "whole")
+    first = {**fields, "epochs": 1, "checkpoint": {"every_epochs": 1}}
+    isotrain.run(first, backend="torch-ddp", replicas=2, run_directory=tmp_path / "first")
+    resumed = isotrain.resume(tmp_path / "first", spec=fields)
+    for name, array in whole.weights.items():
+        assert np.array_equal(array, resumed.weights[name]), name
+    fields["updates"]["critic"]["weights"] = "*"
+    with pytest.raises(isotrain.IsotrainError, match=r"updates\.critic\.weights"):
+        isotrain.resume(tmp_path / "first", spec=fields)
+    scalars = whole.history.scalars
+    assert len(scalars["critic_loss"]) == 8
+    assert list(scalars["generator_loss"]) == [1, 3, 5, 7]
+
+
+def test_a_pattern_that_fits_no_weight_is_refused() -> None:
+    fields = spec(MODELS["native"])
+    fields["updates"]["critic"]["weights"] = "discriminator/*"
+    with pytest.raises(isotrain.IsotrainError, match=r"critic.weights: 'discriminator/\*' fits"):
+        isotrain.run(fields, backend="torch-ddp", replicas=1)
+
+
+def test_other_strategies_refuse_updates() -> None:
+    fields = spec(MODELS["native"], strategy="local-sgd")
+    with pytest.raises(isotrain.IsotrainError, match="Use strategy data-parallel"):
+        isotrain.plan(fields, backend="torch-ddp", replicas=2)
+
+
+def test_the_plan_names_the_updates() -> None:
+    plan = isotrain.plan(spec(named_updates.portable), backend="tf-mirrored", replicas=2)
+    assert "updates.critic: weights d/* by sgd" in plan.notes
+    assert "updates.generator: weights g/* by sgd, every 2 steps" in plan.notes
