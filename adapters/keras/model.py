@@ -39,6 +39,8 @@ from isotrain.adapters.keras.optimizers import (
     build_optimizer,
     loss_scale,
     loss_scale_variables,
+    momentum_option,
+    momentum_setter,
     use_groups,
     weight_finalizer,
 )
@@ -72,6 +74,8 @@ __all__ = [
     "resolve_for_framework",
     "sum_names",
     "update_metrics",
+    "momentum_option",
+    "momentum_setter",
     "use_groups",
     "weight_finalizer",
 ]

@@ -197,6 +197,24 @@ def use_groups(
     return option_groups
 
 
+def momentum_option(optimizer: keras.optimizers.Optimizer) -> str | None:
+    """Name of the optimizer's option that is its momentum; None without momentum."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    if getattr(inner, "momentum", 0):
+        return "momentum"
+    return "beta_1" if hasattr(inner, "beta_1") else None
+
+
+def momentum_setter(
+    optimizer: keras.optimizers.Optimizer, spec: TrainingSpec
+) -> Callable[[float], None] | None:
+    """Function that sets the momentum of later updates, which are not traced; None without momentum."""
+    inner = getattr(optimizer, "inner_optimizer", optimizer)
+    option = momentum_option(optimizer)
+    number = _number(spec)
+    return None if option is None else lambda momentum: setattr(inner, option, number(momentum))
+
+
 def loss_scale_variables(optimizer: keras.optimizers.Optimizer) -> dict[str, Any]:
     """The loss scale's variables by their state names; empty without a loss scale, or before it is built."""
     if not isinstance(optimizer, keras.optimizers.LossScaleOptimizer) or not optimizer.built:

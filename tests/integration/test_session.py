@@ -149,6 +149,14 @@ def test_a_loop_sets_the_rate_and_returns_to_the_schedule() -> None:
         assert session.learning_rate(3) == 0.0625 / 8
 
 
+def test_a_momentum_that_cannot_change_is_refused() -> None:
+    schedule = {"name": "one-cycle", "momentum_range": [0.75, 0.875]}
+    with pytest.raises(
+        isotrain.UnsupportedError, match=r"one-cycle changes the momentum.*reference"
+    ):
+        isotrain.open_session(spec(schedule=schedule), backend="reference")
+
+
 def test_steps_at_rate_0_change_no_weights() -> None:
     with isotrain.open_session(spec(schedule=lambda step: step), backend="reference") as session:
         before = session.read_state(("trainable",))

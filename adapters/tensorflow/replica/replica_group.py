@@ -139,6 +139,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
     def optimizer_lr_schedule(self) -> Callable[[int], float] | None:
         return self._trainer.update.optimizer_lr_schedule
 
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        return self._trainer.update.momentum_setter()
+
     def weight_finalizer(self) -> Callable[[], None] | None:
         return self._trainer.update.weight_finalizer()
 

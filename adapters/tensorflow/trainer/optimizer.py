@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 import tensorflow as tf
 from keras import ops
 
@@ -43,6 +44,30 @@ def use_fused_sgd(optimizer: keras.optimizers.Optimizer) -> None:
         )
 
     optimizer.update_step = update
+
+
+class _Momentum:
+    """Momentum of a Keras optimizer that is a scalar variable: traced updates read its value.
+
+    Keras compares it with 0 while it traces, and subtracts it from 1.
+    """
+
+    def __init__(self, variable: tf.Variable) -> None:
+        self._variable = variable
+
+    def __tf_tensor__(self, dtype: Any = None, name: str | None = None) -> tf.Tensor:
+        return tf.convert_to_tensor(self._variable.read_value(), dtype)
+
+    def __ne__(self, other: object) -> bool:
+        return True
+
+    def __gt__(self, other: float) -> bool:
+        return True
+
+    def __rsub__(self, other: float) -> tf.Tensor:
+        return other - self._variable.read_value()
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 Gradients = list[tf.Tensor | None]
@@ -160,6 +185,18 @@ class WeightUpdate:
     def note_learning_rate(self, rate: float) -> None:
         """Writes the rate to the named state; not traced."""
         self._rate_variable.assign(rate)
+
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        """Function that sets the momentum of updates that are traced from now on; not traced."""
+        option = keras_model.momentum_option(self._optimizer)
+        if option is None:
+            return None
+        inner = getattr(self._optimizer, "inner_optimizer", self._optimizer)
+        number = np.float32(getattr(inner, option))  # as Keras' optimizers get it in float64 too
+        dtype = tf.float64 if self._spec.precision == "float64" else tf.float32
+        value = tf.Variable(number, dtype=dtype, trainable=False)
+        setattr(inner, option, _Momentum(value))
+        return lambda momentum: value.assign(np.float32(momentum))
 
     def apply(self, gradients: Gradients) -> None:
         """Clips and applies reduced gradients, of the weights' shapes and dtypes."""

@@ -1,8 +1,8 @@
-"""Learning rates of a torch optimizer's parameter groups, which a custom optimizer may set itself."""
+"""Learning rates and momentum of a torch optimizer's parameter groups."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -80,3 +80,20 @@ class ParamGroupRates:
         """Rate of the first group in the last update, and now; None if only `set` has set rates."""
         self._is_set_elsewhere = self._is_set_elsewhere or self._rates() != self._expected
         return (self._latest[0], self._rates()[0]) if self._is_set_elsewhere else None
+
+
+def momentum_setter(optimizer: torch.optim.Optimizer) -> Callable[[float], None] | None:
+    """Function that sets the momentum of all groups, or the first of their `betas`; None without any."""
+    groups = optimizer.param_groups
+
+    def set_momentum(momentum: float) -> None:
+        for group in groups:
+            group["momentum"] = momentum
+
+    def set_first_beta(momentum: float) -> None:
+        for group in groups:
+            group["betas"] = (momentum, *group["betas"][1:])
+
+    if all(group.get("momentum") for group in groups):
+        return set_momentum
+    return set_first_beta if all("betas" in group for group in groups) else None

@@ -164,6 +164,9 @@ class TorchReplicaGroup(ReplicaGroup):
     def optimizer_rates(self) -> tuple[float, float] | None:
         return self.trainer.optimizer_rates()
 
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        return self.trainer.momentum_setter()
+
     def weight_finalizer(self) -> Callable[[], None] | None:
         finalize = self.trainer.weight_finalizer()
         if finalize is None:

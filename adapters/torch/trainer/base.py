@@ -142,6 +142,10 @@ class ReplicaTrainer(ABC):
         """Learning rates of the last and the next update; None unless the optimizer sets its own."""
         return None
 
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        """Function that sets the optimizer's momentum for later updates; None if it has none."""
+        return None
+
     def weight_finalizer(self) -> Callable[[], None] | None:
         """The optimizer's end-of-training weight update (as an average of weights); None if it has none."""
         return None

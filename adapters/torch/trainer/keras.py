@@ -257,6 +257,9 @@ class KerasTrainer(ReplicaTrainer):
         if self.update is not None:
             self.update.rate = rate
 
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        return keras_model.momentum_setter(self.optimizer, self._spec)
+
     def apply(self, norm: torch.Tensor | None = None) -> None:
         with torch.no_grad():
             gradients = [parameter.grad for parameter in self.updated]

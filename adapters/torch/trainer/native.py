@@ -23,7 +23,7 @@ from isotrain.adapters.torch.loss.total import TotalLoss
 from isotrain.adapters.torch.metrics.base import Metric
 from isotrain.adapters.torch.metrics.registry import build_metrics
 from isotrain.adapters.torch.optim.fused_sgd import native_update
-from isotrain.adapters.torch.optim.group_rates import ParamGroupRates
+from isotrain.adapters.torch.optim.group_rates import ParamGroupRates, momentum_setter
 from isotrain.adapters.torch.optim.native import build_optimizer, clip_gradients
 from isotrain.adapters.torch.optim.state import NativeOptimizerState
 from isotrain.adapters.torch.trainer import export
@@ -294,6 +294,9 @@ class NativeTrainer(ReplicaTrainer):
 
     def optimizer_rates(self) -> tuple[float, float] | None:
         return self._rates.by_optimizer()
+
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        return momentum_setter(self.optimizer)
 
     def apply(self, norm: torch.Tensor | None = None) -> None:
         if not self._has_updated:

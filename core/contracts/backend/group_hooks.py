@@ -102,6 +102,14 @@ class GroupHooks:
         """
         return None
 
+    def momentum_setter(self) -> Callable[[float], None] | None:
+        """Function that sets the optimizer's momentum, or `beta_1`, for later updates. Local.
+
+        Returns:
+            Function of the momentum, from 0 to below 1; None if the optimizer's cannot change within a run.
+        """
+        return None
+
     def weight_finalizer(self) -> Callable[[], None] | None:
         """Function by which a custom optimizer changes the weights when training ends. Local.
 

@@ -67,6 +67,10 @@ class LearningRates:
                 " factor below 1, or fewer decays."
             )
 
+    def momentum(self, step: int) -> float | None:
+        """Momentum of a step; None for the optimizer's, which is the same in every step."""
+        return self._schedule.momentum(step, self._run)
+
     def __call__(self, step: int) -> float:
         """Returns the learning rate of a step, counted from 0 over the whole run."""
         if self._optimizer_schedule is not None:

@@ -121,6 +121,11 @@ class TrainLoop:
             name: GlobalGradients(each, self._strategy, session_context.plan.framework)
             for name, each in session_context.spec.update_specs.items()
         }
+        self._momentum_setters = {
+            name: self._momentum_setter(name, each, session_context.plan.backend)
+            for name, each in session_context.spec.update_specs.items()
+            if self._rates[name].momentum(0) is not None
+        }
         self._finalize_weights = session_context.group.weight_finalizer()
         if any(each.weight_finalizer() for each in group.updates.values()):
             raise SpecError(
@@ -150,6 +155,31 @@ class TrainLoop:
                 "optimizer.custom: its learning-rate scheduler sets the rates, and so do schedule and"
                 " scaling. Leave one of the two out."
             )
+
+    def _momentum_setter(
+        self, update: str, spec: TrainingSpec, backend: str
+    ) -> Callable[[float], None]:
+        """Function that sets the momentum of an update whose schedule changes it.
+
+        Raises:
+            SpecError: Groups of the optimizer have a momentum of their own.
+            UnsupportedError: The momentum of the optimizer cannot change within a run.
+        """
+        set_momentum = self._group.updates.get(update, self._group).momentum_setter()
+        groups = spec.optimizer.groups
+        if any({"momentum", "beta_1"} & group.options.keys() for group in groups):
+            raise SpecError(
+                "schedule: momentum_range sets the momentum of all weights, and optimizer.groups that of"
+                " some. Leave one of the two out."
+            )
+        if set_momentum is None:
+            raise UnsupportedError(
+                f"schedule: {spec.schedule.name} changes the momentum, and that of optimizer"
+                f" {spec.optimizer.name} cannot change within a run on {backend}: it"
+                " has none, or this kind of run applies gradients elsewhere. Leave momentum_range out, or"
+                " give the optimizer a momentum."
+            )
+        return set_momentum
 
     def _scheduled_rate(self, step: int, update: str = "") -> float:
         """Learning rate by spec and session; `step` counts from 0 over the whole run."""
@@ -355,6 +385,8 @@ class TrainLoop:
         reporter.enter("step")
         trainer_state.is_finished = False
         self.average.begin_if_due(group, batch.step)
+        for name in self._momentum_setters.keys() & {*names}:
+            self._momentum_setters[name](self._rates[name].momentum(batch.step) or 0.0)
         rates = [self._scheduled_rate(batch.step, name) for name in names]
         losses = [take(name, rate) for name, rate in zip(names, rates, strict=True)]
         loss, rate = functools.reduce(operator.add, losses), rates[0]

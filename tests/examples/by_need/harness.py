@@ -21,6 +21,7 @@ import pytest
 import isotrain
 from isotrain.core.spec import import_strings
 from isotrain.core.spec.loading import load_spec
+from isotrain.core.worker.fit import fit
 
 FOLDER = Path(__file__).resolve().parents[3] / "examples" / "by_need"
 BACKENDS = ("torch-ddp", "tf-mirrored", "tf-multiworker", "horovod-torch", "horovod-tf")
@@ -130,8 +131,7 @@ def _train(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
     if loop is not None:
         loop(session)
     else:
-        for batch in session.batches():
-            session.step(batch)
+        fit(session)
     return session.read_state(WEIGHTS)
 
 

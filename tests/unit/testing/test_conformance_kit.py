@@ -43,6 +43,7 @@ WITHOUT_CAPABILITY = {
         "collect_metrics",
         "traits",
         "plan_notes",
+        "momentum_setter",
         "optimizer_lr_schedule",
         "optimizer_rates",
         "weight_finalizer",
