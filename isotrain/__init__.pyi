@@ -17,6 +17,8 @@ from isotrain.core.api import run as run
 from isotrain.core.contracts.backend.adapter import Adapter as Adapter
 from isotrain.core.contracts.backend.capabilities import Capability as Capability
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup as ReplicaGroup
+from isotrain.core.contracts.backend.step_context import StepContext as StepContext
+from isotrain.core.contracts.backend.step_context import weighted as weighted
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment as ClusterEnvironment
 from isotrain.core.contracts.cluster_environment import ClusterInfo as ClusterInfo
 from isotrain.core.contracts.launcher import Launcher as Launcher

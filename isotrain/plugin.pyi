@@ -62,6 +62,9 @@ from isotrain.core.contracts.backend.replica import local_subgroup as local_subg
 from isotrain.core.contracts.backend.replica_group import AVERAGED as AVERAGED
 from isotrain.core.contracts.backend.replica_group import Phase as Phase
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup as ReplicaGroup
+from isotrain.core.contracts.backend.step_context import StepContext as StepContext
+from isotrain.core.contracts.backend.step_context import WeightedLosses as WeightedLosses
+from isotrain.core.contracts.backend.step_context import takes_step as takes_step
 from isotrain.core.contracts.cluster_environment import ClusterEnvironment as ClusterEnvironment
 from isotrain.core.contracts.cluster_environment import ClusterInfo as ClusterInfo
 from isotrain.core.contracts.cluster_environment import EnvReader as EnvReader

@@ -133,9 +133,9 @@ def require_predictions(metrics: Sequence[Any], predictions: Any) -> None:
     """Refuses metrics without predictions.
 
     Raises:
-        SpecError: There are metrics, and the objective returned no predictions.
+        SpecError: There are metrics that need them, and the objective returned no predictions.
     """
-    if metrics and predictions is None:
+    if predictions is None and any(getattr(each, "needs_predictions", True) for each in metrics):
         raise SpecError(
             "metrics: they need predictions, and the objective gave losses only. Let it return the"
             " pair (losses, predictions), or leave the metrics out."

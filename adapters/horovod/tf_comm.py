@@ -86,6 +86,10 @@ class HorovodCommunicator(Communicator):
                 results[index] = tf.cast(value, dtype)
         return results
 
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        """One Horovod all-reduce sum, any shape, with a name of its own. Collective."""
+        return self.all_reduce_within(tensor, [range(self.replicas)])
+
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """One Horovod all-gather along a new first axis: shape `[replicas, *tensor.shape]`. Collective."""
         row = tf.expand_dims(_sendable(tensor), 0)

@@ -12,6 +12,7 @@ import keras
 
 from isotrain.adapters.common import callables
 from isotrain.adapters.common import spec_components as choices
+from isotrain.adapters.common.objective import Objective, ObjectiveResult
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import private as keras_private
 from isotrain.adapters.keras.metrics import (
@@ -22,7 +23,7 @@ from isotrain.adapters.keras.metrics import (
     checking_shapes,
     is_keras_builtin,
 )
-from isotrain.plugin import Component, SpecError, TrainingSpec
+from isotrain.plugin import Component, SpecError, TrainingSpec, WeightedLosses
 
 
 class LossTerm(NamedTuple):
@@ -101,6 +102,24 @@ def loss_terms(losses: Losses, spec: TrainingSpec, outputs: OutputSelector) -> L
         ]
 
     return parts
+
+
+def objective_terms(objective: Objective, result: ObjectiveResult) -> list[LossTerm]:
+    """Terms of what an objective returned; those of named losses are kept as `objective.latest`."""
+    terms = [_objective_term(losses) for losses in result.losses.values()]
+    objective.latest = terms
+    return terms
+
+
+def _objective_term(losses: Any) -> LossTerm:
+    if not isinstance(losses, WeightedLosses):
+        return LossTerm(mean_over_samples(losses), None)
+    values = callables.require_tensor(losses.losses, "the loss or objective")
+    weights = keras.ops.cast(losses.weights, values.dtype)
+    weights = keras.ops.stop_gradient(keras.ops.broadcast_to(weights, keras.ops.shape(values)))
+    denominator = keras.ops.sum(weights)
+    divisor = keras.ops.where(denominator > 0, denominator, keras.ops.ones_like(denominator))
+    return LossTerm(keras.ops.sum(values * weights) / divisor, denominator)
 
 
 def _times(part: LossTerm, factor: float | None) -> LossTerm:

@@ -17,7 +17,8 @@ import keras
 import numpy as np
 
 from isotrain.adapters.common.model_call import model_call
-from isotrain.adapters.common.outputs import OutputSelector, objective_batch
+from isotrain.adapters.common.objective import Objective
+from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.common.spec_components import resolve_for_framework
 from isotrain.adapters.keras import losses as keras_losses
@@ -208,21 +209,20 @@ def _truncated_normal(
 
 
 class ObjectiveLayer(keras.layers.Layer):
-    """A layer that calls `objective(model, (inputs, targets))`, so that the model gets the `training` flag.
+    """A layer that calls the objective, so that the model gets the `training` flag.
 
-    Inside a layer's call, Keras passes the flag on to every layer called without one. Where the data have
-    sample weights, the objective gets `(inputs, targets, sample_weights)`.
+    Inside a layer's call, Keras passes the flag on to every layer called without one.
     """
 
-    def __init__(self, objective: Callable[..., Any], model: Any) -> None:
+    def __init__(self, objective: Objective, model: Any) -> None:
         super().__init__(autocast=False)
         self._objective = objective
         self.model = model
         self.built = True
 
     def call(self, inputs: Any, targets: Any = None, training: bool | None = None) -> Any:
-        """Returns the objective's result: losses (scalar or one per sample), or `(losses, predictions)`."""
-        return self._objective(self.model, objective_batch(inputs, targets))
+        """Returns what the objective returns: losses, or `(losses, predictions)`."""
+        return self._objective(self.model, inputs, targets, bool(training))
 
 
 class CallLayer(keras.layers.Layer):
@@ -270,6 +270,7 @@ def loss_computer(
     training: bool,
     *,
     with_denominators: bool = False,
+    objective: Objective | None = None,
 ) -> LossComputer:
     """Makes the function from `(inputs, targets)` to the loss and the predictions.
 
@@ -282,24 +283,24 @@ def loss_computer(
         training: The `training` flag of the model's calls.
         with_denominators: Whether to return the loss in the form of `keras_losses.means_and_denominators`
             instead of a scalar mean, so that a slice with fewer unmasked positions weighs less in the mean
-            over the global batch. Objectives always return a scalar mean.
+            over the global batch.
+        objective: The spec's objective with the step of the replica; None for a backend without steps.
     """
     layer_losses = LayerLosses(model)
-    if spec.objective is not None:
-        function = resolve_for_framework(spec.objective, framework, "objective")
-        layer = ObjectiveLayer(function, model)
-
-        def objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
-            result = layer(inputs, targets, training=training)
-            losses, predictions = result if isinstance(result, tuple) else (result, None)
-            return layer_losses.add_to_loss(mean_over_samples(losses)), predictions
-
-        return LossComputer(objective, [function], {})
-    losses = keras_losses.build_output_losses(spec, framework)
-    terms = keras_losses.loss_terms(losses, spec, OutputSelector.of_keras(model))
     reduce_terms = (
         keras_losses.means_and_denominators if with_denominators else keras_losses.sum_of_means
     )
+    if objective := objective or Objective.of(spec, framework):
+        layer = ObjectiveLayer(objective, model)
+
+        def compute_objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
+            result = objective.result(layer(inputs, targets, training=training))
+            terms = keras_losses.objective_terms(objective, result)
+            return reduce_terms(terms, layer_losses.add_to_loss), result.predictions
+
+        return LossComputer(compute_objective, [objective.function], {})
+    losses = keras_losses.build_output_losses(spec, framework)
+    terms = keras_losses.loss_terms(losses, spec, OutputSelector.of_keras(model))
     has_one_input = isinstance(model, keras.Sequential) and spec.call is None
     call = keras_call(spec, framework, model)
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from isotrain.core.data.streaming.stream_state import StreamState
@@ -45,6 +46,7 @@ class Batch:
         fingerprint: Checksum of the global batch, to compare between processes; only in the first batch
             that is read of each epoch of a stream.
         stream_state: A stream state from which reading can continue, if the stream has a state.
+        values: Scalars that the objective gets as `step.values`, by name; equal on all processes.
     """
 
     epoch: int
@@ -56,3 +58,4 @@ class Batch:
     slices: tuple[tuple[Slice, ...], ...]
     fingerprint: int | None = None
     stream_state: StreamState | None = None
+    values: Mapping[str, float] = field(default_factory=dict)

@@ -6,6 +6,7 @@ import contextlib
 import math
 import os
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any, Self
@@ -87,7 +88,9 @@ class Session:
         self._training = training = TrainLoop(session_context, reporter, self.stopwatch)
         self._trainer_state, self._step_logger = training.trainer_state, training.step_logger
         self._log = SessionLog(self.group, self._trainer_state, self._step_logger)
-        self._evaluation = Evaluator(session_context, reporter, training.average)
+        self._evaluation = Evaluator(
+            session_context, reporter, training.average, training.evaluation_values
+        )
         self._checkpoints = Checkpointer(
             session_context,
             self._trainer_state,
@@ -354,18 +357,28 @@ class Session:
         """
         self._trainer_state.seek(step)
 
-    def step(self, batch: Batch, update: str | None = None) -> Tensor:
+    def step(
+        self,
+        batch: Batch,
+        update: str | None = None,
+        *,
+        values: Mapping[str, float] | None = None,
+    ) -> Tensor:
         """Takes one training step with the spec's strategy.
 
         Args:
             batch: Batch to train on.
             update: Name of the one of the spec's `updates` to do; None: all that are due, in their order.
                 Several updates with one batch are one step: its record has the sum of their losses.
+            values: Scalars that the objective gets as `step.values`, besides those of the spec, by name; the
+                same on every process.
 
         Returns:
             The mean loss of the global batch: a scalar tensor of the framework, the same on every process.
             `float(loss)` waits for the number.
         """
+        if values:
+            batch = replace(batch, values={**batch.values, **values})
         return self._training.step(self.group, batch, update)
 
     def gradients(

@@ -54,6 +54,7 @@ from isotrain.core.spec.sections import (
     Timeouts,
     keeps_options,
 )
+from isotrain.core.spec.step_values import StepValue
 from isotrain.core.spec.validation import (
     ExpectedText,
     Problem,
@@ -218,8 +219,13 @@ class TrainingSpec(
     )
     objective: References | None = Field(
         default=None,
-        description="Callable (model, (inputs, targets)) -> one loss per sample, or their mean, or the "
-        "pair (losses, predictions); or a table {framework: callable}; instead of loss.",
+        description="Callable (model, (inputs, targets)) or (model, (inputs, targets), step) -> losses, or "
+        "the pair (losses, predictions); or a table {framework: callable}; instead of loss.",
+    )
+    values: dict[Text, StepValue] = Field(
+        default={},
+        description="Scalars that the objective gets as `step.values`: {name: number}, {name: {name: linear, "
+        "start: ..., end: ..., steps: ...}} or {name: callable of the step}.",
     )
     metrics: Metrics = Field(
         default=(),
@@ -358,6 +364,9 @@ class TrainingSpec(
         if fields.get("loss_weights") is not None and not isinstance(fields.get("loss"), Mapping):
             hint = "a single loss has no weight"
             yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
+        if fields.get("values") and fields.get("objective") is None:
+            hint = "a loss gets no values"
+            yield Problem("an objective with values", ("values",), fields["values"], hint)
         yield from exactly_one(fields, "global_batch_size", "local_batch_size")
         yield from exactly_one(fields, "epochs", "steps")
         if fields.get("data") is None:

@@ -37,6 +37,10 @@ class Communicator(ABC):
     def all_reduce(self, tensors: Sequence[tf.Tensor], op: ReduceOp) -> list[tf.Tensor]:
         """Reduces each tensor, any shape, over all replicas; small ones travel together. Collective."""
 
+    def sum(self, tensor: tf.Tensor) -> tf.Tensor:
+        """Sums a tensor over all replicas, any shape, one of several at a time. Collective."""
+        return self.all_reduce([tensor], "sum")[0]
+
     @abstractmethod
     def all_gather(self, tensor: tf.Tensor) -> tf.Tensor:
         """Stacks the tensors of all replicas: shape `[replicas, *shape]`. Collective."""

@@ -95,8 +95,11 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         self._trainer = trainer
         self._rate = -1.0
         self._rate_tensor = tf.constant(self._rate, self._rate_dtype)
+        trainer.step.connect(
+            self._communicator.replica_index, self.replicas, self._communicator.sum
+        )
         self._traced = TracedFunctions(
-            self.strategy, self._communicator, trainer.use_default_generator
+            self.strategy, self._communicator, trainer.use_default_generator, trainer.step
         )
         self._metrics = TracedMetrics(trainer, self._traced, self._totals)
         self._late_metric_state: list[tuple[dict[str, np.ndarray], int | None]] = []
@@ -202,9 +205,14 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         def replica(position: int) -> tf.Tensor:
             trainer, slice_weights = self._trainer, row(weights, position)
-            loss, gradients = trainer.contribution(
-                micro_batches[position], slice_weights, has_placeholders, self._total, local=True
-            )
+            with trainer.step.local():
+                loss, gradients = trainer.contribution(
+                    micro_batches[position],
+                    slice_weights,
+                    has_placeholders,
+                    self._total,
+                    local=True,
+                )
             if slice_weights is not None and has_placeholders:
                 trainer.update.apply_unless(tf.equal(tf.reduce_sum(slice_weights), 0), gradients)
             else:
@@ -417,6 +425,9 @@ class TensorFlowReplicaGroup(ReplicaGroup):
 
         self._traced.only_trace(trace, batch)
         return [OWN_DENOMINATOR] if any(has_denominators) else []
+
+    def objective_communicates(self) -> bool:
+        return self._trainer.step.communicates
 
     def reseed(self, replica: int, step: int) -> None:
         self._trainer.reseed(replica, step, self.local_replicas[0])

@@ -17,6 +17,7 @@ from isotrain.adapters.tensorflow.base.keras_trace_overrides import (
 )
 from isotrain.adapters.tensorflow.comm.base import Communicator
 from isotrain.adapters.tensorflow.trainer.base import MicroBatch, ReplicaTrainer
+from isotrain.adapters.tensorflow.trainer.step_context import TensorFlowStepContext
 from isotrain.plugin import Batch, Phase, Weighted
 
 MicroBatches = tuple[tuple[MicroBatch, ...], ...]
@@ -36,6 +37,7 @@ class TracedFunctions:
         strategy: tf.distribute.Strategy,
         communicator: Communicator,
         use_default_generator: Callable[[], None],
+        step: TensorFlowStepContext,
     ) -> None:
         """Traces nothing yet.
 
@@ -43,7 +45,9 @@ class TracedFunctions:
             strategy: Strategy of the local replicas.
             communicator: Communicator with all other replicas.
             use_default_generator: Called in each thread where a replica is traced; see `ReplicaTrainer`.
+            step: Step context that gets the values of batches.
         """
+        self._step = step
         self._strategy = strategy
         self._communicator = communicator
         self._use_default_generator = use_default_generator
@@ -63,16 +67,18 @@ class TracedFunctions:
         It is traced anew where weights are needed, and where a micro-batch may be a placeholder. It gets
         a flat list of tensors: nested arguments cost 100 microseconds more in each call.
         """
+        values = self._values(batch)
         if batch.even and len(batch.slices[0]) == 1:
-            function = self._cached(name, lambda: _flat(trace, False, batch, has_weights=False))
-            return function(*_leaves(batch), *tensors)
+            key: Any = (name, *batch.values) if values else name
+            function = self._cached(key, lambda: self._flat(trace, False, batch, has_weights=False))
+            return function(*_leaves(batch), *tensors, *values)
         weights = tuple(
             [tuple([micro_batch.weight for micro_batch in slices]) for slices in batch.slices]
         )
         has_placeholders = any(0.0 in slice_weights for slice_weights in weights)
-        key = (name, len(weights[0]), has_placeholders)
-        function = self._cached(key, lambda: _flat(trace, has_placeholders, batch))
-        return function(*_leaves(batch), self._tensor_of(weights), *tensors)
+        key = (name, len(weights[0]), has_placeholders, *batch.values)
+        function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch))
+        return function(*_leaves(batch), self._tensor_of(weights), *tensors, *values)
 
     def on_counts(self, trace: Callable[..., Any], batch: Batch) -> None:
         """Calls the traced form of `trace(has_placeholders, micro_batches, counts)` on a batch."""
@@ -81,16 +87,49 @@ class TracedFunctions:
         )
         has_placeholders = any(0 in slice_counts for slice_counts in counts)
         is_weighted = isinstance(batch.slices[0][0].targets, Weighted)
-        key = ("evaluate", len(counts[0]), has_placeholders, is_weighted)
-        function = self._cached(key, lambda: _flat(trace, has_placeholders, batch))
-        function(*_leaves(batch), self._tensor_of(counts))
+        key = ("evaluate", len(counts[0]), has_placeholders, is_weighted, *batch.values)
+        function = self._cached(key, lambda: self._flat(trace, has_placeholders, batch))
+        function(*_leaves(batch), self._tensor_of(counts), *self._values(batch))
+
+    def _values(self, batch: Batch) -> list[tf.Tensor]:
+        """The values of a batch, scalars."""
+        return [tf.constant(value, self._step.dtype) for value in batch.values.values()]
 
     def only_trace(
         self, trace: Callable[[bool, MicroBatches, Weights], None], batch: Batch
     ) -> None:
         """Traces `trace(has_placeholders, micro_batches, weights)` for such batches; computes nothing."""
-        flat = _flat(trace, False, batch, has_weights=False)
-        tf.function(flat, autograph=False).get_concrete_function(*_leaves(batch))
+        flat = self._flat(trace, False, batch, has_weights=False)
+        tensors = [*_leaves(batch), *self._values(batch)]
+        tf.function(flat, autograph=False).get_concrete_function(*tensors)
+
+    def _flat(
+        self,
+        trace: Callable[..., Any],
+        has_placeholders: bool,
+        batch: Batch,
+        has_weights: bool = True,
+    ) -> Callable[..., Any]:
+        """Makes `trace(has_placeholders, micro_batches, ...)` take the flat tensors of batches like this one.
+
+        The last tensors are the values of the batch, which the step context gets.
+        """
+        micro_batches = tuple(
+            tuple((micro_batch.inputs, micro_batch.targets) for micro_batch in slices)
+            for slices in batch.slices
+        )
+        structure = tf.nest.map_structure(lambda leaf: 0, micro_batches)
+        count = len(tf.nest.flatten(structure))
+        names = tuple(batch.values)
+        without_weights = () if has_weights else (None,)
+
+        def flat(*tensors: tf.Tensor) -> Any:
+            end = len(tensors) - len(names)
+            self._step.values = dict(zip(names, tensors[end:], strict=True))
+            packed = tf.nest.pack_sequence_as(structure, tensors[:count])
+            return trace(has_placeholders, packed, *without_weights, *tensors[count:end])
+
+        return flat
 
     def function(self, key: Any, trace: Callable[..., Any]) -> Callable[..., Any]:
         """The traced form of `trace`; of several with the same key, the first."""
@@ -147,25 +186,6 @@ def _leaves(batch: Batch) -> list[tf.Tensor]:
                 else:
                     leaves.extend(tf.nest.flatten(part))
     return leaves
-
-
-def _flat(
-    trace: Callable[..., Any], has_placeholders: bool, batch: Batch, has_weights: bool = True
-) -> Callable[..., Any]:
-    """Makes `trace(has_placeholders, micro_batches, ...)` take the flat tensors of batches like this one."""
-    micro_batches = tuple(
-        tuple((micro_batch.inputs, micro_batch.targets) for micro_batch in slices)
-        for slices in batch.slices
-    )
-    structure = tf.nest.map_structure(lambda leaf: 0, micro_batches)
-    count = len(tf.nest.flatten(structure))
-    without_weights = () if has_weights else (None,)
-
-    def flat(*tensors: tf.Tensor) -> Any:
-        packed = tf.nest.pack_sequence_as(structure, tensors[:count])
-        return trace(has_placeholders, packed, *without_weights, *tensors[count:])
-
-    return flat
 
 
 def row(weights: Weights, position: int) -> Weights:

@@ -14,6 +14,7 @@ from typing import Any, Self
 import keras
 import tensorflow as tf
 
+from isotrain.adapters.common.objective import Objective
 from isotrain.adapters.common.outputs import as_plain_tree
 from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.keras import model as keras_model
@@ -32,6 +33,7 @@ from isotrain.adapters.tensorflow.trainer.loss_weighting import SliceWeights, To
 from isotrain.adapters.tensorflow.trainer.metrics import MetricCollection
 from isotrain.adapters.tensorflow.trainer.optimizer import Gradients, WeightUpdate
 from isotrain.adapters.tensorflow.trainer.state import NamedState, canonical_names, native, sums
+from isotrain.adapters.tensorflow.trainer.step_context import TensorFlowStepContext
 from isotrain.adapters.tensorflow.trainer.weights import (
     carried_variables,
     moving_statistics,
@@ -56,6 +58,8 @@ class ReplicaTrainer:
         losses: Losses of the steps, by phase and output; empty with an objective.
         metrics: Metrics of training and evaluation.
         update: Optimizer and its state.
+        step: Step context that objectives get.
+        objective: The spec's objective; None where it has a loss.
     """
 
     _is_update = False
@@ -131,8 +135,11 @@ class ReplicaTrainer:
         self._values = [native(variable) for variable in trainable]
         self.others = [native(variable) for variable in others]
         self.update = self._update_of(spec, trainable)
+        self.step = TensorFlowStepContext(spec, {})
+        self.objective = Objective.of(spec, "tensorflow", self.step)
         training, evaluation = (
-            loss_computer(spec, self.model, is_training) for is_training in (True, False)
+            loss_computer(spec, self.model, is_training, self.objective)
+            for is_training in (True, False)
         )
         self._compute: dict[bool, Compute] = {True: training, False: evaluation}
         if spec.compile:
@@ -143,7 +150,7 @@ class ReplicaTrainer:
             "train": training.losses,
             "evaluation": evaluation.losses,
         }
-        self.metrics = MetricCollection(spec, self.model, self.losses, scope)
+        self.metrics = MetricCollection(spec, self.model, self.losses, scope, self.objective)
 
     def _state_kinds(self) -> dict[StateKind, Callable[[], Mapping[str, Any]]]:
         """Variables by name of each kind of state besides weights."""
@@ -240,6 +247,7 @@ class ReplicaTrainer:
                 tf.control_dependencies(previous),
                 self.undo_placeholder(has_placeholders, weight, "train"),
             ):
+                self.step.set_slice(weight, has_placeholders)
                 weighted_loss, gradients = self._forward_and_backward(
                     micro_batch, slice_weights, index
                 )
@@ -251,10 +259,12 @@ class ReplicaTrainer:
 
     def has_own_denominator(self, micro_batch: MicroBatch) -> bool:
         """Whether the loss of such micro-batches is normalized by more than the number of targets."""
+        self.step.set_slice(None, False)
         return bool(self._compute[False](*micro_batch)[0].shape.rank)
 
     def make_metrics(self, micro_batch: MicroBatch) -> None:
         """Runs a forward pass, so that training metrics create the variables they create lazily."""
+        self.step.set_slice(None, False)
         self.metrics.update("train", micro_batch[1], self._compute[True](*micro_batch)[1])
 
     def _loss_denominators(self, micro_batch: MicroBatch) -> tf.Tensor:
@@ -419,6 +429,7 @@ class ReplicaTrainer:
         for index, micro_batch in enumerate(micro_batches):
             count = counts[index]
             with self.undo_placeholder(has_placeholders, count, "evaluation"):
+                self.step.set_slice(count, has_placeholders)
                 loss, predictions = self._compute[False](*micro_batch)
                 self.metrics.update("evaluation", micro_batch[1], predictions)
             self.metrics.add_loss(loss, count)

@@ -11,28 +11,30 @@ import keras
 import tensorflow as tf
 
 from isotrain.adapters.common.model_call import model_call
-from isotrain.adapters.common.outputs import OutputSelector, objective_batch
+from isotrain.adapters.common.objective import Objective
+from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import losses as keras_losses
 from isotrain.adapters.keras import model as keras_model
 from isotrain.adapters.keras.model import LossComputer
 from isotrain.plugin import TrainingSpec
 
 
-def loss_computer(spec: TrainingSpec, model: Any, training: bool) -> LossComputer:
+def loss_computer(
+    spec: TrainingSpec, model: Any, training: bool, objective: Objective | None
+) -> LossComputer:
     """Builds the function from (inputs, targets) to loss and predictions; see `means_and_denominators`."""
     if isinstance(model, keras.Layer):
         return keras_model.loss_computer(
-            spec, model, "tensorflow", training, with_denominators=True
+            spec, model, "tensorflow", training, with_denominators=True, objective=objective
         )
-    if spec.objective is not None:
-        objective = keras_model.resolve_for_framework(spec.objective, "tensorflow", "objective")
+    if objective is not None:
 
         def compute_objective(inputs: Any, targets: Any) -> tuple[Any, Any]:
-            result = objective(model, objective_batch(inputs, targets))
-            losses, predictions = result if isinstance(result, tuple) else (result, None)
-            return keras_model.mean_over_samples(losses), predictions
+            result = objective.result(objective(model, inputs, targets, training))
+            terms = keras_losses.objective_terms(objective, result)
+            return keras_losses.means_and_denominators(terms, tf.identity), result.predictions
 
-        return LossComputer(compute_objective, [objective], {})
+        return LossComputer(compute_objective, [objective.function], {})
     losses = keras_losses.build_output_losses(spec, "tensorflow")
     terms = keras_losses.loss_terms(losses, spec, OutputSelector())
     call = forward(spec, model, training)
@@ -65,7 +67,7 @@ def evaluated_rows(loss: tf.Tensor, count: tf.Tensor, width: int) -> tf.Tensor:
     Args:
         loss: Loss of the micro-batch: a scalar, or means and denominators, shape `[2, 1 + losses]`.
         count: Number of samples, a float64 scalar; 0 for a placeholder.
-        width: 1 + the number of losses.
+        width: 1 + the largest number of losses with denominators.
 
     Returns:
         Float64, shape `[2, width]`.
@@ -76,4 +78,5 @@ def evaluated_rows(loss: tf.Tensor, count: tf.Tensor, width: int) -> tf.Tensor:
         return tf.pad(column, [[0, 0], [0, width - 1]])
     loss_denominators = loss64[1, 1:] * tf.cast(count > 0, tf.float64)
     denominators = tf.concat([count[tf.newaxis], loss_denominators], 0)
-    return tf.stack([tf.math.multiply_no_nan(loss64[0], denominators), denominators])
+    rows = tf.stack([tf.math.multiply_no_nan(loss64[0], denominators), denominators])
+    return tf.pad(rows, [[0, 0], [0, width - rows.shape[1]]])

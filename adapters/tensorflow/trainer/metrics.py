@@ -13,6 +13,7 @@ from typing import Any
 import keras
 import tensorflow as tf
 
+from isotrain.adapters.common.objective import MAX_LOSSES, Objective
 from isotrain.adapters.common.outputs import OutputSelector
 from isotrain.adapters.keras import losses as keras_losses
 from isotrain.adapters.keras import model as keras_model
@@ -20,7 +21,43 @@ from isotrain.adapters.keras.losses import Losses
 from isotrain.adapters.tensorflow.base.variables import flatten, value_of
 from isotrain.adapters.tensorflow.trainer.loss import evaluated_rows
 from isotrain.adapters.tensorflow.trainer.state import native
-from isotrain.plugin import Phase, TrainingSpec
+from isotrain.plugin import Component, Phase, TrainingSpec
+
+
+class NamedLosses(keras.metrics.Metric):
+    """Mean of each named loss that an objective returns; no results where it returns a single loss."""
+
+    NAME = "objective"
+    needs_predictions = False
+
+    def __init__(self, objective: Objective) -> None:
+        super().__init__(name=self.NAME)
+        self._objective = objective
+        self._sums = self.add_variable(
+            shape=(2, MAX_LOSSES), initializer="zeros", name="sums", dtype="float64"
+        )
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of the losses; empty where the objective returns a single one."""
+        return self._objective.names or ()
+
+    def update_state(self, y_true: Any, y_pred: Any, sample_weight: Any | None = None) -> None:
+        """Adds the losses of the objective's last call to the sums."""
+        if not self.names:
+            return
+        count = tf.shape(tf.nest.flatten(self._objective.inputs)[0])[0]
+        rows = [
+            (mean, tf.cast(count if denominator is None else denominator, mean.dtype))
+            for mean, denominator in self._objective.latest
+        ]
+        added = tf.cast(tf.stack([[m * number, number] for m, number in rows], axis=1), tf.float64)
+        self._sums.assign_add(tf.pad(added, [[0, 0], [0, MAX_LOSSES - len(rows)]]))
+
+    def result(self) -> dict[str, tf.Tensor]:
+        """Means by name, float64 scalars."""
+        means = tf.math.divide_no_nan(self._sums.value[0], self._sums.value[1])
+        return dict(zip(self.names, tf.unstack(means), strict=False))
 
 
 class MetricCollection:
@@ -32,6 +69,7 @@ class MetricCollection:
         model: Any,
         losses: Mapping[Phase, Losses],
         scope: Callable[[], contextlib.AbstractContextManager[Any]],
+        objective: Objective | None = None,
     ) -> None:
         """Builds the metrics, in the scope of the `tf.distribute` strategy.
 
@@ -40,10 +78,11 @@ class MetricCollection:
             model: Model, for the names of its outputs.
             losses: Losses of the steps, by phase and output.
             scope: Scope of the strategy.
+            objective: The spec's objective, whose named losses are measured; None where it has a loss.
         """
         self._scope = scope
         self._evaluation_loss: tf.Variable | None = None
-        self._loss_shape = (2, 1 + len(spec.losses("tensorflow")))
+        self._loss_shape = (2, 1 + (MAX_LOSSES if objective else len(spec.losses("tensorflow"))))
         self._model = model
         training, self._named_metrics = keras_losses.build_metrics_and_losses(
             spec, "tensorflow", losses["train"]
@@ -55,6 +94,10 @@ class MetricCollection:
             "train": training,
             "evaluation": evaluation,
         }
+        if objective is not None:
+            self._named_metrics = [*self._named_metrics, Component(NamedLosses.NAME)]
+            for metrics in self._metrics.values():
+                metrics.append(NamedLosses(objective))
 
     def ensure_built(self) -> None:
         """Creates the accumulator of the evaluation loss if it is missing; not traced.
@@ -113,9 +156,14 @@ class MetricCollection:
             results["loss"] = evaluated[0, 0] / evaluated[1, 0] + tf.reduce_sum(means)
             self._evaluation_loss.assign(tf.zeros_like(evaluated))
         for metric, named in zip(self._metrics[phase], self._named_metrics, strict=True):
+            if isinstance(metric, NamedLosses) and not metric.names:
+                continue
             sums = total([value_of(native(variable)) for variable in metric.variables])
-            name = named.shown(metric.name)
-            results[name] = keras_model.float64_results(name, metric.stateless_result(sums))
+            name, result = named.shown(metric.name), metric.stateless_result(sums)
+            if isinstance(metric, NamedLosses):
+                results |= result
+            else:
+                results[name] = keras_model.float64_results(name, result)
             metric.reset_state()
         return results
 

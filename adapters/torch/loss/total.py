@@ -50,7 +50,7 @@ class TotalLoss:
 
         Returns:
             The mean, a scalar; `[mean, padding fraction]` (see `_with_padding_fraction`); or, if targets do
-            not count alike, shape `[2, losses + 1]` (see `_means_and_denominators`).
+            not count alike, shape `[2, losses + 1]` (see `means_and_denominators`).
         """
         if self._single is not None:
             plain, weights = unweighted(targets)
@@ -65,7 +65,7 @@ class TotalLoss:
         total = _sum(plain_means) if plain_means else torch.zeros_like(means[0])
         if self.counts_samples_equally:
             return total
-        return _means_and_denominators(total, means, self.loss_denominators(targets))
+        return means_and_denominators(total, means, self.loss_denominators(targets))
 
     def _with_padding_fraction(self, mean: Tensor, targets: Tensor) -> Tensor:
         """The mean as if padding counted with a loss of 0, and the fraction of padding, shape `[2]`.
@@ -117,7 +117,7 @@ def _sum(means: list[Tensor]) -> Tensor:
     return total
 
 
-def _means_and_denominators(total: Tensor, means: list[Tensor], denominators: Tensor) -> Tensor:
+def means_and_denominators(total: Tensor, means: list[Tensor], denominators: Tensor) -> Tensor:
     """Means in row 0 and their denominators in row 1, shape `[2, losses + 1]`.
 
     Args:

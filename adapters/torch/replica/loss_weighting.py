@@ -137,7 +137,7 @@ class EvaluationLoss:
         """Starts with no samples.
 
         Args:
-            losses: Number of losses that the spec has.
+            losses: Largest number of losses with a denominator each.
             device: Device of the accumulators.
         """
         self._sums = torch.zeros(2, 1 + losses, dtype=torch.float64, device=device)
@@ -157,8 +157,9 @@ class EvaluationLoss:
             self._sums[1, 0] -= padding * count
         else:
             means, denominators = loss.double()
-            self._sums[0] += means * torch.cat([denominators.new_tensor([count]), denominators[1:]])
-            self._sums[1, 1:] += denominators[1:]
+            sums = self._sums[:, : len(means)]
+            sums[0] += means * torch.cat([denominators.new_tensor([count]), denominators[1:]])
+            sums[1, 1:] += denominators[1:]
         self._sums[1, 0] += count
 
     def pop_mean(self, total: Callable[[torch.Tensor], torch.Tensor]) -> float:

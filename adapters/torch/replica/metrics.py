@@ -45,9 +45,11 @@ class MetricCollection:
         """Computes loss and predictions of a slice in evaluation mode, and adds them.
 
         A placeholder, a slice of count 0, is computed only where metrics build their sums from the first
-        predictions they see.
+        predictions they see, or where the objective may communicate.
         """
-        if micro_batch.count == 0 and not any(metric.is_unbuilt for metric in self._evaluation):
+        objective = self._trainer.objective
+        is_computed = micro_batch.count or (objective is not None and objective.step is not None)
+        if not is_computed and not any(metric.is_unbuilt for metric in self._evaluation):
             return
         loss, predictions = self._trainer.evaluate(micro_batch.inputs, micro_batch.targets)
         if micro_batch.count:

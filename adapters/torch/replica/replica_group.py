@@ -14,6 +14,7 @@ import torch
 
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
+from isotrain.adapters.common.objective import MAX_LOSSES
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.snapshot_guard import SnapshotGuard
 from isotrain.adapters.torch.base.tensors import local_shard, restored_after, to_numpy
@@ -103,6 +104,9 @@ class TorchReplicaGroup(ReplicaGroup):
             self.communicator.replicas > 1 or spec.gradient_accumulation_steps > 1
         )
         self.communicator.wrap(self.trainer)
+        self.trainer.step.connect(
+            self.communicator.rank, self.communicator.replicas, self._sum_of_step, device
+        )
         if not self.communicator.is_shared:
             self.trainer.seed_replica(self.communicator.rank)
         if is_worker:
@@ -114,7 +118,8 @@ class TorchReplicaGroup(ReplicaGroup):
         self._kept_gradients: list[torch.Tensor] | None = None
         self._is_optimizer_sharded = False
         self.statistics = self.trainer.statistics if self.replicas > 1 else []
-        self._metrics = MetricCollection(self.trainer, len(spec.losses("torch")), device)
+        losses = MAX_LOSSES if self.trainer.objective else len(spec.losses("torch"))
+        self._metrics = MetricCollection(self.trainer, losses, device)
         self._generators = generators(device, self.trainer.generators())
         self._snapshot_guard = SnapshotGuard()
         self._state = NamedState(self._sections(), self._snapshot_guard)
@@ -182,6 +187,7 @@ class TorchReplicaGroup(ReplicaGroup):
         self._set_learning_rate(learning_rate)
         trainer, communicator = self.trainer, self.communicator
         trainer.begin_step()
+        trainer.step.set_values(batch.values)
         if (warm_up := communicator.warm_up()) is not None:
             self._warm_up(warm_up, batch.slices[0][0])
         trainer.zero_gradients()
@@ -224,6 +230,7 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def _warm_up(self, warm_up: AbstractContextManager[Any], micro_batch: Slice) -> None:
         """Runs a backward pass, gradient all-reduce included, that changes no training state."""
+        self.trainer.step.set_slice(micro_batch)
         with self.preserving_training_state(), warm_up:
             loss, _ = self.communicator.module(micro_batch.inputs, micro_batch.targets)
             self.trainer.backward(loss.sum())  # it may have several elements
@@ -234,6 +241,7 @@ class TorchReplicaGroup(ReplicaGroup):
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Returns the scalar to differentiate, and the share of the mean loss: see `SliceWeights.of`."""
         micro_batch = slice_weights.micro_batches[index]
+        self.trainer.step.set_slice(micro_batch)
         if micro_batch.count:
             loss, predictions = module(micro_batch.inputs, micro_batch.targets)
         else:
@@ -262,8 +270,10 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def local_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
+        self.trainer.step.set_values(batch.values)
         slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator, local=True)
-        mean = self._local_gradients(slice_weights)
+        with self.trainer.step.local():
+            mean = self._local_gradients(slice_weights)
         if slice_weights.weight > 0:
             self._update_weights()
         return mean()
@@ -298,6 +308,7 @@ class TorchReplicaGroup(ReplicaGroup):
         return (lambda: without_padding_mean(mean())) if slice_weights.is_padding_deferred else mean
 
     def gradients(self, batch: Batch) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+        self.trainer.step.set_values(batch.values)
         slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator)
         mean = self._local_gradients(slice_weights)
         return [self._unscaled_gradients()], mean()
@@ -334,6 +345,7 @@ class TorchReplicaGroup(ReplicaGroup):
     def reduce_scatter_gradients(
         self, batch: Batch, reduction: Reduction
     ) -> tuple[list[list[torch.Tensor]], torch.Tensor]:
+        self.trainer.step.set_values(batch.values)
         bucketed = BucketedGradients(self.trainer, self._replica, reduction)
         slice_weights = SliceWeights(batch.slices[0], self.trainer, self.communicator)
         mean = self._local_gradients(
@@ -418,7 +430,9 @@ class TorchReplicaGroup(ReplicaGroup):
         return self.communicator.compress(method, rank, start)
 
     def evaluation_step(self, batch: Batch) -> None:
+        self.trainer.step.set_values(batch.values)
         for micro_batch in batch.slices[0]:
+            self.trainer.step.set_slice(micro_batch)
             self._metrics.evaluate(micro_batch)
 
     def predict(self, inputs: Sequence[Any]) -> list[Any]:
@@ -445,6 +459,8 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def step_notes(self, batch: Batch) -> list[str]:
         micro_batch = batch.slices[0][0]
+        if self._takes_step:  # computing it could communicate
+            return self.trainer.notes(micro_batch.inputs, micro_batch.targets)
         with self.trainer.carry.preserving_state():
             has_denominator = self.trainer.has_own_denominator(
                 micro_batch.inputs, micro_batch.targets
@@ -459,6 +475,17 @@ class TorchReplicaGroup(ReplicaGroup):
         inputs, targets = map_tree(lambda rows: rows[:1], (micro_batch.inputs, micro_batch.targets))
         with self.preserving_training_state():
             return self.trainer.untrainable_layer(inputs, targets)
+
+    def _sum_of_step(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Sum of a tensor of any shape for an objective, in a process group of its own. Collective."""
+        return self.communicator.all_reduce_within(tensor, (tuple(range(self.replicas)),))
+
+    @property
+    def _takes_step(self) -> bool:
+        return self.trainer.objective is not None and self.trainer.objective.step is not None
+
+    def objective_communicates(self) -> bool:
+        return self.trainer.step.communicates
 
     def reseed(self, replica: int, step: int) -> None:
         self.trainer.reseed(replica, step)

@@ -12,9 +12,11 @@ from typing import Any, Self
 import torch
 from torch import nn
 
+from isotrain.adapters.common.objective import Objective
 from isotrain.adapters.torch.metrics.base import Metric
 from isotrain.adapters.torch.trainer.carried_state import Carry
 from isotrain.adapters.torch.trainer.state import Section, StateAccess, in_place
+from isotrain.adapters.torch.trainer.step_context import TorchStepContext
 from isotrain.plugin import (
     ExportForm,
     IsotrainError,
@@ -95,6 +97,8 @@ class ReplicaTrainer(ABC):
         updated: Trainable parameters that `apply` updates: all, or this replica's shard (ZeRO).
         optimizer_lr_schedule: Learning-rate schedule built into the optimizer: step to rate; None if none.
         switch: Switch to this trainer from those of other updates of the model; None if it has no others.
+        step: Step context that objectives get.
+        objective: The spec's objective; None where it has a loss.
     """
 
     model: Any
@@ -107,6 +111,8 @@ class ReplicaTrainer(ABC):
     self_updating: list[torch.Tensor]
     carry: Carry
     updated: list[Any]
+    step: TorchStepContext
+    objective: Objective | None
     switch: UpdateSwitch | None = None
 
     @abstractmethod

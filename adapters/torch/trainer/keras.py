@@ -13,6 +13,7 @@ from typing import Any, Self
 import keras
 import torch
 
+from isotrain.adapters.common.objective import Objective
 from isotrain.adapters.common.outputs import OutputSelector, as_plain_tree
 from isotrain.adapters.common.seeds import SEED_MASK, seed_offset
 from isotrain.adapters.keras import carried_state as keras_carried_state
@@ -29,11 +30,13 @@ from isotrain.adapters.torch.graph.metrics.phase_metrics import CapturedMetrics
 from isotrain.adapters.torch.graph.replay import GraphCache, eager_note
 from isotrain.adapters.torch.graph.trace import Compute
 from isotrain.adapters.torch.metrics.base import Metric
+from isotrain.adapters.torch.metrics.named_losses import NamedLosses
 from isotrain.adapters.torch.optim.keras_foreach import clipped_by, keras_update
 from isotrain.adapters.torch.trainer import export
 from isotrain.adapters.torch.trainer.base import LossModule, ReplicaTrainer
 from isotrain.adapters.torch.trainer.carried_state import Carry
 from isotrain.adapters.torch.trainer.state import Section, StateAccess, in_place
+from isotrain.adapters.torch.trainer.step_context import TorchStepContext
 from isotrain.plugin import (
     ExportForm,
     IsotrainError,
@@ -97,6 +100,8 @@ class KerasTrainer(ReplicaTrainer):
     def _take_update(self, spec: TrainingSpec, names: Collection[str]) -> None:
         """Builds what the weights of these names are trained by."""
         self._spec = spec
+        self.step = TorchStepContext(spec, {})
+        self.objective = Objective.of(spec, "torch", self.step)
         self.trainable = {name: self._tensors[name] for name in self.trainable if name in names}
         self.frozen = {n: each for n, each in self._tensors.items() if n not in self.trainable}
         self._variables = [self._by_name[name] for name in self.trainable]
@@ -162,7 +167,9 @@ class KerasTrainer(ReplicaTrainer):
         compute = self.training if phase == "train" else self.evaluation
         if isinstance(compute, GraphCache):
             compute.measure(metrics)
-        return metrics.metrics
+        device = next(iter(self.trainable.values())).device
+        named = [NamedLosses(self.objective, device)] if self.objective else []
+        return [*metrics.metrics, *named]
 
     def traits(self) -> list[LayerTrait]:
         return keras_layer_traits.model_traits(self.model, self._spec.precision)
@@ -175,7 +182,8 @@ class KerasTrainer(ReplicaTrainer):
                 "compile: for a portable model on torch, the captured graph is compiled, and capture is"
                 " false. Leave one of the two out."
             )
-        is_captured = spec.capture and not (training and spec.recompute)
+        takes_step = self.objective is not None and self.objective.step is not None
+        is_captured = spec.capture and not (training and spec.recompute) and not takes_step
         if not is_captured:
             return compute
         carried = list(self._carried.values())
@@ -184,7 +192,12 @@ class KerasTrainer(ReplicaTrainer):
     def _make_loss_computer(self, spec: TrainingSpec, training: bool) -> keras_model.LossComputer:
         """Makes the function from inputs and targets to loss and predictions, as Keras computes them."""
         compute = keras_model.loss_computer(
-            spec, self.model, "torch", training=training, with_denominators=True
+            spec,
+            self.model,
+            "torch",
+            training=training,
+            with_denominators=True,
+            objective=self.objective,
         )
         self.losses["train" if training else "evaluation"] = compute.losses
         if training and self._carried:
@@ -204,6 +217,8 @@ class KerasTrainer(ReplicaTrainer):
                     "training", "a captured graph would keep the activations that `recompute` drops"
                 )
             )
+        if self._spec.capture and self.objective is not None and self.objective.step is not None:
+            notes.append(eager_note("all", "the objective takes the step, which changes"))
         return notes
 
     def evaluate(self, inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:

@@ -12,15 +12,16 @@ import torch
 from torch import nn
 
 from isotrain.adapters.common.model_call import model_call
-from isotrain.adapters.common.outputs import as_plain_tree, objective_batch
+from isotrain.adapters.common.objective import Objective
+from isotrain.adapters.common.outputs import as_plain_tree
 from isotrain.adapters.common.seeds import SEED_MASK, seed_offset
-from isotrain.adapters.common.spec_components import resolve_for_framework
 from isotrain.adapters.torch.base import private_api
 from isotrain.adapters.torch.base.no_grad import WithoutGradients
 from isotrain.adapters.torch.base.recompute import recompute
-from isotrain.adapters.torch.loss.per_output import mean_over_samples
+from isotrain.adapters.torch.loss.objective import objective_computer
 from isotrain.adapters.torch.loss.total import TotalLoss
 from isotrain.adapters.torch.metrics.base import Metric
+from isotrain.adapters.torch.metrics.named_losses import NamedLosses
 from isotrain.adapters.torch.metrics.registry import build_metrics
 from isotrain.adapters.torch.optim.fused_sgd import native_update
 from isotrain.adapters.torch.optim.group_rates import ParamGroupRates, momentum_setter
@@ -38,6 +39,7 @@ from isotrain.adapters.torch.trainer.modules import (
     tied_names,
 )
 from isotrain.adapters.torch.trainer.state import StateAccess
+from isotrain.adapters.torch.trainer.step_context import TorchStepContext
 from isotrain.plugin import (
     CustomOptimizer,
     ExportForm,
@@ -106,6 +108,8 @@ class NativeTrainer(ReplicaTrainer):
     def _take_update(self, spec: TrainingSpec, trainable: dict[str, torch.Tensor]) -> None:
         """Builds what the weights to train, tensors by name, any shapes, are trained by."""
         self._spec = spec
+        self.step = TorchStepContext(spec, {})
+        self.objective = Objective.of(spec, "torch", self.step)
         self._clip = spec.clip
         self.trainable = trainable
         parameters = self.model.named_parameters()
@@ -123,7 +127,9 @@ class NativeTrainer(ReplicaTrainer):
         )
         self._loss = None if spec.loss is None else TotalLoss(spec)
         self._compute = self.with_autocast(
-            loss_computer(spec, self._callable_model, self._call, self._loss)
+            loss_computer(self._call, self._loss)
+            if self.objective is None
+            else objective_computer(self.objective, self.model, self._callable_model)
         )
         self.loss_module = LossModule(self.model, self._compute)
 
@@ -195,13 +201,17 @@ class NativeTrainer(ReplicaTrainer):
                 )
 
     def build_metrics(self, phase: Phase) -> list[Metric]:
-        return build_metrics(self._spec, self._device, self._loss)
+        metrics = build_metrics(self._spec, self._device, self._loss)
+        named = [NamedLosses(self.objective, self._device)] if self.objective else []
+        return [*metrics, *named]
 
     def traits(self) -> list[LayerTrait]:
         return model_traits(self.model)
 
     def untrainable_layer(self, inputs: Any, targets: Any) -> str | None:
         reached: list[str] = []
+        if self.objective is not None and self.objective.step is not None:
+            return None  # it may communicate, and this is called on some replicas
         handles = [
             module.register_forward_pre_hook(
                 lambda module, args, name=name: reached.append(f"{name} ({type(module).__name__})")
@@ -269,7 +279,9 @@ class NativeTrainer(ReplicaTrainer):
             self._loss.is_split = is_split
 
     def loss_denominators(self, inputs: Any, targets: Any) -> torch.Tensor:
-        assert self._loss is not None
+        if self._loss is None:
+            with torch.random.fork_rng(), self.carry.preserving_state():
+                return self.evaluate(inputs, targets)[0][1, 1:]
         return self._loss.loss_denominators(targets)
 
     def backward(self, loss: torch.Tensor) -> None:
@@ -384,18 +396,9 @@ def _maybe_compiled(model: nn.Module, spec: TrainingSpec) -> Any:
 
 
 def loss_computer(
-    spec: TrainingSpec, model: nn.Module, call: Callable[..., Any], loss: TotalLoss | None
+    call: Callable[..., Any], loss: TotalLoss | None
 ) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
     """Makes the function from inputs and targets to loss (shapes: see `LossModule`) and predictions."""
-    if spec.objective is not None:
-        objective = resolve_for_framework(spec.objective, "torch", "objective")
-
-        def compute_objective(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
-            result = objective(model, objective_batch(inputs, targets))
-            losses, predictions = result if isinstance(result, tuple) else (result, None)
-            return mean_over_samples(losses), predictions
-
-        return compute_objective
     assert loss is not None
 
     def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:

@@ -138,6 +138,10 @@ class GroupHooks:
         """
         return None
 
+    def objective_communicates(self) -> bool:
+        """Whether the objective has called a collective of its step, and so is no mean over parts. Local."""
+        return False
+
     def not_checkpointed(self) -> list[str]:
         """State that affects training but that `read_state` cannot return: one sentence each. Local."""
         return []

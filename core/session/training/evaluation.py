@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
 from isotrain.core.contracts.events import Evaluating
@@ -25,13 +26,26 @@ class Evaluator:
     """Evaluates and predicts with the present weights, or their average. Collective."""
 
     def __init__(
-        self, session_context: SessionContext, reporter: Reporter, average: WeightAverage
+        self,
+        session_context: SessionContext,
+        reporter: Reporter,
+        average: WeightAverage,
+        values: Callable[[], Mapping[str, float]],
     ) -> None:
+        """Prepares evaluations.
+
+        Args:
+            session_context: Objects that this process trains with.
+            reporter: Sends events to the launcher.
+            average: Average of the weights, if the spec has one.
+            values: Gives the values that objectives get in an evaluation now, by name.
+        """
         self._group = session_context.group
         self._strategy = session_context.strategy
         self._loaders = session_context.loaders
         self._reporter = reporter
         self._average = average
+        self._values = values
 
     def evaluate(self, data: Any) -> dict[str, float]:
         """Computes loss and metrics over a data set, as `Session.evaluate`."""
@@ -43,7 +57,7 @@ class Evaluator:
                 for batch in self._loaders.evaluation(source):
                     self._reporter.enter("evaluate")  # again: timeouts.progress is for each batch
                     require_same_samples(self._group, batch)
-                    self._group.evaluation_step(batch)
+                    self._group.evaluation_step(replace(batch, values=self._values()))
             return self._group.collect_metrics("evaluation")
 
     def validate(self) -> dict[str, float]:

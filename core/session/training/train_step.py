@@ -7,6 +7,7 @@ import functools
 import itertools
 import operator
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from isotrain.core.contracts.backend.replica import Tensor
@@ -38,6 +39,7 @@ from isotrain.core.session.training.trainer_state import TrainerState
 from isotrain.core.session.training.weight_average import WeightAverage
 from isotrain.core.spec.optimizers import CustomOptimizer
 from isotrain.core.spec.schedules import ConstantSchedule
+from isotrain.core.spec.step_values import values_at
 from isotrain.core.spec.training_spec import TrainingSpec
 
 
@@ -126,6 +128,7 @@ class TrainLoop:
             for name, each in session_context.spec.update_specs.items()
             if self._rates[name].momentum(0) is not None
         }
+        self._values = session_context.spec.values
         self._finalize_weights = session_context.group.weight_finalizer()
         if any(each.weight_finalizer() for each in group.updates.values()):
             raise SpecError(
@@ -267,9 +270,21 @@ class TrainLoop:
             if self._needs_targets and batch.slices[0][0].targets is None:
                 raise missing_targets_error(self._train, batch.slices[0][0].inputs)
             self._reporter.enter(BETWEEN_CALLS)
-            yield batch
+            yield self._with_values(batch)
             self._reporter.enter("next batch")
         self._reporter.enter(BETWEEN_CALLS)
+
+    def _with_values(self, batch: Batch) -> Batch:
+        """A batch with the spec's values of its step, unless it has others."""
+        if not self._values:
+            return batch
+        return replace(batch, values={**values_at(self._values, batch.step), **batch.values})
+
+    def evaluation_values(self) -> Mapping[str, float]:
+        """Values that objectives get in an evaluation: those of the last step, or of the first to come."""
+        if self.trainer_state.values is None:
+            return values_at(self._values, self.trainer_state.steps_done)
+        return self.trainer_state.values
 
     def _checked(self, batches: Iterator[Batch], group: ReplicaGroup) -> Iterator[Batch]:
         """Yields the batches; checks loss and model on the first one before it is yielded.
@@ -324,6 +339,7 @@ class TrainLoop:
 
     def step(self, group: ReplicaGroup, batch: Batch, update: str | None = None) -> Tensor:
         """Takes one training step; returns the mean loss of the global batch, a scalar tensor."""
+        batch = self._with_values(batch)
 
         def take(name: str, rate: float) -> Tensor:
             each, gradients = group.updates.get(name, group), self._gradients[name]
@@ -343,6 +359,7 @@ class TrainLoop:
         name = self._require_one_update(update, "gradients")
         self._reporter.step = batch.step
         with self._reporter.doing("gradients"):
+            batch = self._with_values(batch)
             return self._gradients[name].of(group.updates.get(name, group), batch)
 
     def apply_gradients(
@@ -385,6 +402,7 @@ class TrainLoop:
         reporter.enter("step")
         trainer_state.is_finished = False
         self.average.begin_if_due(group, batch.step)
+        trainer_state.values = self._with_values(batch).values
         for name in self._momentum_setters.keys() & {*names}:
             self._momentum_setters[name](self._rates[name].momentum(batch.step) or 0.0)
         rates = [self._scheduled_rate(batch.step, name) for name in names]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from isotrain.core.contracts.backend.replica import Tensor
@@ -20,6 +21,7 @@ class TrainerState:
         is_stopped: Whether training was ended early.
         is_finished: Whether the strategy has finished its work after the last step.
         rate_factor: Factor on the learning rates of the spec, or on `fixed_rate`.
+        values: Values of the last step by name; None before the first.
         last_loss: Scalar loss of the last step, possibly not computed yet; None before the first.
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
@@ -35,6 +37,7 @@ class TrainerState:
     is_stopped: bool = False
     is_finished: bool = False
     rate_factor: float = 1.0
+    values: Mapping[str, float] | None = None
     last_loss: Tensor | None = None
     best_steps: list[int] = field(default_factory=list)
     stream_state: StreamState | None = None

@@ -1,0 +1,107 @@
+"""The step context of TensorFlow replicas: differentiable collectives, values, gradients; while traced."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import keras
+import tensorflow as tf
+
+from isotrain.adapters.common.step_context import CommonStepContext
+from isotrain.plugin import TrainingSpec
+
+
+class TensorFlowStepContext(CommonStepContext):
+    """Step context of the local replicas; each is traced in a thread of its own."""
+
+    replicas = 1
+
+    def __init__(self, spec: TrainingSpec, frozen: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(spec, frozen)
+        self.dtype = tf.float64 if spec.precision == "float64" else tf.float32
+        self._local = threading.local()
+
+    def connect(
+        self,
+        replica_index: Callable[[], int],
+        replicas: int,
+        total: Callable[[tf.Tensor], tf.Tensor],
+    ) -> None:
+        """Connects the local replicas to the others.
+
+        Args:
+            replica_index: Gives the index of the replica that is being traced.
+            replicas: Number of replicas in the run.
+            total: Sum over all replicas, of which several may be under way.
+        """
+        self._replica_index, self._total = replica_index, total
+        self.replicas = replicas
+
+    @property
+    def index(self) -> int:  # type: ignore[override]
+        """Index of the replica that is being traced."""
+        return self._replica_index()
+
+    def set_slice(self, size: tf.Tensor | None, may_be_placeholder: bool) -> None:
+        """Sets the slice that the objective of the traced replica computes next.
+
+        Args:
+            size: Number of samples up to a factor, a float64 scalar; None where all replicas have as many.
+            may_be_placeholder: Whether the size may be 0.
+        """
+        self._local.size = size
+        self._local.has_samples = tf.greater(size, 0) if may_be_placeholder else None
+
+    def all_gather(self, x: tf.Tensor) -> tuple[tf.Tensor, Any]:
+        self.require_collective("all_gather")
+        if self.replicas == 1:
+            return x, 0
+        has_samples = self._local.has_samples
+        if has_samples is not None:
+            x = x[: tf.where(has_samples, tf.shape(x)[0], 0)]
+        one_hot = tf.one_hot(self.index, self.replicas, dtype=tf.int32)
+        counts = self._total(tf.shape(x)[0] * one_hot)
+        first = tf.reduce_sum(counts[: self.index])
+        after = tf.reduce_sum(counts[self.index + 1 :])
+        others = [[0, 0]] * (x.shape.rank - 1)
+        gathered = self._sum(tf.pad(x, [[first, after], *others]))
+        first = first if has_samples is None else tf.where(has_samples, first, 0)
+        return gathered, tf.cast(first, keras.backend.result_type(int))  # as `keras.ops.arange` has
+
+    def sum(self, x: tf.Tensor) -> tf.Tensor:
+        self.require_collective("sum")
+        return x if self.replicas == 1 else self._sum(self._of_samples(x))
+
+    def mean(self, x: tf.Tensor) -> tf.Tensor:
+        self.require_collective("mean")
+        size = self._local.size
+        if self.replicas == 1:
+            return x
+        if size is None:
+            return self._sum(x) / self.replicas
+        weight = size / self._total(size)
+        return self._sum(self._of_samples(x) * tf.cast(weight, x.dtype))
+
+    def _of_samples(self, x: tf.Tensor) -> tf.Tensor:
+        """A tensor, or zeros of its shape where this replica has no samples; differentiable."""
+        has_samples = self._local.has_samples
+        return x if has_samples is None else tf.where(has_samples, x, tf.zeros_like(x))
+
+    def _sum(self, x: tf.Tensor) -> tf.Tensor:
+        """Differentiable sum over all replicas, any shape. Collective."""
+        if x.dtype == tf.bool:
+            return tf.cast(self._total(tf.cast(x, tf.int32)), tf.bool)
+
+        @tf.custom_gradient
+        def differentiable(x: tf.Tensor) -> tuple[tf.Tensor, Callable[[tf.Tensor], tf.Tensor]]:
+            return self._total(x), self._sum
+
+        return differentiable(x)
+
+    def gradient(self, f: Callable[[Any], tf.Tensor], x: Any) -> Any:
+        with tf.GradientTape() as tape:
+            tape.watch(x)
+            result = f(x)
+        return tape.gradient(result, x, unconnected_gradients=tf.UnconnectedGradients.ZERO)

@@ -1,0 +1,50 @@
+"""Losses of a native model's objective: means over samples, and means over weights."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import nn
+
+from isotrain.adapters.common import callables
+from isotrain.adapters.common.objective import Objective
+from isotrain.adapters.torch.loss.per_output import mean_over_samples
+from isotrain.adapters.torch.loss.total import means_and_denominators
+from isotrain.plugin import WeightedLosses
+
+
+def objective_computer(
+    objective: Objective, model: nn.Module, called: Callable[..., Any]
+) -> Callable[[Any, Any], tuple[torch.Tensor, Any]]:
+    """Makes the function from inputs and targets to loss (shapes: see `LossModule`) and predictions.
+
+    Args:
+        objective: The spec's objective.
+        model: Model to train.
+        called: The model or its compiled form, which the objective gets.
+    """
+
+    def compute(inputs: Any, targets: Any) -> tuple[torch.Tensor, Any]:
+        result = objective.result(objective(called, inputs, targets, model.training))
+        objective.latest = terms = [_term(losses) for losses in result.losses.values()]
+        plain = [mean for mean, denominator in terms if denominator is None]
+        total = sum(plain[1:], plain[0]) if plain else torch.zeros_like(terms[0][0])
+        if len(plain) == len(terms):
+            return total, result.predictions
+        means = [torch.zeros_like(m) if d is None else m for m, d in terms]
+        denominators = [torch.zeros_like(m) if d is None else d for m, d in terms]
+        return means_and_denominators(total, means, torch.stack(denominators)), result.predictions
+
+    return compute
+
+
+def _term(losses: Any) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Mean of losses, a scalar, and the sum of their weights; None for a mean over samples."""
+    if not isinstance(losses, WeightedLosses):
+        return mean_over_samples(losses), None
+    values = callables.require_tensor(losses.losses, "the loss or objective")
+    weights = losses.weights.detach().to(values.dtype).broadcast_to(values.shape)
+    denominator = weights.sum()
+    return (values * weights).sum() / torch.where(denominator > 0, denominator, 1.0), denominator

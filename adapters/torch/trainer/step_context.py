@@ -1,0 +1,119 @@
+"""The step context of a torch replica: differentiable collectives, values and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+
+from isotrain.adapters.common.step_context import CommonStepContext
+from isotrain.plugin import Slice, TrainingSpec
+
+AllReduce = Callable[[torch.Tensor], torch.Tensor]
+"""Sum of a tensor over all replicas, not differentiable."""
+
+
+class _Sum(torch.autograd.Function):
+    """Sum over all replicas; the gradient is the sum of the replicas' gradients, at any order."""
+
+    @staticmethod
+    def forward(ctx: Any, x: torch.Tensor, all_reduce: AllReduce) -> torch.Tensor:
+        """Sums a tensor of any shape. Collective."""
+        ctx.all_reduce = all_reduce
+        return all_reduce(x.contiguous())
+
+    @staticmethod
+    def backward(ctx: Any, gradient: torch.Tensor) -> tuple[torch.Tensor, None]:
+        """Sums the gradients by the result, of its shape. Collective."""
+        return _Sum.apply(gradient, ctx.all_reduce), None
+
+
+class TorchStepContext(CommonStepContext):
+    """Step context of one torch replica."""
+
+    replicas = 1
+    index = 0
+
+    def __init__(self, spec: TrainingSpec, frozen: Mapping[str, Callable[..., Any]]) -> None:
+        super().__init__(spec, frozen)
+        self._dtype = torch.float64 if spec.precision == "float64" else torch.float32
+        self._weight = 1.0
+
+    def connect(
+        self, index: int, replicas: int, all_reduce: AllReduce, device: torch.device
+    ) -> None:
+        """Connects this replica to the others.
+
+        Args:
+            index: Index of this replica.
+            replicas: Number of replicas in the run.
+            all_reduce: Sum over all replicas, in a process group that no gradients use:
+                DistributedDataParallel starts its all-reduces while the backward pass sums here.
+            device: Device of this replica.
+        """
+        self.index, self.replicas = index, replicas
+        self._all_reduce = all_reduce
+        self._device = device
+
+    def set_values(self, values: Mapping[str, float]) -> None:
+        """Sets the values of the step."""
+        self.values = {
+            name: torch.tensor(value, dtype=self._dtype, device=self._device)
+            for name, value in values.items()
+        }
+
+    def set_slice(self, micro_batch: Slice) -> None:
+        """Sets the slice that the objective computes next."""
+        self._weight = micro_batch.weight if micro_batch.count else 0.0
+
+    def all_gather(self, x: torch.Tensor) -> tuple[torch.Tensor, int]:
+        self.require_collective("all_gather")
+        if self.replicas == 1:
+            return x, 0
+        rows = x if self._weight else x[:0]
+        local_count = torch.zeros(self.replicas, dtype=torch.int64, device=self._device)
+        local_count[self.index] = len(rows)
+        counts = self._all_reduce(local_count).tolist()
+        before, after = sum(counts[: self.index]), sum(counts[self.index + 1 :])
+        padding = [x.new_zeros(length, *x.shape[1:]) for length in (before, after)]
+        gathered = self._sum(torch.cat([padding[0], rows, padding[1]]))
+        return gathered, before if self._weight else 0
+
+    def sum(self, x: torch.Tensor) -> torch.Tensor:
+        self.require_collective("sum")
+        return x if self.replicas == 1 else self._sum(self._of_samples(x))
+
+    def mean(self, x: torch.Tensor) -> torch.Tensor:
+        self.require_collective("mean")
+        if self.replicas == 1:
+            return x
+        return self._sum(self._of_samples(x) * (self._weight / self.replicas))
+
+    def _of_samples(self, x: torch.Tensor) -> torch.Tensor:
+        """A tensor, or zeros of its shape where this replica has no samples; differentiable."""
+        return x if self._weight else torch.where(torch.zeros_like(x, dtype=torch.bool), x, 0)
+
+    def _sum(self, x: torch.Tensor) -> torch.Tensor:
+        """Differentiable sum over all replicas, any shape. Collective."""
+        if x.dtype == torch.bool:
+            return self._all_reduce(x.to(torch.int32)).to(torch.bool)
+        return _Sum.apply(x, self._all_reduce)
+
+    def gradient(self, f: Callable[[Any], torch.Tensor], x: Any) -> Any:
+        is_one = isinstance(x, torch.Tensor)
+        creates_graph = torch.is_grad_enabled()
+        with torch.enable_grad():
+            inputs = [
+                each if each.requires_grad else each.detach().requires_grad_()
+                for each in ([x] if is_one else x)
+            ]
+            result = f(inputs[0] if is_one else type(x)(inputs)).sum()
+            gradients = (
+                torch.autograd.grad(
+                    result, inputs, create_graph=creates_graph, materialize_grads=True
+                )
+                if result.requires_grad
+                else [torch.zeros_like(each) for each in inputs]
+            )
+        return gradients[0] if is_one else type(x)(gradients)

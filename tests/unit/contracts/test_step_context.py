@@ -1,0 +1,47 @@
+"""Objectives of two and of three parameters, and what they return."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from isotrain.adapters.common.objective import MAX_LOSSES, Objective
+from isotrain.core.contracts.backend.step_context import takes_step
+from isotrain.core.errors import SpecError
+
+
+def _two(model: Any, batch: Any) -> Any: ...
+def _two_and_a_default(model: Any, batch: Any, margin: float = 0.5) -> Any: ...
+def _three(model: Any, batch: Any, step: Any) -> Any: ...
+
+
+@pytest.mark.parametrize(
+    ("objective", "expected"),
+    [(_two, False), (_two_and_a_default, False), (_three, True), (dict, False)],
+)
+def test_a_third_parameter_without_default_is_the_step(objective: Any, expected: bool) -> None:
+    assert takes_step(objective) is expected
+
+
+def test_named_losses_keep_their_names() -> None:
+    objective = Objective(_two, None)
+    result = objective.result(({"a": 1.0, "b": 2.0}, "predictions"))
+    assert (dict(result.losses), result.predictions) == ({"a": 1.0, "b": 2.0}, "predictions")
+    assert objective.names == ("a", "b")
+    with pytest.raises(SpecError, match="expected the losses a, b in every call, received a"):
+        objective.result({"a": 1.0})
+
+
+@pytest.mark.parametrize(
+    "losses", [{}, {"loss": 1.0}, {str(i): 1.0 for i in range(MAX_LOSSES + 1)}]
+)
+def test_names_that_cannot_be_are_refused(losses: dict[str, float]) -> None:
+    with pytest.raises(SpecError, match="objective: expected 1 to 32 losses"):
+        Objective(_two, None).result(losses)
+
+
+def test_a_single_loss_has_no_name() -> None:
+    objective = Objective(_two, None)
+    assert dict(objective.result(3.0).losses) == {None: 3.0}
+    assert objective.names == ()
