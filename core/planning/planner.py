@@ -112,6 +112,7 @@ def _resolve(
     if spec.gradients is not None:
         require_backend_step(strategy, "gradients")
     notes = [*devices.notes, *notes_on_updates, *_compile_notes(spec, strategy, adapter)]
+    _require_gradient_norm(spec, strategy, count)
     notes += _average_notes(spec, strategy, count)
     notes += _unused_options_notes(spec, resolved_spec.plugins.backends.names())
     for each in spec.update_specs.values():
@@ -350,6 +351,21 @@ def _require_optimizer_groups(spec: TrainingSpec, adapter: Adapter) -> None:
 
 _AVERAGED_LAYOUTS = ("replicated", "sharded")
 """Parallel layouts in which every replica has all weights after each step."""
+
+
+def _require_gradient_norm(spec: TrainingSpec, strategy: Strategy, replicas: int) -> None:
+    """Refuses `gradient_norm` where no replica has the gradients that update the weights.
+
+    Raises:
+        UnsupportedError: Replicas have gradients of their own, or of a part of the weights.
+    """
+    layout = strategy.parallel_layout.for_replicas(replicas).name
+    is_equal = replicas == 1 or strategy.keeps_replicas_equal == "always"
+    if spec.gradient_norm and (layout != "replicated" or not is_equal):
+        raise UnsupportedError(
+            f"gradient_norm: under strategy {strategy.name!r} no process has all gradients that update the"
+            " weights of a step, of which the norm is. Leave it out, or use data-parallel."
+        )
 
 
 def _average_notes(spec: TrainingSpec, strategy: Strategy, replicas: int) -> list[str]:

@@ -175,6 +175,15 @@ class Session:
         """Mean loss of the last step; None before the first. Waits for the device. Local."""
         return self._trainer_state.loss
 
+    @property
+    def gradient_norm(self) -> float | None:
+        """Norm of all gradients of the last step, before clipping, with `gradient_norm` in the spec. Local.
+
+        None before the first step, or without that field. Waits for the device.
+        """
+        norm = self._trainer_state.last_gradient_norm
+        return None if norm is None else float(norm)
+
     def learning_rate(self, step: int, update: str | None = None) -> float:
         """Learning rate of a step (from 0 over the whole run), with what the session changed. Local.
 
@@ -602,7 +611,7 @@ class Session:
         self._checkpoints.wait()
         self._training.finish(self.group)
         self._step_logger.flush()
-        self._trainer_state.last_loss = None
+        self._trainer_state.last_loss = self._trainer_state.last_gradient_norm = None
         self.group.close()
 
 

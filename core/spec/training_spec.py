@@ -256,6 +256,11 @@ class TrainingSpec(
         "gradients of each step, before they are clipped; or a table {framework: callable}.",
     )
     clip: Clip | None = Field(default=None, description="Gradient clipping; null for none.")
+    gradient_norm: Switch = Field(
+        default=False,
+        description="Whether to record the L2 norm of all gradients of each step, before clipping, as "
+        "the scalar gradient_norm.",
+    )
     ema: Annotated[Ema | None, BeforeValidator(_ema)] = Field(
         default=None,
         description="Exponential moving average of the weights, which is evaluated and kept: a decay, or "

@@ -97,7 +97,8 @@ class ReferenceGroup(ReplicaGroup):
         self.local_replicas = (communicator.replica,)
         self._communicator = communicator
         self._trainer = ReplicaTrainer(spec, communicator.replica)
-        self._keeps_gradients = False
+        self._keeps_gradients = self._keeps_gradient_norm = False
+        self._gradient_norm: Array | None = None
         self._is_sharded = False
         self._kept: list[Array] | None = None
         weights = self._trainer.part("trainable") + self._trainer.part("statistics")
@@ -118,6 +119,8 @@ class ReferenceGroup(ReplicaGroup):
     def apply_gradients(self, gradients: Sequence[Sequence[Array]], learning_rate: float) -> None:
         if self._keeps_gradients:
             self._kept = [np.array(gradient) for gradient in gradients[0]]
+        if self._keeps_gradient_norm:
+            self._gradient_norm = np.sqrt(sum(np.sum(gradient**2) for gradient in gradients[0]))
         self._trainer.update(gradients[0], learning_rate)
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
@@ -152,6 +155,13 @@ class ReferenceGroup(ReplicaGroup):
     def kept_gradients(self) -> list[list[Array]]:
         assert self._kept is not None
         return [self._kept]
+
+    def keep_gradient_norm(self) -> None:
+        self._keeps_gradient_norm = True
+
+    def gradient_norm(self) -> Array:
+        assert self._gradient_norm is not None
+        return self._gradient_norm
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

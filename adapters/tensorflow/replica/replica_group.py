@@ -359,6 +359,13 @@ class TensorFlowReplicaGroup(ReplicaGroup):
             for replica_values in zip(*variables, strict=True)
         ]
 
+    def keep_gradient_norm(self) -> None:
+        self._trainer.update.keep_gradient_norm(self.strategy.scope)
+        self._traced.forget()  # functions traced before measure nothing
+
+    def gradient_norm(self) -> tf.Tensor:
+        return tf.identity(copies(self._trainer.update.gradient_norm)[0])
+
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None
     ) -> list[Any]:

@@ -79,6 +79,7 @@ class WeightUpdate:
 
     Attributes:
         optimizer_lr_schedule: The optimizer's own learning rate schedule; None where it has none.
+        gradient_norm: Norm of the gradients of the last `apply`, a scalar; None without `keep_gradient_norm`.
         kept_gradients: Gradients of the last `apply`, as variables; empty unless `keep_gradients` was called.
     """
 
@@ -99,6 +100,7 @@ class WeightUpdate:
         self._remote_slots: set[str] = set()
         self._global_clipnorm: float | None = None
         self.kept_gradients: list[tf.Variable] = []
+        self.gradient_norm: tf.Variable | None = None
         self._make_optimizer()
         self._prepare_optimizer(slots_for or trainable, canonical_names(trainable))
 
@@ -202,6 +204,8 @@ class WeightUpdate:
         """Clips and applies reduced gradients, of the weights' shapes and dtypes."""
         if self.kept_gradients:
             assign_all(self.kept_gradients, self.unscaled(gradients))
+        if self.gradient_norm is not None:
+            self.gradient_norm.assign(tf.linalg.global_norm(self.unscaled(gradients)))
         self._optimizer.apply(gradients, self._updated)
 
     def apply_shard(self, gradients: Sequence[tf.Tensor], norm: tf.Tensor | None) -> None:
@@ -230,14 +234,19 @@ class WeightUpdate:
         """
         with scope():
             self.kept_gradients = [
-                tf.Variable(
-                    tf.zeros(value.shape, value.dtype),
-                    trainable=False,
-                    synchronization=tf.VariableSynchronization.ON_READ,
-                    aggregation=tf.VariableAggregation.NONE,
-                )
-                for value in self._values
+                _replica_variable(value.shape, value.dtype) for value in self._values
             ]
+
+    def keep_gradient_norm(
+        self, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> None:
+        """Makes `apply`, as traced from now on, store their norm in `gradient_norm`; not traced.
+
+        Args:
+            scope: Scope of the `tf.distribute` strategy.
+        """
+        with scope():
+            self.gradient_norm = _replica_variable((), self._values[0].dtype)
 
     def scaled(self, value: tf.Tensor) -> tf.Tensor:
         """A loss or a gradient, any shape, times the loss scale, where the precision needs one."""
@@ -253,6 +262,16 @@ class WeightUpdate:
         if scale is None:
             return dense
         return [gradient / tf.cast(scale, gradient.dtype) for gradient in dense]
+
+
+def _replica_variable(shape: Any, dtype: tf.DType) -> tf.Variable:
+    """A variable of zeros that each replica assigns for itself."""
+    return tf.Variable(
+        tf.zeros(shape, dtype),
+        trainable=False,
+        synchronization=tf.VariableSynchronization.ON_READ,
+        aggregation=tf.VariableAggregation.NONE,
+    )
 
 
 def _require_unconditional(optimizer: keras.optimizers.Optimizer) -> None:

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch import nn
 
 from isotrain.adapters.common import weight_sharding
 from isotrain.adapters.common.notes import OWN_DENOMINATOR, notes
@@ -116,6 +117,8 @@ class TorchReplicaGroup(ReplicaGroup):
         self._replica = TorchReplica(self.trainer, self.communicator)
         self._rate: float | None = None
         self._kept_gradients: list[torch.Tensor] | None = None
+        self._keeps_gradient_norm = False
+        self._gradient_norm: torch.Tensor | None = None
         self._is_optimizer_sharded = False
         self.statistics = self.trainer.statistics if self.replicas > 1 else []
         losses = MAX_LOSSES if self.trainer.objective else len(spec.losses("torch"))
@@ -331,9 +334,12 @@ class TorchReplicaGroup(ReplicaGroup):
         self._update_weights()
 
     def _update_weights(self) -> None:
-        """Clips and applies the gradients in `.grad`; copies them first after `keep_gradients`."""
+        """Clips and applies the gradients in `.grad`; copies or measures them first if requested."""
         if self._kept_gradients is not None:
             self._kept_gradients = self._unscaled_gradients()
+        if self._keeps_gradient_norm:
+            gradients = [each.grad for each in self.trainer.updated if each.grad is not None]
+            self._gradient_norm = nn.utils.get_total_norm(gradients) / self.trainer.loss_scale()
         self._snapshot_guard.wait_after_forward()
         self.trainer.apply()
 
@@ -402,6 +408,13 @@ class TorchReplicaGroup(ReplicaGroup):
     def kept_gradients(self) -> list[list[torch.Tensor]]:
         assert self._kept_gradients is not None
         return [self._kept_gradients]
+
+    def keep_gradient_norm(self) -> None:
+        self._keeps_gradient_norm = True
+
+    def gradient_norm(self) -> torch.Tensor:
+        assert self._gradient_norm is not None
+        return self._gradient_norm
 
     def compute(
         self, computation: Computation, *values: Sequence[Any], static: Hashable = None

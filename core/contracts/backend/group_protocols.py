@@ -267,6 +267,22 @@ class GradientKeepingGroup(Protocol):
         """
 
 
+@runtime_checkable
+class GradientNormGroup(Protocol):
+    """Replica group that can measure the gradients of each step (`gradient_norm` of the spec)."""
+
+    def keep_gradient_norm(self) -> None:
+        """Makes every later step measure its gradients. Local; called before the first step."""
+
+    def gradient_norm(self) -> Tensor:
+        """L2 norm of all gradients together that updated the weights in the last step. Local.
+
+        Returns:
+            A scalar tensor, equal on all replicas: of the reduced and unscaled gradients, before clipping.
+            It is not waited for.
+        """
+
+
 GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     ParameterServerGroup: frozenset({Capability.PARAMETER_SERVER_STEP}),
     WorkerGroup: frozenset(),
@@ -277,5 +293,6 @@ GROUP_PROTOCOLS: Mapping[type, frozenset[Capability]] = {
     WeightsFileGroup: frozenset(),
     CompressingGroup: frozenset(),
     GradientKeepingGroup: frozenset(),
+    GradientNormGroup: frozenset(),
 }
 """Protocol to the capabilities that a group has by it."""

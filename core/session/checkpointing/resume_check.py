@@ -30,6 +30,7 @@ _IGNORED = (
     "name",
     "loggers",
     "callbacks",
+    "gradient_norm",
     "timeouts",
     "ignore",
     "checkpoint",

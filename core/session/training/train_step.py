@@ -10,6 +10,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
+from isotrain.core.contracts.backend.group_protocols import GradientNormGroup
+from isotrain.core.contracts.backend.protocol_checks import require
 from isotrain.core.contracts.backend.replica import Tensor
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup
 from isotrain.core.contracts.reporter import BETWEEN_CALLS, Reporter
@@ -61,6 +63,11 @@ def missing_targets_error(source: Any, inputs: Any) -> DataError:
         f"{problem} Each is a dict of {names}: say which of them are the targets, as in"
         f" isotrain.sources.{type(source).__name__}(data, inputs=..., targets=...)."
     )
+
+
+def _of_update(scalar: str, update: str) -> str:
+    """Name of a scalar of an update; the scalar's own without updates."""
+    return f"{update}_{scalar}" if update else scalar
 
 
 class TrainLoop:
@@ -141,6 +148,12 @@ class TrainLoop:
                 " of its own, and an average of these is not that of the run. Leave it out, or use strategy"
                 " data-parallel."
             )
+        views = (
+            (self._group.updates or {"": self._group}) if session_context.spec.gradient_norm else {}
+        )
+        self._norm_groups = {name: require(each, GradientNormGroup) for name, each in views.items()}
+        for each in self._norm_groups.values():
+            each.keep_gradient_norm()
         self.loss_check = LossCheck(session_context, reporter)
         self.step_logger = StepLogger.of(session_context, reporter, stopwatch, loader.total_steps)
 
@@ -430,6 +443,12 @@ class TrainLoop:
             scalars = {f"{n}_loss": each for n, each in zip(names, losses, strict=True)}
             scalars |= {f"{n}_learning_rate": each for n, each in zip(names, rates, strict=True)}
             self.step_logger.log(batch.step, scalars)
+        if self._norm_groups:
+            norms = {
+                _of_update("gradient_norm", n): self._norm_groups[n].gradient_norm() for n in names
+            }
+            trainer_state.last_gradient_norm = [*norms.values()][-1]
+            self.step_logger.log(batch.step, norms)
         reporter.enter(BETWEEN_CALLS)
         return loss
 

@@ -23,6 +23,7 @@ class TrainerState:
         rate_factor: Factor on the learning rates of the spec, or on `fixed_rate`.
         values: Values of the last step by name; None before the first.
         last_loss: Scalar loss of the last step, possibly not computed yet; None before the first.
+        last_gradient_norm: Scalar norm of the last step's gradients; None without `gradient_norm`.
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         restore_count: Number of restores so far.
@@ -39,6 +40,7 @@ class TrainerState:
     rate_factor: float = 1.0
     values: Mapping[str, float] | None = None
     last_loss: Tensor | None = None
+    last_gradient_norm: Tensor | None = None
     best_steps: list[int] = field(default_factory=list)
     stream_state: StreamState | None = None
     restore_count: int = 0

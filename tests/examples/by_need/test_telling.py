@@ -126,6 +126,23 @@ def test_own_scalars(backend: str, replicas: int, tmp_path: Path) -> None:
     np.testing.assert_allclose([*scalars["average_loss"].values()], averages[1:], rtol=1e-12)
 
 
+def total_norm(loss: float, model: Any, optimizer: Any) -> float:
+    """The norm of the gradients that the step has used."""
+    gradients = [variable.value.grad for variable in model.trainable_variables]
+    return float(sum(float((gradient**2).sum()) for gradient in gradients) ** 0.5)
+
+
+@pytest.mark.examples
+@CELLS
+def test_gradient_norm(backend: str, replicas: int, tmp_path: Path) -> None:
+    weights, norms = plain("gradient_norm", total_norm)
+    result = run("gradient_norm", backend, replicas, tmp_path)
+    assert_equal(result.weights, weights)
+    found = result.history.scalars["gradient_norm"]
+    assert list(found) == [*range(len(norms))]
+    np.testing.assert_allclose([*found.values()], norms, rtol=1e-12)
+
+
 def noisy_loss(loss: float, model: Any, optimizer: Any) -> list[Any]:
     """The loss on the noisy points after the step, and the weights."""
     import torch
