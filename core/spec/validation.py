@@ -30,7 +30,6 @@ OTHER_TOOLS_NAMES = {
     "accumulate_grad_batches": "gradient_accumulation_steps",
     "batch_size": "global_batch_size",
     "bf16": "bfloat16",
-    "callbacks": "loggers",
     "checkpointing": "checkpoint",
     "constant_with_warmup": "constant",
     "cosine_with_restarts": "cosine-restarts",

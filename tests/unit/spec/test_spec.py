@@ -294,7 +294,6 @@ ONE_PROBLEM = [
         {"batch_size": 8},
         "batch_size: got 8; expected a field that exists; did you mean 'global_batch_size'",
     ),
-    ({"callbacks": []}, "did you mean 'loggers'?"),
     ({"device": "cuda"}, "device: got 'cuda'; expected one of auto, cpu, gpu; did you mean 'gpu'?"),
     ({"precision": "bf16"}, "did you mean 'bfloat16'?"),
     ({"optimizer": {"name": "sgd", "lr": 1, "learning_rate": 1}}, "did you mean 'lr'?"),
