@@ -152,8 +152,8 @@ class TrainLoop:
             (self._group.updates or {"": self._group}) if session_context.spec.gradient_norm else {}
         )
         self._norm_groups = {name: require(each, GradientNormGroup) for name, each in views.items()}
-        for each in self._norm_groups.values():
-            each.keep_gradient_norm()
+        for measured in self._norm_groups.values():
+            measured.keep_gradient_norm()
         self.loss_check = LossCheck(session_context, reporter)
         self.step_logger = StepLogger.of(session_context, reporter, stopwatch, loader.total_steps)
 
