@@ -33,8 +33,10 @@ test: environment ## the tests, but for those of the tiers below
 test-quick: environment ## the everyday tests: the quick part of these
 	$(PYTEST) tests -m "not slow and not examples"
 
-test-examples: environment ## tests that train the examples, and those of the example plugins
-	$(PYTEST) tests/examples tests/integration/test_examples.py tests/integration/test_example_plugins.py -m examples
+EXAMPLE_TESTS = -m examples $(shell grep -rl --include="test_*.py" "mark\.examples" tests)
+
+test-examples: environment ## tests that train the examples, run the benchmarks, and install packages of plugins
+	$(PYTEST) $(EXAMPLE_TESTS)
 
 # Whoever compares bits compares those of a library's kernels, which it chooses by the machine: other machines have others.
 # Tests of bfloat16 on TensorFlow cannot take part: it asks the processor what oneDNN has, and aborts where that is told less.

@@ -268,7 +268,7 @@ def test_the_goals_choose_their_cells(monkeypatch: pytest.MonkeyPatch) -> None:
     assert "torch-ddp/loader" not in found
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_smallest_selection_trains() -> None:
     """Both sides train: the loop by hand, and isotrain."""
     command = [sys.executable, "-m", "benchmarks.peers", "--workload", "mlp-64", "--replicas", "1"]
@@ -303,7 +303,7 @@ def test_a_table_and_its_rows_are_written(
     assert "| isotrain/torch-ddp/native |" in text
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_exchange_benchmark_runs(tmp_path: Path) -> None:
     asked = ("--weights", "3", "--width", "64", "--pairs", "2")
     done = script(ROOT / "benchmarks" / "exchange.py", *asked, folder=tmp_path)
@@ -325,7 +325,7 @@ def trying() -> Iterator[Executor]:
         yield trying
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.parametrize("name", WAYS)
 def test_every_way_to_save_loads_what_it_saved(name: str, tmp_path: Path, trying: Executor) -> None:
     """Loading compares the weights."""
@@ -341,7 +341,7 @@ def require_figures(found: Mapping[str, float]) -> None:
     assert 0 < found["stall"] <= found["on disk"]
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.parametrize("name", ["isotrain", "by hand, torch.save"])
 def test_training_goes_on_beside_what_is_saved(name: str, trying: Executor) -> None:
     """The first save is not counted, nor how much longer its steps took."""
@@ -351,7 +351,7 @@ def test_training_goes_on_beside_what_is_saved(name: str, trying: Executor) -> N
     assert min(found["step"] + found["saving"]) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_saving_and_loading_are_programs_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -360,7 +360,7 @@ def test_saving_and_loading_are_programs_of_their_own(
     require_figures(checkpoints.measure("isotrain", 1))
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_kill_drill_and_restart_times() -> None:
     """A run is killed at a random moment, and another once a checkpoint exists."""
     strategy = {"name": "local-sgd", "options": {"every": 4}}
@@ -371,7 +371,7 @@ def test_kill_drill_and_restart_times() -> None:
     assert min(start, again) > 0
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_batches_benchmark_prints_both_sides(
     trying: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -386,7 +386,7 @@ def test_batches_benchmark_prints_both_sides(
     assert re.fullmatch(expected, capsys.readouterr().out)
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_parts_of_a_step_take_time(
     trying: Executor, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -411,7 +411,7 @@ def test_parts_of_a_step_take_time(
     assert [line.split(" | ")[0].strip("| ") for line in lines[-8:]] == list(steps.PARTS)
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_what_watching_costs_is_measured_on_what_real_ranks_have_said() -> None:
     command = [sys.executable, "-m", "benchmarks.watching", "--ranks", "8", "--seconds", "1"]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -109,7 +109,7 @@ def installed(guide: Guide, tmp_path_factory: pytest.TempPathFactory) -> Install
     return Installed(folder, site, {"PYTHONPATH": path, "PYTEST_ADDOPTS": ""})
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 def test_packages_pass_their_own_tests(installed: Installed) -> None:
     """New packages pass as they are generated; so does the example, with tests of its options.
 
@@ -134,7 +134,7 @@ def test_packages_pass_their_own_tests(installed: Installed) -> None:
     assert f"{len(strategy.CHECKS) - 3 + 3} passed, 3 skipped" in example, example
 
 
-@pytest.mark.slow
+@pytest.mark.examples
 @pytest.mark.usefixtures("few_digits", "without_plots")
 def test_the_guide_leads_to_a_strategy_under_every_backend(
     guide: Guide, installed: Installed
