@@ -8,6 +8,7 @@ from isotrain.core.cli.commands.checkpoint import add_checkpoint
 from isotrain.core.cli.commands.compare import COMPARE, REPORT
 from isotrain.core.cli.commands.config import CONFIG
 from isotrain.core.cli.commands.diagnose import CHECK, PARITY
+from isotrain.core.cli.commands.find import FIND
 from isotrain.core.cli.commands.launchers import CLUSTER_INFO, LAUNCHERS
 from isotrain.core.cli.commands.list import BACKENDS, DOCTOR, PLUGINS, SCHEMA, STRATEGIES
 from isotrain.core.cli.commands.model import EXPORT, PREDICT
@@ -33,6 +34,7 @@ _COMMANDS = (
     REPORT.add_to,
     CHECK.add_to,
     PARITY.add_to,
+    FIND.add_to,
     PREDICT.add_to,
     add_checkpoint,
     EXPORT.add_to,

@@ -270,6 +270,7 @@ NAMED = re.compile(
 NAMED_FROM_BELOW = {
     "core/cli/commands/compare.py": {"isotrain.analysis.commands"},
     "core/cli/commands/diagnose.py": {"isotrain.analysis.commands"},
+    "core/cli/commands/find.py": {"isotrain.analysis.find.commands"},
     "core/cli/commands/plugins.py": {"isotrain.testing.commands"},
     "core/cli/internal_work.py": {
         *("isotrain.analysis.compare.measurement.measure", "isotrain.analysis.parity.trace"),

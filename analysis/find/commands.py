@@ -1,0 +1,87 @@
+"""The command `isotrain find`; `core/cli/commands/find.py` has its arguments."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+
+from isotrain.analysis.find.batch import STEPS as BATCH_STEPS
+from isotrain.analysis.find.batch import BatchTrial, find_batch
+from isotrain.analysis.find.rate import FIRST, LAST, STEPS, RateSearch, find_rate
+from isotrain.core.cli.support import read_spec_with_choices, waiting
+from isotrain.core.errors import PlanError
+from isotrain.core.json_format import json_page
+from isotrain.core.run.options import ResumeOptions
+
+
+def find(options: argparse.Namespace) -> None:
+    """Runs `isotrain find rate` or `isotrain find batch` and prints what it found.
+
+    Raises:
+        PlanError: An option is of the other search.
+    """
+    others = {"rate": ("first_batch", "most"), "batch": ("first_rate", "last_rate", "plot")}
+    for name in others[options.what]:
+        if getattr(options, name) is not None:
+            raise PlanError(f"--{name.replace('_', '-')} is no option of `find {options.what}`.")
+    (_find_rate if options.what == "rate" else _find_batch)(options)
+
+
+def _run_options(options: argparse.Namespace) -> ResumeOptions:
+    return {
+        "replicas": options.replicas,
+        "launcher": options.launcher,
+        "launcher_options": dict(options.launcher_option),
+    }
+
+
+def _find_rate(options: argparse.Namespace) -> None:
+    with waiting("training while the learning rate rises"):
+        search = find_rate(
+            read_spec_with_choices(options),
+            backend=options.backend,
+            first=options.first_rate or FIRST,
+            last=options.last_rate or LAST,
+            steps=options.steps or STEPS,
+            **_run_options(options),
+        )
+    if options.plot is not None:
+        search.plot(options.plot)
+    print(json_page(search.to_dict()) if options.json else _rate_text(search))
+
+
+def _rate_text(search: RateSearch) -> str:
+    swept = f"{len(search.rates)} steps, from rate {search.rates[0]:.3g} to {search.rates[-1]:.3g}"
+    if search.suggestion is None:
+        return f"{swept}: the smoothed loss falls nowhere. Take other rates or more steps."
+    return (
+        f"{swept}: the smoothed loss falls fastest at {search.suggestion:.3g}\n"
+        f"optimizer.lr: {search.lr:.3g}"
+    )
+
+
+def _find_batch(options: argparse.Namespace) -> None:
+    search = find_batch(
+        read_spec_with_choices(options),
+        backend=options.backend,
+        first=options.first_batch,
+        most=options.most,
+        steps=options.steps or BATCH_STEPS,
+        on_trial=_show_trial,
+        **_run_options(options),
+    )
+    if options.json:
+        print(json_page(search.to_dict()))
+    elif search.largest is None:
+        print("no global batch fits")
+    else:
+        print(f"global_batch_size: {search.largest} (largest), {search.fastest} (fastest)")
+
+
+def _show_trial(trial: BatchTrial) -> None:
+    result = trial.reason or "fits"
+    if trial.samples_per_second is not None:
+        result = f"fits, {trial.samples_per_second:.4g} samples/s"
+    print(
+        f"isotrain: global batch {trial.global_batch_size}: {result}", file=sys.stderr, flush=True
+    )

@@ -1,0 +1,151 @@
+"""`isotrain.find_rate`: the learning-rate range test (Smith 2017), by one short run."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Unpack
+
+from isotrain.analysis.find.rate_plot import RatePlot, write_plot
+from isotrain.analysis.find.trial import launch_trial, trial_spec
+from isotrain.core.errors import SpecError
+from isotrain.core.run.options import ResumeOptions, require_known
+from isotrain.core.spec.loading import SpecLike, load_spec
+
+if TYPE_CHECKING:
+    from isotrain.core.session.session import Session
+
+FIRST, LAST, STEPS = 1e-7, 10.0, 100
+"""Defaults of the first and the last rate, and of the number of steps between them."""
+_SMOOTHING = 0.95
+_DIVERGED = 4.0
+"""Multiple of the least smoothed loss beyond which the run has diverged."""
+_SKIPPED = 10
+"""Fraction of the steps at the start, as one in so many, whose means are of few losses: none is suggested."""
+_WINDOW = 16
+"""Fraction of the steps, as one in so many, before and after a step between which the slope is taken."""
+
+
+@dataclass(frozen=True)
+class RateSearch:
+    """Losses of a run whose learning rate rose exponentially from step to step.
+
+    Attributes:
+        rates: Learning rate of each step, after scaling.
+        losses: Loss of each step.
+        smoothed: Exponential moving mean of the losses, without the bias of its start.
+        suggestion: Learning rate at which the smoothed loss falls fastest; None if it falls nowhere.
+        lr: The suggestion as `optimizer.lr` of the spec, before scaling.
+    """
+
+    rates: tuple[float, ...]
+    losses: tuple[float, ...]
+    smoothed: tuple[float, ...]
+    suggestion: float | None
+    lr: float | None
+
+    def to_dict(self) -> dict[str, Any]:
+        """The search as JSON values."""
+        return asdict(self)
+
+    def plot(self, path: str | Path) -> None:
+        """Writes a plot of the losses over the rates.
+
+        Args:
+            path: File to write: `.png`, or `.svg`.
+
+        Raises:
+            IsotrainError: matplotlib is not installed.
+        """
+        write_plot(RatePlot(self.rates, self.losses, self.smoothed, self.suggestion), Path(path))
+
+
+def find_rate(
+    spec: SpecLike,
+    *,
+    backend: str,
+    first: float = FIRST,
+    last: float = LAST,
+    steps: int = STEPS,
+    **options: Unpack[ResumeOptions],
+) -> RateSearch:
+    """Searches for a learning rate: trains while the rate rises, until the loss diverges.
+
+    The run is a new one; nothing of it remains but the figures.
+
+    Args:
+        spec: Training spec, as for `isotrain.run`; its rate and schedule are not used.
+        backend: Backend to train on.
+        first: Learning rate of the first step.
+        last: Learning rate of the last step.
+        steps: Number of steps.
+        **options: Options of `isotrain.run`, but `run_directory` and `resume`.
+
+    Raises:
+        SpecError: The spec is wrong, or the rates do not rise.
+        RunFailedError: A process failed.
+    """
+    require_known("find_rate", ResumeOptions, options)
+    if not (0 < first < last < math.inf and steps > 1):
+        raise SpecError(
+            f"find_rate: expected 0 < first < last and 2 or more steps, received first={first},"
+            f" last={last}, steps={steps}."
+        )
+    checked = load_spec(spec)
+    changed = trial_spec(checked, steps=steps, schedule="constant")
+    work = partial(_sweep, first=first, last=last, steps=steps)
+    found = launch_trial(work, changed, backend, options)
+    smoothed = _smoothed(found["losses"])
+    suggestion = _steepest(found["rates"], smoothed)
+    return RateSearch(
+        tuple(found["rates"]),
+        tuple(found["losses"]),
+        tuple(smoothed),
+        suggestion,
+        None
+        if suggestion is None
+        else suggestion / checked.scaling.factor(found["global_batch_size"]),
+    )
+
+
+def _sweep(session: Session, *, first: float, last: float, steps: int) -> dict[str, Any]:
+    """Trains with rising rates until the loss diverges. Collective."""
+    rates: list[float] = []
+    losses: list[float] = []
+    for batch in session.batches():
+        rates.append(first * (last / first) ** (len(rates) / (steps - 1)))
+        session.set_learning_rate(rates[-1])
+        losses.append(float(session.step(batch)))
+        smoothed = _smoothed(losses)
+        if not math.isfinite(losses[-1]) or smoothed[-1] > _DIVERGED * min(smoothed):
+            break
+    return {
+        "rates": rates,
+        "losses": losses,
+        "global_batch_size": session.plan.global_batch_size,
+    }
+
+
+def _smoothed(losses: Sequence[float]) -> list[float]:
+    """Exponential moving means, each divided by the sum of its weights."""
+    mean, means = 0.0, []
+    for count, loss in enumerate(losses, start=1):
+        mean = _SMOOTHING * mean + (1 - _SMOOTHING) * loss
+        means.append(mean / (1 - _SMOOTHING**count))
+    return means
+
+
+def _steepest(rates: Sequence[float], smoothed: Sequence[float]) -> float | None:
+    """Rate at which the smoothed loss falls fastest over the logarithm of the rate."""
+    count = len(rates)
+    window = max(1, count // _WINDOW)
+    slopes = {
+        step: smoothed[step + window] - smoothed[step - window]
+        for step in range(max(window, count // _SKIPPED), count - window)
+        if math.isfinite(smoothed[step + window])
+    }
+    step = min(slopes, key=slopes.__getitem__, default=None)
+    return None if step is None or slopes[step] >= 0 else rates[step]
