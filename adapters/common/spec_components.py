@@ -83,6 +83,15 @@ def call_checked(form: str, make: Any, field: str, *given: Any, **options: Any) 
     return make(*given, **options)
 
 
+def names_option(make: Any, names: Sequence[str]) -> dict[str, list[str]]:
+    """The option `names`, the names of the weights to optimize, for a function with a parameter `names`."""
+    try:
+        takes_names = "names" in inspect.signature(make).parameters
+    except ValueError:  # a compiled function
+        return {}
+    return {"names": list(names)} if takes_names else {}
+
+
 def name_option(cls: type) -> dict[str, str]:
     """The option `name` for a class that would number its instances instead: auc, auc_1, ..."""
     name = inspect.signature(cls).parameters.get("name")

@@ -11,7 +11,11 @@ from typing import Any
 import keras
 import numpy as np
 
-from isotrain.adapters.common.spec_components import call_checked, resolve_for_framework
+from isotrain.adapters.common.spec_components import (
+    call_checked,
+    names_option,
+    resolve_for_framework,
+)
 from isotrain.adapters.keras import private as keras_private
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
@@ -38,7 +42,7 @@ _SPEC_ONLY_FIELDS = {"name", "lr", "groups", "layer_decay"}
 
 
 def build_optimizer(
-    spec: TrainingSpec, framework: str, name: str | None = None
+    spec: TrainingSpec, framework: str, name: str | None = None, weights: Sequence[str] = ()
 ) -> tuple[keras.optimizers.Optimizer, KerasSchedule | None]:
     """Makes the spec's Keras optimizer, with gradient clipping and, in float16, loss scaling.
 
@@ -51,6 +55,7 @@ def build_optimizer(
         spec: Training spec, for the optimizer, clipping and precision.
         framework: Framework whose custom optimizer is used, where the spec has one per framework.
         name: Optimizer name, a prefix of its variables' paths; None: a unique one by Keras.
+        weights: Names of the trainable weights, for a custom optimizer.
 
     Returns:
         The optimizer, whose learning rate is a variable; and the schedule it was created with or None, for
@@ -63,7 +68,7 @@ def build_optimizer(
     number = _number(spec)
     schedule = None
     if isinstance(settings, CustomOptimizer):
-        optimizer, schedule = _own_optimizer(settings, framework, number)
+        optimizer, schedule = _own_optimizer(settings, framework, number, weights)
         _require_no_doubles(optimizer, spec)
     else:
         optimizer = _named_optimizer(spec, number)
@@ -83,7 +88,10 @@ def build_optimizer(
 
 
 def _own_optimizer(
-    settings: CustomOptimizer, framework: str, number: Callable[[float], float]
+    settings: CustomOptimizer,
+    framework: str,
+    number: Callable[[float], float],
+    weights: Sequence[str],
 ) -> tuple[keras.optimizers.Optimizer, KerasSchedule | None]:
     """Calls the user's optimizer function; returns the optimizer and its schedule, or None.
 
@@ -93,9 +101,8 @@ def _own_optimizer(
     """
     factory = resolve_for_framework(settings.custom, framework, "optimizer.custom")
     form = "(learning_rate, **args)"
-    optimizer = call_checked(
-        form, factory, "optimizer.custom", number(settings.lr), **settings.args
-    )
+    options = {**names_option(factory, weights), **settings.args}
+    optimizer = call_checked(form, factory, "optimizer.custom", number(settings.lr), **options)
     if not isinstance(optimizer, keras.optimizers.Optimizer):
         raise SpecError(
             f"optimizer.custom: it returned {type(optimizer).__name__!r}; for this model it must"

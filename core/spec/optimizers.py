@@ -253,7 +253,8 @@ class CustomOptimizer(SpecModel):
     name: ClassVar[str] = "custom"
     custom: References = Field(
         description="Callable that builds an optimizer, or one per framework: for a torch module "
-        "(parameters, lr, **args) -> a torch optimizer, else (lr, **args) -> a Keras optimizer."
+        "(parameters, lr, **args) -> a torch optimizer, else (lr, **args) -> a Keras optimizer. A parameter "
+        "`names` receives the names of the weights."
     )
     lr: Positive = Field(
         description="Learning rate (of `scaling.base_batch_size` when that is given)."

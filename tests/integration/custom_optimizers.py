@@ -117,9 +117,10 @@ def adam(parameters: Any, lr: float, **options: Any) -> Any:
     return torch.optim.Adam(parameters, lr, **options)
 
 
-def in_groups(parameters: Any, lr: float) -> Any:
+def in_groups(parameters: Any, lr: float, names: list[str]) -> Any:
     import torch
 
+    assert names == ["0.weight", "0.bias", "1.weight", "1.bias"]
     first, *others = parameters
     return torch.optim.SGD(
         [{"params": [first], "lr": lr / 4, "weight_decay": 0.25}, {"params": others}], lr
@@ -195,7 +196,8 @@ def natively(session: isotrain.Session, name: str) -> dict[str, Any]:
     given = session.read_state(["trainable"])
     plain.load_state_dict({key: torch.from_numpy(value.copy()) for key, value in given.items()})
     chosen = TORCH[name]
-    optimizer = chosen["custom"](list(plain.parameters()), LR, **chosen.get("args", {}))
+    names = {"names": list(given)} if chosen["custom"] is in_groups else {}
+    optimizer = chosen["custom"](list(plain.parameters()), LR, **names, **chosen.get("args", {}))
     rates: list[float] = []
     last = optimizer.param_groups[-1]
     optimizer.register_step_pre_hook(lambda *update: rates.append(float(last["lr"])))
@@ -240,7 +242,7 @@ def scaling(lr: float) -> Any:
 
 
 REFUSED = {
-    "closure": "closure",
+    "closure": "LBFGS computes the loss several times in a step",
     "several": "MultiOptimizer",
     "loss scale": "LossScaleOptimizer",
     "two clippings": "clip: the optimizer that optimizer.custom returned has clipnorm too",
@@ -254,7 +256,7 @@ def refusals(session: isotrain.Session) -> dict[str, str]:
     """What is said of each, after a session that is closed."""
     native = {"model": {"torch": net}}
     cases: dict[str, dict[str, Any]] = {
-        "closure": {**native, "optimizer": {"custom": lbfgs, "lr": LR}},
+        "closure": {**native, "optimizer": {"custom": lbfgs, "lr": LR}, "precision": "float16"},
         "several": {"optimizer": {"custom": multi, "lr": LR}},
         "loss scale": {"optimizer": {"custom": scaling, "lr": LR}},
         "two clippings": {"clip": {"value": 1.0}},

@@ -106,7 +106,8 @@ class WeightUpdate:
 
     def _make_optimizer(self, name: str | None = None) -> None:
         """Builds an optimizer without slots."""
-        built = keras_model.build_optimizer(self._spec, "tensorflow", name)
+        names = canonical_names(self._trainable)
+        built = keras_model.build_optimizer(self._spec, "tensorflow", name, names)
         self._optimizer, self.optimizer_lr_schedule = built
         _require_unconditional(self._optimizer)
         self._rate_variable = self._optimizer.learning_rate

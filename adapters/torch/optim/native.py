@@ -9,7 +9,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from isotrain.adapters.common.spec_components import call_checked, resolve_for_framework
+from isotrain.adapters.common.spec_components import (
+    call_checked,
+    names_option,
+    resolve_for_framework,
+)
 from isotrain.adapters.torch.optim.lamb import Lamb
 from isotrain.plugin import CustomOptimizer, SpecError, TrainingSpec, WeightGroup
 
@@ -26,7 +30,10 @@ _SPEC_ONLY_FIELDS = ("name", "groups", "layer_decay")
 
 
 def build_optimizer(
-    spec: TrainingSpec, parameters: list[nn.Parameter], groups: Sequence[WeightGroup] = ()
+    spec: TrainingSpec,
+    parameters: list[nn.Parameter],
+    groups: Sequence[WeightGroup] = (),
+    names: Sequence[str] = (),
 ) -> torch.optim.Optimizer:
     """Builds the torch optimizer that the spec names, or the user's custom one.
 
@@ -34,26 +41,26 @@ def build_optimizer(
         spec: Training spec with the optimizer.
         parameters: Parameters, any shape.
         groups: Groups of the parameters; without any, all have the options of the spec's optimizer.
+        names: Names of the parameters, for a custom optimizer.
 
     Raises:
-        SpecError: The custom optimizer is no torch.optim.Optimizer, or its `step` needs a closure.
+        SpecError: The custom optimizer is no torch.optim.Optimizer, or needs a closure in float16.
     """
     settings = spec.optimizer
     if isinstance(settings, CustomOptimizer):
         factory = resolve_for_framework(settings.custom, "torch", "optimizer.custom")
         form, args = "(parameters, learning_rate, **args)", (parameters, settings.lr)
-        optimizer = call_checked(form, factory, "optimizer.custom", *args, **settings.args)
+        options = {**names_option(factory, names), **settings.args}
+        optimizer = call_checked(form, factory, "optimizer.custom", *args, **options)
         if not isinstance(optimizer, torch.optim.Optimizer):
             raise SpecError(
                 f"optimizer.custom: it returned {type(optimizer).__name__!r}; for a torch module it"
                 f" must return a torch.optim.Optimizer, from {form}."
             )
-        closure = inspect.signature(optimizer.step).parameters.get("closure")
-        if closure is not None and closure.default is inspect.Parameter.empty:
+        if needs_closure(optimizer) and spec.loss_scaling is not None:
             raise SpecError(
-                f"optimizer.custom: {type(optimizer).__name__}.step needs a closure, to compute the loss"
-                " several times, and a training step computes it once. Return an optimizer that needs no"
-                " closure."
+                f"optimizer.custom: {type(optimizer).__name__} computes the loss several times in a step, and"
+                " compares the losses; precision float16 scales them. Use bfloat16 or float32."
             )
         return optimizer
     options = {name: value for name, value in settings if name not in _SPEC_ONLY_FIELDS}
@@ -66,6 +73,12 @@ def build_optimizer(
         for group in groups
     ]
     return _OPTIMIZERS[settings.name](param_groups or parameters, **_torch_options(options))
+
+
+def needs_closure(optimizer: torch.optim.Optimizer) -> bool:
+    """Whether `step` needs a closure, with which it computes the loss several times, as L-BFGS does."""
+    closure = inspect.signature(optimizer.step).parameters.get("closure")
+    return closure is not None and closure.default is inspect.Parameter.empty
 
 
 def _torch_options(options: Mapping[str, Any]) -> dict[str, Any]:

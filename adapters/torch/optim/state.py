@@ -14,6 +14,7 @@ from isotrain.plugin import IsotrainError, unknown_name
 _NUMBER_TYPES = (bool, int, float)
 _WITHOUT_SLOTS = "without_slots"
 _GROUPS = "groups/"
+_LIST = "[]"
 
 
 class NativeOptimizerState:
@@ -22,6 +23,7 @@ class NativeOptimizerState:
     | name | value |
     |---|---|
     | `WEIGHT/SLOT` | slot of a weight, such as `exp_avg`; the first update creates most slots |
+    | `WEIGHT/SLOT[]` | slot that is a list of tensors of one shape, stacked, as L-BFGS has them |
     | `without_slots` | bool per weight, if some have no slots yet; written, it removes slots |
     | `groups/INDEX/OPTION` | number in a parameter group of a custom optimizer, except `lr` |
     """
@@ -59,10 +61,10 @@ class NativeOptimizerState:
     def read(self) -> dict[str, torch.Tensor]:
         """All state by name; Python numbers as scalar tensors."""
         state = {
-            f"{name}/{slot}": _as_tensor(value)
+            f"{name}/{slot}{_LIST if isinstance(value, list) else ''}": _as_tensor(value)
             for name, weight in self._weights.items()
             for slot, value in self._slots(weight).items()
-            if isinstance(value, torch.Tensor | bool | int | float)
+            if isinstance(value, torch.Tensor | bool | int | float) or _is_tensor_list(value)
         }
         without = [not self._slots(weight) for weight in self._weights.values()]
         if any(without) and not self.is_partial:  # replicas would differ
@@ -108,6 +110,11 @@ class NativeOptimizerState:
         if not self._is_custom and not self._slots(weight):
             self.make([weight])
         slots = self._optimizer.state[weight]
+        if self._is_custom and slot.endswith(_LIST):
+            parts = value.to(weight.device).unbind()
+            # copies, whose alignment is that of the originals: sums are rounded by it
+            slots[slot.removesuffix(_LIST)] = [part.clone() for part in parts]
+            return
         current = slots.get(slot)
         if torch.is_tensor(current):
             overwrite(name, current, value)
@@ -141,7 +148,7 @@ class NativeOptimizerState:
                 slot
                 for weight in self._weights.values()
                 for slot, value in self._slots(weight).items()
-                if not isinstance(value, types)
+                if not isinstance(value, types) and not _is_tensor_list(value)
             }
         )
 
@@ -175,7 +182,14 @@ class NativeOptimizerState:
 
 
 def _as_tensor(value: Any) -> torch.Tensor:
-    """A tensor unchanged; a Python number as a scalar tensor that is exact: float64, int64 or bool."""
+    """A tensor unchanged, a list stacked; a Python number as an exact scalar: float64, int64 or bool."""
+    if isinstance(value, list):
+        return torch.stack(value) if value else torch.zeros(0)
     if isinstance(value, float):
         return torch.tensor(value, dtype=torch.float64)
     return value if torch.is_tensor(value) else torch.tensor(value)
+
+
+def _is_tensor_list(value: Any) -> bool:
+    """Whether a slot is a list of tensors; one with None is memory that an update fills anew."""
+    return isinstance(value, list) and all(map(torch.is_tensor, value))

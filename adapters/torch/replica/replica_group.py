@@ -188,11 +188,38 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def synchronous_step(self, batch: Batch, learning_rate: float) -> torch.Tensor:
         self._set_learning_rate(learning_rate)
-        trainer, communicator = self.trainer, self.communicator
-        trainer.begin_step()
-        trainer.step.set_values(batch.values)
-        if (warm_up := communicator.warm_up()) is not None:
+        self.trainer.begin_step()
+        self.trainer.step.set_values(batch.values)
+        if (warm_up := self.communicator.warm_up()) is not None:
             self._warm_up(warm_up, batch.slices[0][0])
+        if self.trainer.needs_closure:
+            return self._step_by_closure(batch)
+        mean, weight = self._reduced_gradients(batch)
+        self._update_weights()
+        if self.statistics:
+            all_reduce_mean_flat(self.communicator, self.statistics, weight)
+        return mean()
+
+    def _step_by_closure(self, batch: Batch) -> torch.Tensor:
+        """Lets the optimizer compute the loss as often as it needs; returns that of the first time."""
+        self._snapshot_guard.wait_after_forward()
+
+        def closure() -> torch.Tensor:
+            mean, weight = self._reduced_gradients(batch)
+            self._keep_requested()
+            if self.statistics:
+                all_reduce_mean_flat(self.communicator, self.statistics, weight)
+            return mean()
+
+        return self.trainer.apply_closure(closure)
+
+    def _reduced_gradients(self, batch: Batch) -> tuple[Wait, float]:
+        """Computes the mean gradients over the global batch into `.grad`. Collective.
+
+        Returns:
+            Function that waits for the mean loss, a scalar; and the weight of this replica's slices.
+        """
+        trainer, communicator = self.trainer, self.communicator
         trainer.zero_gradients()
         micro_batches = batch.slices[0]
         slice_weights = SliceWeights(micro_batches, trainer, communicator, is_padding_deferred=True)
@@ -207,10 +234,7 @@ class TorchReplicaGroup(ReplicaGroup):
         communicator.wait_gradients()
         if slice_weights.is_padding_deferred:
             mean = self._rescale_for_padding(mean())
-        self._update_weights()
-        if self.statistics:
-            all_reduce_mean_flat(communicator, self.statistics, slice_weights.weight)
-        return mean()
+        return mean, slice_weights.weight
 
     def _rescale_for_padding(self, total: torch.Tensor) -> Wait:
         """Divides gradients and loss by the fraction of targets that are not padding.
@@ -335,13 +359,17 @@ class TorchReplicaGroup(ReplicaGroup):
 
     def _update_weights(self) -> None:
         """Clips and applies the gradients in `.grad`; copies or measures them first if requested."""
+        self._keep_requested()
+        self._snapshot_guard.wait_after_forward()
+        self.trainer.apply()
+
+    def _keep_requested(self) -> None:
+        """Copies the gradients in `.grad`, and measures their norm, if requested."""
         if self._kept_gradients is not None:
             self._kept_gradients = self._unscaled_gradients()
         if self._keeps_gradient_norm:
             gradients = [each.grad for each in self.trainer.updated if each.grad is not None]
             self._gradient_norm = nn.utils.get_total_norm(gradients) / self.trainer.loss_scale()
-        self._snapshot_guard.wait_after_forward()
-        self.trainer.apply()
 
     def shard_optimizer(self, weights: Sequence[Sequence[int]]) -> None:
         self._is_optimizer_sharded = True

@@ -95,6 +95,7 @@ class ReplicaTrainer(ABC):
         self_updating: Tensors of `frozen` that the model itself changes, also in evaluation mode.
         carry: State, other than weights, that layers carry from one call to the next.
         updated: Trainable parameters that `apply` updates: all, or this replica's shard (ZeRO).
+        needs_closure: Whether the optimizer computes the loss itself, several times in a step.
         optimizer_lr_schedule: Learning-rate schedule built into the optimizer: step to rate; None if none.
         switch: Switch to this trainer from those of other updates of the model; None if it has no others.
         step: Step context that objectives get.
@@ -104,6 +105,7 @@ class ReplicaTrainer(ABC):
     model: Any
     loss_module: LossModule
     optimizer_lr_schedule: Callable[[int], float] | None = None
+    needs_closure: bool = False
     trainable: dict[str, torch.Tensor]
     frozen: dict[str, torch.Tensor]
     aliases: Mapping[str, tuple[str, ...]] = MappingProxyType({})
@@ -235,6 +237,17 @@ class ReplicaTrainer(ABC):
             norm: Global norm of the gradients of all weights, a scalar; only where this replica updates some
                 of the weights and the spec clips by global norm.
         """
+
+    def apply_closure(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:
+        """Updates the weights by an optimizer that needs a closure.
+
+        Args:
+            closure: Function that computes the reduced gradients into `.grad` and returns the mean loss.
+
+        Returns:
+            Mean loss before the update, a scalar.
+        """
+        raise NotImplementedError
 
     @abstractmethod
     def shard_optimizer(self, indices: Sequence[int]) -> None:

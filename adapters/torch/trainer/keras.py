@@ -125,7 +125,7 @@ class KerasTrainer(ReplicaTrainer):
     def _build_optimizer(self, name: str | None = None) -> None:
         """Builds the optimizer of the variables that this replica updates."""
         self.optimizer, self.optimizer_lr_schedule = keras_model.build_optimizer(
-            self._spec, "torch", name
+            self._spec, "torch", name, list(self.trainable)
         )
         self._unsharded_slots = set(keras_weights.canonical_names(self.optimizer.variables))
         self._build_optimizer_state()

@@ -25,7 +25,7 @@ from isotrain.adapters.torch.metrics.named_losses import NamedLosses
 from isotrain.adapters.torch.metrics.registry import build_metrics
 from isotrain.adapters.torch.optim.fused_sgd import native_update
 from isotrain.adapters.torch.optim.group_rates import ParamGroupRates, momentum_setter
-from isotrain.adapters.torch.optim.native import build_optimizer, clip_gradients
+from isotrain.adapters.torch.optim.native import build_optimizer, clip_gradients, needs_closure
 from isotrain.adapters.torch.optim.state import NativeOptimizerState
 from isotrain.adapters.torch.trainer import export
 from isotrain.adapters.torch.trainer.base import LossModule, ReplicaTrainer
@@ -63,7 +63,7 @@ class NativeTrainer(ReplicaTrainer):
     """Trains a torch module as a hand-written script would."""
 
     _has_updated = False
-    """Whether `apply` was called."""
+    """Whether weights were updated."""
 
     def __init__(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
         self._take_model(spec, model, device)
@@ -142,7 +142,8 @@ class NativeTrainer(ReplicaTrainer):
         """Builds the optimizer of some weights, or of their shards, by name; any shapes."""
         self.updated = list(weights.values())
         groups = weight_groups(self._spec.optimizer, list(self.trainable), list(weights))
-        self.optimizer = build_optimizer(self._spec, self.updated, groups)
+        self.optimizer = build_optimizer(self._spec, self.updated, groups, list(weights))
+        self.needs_closure = needs_closure(self.optimizer)
         self._update = native_update(self._spec, self.optimizer)
         is_custom = isinstance(self._spec.optimizer, CustomOptimizer)
         named = self.trainable | weights
@@ -311,9 +312,13 @@ class NativeTrainer(ReplicaTrainer):
         return momentum_setter(self.optimizer)
 
     def apply(self, norm: torch.Tensor | None = None) -> None:
-        if not self._has_updated:
-            self._has_updated = True
-            self._require_no_new_weights()
+        if self.needs_closure:
+            raise SpecError(
+                f"optimizer.custom: {type(self.optimizer).__name__}.step computes the loss several times, and"
+                " only steps of strategy data-parallel can do that. Use that strategy, without gradients or"
+                " session.apply_gradients, or an optimizer that needs no closure."
+            )
+        self._check_first_update()
         if norm is not None:
             assert self._clip is not None, (
                 "a norm is given only where the spec clips by global norm"
@@ -327,6 +332,22 @@ class NativeTrainer(ReplicaTrainer):
             self._scaler.update()
         else:
             self._update()
+
+    def apply_closure(self, closure: Callable[[], torch.Tensor]) -> torch.Tensor:
+        def clipped() -> torch.Tensor:
+            loss = closure()
+            self._check_first_update()
+            if self._clip is not None:
+                clip_gradients(self.updated, self._clip)
+            return loss
+
+        loss: torch.Tensor = self.optimizer.step(clipped)
+        return loss
+
+    def _check_first_update(self) -> None:
+        if not self._has_updated:
+            self._has_updated = True
+            self._require_no_new_weights()
 
     def _require_no_new_weights(self) -> None:
         """Refuses weights that are neither updated nor synchronised.

@@ -169,9 +169,9 @@ def _breaks(
     if field in _REFERENCES and import_strings.may_be_same(old, new):
         return False  # the same function elsewhere: the project was moved, a script became a module
     if field == "optimizer":  # its rate and other numbers may change, its kinds of state may not
-        kinds = ("name", "custom")
         old, new = before[field] or {}, now[field] or {}
-        return any(old.get(kind) != new.get(kind) for kind in kinds)
+        kinds = [(old.get(kind), new.get(kind)) for kind in ("name", "custom")]
+        return any(a != b and not import_strings.may_be_same(a, b) for a, b in kinds)
     return field in _MUST_MATCH or name in ("global_batch_size", "samples")
 
 
