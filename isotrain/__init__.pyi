@@ -21,6 +21,7 @@ from isotrain.core.api import resume as resume
 from isotrain.core.api import run as run
 from isotrain.core.contracts.backend.adapter import Adapter as Adapter
 from isotrain.core.contracts.backend.capabilities import Capability as Capability
+from isotrain.core.contracts.backend.model_loss import model_loss as model_loss
 from isotrain.core.contracts.backend.replica_group import ReplicaGroup as ReplicaGroup
 from isotrain.core.contracts.backend.step_context import StepContext as StepContext
 from isotrain.core.contracts.backend.step_context import weighted as weighted
