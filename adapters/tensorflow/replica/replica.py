@@ -73,6 +73,10 @@ class TensorFlowReplica(Replica):
     ) -> tf.Tensor:
         return self._communicator.all_gather_shards(shard, sizes, subgroups)
 
+    def values(self, parts: Sequence[StatePart]) -> list[tf.Tensor]:
+        """Values of parts of the state, in the shapes of their variables, in order. Local."""
+        return [value_of(variable) for variable in self._variables(parts)]
+
     def _variables(self, parts: Sequence[StatePart]) -> list[tf.Variable]:
         """Variables of parts of the state, any shape, in order."""
         return [variable for part in parts for variable in self._trainer.part(part)]

@@ -32,6 +32,7 @@ from isotrain.adapters.tensorflow.trainer.state import metric_state, to_numpy
 from isotrain.adapters.tensorflow.trainer.weights import model_traits
 from isotrain.adapters.weight_files import load_weight_arrays
 from isotrain.plugin import (
+    AVERAGED,
     MODEL_STATE,
     Batch,
     Computation,
@@ -382,6 +383,15 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         function = self._traced.function(("compute", computation, static), trace)
         return [result for result, _ in function(*map(list, values))]
 
+    def copy_averaged(self) -> list[list[tf.Tensor]]:
+        return self.compute(_copy_averaged)
+
+    def update_averages(
+        self, averages: Sequence[Sequence[tf.Tensor]], weight: float
+    ) -> list[list[tf.Tensor]]:
+        factor = tf.constant(weight, tf.float64)
+        return self.compute(_move_average, averages, [factor] * len(self.local_replicas))
+
     def evaluation_step(self, batch: Batch) -> None:
         self._trainer.metrics.ensure_built()
         self._traced.on_counts(self._trace_evaluation, batch)
@@ -534,3 +544,18 @@ class TensorFlowReplicaGroup(ReplicaGroup):
         if self._late_metric_state:
             self._write_late_metric_state(batch)
         return self._traced.on_batch(name, trace, batch, *tensors)
+
+
+def _copy_averaged(replica: TensorFlowReplica) -> list[tf.Tensor]:
+    """Computation that copies what averages of weights hold, in the shapes of the variables."""
+    return [tf.identity(value) for value in replica.values(AVERAGED)]
+
+
+def _move_average(
+    replica: TensorFlowReplica, average: Sequence[tf.Tensor], weight: tf.Tensor
+) -> list[tf.Tensor]:
+    """Computation that moves an average towards the variables, in their shapes, by a scalar weight."""
+    return [
+        mean + tf.cast(weight, mean.dtype) * (value - mean)
+        for mean, value in zip(average, replica.values(AVERAGED), strict=True)
+    ]

@@ -7,6 +7,7 @@ Keras keeps learning rates in float32, in float64 runs too: give rates that floa
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import tempfile
 from collections.abc import Callable
@@ -126,16 +127,19 @@ def _launched(
 
 
 def _train(session: isotrain.Session, name: str) -> dict[str, np.ndarray]:
-    """Trains by the example's own loop `train(session)` if it has one, else as `isotrain.run` does."""
+    """Final weights by the example's own loop `train(session)` if it has one, else as `isotrain.run` does."""
     loop = getattr(load(name), "train", None)
     if loop is not None:
         loop(session)
     else:
         fit(session)
-    return session.read_state(WEIGHTS)
+    has_average = session.spec.weight_average is not None
+    with session.averaged() if has_average else contextlib.nullcontext():
+        return session.read_state(WEIGHTS)
 
 
 def _train_twin(session: isotrain.Session, name: str, twin: Twin) -> dict[str, np.ndarray]:
-    batches = [(each.slices[0][0].inputs, each.slices[0][0].targets) for each in session.batches()]
+    read = () if session.spec.data is None else session.batches()
+    batches = [(each.slices[0][0].inputs, each.slices[0][0].targets) for each in read]
     twin(Plain(load(name), session.group.model, batches))
     return session.read_state(WEIGHTS)
