@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import pytest
@@ -80,7 +80,13 @@ def seen(given: torch.Tensor) -> torch.Tensor:
     return torch.where(torch.tensor(False), 0.0, doubled) + doubled.add_(1)
 
 
+def mixed(given: torch.Tensor) -> torch.Tensor:
+    """Each element is chosen otherwise."""
+    return torch.where(torch.tensor([True, False]), 0.0, given * 2)
+
+
 LEFT: dict[str, Callable[[torch.Tensor], torch.Tensor]] = {
+    "is mixed": mixed,
     "has gradients": by_choice(torch.exp),
     "is spread": spread,
     "is seen": seen,
@@ -173,6 +179,58 @@ def test_small_images_are_convolved_by_a_product(name: str) -> None:
     weights = numbers(*expected.shape)
     both = [torch.autograd.grad((each * weights).sum(), leaves) for each in (expected, found)]
     assert all(map(torch.equal, *both))
+
+
+def padded_and_convolved(widths: Sequence[int]) -> Callable[..., torch.Tensor]:
+    """Convolution of images that are padded by widths before and after each axis, from the last."""
+
+    def convolved(images: torch.Tensor, kernel: torch.Tensor) -> torch.Tensor:
+        return functional.conv2d(functional.pad(images, widths), kernel)
+
+    return convolved
+
+
+@pytest.mark.parametrize(
+    ("widths", "is_fused"), [((2, 2, 1, 1), True), ((1, 1), True), ((1, 0, 1, 0), False)]
+)
+def test_padding_is_fused_where_it_is_symmetric(widths: Sequence[int], is_fused: bool) -> None:
+    given, function = (numbers(2, 3, 5, 6), numbers(4, 3, 3, 3)), padded_and_convolved(widths)
+    module, _ = simplified(function, *given)
+    faster = fast_passes.optimized(module)
+    assert (faster is not None) == is_fused
+    assert torch.equal((faster or module)(*given), function(*given))
+
+
+def test_a_permutation_moves_before_a_padding() -> None:
+    def permuted(images: torch.Tensor) -> torch.Tensor:
+        return functional.pad(images, (1, 2, 0, 3)).permute(0, 2, 3, 1)
+
+    images = numbers(2, 3, 4, 5)
+    faster = fast_passes.optimized(simplified(permuted, images)[0])
+    assert faster is not None
+    assert operations(faster) == ["permute.default", "pad.default"]
+    assert torch.equal(faster(images), permuted(images))
+
+
+def normalized(inputs: torch.Tensor, scale: torch.Tensor, shift: torch.Tensor) -> torch.Tensor:
+    """Batch normalisation as Keras computes it in training; mean and variance are the last two rows."""
+    mean = inputs.mean([0], True)
+    variance = inputs.square().mean([0], True) - mean.square()
+    mean, variance = mean.squeeze([0]), variance.squeeze([0])
+    root = (variance.reshape(1, 3) + 0.5).rsqrt_()
+    centred = torch.subtract(inputs, mean.reshape(1, 3))
+    result = centred.mul_(root * scale.reshape(1, 3)).add_(shift.reshape(1, 3))
+    return torch.cat([result, mean.reshape(1, 3), variance.reshape(1, 3)])
+
+
+@pytest.mark.parametrize("samples", [1, 4])
+def test_batch_normalization_is_fused_with_its_statistics(samples: int) -> None:
+    """Of one sample it is not: torch refuses that."""
+    given = numbers(samples, 3), numbers(3), numbers(3)
+    module, _ = simplified(normalized, *given)
+    faster = fast_passes.optimized(module)
+    assert ("batch_norm.default" in operations(faster or module)) == (samples > 1)
+    torch.testing.assert_close((faster or module)(*given), normalized(*given))
 
 
 @pytest.mark.parametrize("name", LARGE)

@@ -6,6 +6,9 @@ replica has the rest. A loss has two rows: the means, and what they count by.
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import numpy as np
 import pytest
 import tensorflow as tf
@@ -85,3 +88,55 @@ def test_a_placeholder_adds_nothing_to_an_evaluation():
     assert not evaluated_rows(tf.constant(np.nan), tf.constant(0.0, tf.float64), 2).numpy().any()
     rows = evaluated_rows(placeholder, tf.constant(3.0, tf.float64), 2).numpy()
     assert rows.tolist() == [[6.0, 20.0], [3.0, 4.0]]
+
+
+def torch_parts(local: bool) -> tuple[list[float], list[float]]:
+    slices = [Slice(None, None, n, w) for n, w in zip((3, 1), WEIGHTS, strict=True)]
+    trainer: Any = SimpleNamespace(may_ignore_padding=False)
+    weights = of_torch.SliceWeights(slices, trainer, SingleReplicaCommunicator(), local)
+    parts = [weights.of(index, torch.tensor(MEANS[index, 0])) for index in range(2)]
+    return [float(part) for part, _ in parts], [float(share) for _, share in parts]
+
+
+def tensorflow_parts(local: bool) -> tuple[list[float], list[float]]:
+    weights = of_tensorflow.SliceWeights(tf.constant(WEIGHTS), list, tf.identity, local)
+    parts = [weights.of(index, tf.constant(MEANS[index, 0])) for index in range(2)]
+    return [float(part) for part, _ in parts], [float(share) for _, share in parts]
+
+
+@pytest.mark.parametrize("of_framework", [torch_parts, tensorflow_parts])
+@pytest.mark.parametrize("local", [False, True])
+def test_scalar_losses_are_weighted_by_samples(of_framework, local):
+    """A local step follows the replica's own mean, and reports its share of the global one."""
+    parts, shares = of_framework(local)
+    np.testing.assert_allclose(shares, WEIGHTS * MEANS[:, 0], rtol=1e-15)
+    np.testing.assert_allclose(parts, (LOCAL[:, 0] if local else WEIGHTS) * MEANS[:, 0], rtol=1e-15)
+
+
+PADDING = np.array([0.5, 0.25])
+"""Fraction of each slice's targets that is padding."""
+
+
+@pytest.mark.parametrize("local", [False, True])
+def test_padding_leaves_the_mean_of_the_other_targets(local):
+    """The other replica has no padding."""
+
+    class Two(SingleReplicaCommunicator):
+        def all_reduce(self, value, op):  # type: ignore[no-untyped-def]
+            assert op == "mean"
+            return value / 2
+
+    trainer: Any = SimpleNamespace(may_ignore_padding=True, padding_fraction=torch.tensor)
+    slices = [Slice(None, p, n, w) for p, n, w in zip(PADDING, (3, 1), WEIGHTS, strict=True)]
+    weights = of_torch.SliceWeights(slices, trainer, Two(), local)
+    losses = torch.tensor(np.stack([MEANS[:, 0], PADDING], axis=1))
+    parts = [float(weights.of(index, losses[index])[0]) for index in range(2)]
+    kept = (WEIGHTS * (1 - PADDING)).sum() if local else 1 - (WEIGHTS * PADDING).sum() / 2
+    np.testing.assert_allclose(parts, MEANS[:, 0] * WEIGHTS / kept, rtol=1e-14)
+
+
+def test_an_evaluation_is_divided_by_the_targets_without_padding():
+    evaluation = of_torch.EvaluationLoss(1, torch.device("cpu"))
+    evaluation.add(torch.tensor([2.0, 0.5]), 3)
+    evaluation.add(torch.tensor([4.0, 0.25]), 1)
+    assert evaluation.pop_mean(torch.clone) == (2 * 3 + 4) / (4 - 3 * 0.5 - 0.25)

@@ -100,3 +100,14 @@ def test_slices_are_contiguous_and_differ_by_at_most_one(size, replicas):
 
 def test_fewer_samples_than_replicas_leave_the_last_ones_empty():
     assert [sampler.slice_bounds(2, 4, r) for r in range(4)] == [(0, 1), (1, 2), (2, 2), (2, 2)]
+
+
+@given(st.integers(1, 40), st.integers(1, 9), st.integers(1, 5))
+def test_slice_sizes_are_those_of_the_bounds(size: int, replicas: int, micro_batches: int) -> None:
+    sizes = set()
+    for replica in range(replicas):
+        start, stop = sampler.slice_bounds(size, replicas, replica)
+        for index in range(micro_batches):
+            first, end = sampler.slice_bounds(stop - start, micro_batches, index)
+            sizes.add(end - first)
+    assert sampler.slice_sizes(size, replicas, micro_batches) == sizes

@@ -85,6 +85,9 @@ def test_draws_are_fixed():
     random = SampleRandom(7, 2, np.array([0, 5]))
     assert random.uniform().tolist() == [0.6166775677757208, 0.8024110451383614]
     assert random.integers(0, 1000, (2,)).tolist() == [[435, 901], [305, 196]]
+    random, uniform = (SampleRandom(7, 2, np.array([0, 5])) for _ in range(2))
+    radius, angle = np.sqrt(-2 * np.log1p(-uniform.uniform())), 2 * np.pi * uniform.uniform()
+    assert random.normal(1.0, 2.0).tolist() == (1.0 + 2.0 * (radius * np.cos(angle))).tolist()
 
 
 def test_uniform_fills_its_bins_equally():

@@ -154,6 +154,12 @@ def test_state_is_read_only_as_often_as_needed() -> None:
     assert batches[-1].stream_state is not None
 
 
+def test_a_batch_before_the_first_state_of_an_epoch_has_that_of_the_last_epoch() -> None:
+    batches = list(loader(stream(Shuffled(), 20), epochs=2, global_batch_size=2, state_seconds=0.0))
+    epochs = [batch.stream_state and batch.stream_state.epoch for batch in batches]
+    assert (epochs[0], epochs[9], epochs[10], epochs[19]) == (None, 0, 0, 1)
+
+
 class Forgetful(Shuffled):
     """Tells where it is, and forgets in which order."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from isotrain.adapters.common.weight_sharding import ShardSpec, fsdp_units, shard_sizes
 from isotrain.core.contracts.backend.capabilities import Capabilities, Capability
 from isotrain.core.contracts.device_mesh import DATA, SHARD, DeviceMesh
 from isotrain.core.contracts.plan import Hosts
@@ -102,6 +103,22 @@ def test_gradients_of_a_shard_are_reduced_between_hosts() -> None:
     lot = ShardBucket(bucket, ((0, 2, 4), (1, 3, 5)))
     assert [lot.index_in_host(replica) for replica in range(6)] == [0, 0, 1, 1, 2, 2]
     assert lot.peers == ((0, 1), (2, 3)), "the third of a host updates none of these"
+
+
+def test_tensors_are_sharded_along_their_longest_axis() -> None:
+    spec = ShardSpec((3, 8), 3)
+    assert [spec.shard_shape(index) for index in range(3)] == [[3, 3], [3, 3], [3, 2]]
+    assert [spec.shard_offset(index) for index in range(3)] == [[0, 0], [0, 3], [0, 6]]
+    spec = ShardSpec((7, 2), 3)
+    assert [spec.shard_shape(index) for index in range(3)] == [[3, 2], [2, 2], [2, 2]]
+    assert [spec.shard_offset(index) for index in range(3)] == [[0, 0], [3, 0], [5, 0]]
+    assert shard_sizes([ShardSpec((3, 8), 3), spec]) == [9 + 6, 9 + 4, 6 + 4]
+
+
+def test_fsdp_units_are_filled_to_their_limit_with_whole_layers() -> None:
+    names = ["a/kernel", "a/bias", "b/kernel", "c/kernel", "c/bias", "d/kernel"]
+    units = fsdp_units(names, [30, 10, 60, 90, 20, 5], 100, "/")
+    assert units == [[0, 1, 2], [3, 4], [5]]
 
 
 def test_a_sharded_group_claims_no_capability_that_is_not_listed() -> None:
