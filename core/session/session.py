@@ -386,12 +386,14 @@ class Session:
             The mean loss of the global batch: a scalar tensor of the framework, the same on every process.
             `float(loss)` waits for the number.
         """
-        if values:
-            batch = replace(batch, values={**batch.values, **values})
-        return self._training.step(self.group, batch, update)
+        return self._training.step(self.group, _with_values(batch, values), update)
 
     def gradients(
-        self, batch: Batch, update: str | None = None
+        self,
+        batch: Batch,
+        update: str | None = None,
+        *,
+        values: Mapping[str, float] | None = None,
     ) -> tuple[list[list[Tensor]], Tensor]:
         """Computes the gradients of the mean loss over the global batch, and changes no trainable weight.
 
@@ -400,6 +402,7 @@ class Session:
         Args:
             batch: Batch to compute with.
             update: Name of the update, where the spec has `updates`.
+            values: Scalars that the objective gets as `step.values`, as in `step`.
 
         Returns:
             For each local replica one gradient of each trainable weight's shape, in the order of the weights'
@@ -408,7 +411,7 @@ class Session:
         Raises:
             UnsupportedError: The strategy has a step of its own.
         """
-        return self._training.gradients(self.group, batch, update)
+        return self._training.gradients(self.group, _with_values(batch, values), update)
 
     def apply_gradients(
         self,
@@ -624,3 +627,8 @@ def _not_negative(call: str, number: float) -> float:
     if not 0 <= number < math.inf:
         raise IsotrainError(f"{call}: expected a finite number, 0 or larger, received {number!r}.")
     return float(number)
+
+
+def _with_values(batch: Batch, values: Mapping[str, float] | None) -> Batch:
+    """A batch with further values for the objective."""
+    return replace(batch, values={**batch.values, **values}) if values else batch
