@@ -48,6 +48,7 @@ from isotrain.core.errors import UnsupportedError as UnsupportedError
 from isotrain.core.plugins.hookspecs import API_VERSION as API_VERSION
 from isotrain.core.plugins.hookspecs import hookimpl as hookimpl
 from isotrain.core.plugins.manager import register as register
+from isotrain.core.results.predict_and_export import evaluate as evaluate
 from isotrain.core.results.predict_and_export import export as export
 from isotrain.core.results.predict_and_export import predict as predict
 from isotrain.core.results.result import RunResult as RunResult

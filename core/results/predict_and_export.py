@@ -139,6 +139,49 @@ def predict(
     return probe_run(work, resolved_spec, backend or trained.backend, replicas)
 
 
+def evaluate(
+    run: RunLike,
+    data: Any = None,
+    *,
+    metrics: Any = None,
+    metrics_over_all: Mapping[str, Any] | None = None,
+    spec: SpecLike | None = None,
+    backend: str | None = None,
+    replicas: int | None = None,
+) -> dict[str, float]:
+    """Evaluates a trained model, with one or several replicas, in worker processes.
+
+    Args:
+        run: `RunResult`, directory of a run, or checkpoint; see `RunLike`.
+        data: Data to evaluate on, in any form that a spec's `data` has; of a `DataSet` the validation part
+            if it has one. The run's validation data when left out.
+        metrics: Metrics as in a spec, in place of the run's.
+        metrics_over_all: Metrics of all samples at once as in a spec, in place of the run's.
+        spec: Spec of the run, or directory of the run; needed as for `predict`.
+        backend: `NAME` or `NAME:COLLECTIVE`; the run's when left out.
+        replicas: Number of replicas; one per available GPU, or one, when left out. The result is the same.
+
+    Returns:
+        `loss` and each metric by name, exact means over all samples.
+
+    Raises:
+        IsotrainError: The run has no weights.
+        SpecError: The functions of model, loss or data cannot be found.
+        UnsupportedError: The run has named updates.
+        RunFailedError: A worker process failed; the message says which, on which host, and why.
+    """
+    trained = TrainedModel.of(run, spec)
+    changes = {"metrics": metrics, "metrics_over_all": metrics_over_all}
+    evaluation_spec = trained.evaluation_spec(
+        None if data is None else functools.partial(_prediction_data, data),
+        {name: value for name, value in changes.items() if value is not None},
+    )
+    work = functools.partial(_evaluate, weights=trained.location)
+    resolved_spec = ResolvedSpec(evaluation_spec, plugin_manager(evaluation_spec.plugins))
+    returned = probe_run(work, resolved_spec, backend or trained.backend, replicas)
+    return dict(returned)
+
+
 def export(
     run: RunLike,
     target: str | os.PathLike[str],
@@ -295,6 +338,12 @@ def _prediction_data(data: Any) -> DataSet:
     dataset = load_dataset(data, {})
     validation = dataset.train if dataset.validation is None else dataset.validation
     return DataSet(dataset.train, validation)
+
+
+def _evaluate(session: Session, weights: str) -> dict[str, float]:
+    """Evaluates in a worker process. Collective."""
+    _load_weights(session, weights)
+    return session.evaluate()
 
 
 def _predict(session: Session, weights: str) -> Any:

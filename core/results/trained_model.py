@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from isotrain.core.checkpoints.checkpoint import Checkpoint
 from isotrain.core.checkpoints.folder import checkpoint_at
-from isotrain.core.errors import CheckpointError, IsotrainError, SpecError
+from isotrain.core.errors import CheckpointError, IsotrainError, SpecError, UnsupportedError
 from isotrain.core.json_records import value
 from isotrain.core.launching.run_directory.run_directory import (
     PLAN_FILE,
@@ -35,6 +35,8 @@ _MODEL_FIELDS = (
     *("backend_options", "plugins", "timeouts"),
 )
 """Spec fields that affect how a trained model is built and what it computes."""
+_EVALUATION_FIELDS = ("loss", "loss_weights", "metrics", "metrics_over_all", "values", "frozen")
+"""Spec fields that affect what an evaluation computes, besides those."""
 
 
 class HasRunDirectory(Protocol):
@@ -123,8 +125,39 @@ class TrainedModel:
             )
         return self.fields
 
-    def spec(self, data: Any) -> TrainingSpec:
+    def evaluation_spec(self, data: Any, changes: Mapping[str, Any]) -> TrainingSpec:
+        """A spec that builds the model and its loss, for evaluation.
+
+        Args:
+            data: Data function; None: the run's data.
+            changes: Metrics in place of the run's, by field.
+
+        Raises:
+            SpecError: Model, loss or data cannot be found by their names.
+            UnsupportedError: The run has named updates.
+        """
+        fields = self._trusted_fields
+        if fields.get("updates"):
+            raise UnsupportedError(
+                "evaluate: the run has named updates, each with a loss of its own. Use isotrain.predict."
+            )
+        if data is None and self.data is None:
+            raise SpecError(
+                f"{self.location}: the data cannot be found again by their name. Pass data, or spec=..."
+            )
+        copied = {name: fields[name] for name in _EVALUATION_FIELDS if fields.get(name)}
+        objective = _resolved("objective", fields.get("objective"), self.location)
+        if data is None and self.data is not None:
+            data, copied["data_args"] = self.data
+            copied["validation_split"] = fields.get("validation_split")
+        return self.spec(data, {**copied, "objective": objective, **changes})
+
+    def spec(self, data: Any, changes: Mapping[str, Any] | None = None) -> TrainingSpec:
         """A spec that builds the model, for prediction or export.
+
+        Args:
+            data: Data function.
+            changes: Further fields.
 
         Raises:
             SpecError: The model cannot be found by its name.
@@ -140,6 +173,7 @@ class TrainedModel:
                 "optimizer": {"name": "sgd", "lr": 1.0},  # it has no state
                 "global_batch_size": self.batch,
                 "epochs": 1,
+                **(changes or {}),
             }
         )
 

@@ -232,6 +232,11 @@ class TrainingSpec(
         description="Metrics: Keras names, import references or {name: ..., option: ...}; of several outputs "
         "a table {output: metrics}.",
     )
+    metrics_over_all: dict[Text, Reference] = Field(
+        default={},
+        description="Metrics of all samples of an evaluation at once: {name: callable (targets, predictions) "
+        "-> number, array or dict}, of NumPy arrays; or a class of Keras' metrics or torchmetrics'.",
+    )
     updates: dict[Text, Update] | None = Field(
         default=None,
         description="Named updates that each batch does in this order, of a model whose parts have "

@@ -73,7 +73,8 @@ def _require_metrics(monitored: list[str], session: Session) -> None:
     evaluation = session.spec.evaluation
     if evaluation.every_epochs or evaluation.every_steps:
         prefixes = session.validation_prefixes
-        names += [f"{prefix}{name}" for prefix in prefixes for name in ("loss", *names)]
+        evaluated = ("loss", *names, *session.spec.metrics_over_all)
+        names += [f"{prefix}{name}" for prefix in prefixes for name in evaluated]
     for metric in monitored:
         if metric in names:
             continue

@@ -31,6 +31,7 @@ _IGNORED = (
     "loggers",
     "callbacks",
     "gradient_norm",
+    "metrics_over_all",
     "timeouts",
     "ignore",
     "checkpoint",

@@ -19,6 +19,7 @@ from isotrain.core.session.training.consensus import require_same_samples
 from isotrain.core.session.training.context import SessionContext
 from isotrain.core.session.training.predictions import as_numpy, predict_batch
 from isotrain.core.session.training.weight_average import WeightAverage
+from isotrain.core.session.training.whole_set_metrics import WholeSetMetrics
 from isotrain.core.session.weights.weights_file import has_all_weights
 
 
@@ -43,6 +44,7 @@ class Evaluator:
         self._group = session_context.group
         self._strategy = session_context.strategy
         self._loaders = session_context.loaders
+        self._metrics_over_all = session_context.spec.metrics_over_all
         self._reporter = reporter
         self._average = average
         self._values = values
@@ -53,12 +55,16 @@ class Evaluator:
             source = self._source(data, "evaluate")
             if self._reporter.rank == 0:
                 self._reporter.emit(Evaluating())
+            whole_set = WholeSetMetrics(self._metrics_over_all, self._group)
+            if self._metrics_over_all:
+                _require_global_order(source, "metrics_over_all")
             with self._evaluated_weights():
                 for batch in self._loaders.evaluation(source):
                     self._reporter.enter("evaluate")  # again: timeouts.progress is for each batch
                     require_same_samples(self._group, batch)
                     self._group.evaluation_step(replace(batch, values=self._values()))
-            return self._group.collect_metrics("evaluation")
+                    whole_set.add(batch)
+            return self._group.collect_metrics("evaluation") | whole_set.results()
 
     def validate(self) -> dict[str, float]:
         """Evaluates on all of the data's validation sets, as `Session.validate`."""
@@ -81,11 +87,7 @@ class Evaluator:
         Data and errors are those of `Session.predict`.
         """
         source = self._source(data, "predict")
-        if isinstance(source, ShardedStream):
-            raise DataError(
-                "predict: a stream that shards itself has no global order of samples, which predictions"
-                " need. Give the samples as arrays, or as a stream of global batches."
-            )
+        _require_global_order(source, "predict")
         with self._evaluated_weights():
             for batch in self._loaders.evaluation(source):
                 with self._reporter.doing("predict"):
@@ -127,3 +129,16 @@ class Evaluator:
                 " isotrain.DataSet(train, validation) from the data function, or pass data."
             )
         return source
+
+
+def _require_global_order(source: Any, call: str) -> None:
+    """Refuses a source whose samples have no global order.
+
+    Raises:
+        DataError: It shards itself.
+    """
+    if isinstance(source, ShardedStream):
+        raise DataError(
+            f"{call}: a stream that shards itself has no global order of samples, which predictions"
+            " need. Give the samples as arrays, or as a stream of global batches."
+        )

@@ -37,6 +37,24 @@ def predict_batch(group: ReplicaGroup, batch: Batch) -> Any:
     for tree, each in zip(trees, slices, strict=True):
         for array in _arrays_of(tree):
             _require_rows(array, max(each.count, 1))
+    return _gathered_arrays(group, batch, trees)
+
+
+def gathered(group: ReplicaGroup, batch: Batch, tensors: Sequence[Any]) -> Any:
+    """Gathers what each local replica has for its samples of a global batch. Collective.
+
+    Args:
+        group: The replica group.
+        batch: This process's part of the global batch.
+        tensors: For each local replica a structure of tensors, each of shape `[samples, ...]`.
+
+    Returns:
+        The structure with arrays of shape `[samples of the global batch, ...]`.
+    """
+    return _gathered_arrays(group, batch, [as_numpy(group, tree) for tree in tensors])
+
+
+def _gathered_arrays(group: ReplicaGroup, batch: Batch, trees: Sequence[Any]) -> Any:
     bounds = [slice_bounds(batch.size, group.replicas, rank) for rank in range(group.replicas)]
     counts = [stop - start for start, stop in bounds]
     outputs = [_arrays_of(tree) for tree in trees]

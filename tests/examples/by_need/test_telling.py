@@ -168,3 +168,28 @@ def test_validation_sets(backend: str, replicas: int, tmp_path: Path) -> None:
         assert found[step] == pytest.approx(losses[step], rel=1e-12)
     best = min((2, 3, 4, 6), key=losses.__getitem__)
     assert_equal(result.weights, observed[best - 1][1])
+
+
+@pytest.mark.examples
+@CELLS
+def test_evaluate_only(backend: str, replicas: int, tmp_path: Path) -> None:
+    example = load("evaluate_only")
+    result = run("evaluate_only", backend, replicas, tmp_path)
+    weights, _ = plain("evaluate_only", own_loss)
+    assert_equal(result.weights, weights)
+    (hidden, first), (head, last) = (
+        (result.weights[f"sequential/{name}/kernel"], result.weights[f"sequential/{name}/bias"])
+        for name in ("dense", "dense_1")
+    )
+    inputs, labels = example.points(50, seed=2)
+    predicted = np.tanh(inputs @ hidden + first) @ head + last
+    measured = isotrain.evaluate(
+        result, (inputs, labels), metrics_over_all=example.OVER_ALL, replicas=replicas
+    )
+    assert measured["accuracy"] == pytest.approx(np.mean(predicted.argmax(axis=1) == labels))
+    assert measured["auc"] == pytest.approx(example.auc(labels, predicted), abs=1e-12)
+    counts = example.confusion(labels, predicted)
+    assert counts.sum() == 50
+    assert {f"confusion/{i}/{j}": counts[i, j] for i in range(3) for j in range(3)} == {
+        name: value for name, value in measured.items() if name.startswith("confusion")
+    }

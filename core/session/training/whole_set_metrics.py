@@ -1,0 +1,85 @@
+"""Metrics of all predictions of a validation set at once, such as the area under a ROC curve."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import numpy as np
+
+from isotrain.core.contracts.backend.replica_group import ReplicaGroup
+from isotrain.core.data.batch import Batch
+from isotrain.core.errors import SpecError
+from isotrain.core.session.training.predictions import concatenated, gathered, predict_batch
+from isotrain.core.spec import import_strings
+
+
+class WholeSetMetrics:
+    """The spec's `metrics_over_all` on one data set. Every process has all predictions and targets.
+
+    A metric is a function of targets and predictions; or a class, or an object of one, with the methods of
+    Keras' metrics (`reset_state`) or of torchmetrics (`reset`, called with predictions first).
+    """
+
+    def __init__(self, metrics: Mapping[str, Any], group: ReplicaGroup) -> None:
+        """Starts without samples.
+
+        Args:
+            metrics: References of the metrics, by name.
+            group: The replica group that predicts.
+        """
+        self._metrics = {name: _made(reference) for name, reference in metrics.items()}
+        self._group = group
+        self._targets: list[Any] = []
+        self._predictions: list[Any] = []
+
+    def add(self, batch: Batch) -> None:
+        """Predicts for a batch, and keeps predictions and targets of all replicas. Collective."""
+        if self._metrics:
+            targets = [micro_batches[0].targets for micro_batches in batch.slices]
+            self._targets.append(gathered(self._group, batch, targets))
+            self._predictions.append(predict_batch(self._group, batch))
+
+    def results(self) -> dict[str, float]:
+        """Computes the metrics: a number by name, several as `NAME/0` or `NAME/KEY`. Local.
+
+        Raises:
+            SpecError: A metric returned no numbers.
+        """
+        if not self._metrics:
+            return {}
+        targets, predictions = concatenated(self._targets), concatenated(self._predictions)
+        return {
+            full_name: number
+            for name, metric in self._metrics.items()
+            for full_name, number in _numbers(name, self._value(metric, targets, predictions))
+        }
+
+    def _value(self, metric: Any, targets: Any, predictions: Any) -> Any:
+        if hasattr(metric, "reset_state"):  # Keras
+            metric.reset_state()
+        elif hasattr(metric, "reset"):  # torchmetrics
+            metric.reset()
+            return metric(self._group.tensor(predictions), self._group.tensor(targets))
+        return metric(targets, predictions)
+
+
+def _made(reference: Any) -> Any:
+    metric = import_strings.resolve(reference)
+    return metric() if isinstance(metric, type) else metric
+
+
+def _numbers(name: str, value: Any) -> Iterator[tuple[str, float]]:
+    """The numbers that a metric returned, each with its name."""
+    if isinstance(value, Mapping):
+        for key, part in value.items():
+            yield from _numbers(f"{name}/{key}", part)
+        return
+    array = np.asarray(value)
+    if array.dtype.kind not in "biuf":
+        raise SpecError(
+            f"metrics_over_all: {name!r}: expected a number, an array or a dict of numbers, received"
+            f" {type(value).__name__}."
+        )
+    for index, number in np.ndenumerate(array):
+        yield "/".join([name, *map(str, index)]), float(number)
