@@ -68,6 +68,7 @@ __all__ = [
     "mean_over_samples",
     "moving_statistics",
     "float64_results",
+    "freeze_model",
     "named_results",
     "require_sums",
     "seed_offset",
@@ -131,6 +132,12 @@ def build_model(
         freeze(model, spec)
         recompute(model, spec, recomputed)
     return model
+
+
+def freeze_model(model: keras.Layer) -> Callable[..., Any]:
+    """Makes all weights of a model constant; returns the call of the model in evaluation mode."""
+    model.trainable = False
+    return functools.partial(model, training=False)
 
 
 def _require_built(model: keras.Layer) -> None:

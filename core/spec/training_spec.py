@@ -227,6 +227,11 @@ class TrainingSpec(
         description="Scalars that the objective gets as `step.values`: {name: number}, {name: {name: linear, "
         "start: ..., end: ..., steps: ...}} or {name: callable of the step}.",
     )
+    frozen: dict[Text, References] = Field(
+        default={},
+        description="Frozen models that the objective gets as `step.frozen`: {name: callable that builds "
+        "it}, or a table {framework: callable} for each.",
+    )
     metrics: Metrics = Field(
         default=(),
         description="Metrics: Keras names, import references or {name: ..., option: ...}; of several outputs "
@@ -374,9 +379,9 @@ class TrainingSpec(
         if fields.get("loss_weights") is not None and not isinstance(fields.get("loss"), Mapping):
             hint = "a single loss has no weight"
             yield Problem("loss as a table {output: loss}", ("loss_weights",), None, hint)
-        if fields.get("values") and fields.get("objective") is None:
-            hint = "a loss gets no values"
-            yield Problem("an objective with values", ("values",), fields["values"], hint)
+        for field in ("values", "frozen"):
+            if fields.get(field) and fields.get("objective") is None and not fields.get("updates"):
+                yield Problem(f"an objective with {field}", (field,), None, "a loss gets no step")
         yield from exactly_one(fields, "global_batch_size", "local_batch_size")
         yield from exactly_one(fields, "epochs", "steps")
         if fields.get("data") is None:

@@ -14,7 +14,7 @@ from typing import Any, Self
 import keras
 import tensorflow as tf
 
-from isotrain.adapters.common.objective import Objective
+from isotrain.adapters.common.objective import Objective, frozen_specs
 from isotrain.adapters.common.outputs import as_plain_tree
 from isotrain.adapters.common.seeds import seed_offset
 from isotrain.adapters.keras import model as keras_model
@@ -77,6 +77,10 @@ class ReplicaTrainer:
             scope: Scope of the `tf.distribute` strategy, in which variables are created.
         """
         tf.random.set_seed(spec.seed)
+        self._frozen = {
+            name: self._build_frozen(each, scope) for name, each in frozen_specs(spec).items()
+        }
+        tf.random.set_seed(spec.seed)  # the model draws as without frozen ones
         self.model = self._build_model(spec, scope)
         require_precision(self.model, spec.precision)
         with scope():
@@ -84,6 +88,15 @@ class ReplicaTrainer:
             if not spec.updates:
                 self._take_update(spec, self._trainable, self._others, scope)
                 self.state = self._state_of(self._trainable, self._others, self._state_kinds())
+
+    def _build_frozen(
+        self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
+    ) -> Callable[..., Any]:
+        """Builds a frozen model, called in evaluation mode."""
+        model = keras_model.build_model(spec, "tensorflow", scope)
+        if isinstance(model, keras.Layer):
+            return keras_model.freeze_model(model)
+        return forward(spec, model, training=False)
 
     def _build_model(
         self, spec: TrainingSpec, scope: Callable[[], contextlib.AbstractContextManager[Any]]
@@ -135,7 +148,7 @@ class ReplicaTrainer:
         self._values = [native(variable) for variable in trainable]
         self.others = [native(variable) for variable in others]
         self.update = self._update_of(spec, trainable)
-        self.step = TensorFlowStepContext(spec, {})
+        self.step = TensorFlowStepContext(spec, self._frozen)
         self.objective = Objective.of(spec, "tensorflow", self.step)
         training, evaluation = (
             loss_computer(spec, self.model, is_training, self.objective)

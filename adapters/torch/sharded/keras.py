@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import functools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -77,10 +77,12 @@ class _GatheringScope(keras.StatelessScope):
 class ShardedKerasTrainer(ShardedTrainer, KerasTrainer):
     """Trainer of a Keras model whose sharded weights are gathered as its layers read them."""
 
-    def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
+    def __init__(
+        self, spec: TrainingSpec, model: keras.Model, frozen: Mapping[str, Callable[..., Any]]
+    ) -> None:
         self._indices: dict[int, int] = {}
         self._loss_computers: dict[bool, Compute] = {}
-        super().__init__(spec, model)
+        super().__init__(spec, model, frozen)
 
     def shard_weights(self, communicator: Communicator, mesh: DeviceMesh, unit_bytes: int) -> None:
         self._require_shardable()

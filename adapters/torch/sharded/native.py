@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -25,8 +25,14 @@ from isotrain.plugin import DeviceMesh, TrainingSpec
 class ShardedNativeTrainer(ShardedTrainer, NativeTrainer):
     """Trainer of a torch module whose sharded weights are gathered as operations take them."""
 
-    def __init__(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
-        super().__init__(spec, model, device)
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        model: nn.Module,
+        device: torch.device,
+        frozen: Mapping[str, Callable[..., Any]],
+    ) -> None:
+        super().__init__(spec, model, device, frozen)
         self._forward = self._with_gathering(self._forward)
         self._compute = self._with_gathering(self._compute)
         self.loss_module = LossModule(model, self._compute)

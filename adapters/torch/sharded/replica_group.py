@@ -16,7 +16,7 @@ from isotrain.adapters.torch.replica.replica_group import TorchReplicaGroup, rep
 from isotrain.adapters.torch.sharded.native import ShardedNativeTrainer
 from isotrain.adapters.torch.sharded.trainer import ShardedTrainer
 from isotrain.adapters.torch.sharded.weights import ShardedWeights
-from isotrain.adapters.torch.trainer.build import build_model
+from isotrain.adapters.torch.trainer.build import build_frozen, build_model
 from isotrain.plugin import BackendConfig, Batch, ProcessContext, SpecError, TrainingSpec
 
 
@@ -95,13 +95,14 @@ def build_sharded(spec: TrainingSpec, device: torch.device) -> ShardedTrainer:
     Raises:
         SpecError: The model function returned neither a Keras model nor, for a model of torch, a module.
     """
+    frozen = build_frozen(spec, device)
     model = build_model(spec, device)
     if keras_backend.is_keras_instance(model, "Layer"):
         from isotrain.adapters.torch.sharded.keras import ShardedKerasTrainer
 
-        return ShardedKerasTrainer(spec, model)
+        return ShardedKerasTrainer(spec, model, frozen)
     if isinstance(model, nn.Module) and isinstance(spec.model, Mapping):
-        return ShardedNativeTrainer(spec, model, device)
+        return ShardedNativeTrainer(spec, model, device, frozen)
     raise SpecError(
         f"model: the function returned {type(model).__name__!r}; with stage=3, strategy sharded takes Keras"
         " models, and native torch modules that the spec declares as such: `model: {torch: ...}`."

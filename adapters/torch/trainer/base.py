@@ -98,6 +98,7 @@ class ReplicaTrainer(ABC):
         needs_closure: Whether the optimizer computes the loss itself, several times in a step.
         optimizer_lr_schedule: Learning-rate schedule built into the optimizer: step to rate; None if none.
         switch: Switch to this trainer from those of other updates of the model; None if it has no others.
+        frozen_models: Frozen models that objectives get, by name.
         step: Step context that objectives get.
         objective: The spec's objective; None where it has a loss.
     """
@@ -113,6 +114,7 @@ class ReplicaTrainer(ABC):
     self_updating: list[torch.Tensor]
     carry: Carry
     updated: list[Any]
+    frozen_models: Mapping[str, Callable[..., Any]]
     step: TorchStepContext
     objective: Objective | None
     switch: UpdateSwitch | None = None

@@ -11,6 +11,7 @@ import torch
 from torch import nn
 
 from isotrain.adapters.common import spec_components
+from isotrain.adapters.common.objective import frozen_specs
 from isotrain.adapters.keras import backend as keras_backend
 from isotrain.adapters.torch.trainer.base import ReplicaTrainer, UpdateSwitch
 from isotrain.adapters.torch.trainer.native import NativeTrainer
@@ -24,19 +25,39 @@ def build_model(spec: TrainingSpec, device: torch.device) -> Any:
     )
 
 
+def build_frozen(spec: TrainingSpec, device: torch.device) -> dict[str, Callable[..., Any]]:
+    """Builds the spec's frozen models, in evaluation mode and without gradients of weights, by name."""
+    return {name: _frozen(each, device) for name, each in frozen_specs(spec).items()}
+
+
+def _frozen(spec: TrainingSpec, device: torch.device) -> Callable[..., Any]:
+    model = build_model(spec, device)
+    if keras_backend.is_keras_instance(model, "Layer"):
+        from isotrain.adapters.keras import model as keras_model
+
+        return keras_model.freeze_model(model)
+    if not isinstance(model, nn.Module):
+        raise SpecError(
+            f"frozen: expected a torch.nn.Module or a Keras model, received {type(model).__name__!r}."
+        )
+    module = model.to(device).requires_grad_(False).eval()
+    return module.double() if spec.precision == "float64" else module
+
+
 def build_trainer(spec: TrainingSpec, device: torch.device) -> ReplicaTrainer:
     """Builds the spec's model on this process's device.
 
     Raises:
         SpecError: The model function returned neither a Keras model nor a `torch.nn.Module`.
     """
+    frozen = build_frozen(spec, device)  # before the model: it draws random numbers as without them
     model = build_model(spec, device)
     if keras_backend.is_keras_instance(model, "Layer"):
         from isotrain.adapters.torch.trainer.keras import KerasTrainer
 
-        return KerasTrainer(spec, model)
+        return KerasTrainer(spec, model, frozen)
     if isinstance(model, nn.Module):
-        return NativeTrainer(spec, model, device)
+        return NativeTrainer(spec, model, device, frozen)
     raise SpecError(
         f"model: the function returned {type(model).__name__!r}; a torch backend trains a"
         " torch.nn.Module or a Keras model."

@@ -5,9 +5,10 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import keras
@@ -62,7 +63,13 @@ class KerasTrainer(ReplicaTrainer):
         losses: Losses of each phase by output; empty where an objective computes the loss.
     """
 
-    def __init__(self, spec: TrainingSpec, model: keras.Model) -> None:
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        model: keras.Model,
+        frozen: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
+        self.frozen_models = frozen
         self._take_model(spec, model)
         if not spec.updates:
             self._take_update(spec, self.trainable)
@@ -100,7 +107,7 @@ class KerasTrainer(ReplicaTrainer):
     def _take_update(self, spec: TrainingSpec, names: Collection[str]) -> None:
         """Builds what the weights of these names are trained by."""
         self._spec = spec
-        self.step = TorchStepContext(spec, {})
+        self.step = TorchStepContext(spec, self.frozen_models)
         self.objective = Objective.of(spec, "torch", self.step)
         self.trainable = {name: self._tensors[name] for name in self.trainable if name in names}
         self.frozen = {n: each for n, each in self._tensors.items() if n not in self.trainable}

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Self
 
 import torch
@@ -65,7 +66,14 @@ class NativeTrainer(ReplicaTrainer):
     _has_updated = False
     """Whether weights were updated."""
 
-    def __init__(self, spec: TrainingSpec, model: nn.Module, device: torch.device) -> None:
+    def __init__(
+        self,
+        spec: TrainingSpec,
+        model: nn.Module,
+        device: torch.device,
+        frozen: Mapping[str, Callable[..., Any]] = MappingProxyType({}),
+    ) -> None:
+        self.frozen_models = frozen
         self._take_model(spec, model, device)
         self.trainable = {n: p for n, p in model.named_parameters() if p.requires_grad}
         if not spec.updates:
@@ -108,7 +116,7 @@ class NativeTrainer(ReplicaTrainer):
     def _take_update(self, spec: TrainingSpec, trainable: dict[str, torch.Tensor]) -> None:
         """Builds what the weights to train, tensors by name, any shapes, are trained by."""
         self._spec = spec
-        self.step = TorchStepContext(spec, {})
+        self.step = TorchStepContext(spec, self.frozen_models)
         self.objective = Objective.of(spec, "torch", self.step)
         self._clip = spec.clip
         self.trainable = trainable
