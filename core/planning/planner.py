@@ -111,6 +111,8 @@ def _resolve(
         _require_optimizer_groups(each, adapter)
     if spec.gradients is not None:
         require_backend_step(strategy, "gradients")
+    if spec.on_nan == "skip":
+        require_backend_step(strategy, "on_nan: skip")
     notes = [*devices.notes, *notes_on_updates, *_compile_notes(spec, strategy, adapter)]
     _require_gradient_norm(spec, strategy, count)
     notes += _average_notes(spec, strategy, count)

@@ -115,6 +115,8 @@ class Checkpointer:
             trainer_state.stream_state,
             self._rates_around(step),
             trainer_state.fixed_rate,
+            trainer_state.skipped_steps,
+            trainer_state.skipped_in_a_row,
             self._average.count,
         )
 
@@ -181,6 +183,8 @@ class Checkpointer:
         trainer_state.last_loss = saved.last_loss
         trainer_state.rate_factor = saved.rate_factor
         trainer_state.fixed_rate = saved.fixed_rate
+        trainer_state.skipped_steps = saved.skipped_steps
+        trainer_state.skipped_in_a_row = saved.skipped_in_a_row
         trainer_state.best_steps = list(saved.best_steps) if is_from_this_run else []
         self._step_logger.resume_from(saved.step, saved.epoch_loss, saved.epoch_samples)
 

@@ -160,6 +160,11 @@ class Session:
         return self._trainer_state.steps_done
 
     @property
+    def skipped_steps(self) -> int:
+        """Number of steps so far that `on_nan: skip` has left out."""
+        return self._trainer_state.skipped_steps
+
+    @property
     def is_done(self) -> bool:
         """Whether every step of the run has been taken, or `stop` was called."""
         return self._trainer_state.is_done

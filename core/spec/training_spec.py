@@ -362,8 +362,10 @@ class TrainingSpec(
         "callables that make them, with any of the methods on_start, on_step, on_evaluation, on_epoch, "
         "on_checkpoint and on_end.",
     )
-    on_nan: Literal["stop", "warn", "ignore"] = Field(
-        default="stop", description="What to do when a loss is NaN."
+    on_nan: Literal["stop", "warn", "ignore", "skip"] = Field(
+        default="stop",
+        description="What to do when a loss is NaN; skip: leave out steps whose loss or gradients are not "
+        "finite.",
     )
     timeouts: Timeouts = Field(default=Timeouts(), description="When a process counts as lost.")
     ignore: Codes = Field(
@@ -399,6 +401,9 @@ class TrainingSpec(
             yield Problem("no recompute with compile", ("recompute",), fields["recompute"], hint)
         yield from at_most_one(fields, "ema", "swa")
         precision = fields.get("precision", "float32")
+        if fields.get("on_nan") == "skip" and precision == "float16":
+            hint = "with float16 the loss scale already skips steps whose gradients overflow"
+            yield Problem("stop, warn or ignore with float16", ("on_nan",), "skip", hint)
         if fields.get("loss_scale") is not None and precision != "float16":
             hint = "leave loss_scale out"
             yield Problem("precision float16 with loss_scale", ("precision",), precision, hint)

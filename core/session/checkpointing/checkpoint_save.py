@@ -53,6 +53,8 @@ class SavedTrainerState:
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         rates: Learning rates of the last step and, by the spec of that run, of the next one.
         fixed_rate: Learning rate from `set_learning_rate`; None for the spec's.
+        skipped_steps: Number of steps left out by `on_nan: skip`.
+        skipped_in_a_row: Number of these since the last step that was not left out.
         averaged: Number of weights in their average over steps (`ema`, `swa`); 0 where there is none.
     """
 
@@ -67,6 +69,8 @@ class SavedTrainerState:
     stream_state: StreamState | None = None
     rates: list[float] = field(default_factory=list)
     fixed_rate: float | None = None
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
     averaged: int = 0
 
     @property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from math import isnan
+from math import isfinite, isnan
 from typing import Literal
 
 import numpy as np
@@ -15,7 +15,7 @@ from isotrain.core.data.batch import Batch
 from isotrain.core.data.pytree import part_leaves
 from isotrain.core.errors import NotANumberError
 
-OnNan = Literal["stop", "warn", "ignore"]
+OnNan = Literal["stop", "warn", "ignore", "skip"]
 LoadSamples = Callable[[int], Batch | None]
 """Returns the batch of a step, for all replicas, as NumPy arrays; None where it cannot be read again."""
 
@@ -32,10 +32,15 @@ class NanGuard:
         self, action: OnNan, reporter: Reporter, explain_nan: Callable[[int], str]
     ) -> None:
         """Sets what to do at the first NaN, by `on_nan` of the spec; `explain_nan` says its likely cause."""
-        self._is_active = action != "ignore"
+        self._is_active = action in ("stop", "warn")
         self._stops = action == "stop"
+        self._skips = action == "skip"
         self._reporter = reporter
         self._explain_nan = explain_nan
+
+    def counts(self, loss: float) -> bool:
+        """Whether the loss of a step is part of the mean of its epoch: that of a skipped step is not."""
+        return isfinite(loss) or not self._skips
 
     def check(self, first: int, losses: Sequence[float]) -> None:
         """Checks the losses of consecutive steps, the first of which has the index `first`.

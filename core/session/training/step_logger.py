@@ -194,8 +194,11 @@ class StepLogger:
         self._reporter.emit(Steps(first=self._first, losses=losses, learning_rates=rates))
         sizes = self._sizes[:count]
         for loss, size in zip(losses, sizes, strict=True):
-            self._epoch_sum += loss * size  # one by one: however blocks are cut, to the same bits
-        self._epoch_samples += sum(sizes)
+            if self._nan_guard.counts(loss):
+                self._epoch_sum += (
+                    loss * size
+                )  # one by one: however blocks are cut, to the same bits
+                self._epoch_samples += size
         del self._losses[:count], self._rates[:count], self._sizes[:count]
         self._first += count
         self._newest_reported = losses[-1]

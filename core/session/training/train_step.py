@@ -35,6 +35,7 @@ from isotrain.core.session.training.custom_batch import BatchBuilder
 from isotrain.core.session.training.global_gradients import GlobalGradients
 from isotrain.core.session.training.loss_check import LossCheck
 from isotrain.core.session.training.lr_schedule import LearningRates
+from isotrain.core.session.training.skipped_steps import StepSkipper
 from isotrain.core.session.training.step_logger import StepLogger
 from isotrain.core.session.training.timers import Stopwatch
 from isotrain.core.session.training.trainer_state import TrainerState
@@ -130,6 +131,8 @@ class TrainLoop:
             name: GlobalGradients(each, self._strategy, session_context.plan.framework)
             for name, each in session_context.spec.update_specs.items()
         }
+        skips = session_context.spec.on_nan == "skip"
+        self._skipper = StepSkipper(self.trainer_state, reporter) if skips else None
         self._momentum_setters = {
             name: self._momentum_setter(name, each, session_context.plan.backend)
             for name, each in session_context.spec.update_specs.items()
@@ -356,6 +359,8 @@ class TrainLoop:
 
         def take(name: str, rate: float) -> Tensor:
             each, gradients = group.updates.get(name, group), self._gradients[name]
+            if self._skipper is not None:
+                return self._skipper.step(each, gradients, batch, rate)
             if not gradients.are_transformed:
                 return self._strategy.step(each, batch, rate)
             means, loss = gradients.of(each, batch)
@@ -387,7 +392,9 @@ class TrainLoop:
         self._require_one_update(update, "apply_gradients")
 
         def take(name: str, rate: float) -> Tensor:
-            self._gradients[name].apply(group.updates.get(name, group), gradients, rate)
+            each = group.updates.get(name, group)
+            if self._skipper is None or self._skipper.are_finite(each, gradients, loss, batch.step):
+                self._gradients[name].apply(each, gradients, rate)
             return loss
 
         self._take_step(group, batch, take, update)

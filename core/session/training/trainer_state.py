@@ -27,6 +27,8 @@ class TrainerState:
         best_steps: Steps of the checkpoints that were the best when saved, ascending; the last is the best.
         stream_state: State of the data stream after the last step, if the stream can be resumed from a state.
         restore_count: Number of restores so far.
+        skipped_steps: Number of steps left out, as their loss or gradients are not finite: `on_nan: skip`.
+        skipped_in_a_row: Number of these since the last step that was not left out.
         fixed_rate: Learning rate from `set_learning_rate`, in place of the spec's; None for the spec's.
         is_predicting: Whether an iterator of predictions is open; closing it restores the state before it.
         is_averaged: Whether the replicas hold the average of the weights, as in `session.averaged()`.
@@ -45,6 +47,8 @@ class TrainerState:
     stream_state: StreamState | None = None
     restore_count: int = 0
     fixed_rate: float | None = None
+    skipped_steps: int = 0
+    skipped_in_a_row: int = 0
     is_predicting: bool = False
     is_averaged: bool = False
 
